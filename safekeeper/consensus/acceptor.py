@@ -1,0 +1,610 @@
+"""The acceptor: decides what a safekeeper may promise, adopt, write and say.
+
+Theory of operation. An acceptor follows one proposer at a time, the one it *promised* (S3), and takes WAL only on the
+connection on which that proposer's `Elected` was adopted (S5, S6). Its handlers are generators of effects
+(safekeeper/consensus/effects.py): the shell carries out each effect before the handler goes on, so what is said is
+true on disk by then (S2). A crash may come between any two effects; what was said stays true, and `start` finishes an
+adoption that was cut short.
+
+In memory only, and so forgotten by a crash: which proposer's history was adopted on which connection, and whether that
+proposer is alive. Both are learned again from its next `Elected`.
+
+Pure: time is an argument, bytes pass through unread.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.effects import (
+    Close,
+    DigestWal,
+    Effects,
+    EffectsThen,
+    FindRecords,
+    FlushWal,
+    Persist,
+    ReadWal,
+    ResetWal,
+    Send,
+    SetWalAside,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.consensus.membership import Member
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendRequest,
+    AppendResponse,
+    Bootstrap,
+    Bootstrapped,
+    DigestRequest,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ProposerMessage,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    TailRequest,
+    TailResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import (
+    check_history,
+    cut_history,
+    divergence,
+    last_term,
+    next_tli_switch,
+    tli_at,
+)
+from safekeeper.errors import InvariantViolation, RemoteProtocolError, StorageFull
+from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+
+HEARTBEAT_TIMEOUT_S = 1.0
+READ_BYTES_MAX = 1 << 20
+
+_Reason = tuple[RefusalCode, str]
+
+
+class Acceptor:
+    """One safekeeper's half of the consensus.
+
+    Attributes:
+        control: the durable state as it is on disk.
+        write_lsn: end of the WAL that was handed to the operating system.
+        flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
+        commit_lsn, truncate_lsn: what this acceptor knows; `control` may hold older values.
+        leader: the proposer whose history was adopted since the start, None if none.
+    """
+
+    def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
+        """Begin from what the disk holds. Run `start` before anything else.
+
+        Args:
+            control: the control file's content.
+            flush_lsn: the end of the WAL as recovery found it (S13), 0 if there is none.
+        """
+        self.control = control
+        self.write_lsn = flush_lsn
+        self.flush_lsn = flush_lsn
+        self.commit_lsn = control.commit_lsn
+        self.truncate_lsn = control.truncate_lsn
+        self.leader: NodeId | None = None
+        self.leader_connection: int | None = None
+        self._leader_commit_lsn: Lsn = 0
+        self._leader_seen_at = 0.0
+        self._leader_healthy = False
+        self._sequence = 0
+        self._told_write_lsn: Lsn = 0
+        self._next_tli_switch_lsn: Lsn = LSN_MAX
+        self._greeted: dict[int, str] = {}
+        self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
+            Bootstrap: self._bootstrap,
+            PreVoteRequest: self._pre_vote,
+            VoteRequest: self._vote,
+            Elected: self._elected,
+            AppendRequest: self._append,
+            ReadRequest: self._read,
+            DigestRequest: self._digest,
+            TailRequest: self._tail,
+        }
+
+    # ------------------------------------------------------------------ events
+
+    def start(self) -> Effects:
+        """Finish what a crash interrupted: a cut, a new beginning, a setting aside."""
+        yield from self._finish_adoption()
+        if self.flush_lsn:
+            # The next byte may belong to another timeline than the last one: its segment must bear that name.
+            yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
+
+    def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
+        """Handle a proposer's message.
+
+        Args:
+            connection: number of the connection; numbers are never used twice.
+            now: monotonic time in seconds.
+
+        Raises:
+            RemoteProtocolError: the message makes no sense; close the connection, nothing was changed by it.
+            InvariantViolation: stop the process.
+        """
+        try:
+            if isinstance(message, ProposerGreeting):
+                yield from self._greeting(connection, message)
+            elif connection not in self._greeted:
+                raise RemoteProtocolError(f"{type(message).__name__} before the greeting")
+            else:
+                yield from self._handlers[type(message)](connection, message, now)
+        except StorageFull as full:
+            yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
+
+    def disconnected(self, connection: int) -> None:
+        """Forget a closed connection; a leader's silence is final at once."""
+        self._greeted.pop(connection, None)
+        if connection == self.leader_connection:
+            self._forget_leader()
+
+    def flushed(self, flush_lsn: Lsn) -> Effects:
+        """A flush that the shell started has returned: WAL up to `flush_lsn` is on disk."""
+        if not self.flush_lsn <= flush_lsn <= self.write_lsn:
+            raise InvariantViolation(
+                f"flushed to {format_lsn(flush_lsn)}, outside of "
+                f"[{format_lsn(self.flush_lsn)}, {format_lsn(self.write_lsn)}]"
+            )
+        self.flush_lsn = flush_lsn
+        self._advance_commit()
+        yield from self._answer_append()
+
+    def report_write(self) -> Effects:
+        """Tell the leader what is received but not yet on disk: for a flush that takes its time."""
+        if self._told_write_lsn < self.write_lsn:
+            yield from self._answer_append()
+
+    def checkpoint(self) -> Effects:
+        """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
+        if (self.commit_lsn, self.truncate_lsn) != (self.control.commit_lsn, self.control.truncate_lsn):
+            yield from self._persist()
+
+    # ------------------------------------------------------------------ what a status page shows
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this data folder is a member: only then may it vote, and only then does it count (S8)."""
+        membership = self.control.membership
+        return membership is not None and membership.is_voter(self.control.safekeeper_id, self.control.incarnation)
+
+    @property
+    def state(self) -> str:
+        """One word for a person: `empty`, `learner`, `idle` or `following`."""
+        if self.control.membership is None:
+            return "empty"
+        if not self.is_voter:
+            return "learner"
+        return "following" if self.leader is not None else "idle"
+
+    # ------------------------------------------------------------------ greeting, bootstrap
+
+    def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
+        control = self.control
+        if message.protocol_version != PROTOCOL_VERSION:
+            reason = (
+                f"protocol version {message.protocol_version} is not spoken here, only {PROTOCOL_VERSION}: "
+                "run the same release on both sides"
+            )
+            yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
+            return
+        if message.safekeeper_id != control.safekeeper_id:
+            reason = f"this is safekeeper {control.safekeeper_id}, not {message.safekeeper_id}: correct --safekeepers"
+            yield from self._refuse(connection, RefusalCode.WRONG_ID, reason, close=True)
+            return
+        for name, theirs, ours in (
+            ("system identifier", message.system_id, control.system_id),
+            ("segment size", message.segment_size, control.segment_size),
+        ):
+            if theirs is not None and ours and theirs != ours:
+                reason = f"the WAL here has {name} {ours}, the primary has {theirs}: it is another PostgreSQL"
+                yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
+                return
+        self._greeted[connection] = message.run
+        yield Send(
+            connection,
+            AcceptorGreeting(
+                protocol_version=PROTOCOL_VERSION,
+                safekeeper_id=control.safekeeper_id,
+                incarnation=control.incarnation,
+                cluster_id=control.cluster_id,
+                system_id=control.system_id,
+                segment_size=control.segment_size,
+                server_version=control.server_version,
+                membership=control.membership,
+                promised=control.promised,
+                last_term=last_term(cut_history(control.history, self.flush_lsn)),
+                wal_begin_lsn=control.wal_begin_lsn,
+                flush_lsn=self.flush_lsn,
+                commit_lsn=self.commit_lsn,
+                truncate_lsn=self.truncate_lsn,
+            ),
+        )
+
+    def _bootstrap(self, connection: int, message: Bootstrap, now: float) -> Effects:
+        control = self.control
+        if Member(control.safekeeper_id, control.incarnation) not in message.membership.members:
+            reason = f"the bootstrap does not name incarnation {control.incarnation[:8]} of this data folder"
+            yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
+            return
+        same = control.cluster_id == message.cluster_id and control.membership == message.membership
+        if message.replace and not same:
+            yield from self._rebootstrap(connection, message)
+        elif same:
+            # A crash in the middle of a bootstrap is repaired by repeating it.
+            yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
+        elif control.cluster_id or control.promised.term or control.history:
+            reason = (
+                f"cluster {control.cluster_id[:8] or '(none)'} is here already: "
+                "a bootstrap is for empty safekeepers (see walproxy rebootstrap)"
+            )
+            yield from self._refuse(connection, RefusalCode.NOT_EMPTY, reason)
+        else:
+            yield from self._persist(
+                cluster_id=message.cluster_id,
+                system_id=message.system_id,
+                segment_size=message.segment_size,
+                server_version=message.server_version,
+                membership=message.membership,
+            )
+            yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
+
+    def _rebootstrap(self, connection: int, message: Bootstrap) -> Effects:
+        control = self.control
+        if control.membership is not None and message.membership.generation <= control.membership.generation:
+            reason = (
+                f"generation {message.membership.generation} is not above {control.membership.generation}, "
+                "which is here: run the rebootstrap again"
+            )
+            yield from self._refuse(connection, RefusalCode.GENERATION, reason)
+            return
+        self._forget_leader()
+        # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
+        yield from self._persist(
+            cluster_id=message.cluster_id,
+            system_id=message.system_id,
+            segment_size=message.segment_size,
+            server_version=message.server_version,
+            membership=message.membership,
+            history=(),
+            tli_histories=(),
+            truncate_to=None,
+            base_lsn=None,
+            wal_begin_lsn=0,
+            set_aside=True,
+            commit_lsn=0,
+            truncate_lsn=0,
+            archived_lsn=0,
+        )
+        yield from self._finish_adoption()
+        yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
+
+    # ------------------------------------------------------------------ elections
+
+    def _pre_vote(self, connection: int, message: PreVoteRequest, now: float) -> Effects:
+        live_run = self._live_run(now)
+        granted = message.takeover or live_run in ("", message.run)
+        yield Send(connection, PreVoteResponse(granted, live_run))
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        membership = self.control.membership
+        if membership is None or not self.is_voter:
+            reason = f"incarnation {self.control.incarnation[:8]} is no member of this cluster (S8): it does not vote"
+            yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
+            return
+        if message.generation != membership.generation:
+            yield from self._refuse_generation(connection, message.generation)
+            return
+        promised = self.control.promised
+        if message.node_id != promised:
+            if message.node_id.term <= promised.term:
+                yield Send(connection, VoteResponse(message.node_id, granted=False, promised=promised))
+                return
+            # From here on the deposed leader's appends are refused, also while the flush below runs.
+            self._forget_leader()
+        yield from self._flush_all()
+        if message.node_id != promised:
+            yield from self._persist(promised=message.node_id)
+        yield Send(
+            connection,
+            VoteResponse(
+                node_id=message.node_id,
+                granted=True,
+                promised=self.control.promised,
+                history=cut_history(self.control.history, self.flush_lsn),
+                tli_histories=self.control.tli_histories,
+                wal_begin_lsn=self.control.wal_begin_lsn,
+                flush_lsn=self.flush_lsn,
+                commit_lsn=self.commit_lsn,
+                truncate_lsn=self.truncate_lsn,
+            ),
+        )
+
+    def _elected(self, connection: int, message: Elected, now: float) -> Effects:
+        control = self.control
+        check_history(message.history)
+        if last_term(message.history) != message.node_id.term:
+            raise RemoteProtocolError(f"Elected of {message.node_id} with a history that ends in another term")
+        if control.cluster_id not in ("", message.cluster_id):
+            reason = (
+                f"this safekeeper holds WAL of cluster {control.cluster_id[:8]}, not of "
+                f"{message.cluster_id[:8]}: wipe its data folder to let it join"
+            )
+            yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason, close=True)
+            return
+        if control.membership is not None and message.membership.generation < control.membership.generation:
+            yield from self._refuse_generation(connection, message.membership.generation)
+            return
+        # A majority voted for it, so at an equal term nobody else can have won: the promise follows (step 5).
+        if message.node_id.term < control.promised.term:
+            yield from self._refuse_stale(connection, message.node_id)
+            return
+        if self.leader is not None and message.node_id != self.leader:
+            self._forget_leader()
+        yield from self._flush_all()
+        yield from self._finish_adoption()
+        if message.history != self.control.history or not self.control.wal_begin_lsn:
+            refusal = yield from self._adopt(connection, message)
+            if refusal is not None:
+                yield from self._refuse(connection, *refusal)
+                return
+        elif (message.node_id, message.membership) != (self.control.promised, self.control.membership):
+            yield from self._persist(promised=message.node_id, membership=message.membership)
+        if self.leader_connection not in (None, connection):
+            # The newest connection of a proposer wins; what still arrives on the older one is void.
+            yield Close(self.leader_connection, "the same proposer has connected anew")
+        self.leader = message.node_id
+        self.leader_connection = connection
+        self._leader_commit_lsn = message.commit_lsn
+        self._sequence = 0
+        self._hear_leader(now, healthy=True)
+        # A switch exactly at the write position is behind us: the adoption, or the start, has named the segment.
+        self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
+        self._advance_commit()
+        yield from self._answer_append()
+
+    def _adopt(self, connection: int, message: Elected) -> EffectsThen[_Reason | None]:
+        """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
+        cut = divergence(self.control.history, self.flush_lsn, message.history) if self.flush_lsn else None
+        base_lsn: Lsn | None = None
+        if cut is None:
+            if self.commit_lsn:
+                return RefusalCode.HISTORY, (
+                    f"WAL up to {format_lsn(self.commit_lsn)} is committed here and shares no term with the "
+                    f"history of {message.node_id}: it is another log"
+                )
+            base_lsn = message.base_lsn
+        else:
+            refusal = yield from self._refusal_of_cut(cut.lsn, cut.own_tli != cut.other_tli, message)
+            if refusal is not None:
+                return refusal
+            if self.flush_lsn < message.base_lsn:
+                if message.base_lsn > message.commit_lsn:
+                    return RefusalCode.RANGE, (
+                        f"WAL ends at {format_lsn(self.flush_lsn)} here, below the oldest that is left "
+                        f"({format_lsn(message.base_lsn)}), which is not known to be committed yet"
+                    )
+                base_lsn = message.base_lsn
+        if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
+            raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
+        if base_lsn is not None:
+            commit_lsn = base_lsn if base_lsn <= message.commit_lsn else 0
+            truncate_to = None
+        else:
+            assert cut is not None  # the two cases above
+            commit_lsn = min(self.commit_lsn, cut.lsn)
+            same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
+            truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
+        yield from self._persist(
+            promised=message.node_id,
+            cluster_id=message.cluster_id,
+            system_id=message.system_id,
+            segment_size=message.segment_size,
+            server_version=message.server_version,
+            membership=message.membership,
+            history=message.history,
+            tli_histories=message.tli_histories,
+            commit_lsn=commit_lsn,
+            base_lsn=base_lsn,
+            truncate_to=truncate_to,
+        )
+        yield from self._finish_adoption()
+        return None
+
+    def _refusal_of_cut(self, lsn: Lsn, tli_changes: bool, message: Elected) -> EffectsThen[_Reason | None]:
+        """Return why the WAL must not be cut at `lsn`, None if it may be (S5; S9's second fence)."""
+        if lsn >= self.commit_lsn:
+            return None
+        if tli_changes and message.allow_data_loss:
+            return None
+        if tli_changes:
+            record_end_lsn, _ = yield FindRecords(lsn)
+            if not record_end_lsn or record_end_lsn > self.commit_lsn:
+                # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
+                return None
+        return RefusalCode.HISTORY, (
+            f"adopting the history of {message.node_id} would cut the WAL at {format_lsn(lsn)}, "
+            f"below {format_lsn(self.commit_lsn)}, which is committed"
+        )
+
+    def _finish_adoption(self) -> Effects:
+        """Carry out what an adoption wrote down, then clear the note; all of it can be repeated after a crash."""
+        control = self.control
+        if control.set_aside:
+            yield SetWalAside(control.cluster_id)
+            self.write_lsn = self.flush_lsn = 0
+            yield from self._persist(set_aside=False)
+        elif control.base_lsn is not None:
+            yield ResetWal(control.base_lsn, tli_at(control.history, control.base_lsn))
+            self.write_lsn = self.flush_lsn = control.base_lsn
+            yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
+        elif control.truncate_to is not None:
+            yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
+            self.write_lsn = self.flush_lsn = control.truncate_to
+            yield from self._persist(truncate_to=None)
+
+    # ------------------------------------------------------------------ streaming
+
+    def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
+        if message.node_id != self.leader or connection != self.leader_connection:
+            if message.node_id.term < self.control.promised.term:
+                yield from self._refuse_stale(connection, message.node_id)
+            else:
+                reason = f"the history of {message.node_id} was not adopted on this connection"
+                yield from self._refuse(connection, RefusalCode.NOT_ADOPTED, reason, close=True)
+            return
+        membership = self.control.membership
+        if membership is None or message.generation != membership.generation:
+            yield from self._refuse_generation(connection, message.generation)
+            return
+        if message.begin_lsn != self.write_lsn:
+            reason = (
+                f"an append at {format_lsn(message.begin_lsn)} does not start at the write position "
+                f"{format_lsn(self.write_lsn)} (S6)"
+            )
+            yield Send(
+                connection,
+                Refusal(RefusalCode.POSITION, reason, self.control.promised, wanted_lsn=self.write_lsn),
+            )
+            yield Close(connection, reason)
+            return
+        self._hear_leader(now, message.healthy)
+        self._sequence = message.sequence
+        if message.payload:
+            yield from self._write(message.begin_lsn, message.payload)
+        if message.commit_lsn > self._leader_commit_lsn:
+            self._leader_commit_lsn = message.commit_lsn
+            self._advance_commit()
+        if message.truncate_lsn > self.truncate_lsn:
+            self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
+        if not message.payload:
+            yield from self._answer_append()
+
+    def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
+        """Write at the write position; bytes of another timeline begin in a segment of that timeline's name."""
+        end_lsn = begin_lsn + len(payload)
+        while end_lsn > self._next_tli_switch_lsn:
+            switch_lsn = self._next_tli_switch_lsn
+            head = switch_lsn - begin_lsn
+            if head:
+                yield WriteWal(begin_lsn, payload[:head])
+                self.write_lsn = begin_lsn = switch_lsn
+                payload = payload[head:]
+            yield from self._flush_all()
+            yield TruncateWal(switch_lsn, tli_at(self.control.history, switch_lsn))
+            self._next_tli_switch_lsn = next_tli_switch(self.control.history, switch_lsn)
+        yield WriteWal(begin_lsn, payload)
+        self.write_lsn = end_lsn
+
+    def _answer_append(self) -> Effects:
+        if self.leader is None or self.leader_connection is None:
+            return
+        self._told_write_lsn = self.write_lsn
+        yield Send(
+            self.leader_connection,
+            AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence),
+        )
+
+    def _advance_commit(self) -> None:
+        self.commit_lsn = max(self.commit_lsn, min(self._leader_commit_lsn, self.flush_lsn))
+
+    def _flush_all(self) -> Effects:
+        if self.flush_lsn < self.write_lsn:
+            yield FlushWal()
+            self.flush_lsn = self.write_lsn
+            self._advance_commit()
+
+    # ------------------------------------------------------------------ reads for the proposer
+
+    def _read(self, connection: int, message: ReadRequest, now: float) -> Effects:
+        if not (yield from self._may_read(connection, message.node_id, message.begin_lsn, message.end_lsn)):
+            return
+        end_lsn = min(message.end_lsn, message.begin_lsn + READ_BYTES_MAX)
+        payload = yield ReadWal(message.begin_lsn, end_lsn)
+        yield Send(connection, ReadResponse(message.request_id, message.begin_lsn, payload))
+
+    def _digest(self, connection: int, message: DigestRequest, now: float) -> Effects:
+        if not (yield from self._may_read(connection, message.node_id, message.begin_lsn, message.end_lsn)):
+            return
+        page_crcs = yield DigestWal(message.begin_lsn, message.end_lsn)
+        yield Send(
+            connection,
+            DigestResponse(message.request_id, message.begin_lsn, message.end_lsn, tuple(page_crcs)),
+        )
+
+    def _tail(self, connection: int, message: TailRequest, now: float) -> Effects:
+        if not (yield from self._may_read(connection, message.node_id, message.lsn, self.flush_lsn)):
+            return
+        record_end_lsn, last_record_lsn = yield FindRecords(message.lsn)
+        yield Send(connection, TailResponse(message.request_id, message.lsn, record_end_lsn, last_record_lsn))
+
+    def _may_read(self, connection: int, node_id: NodeId, begin_lsn: Lsn, end_lsn: Lsn) -> EffectsThen[bool]:
+        """Tell whether the range may be read by `node_id` (S7); if not, the refusal was sent."""
+        if node_id != self.control.promised:
+            yield from self._refuse_stale(connection, node_id)
+            return False
+        if not self.control.wal_begin_lsn <= begin_lsn <= end_lsn <= self.flush_lsn:
+            reason = (
+                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not here, only "
+                f"[{format_lsn(self.control.wal_begin_lsn)}, {format_lsn(self.flush_lsn)})"
+            )
+            yield from self._refuse(connection, RefusalCode.RANGE, reason)
+            return False
+        return True
+
+    # ------------------------------------------------------------------ small parts
+
+    def _persist(self, **changes: Any) -> Effects:
+        """Write the control file with `changes` and the newest lazy positions, then make it the state in memory."""
+        changes.setdefault("commit_lsn", self.commit_lsn)
+        changes.setdefault("truncate_lsn", self.truncate_lsn)
+        control = msgspec.structs.replace(self.control, **changes)
+        yield Persist(control)
+        self.control = control
+        self.commit_lsn = control.commit_lsn
+        self.truncate_lsn = control.truncate_lsn
+
+    def _hear_leader(self, now: float, healthy: bool) -> None:
+        self._leader_seen_at = now
+        self._leader_healthy = healthy
+
+    def _live_run(self, now: float) -> str:
+        """Return the run of the proposer that is alive and can serve, empty if none (step 2)."""
+        if self.leader is None or not self._leader_healthy:
+            return ""
+        return self.leader.run if now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S else ""
+
+    def _forget_leader(self) -> None:
+        self.leader = None
+        self.leader_connection = None
+        self._leader_commit_lsn = 0
+        self._leader_healthy = False
+
+    def _refuse(self, connection: int, code: RefusalCode, reason: str, close: bool = False) -> Effects:
+        yield Send(connection, Refusal(code, reason, self.control.promised))
+        if close:
+            yield Close(connection, reason)
+
+    def _refuse_stale(self, connection: int, node_id: NodeId) -> Effects:
+        reason = f"{node_id} is deposed: this safekeeper has promised {self.control.promised}"
+        yield from self._refuse(connection, RefusalCode.STALE_TERM, reason, close=True)
+
+    def _refuse_generation(self, connection: int, generation: int) -> Effects:
+        membership = self.control.membership
+        here = membership.generation if membership is not None else 0
+        reason = f"membership generation {generation} is not the one here, {here}"
+        yield from self._refuse(connection, RefusalCode.GENERATION, reason, close=True)

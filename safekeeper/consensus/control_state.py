@@ -1,0 +1,86 @@
+"""What a safekeeper must never forget: the acceptor's durable state.
+
+It is one small value, replaced as a whole: the control file holds the newest one, whole or not at all
+(safekeeper/control_file.py). `commit_lsn`, `truncate_lsn` and `archived_lsn` are written along with the others and
+otherwise lazily: an older value only costs work, never data.
+
+The contents of PostgreSQL's timeline history files are part of it, so that adopting a history and forgetting the
+timelines that it cuts is one atomic write (docs/adr/0003-control-state.md).
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.term_history import TermHistory
+from safekeeper.lsn import Lsn
+
+FORMAT_VERSION = 1
+
+
+class NodeId(NamedTuple):
+    """Who speaks in a term: the term's number and the random id of one *run* of a proposer (S3).
+
+    Never compare two of them as pairs: `outranks` looks at terms only.
+    """
+
+    term: int
+    run: str
+
+    def __str__(self) -> str:
+        return f"({self.term}, {self.run[:8]})" if self.term else "(none)"
+
+
+NOBODY = NodeId(0, "")
+
+
+class TliHistory(msgspec.Struct, frozen=True, array_like=True):
+    """One of PostgreSQL's timeline history files: `content` is the file `{tli:08X}.history`, byte for byte."""
+
+    tli: int
+    content: bytes
+
+
+class ControlState(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable state of an acceptor.
+
+    Attributes:
+        format_version: of this structure.
+        safekeeper_id: the id that the operator gave, fixed for the life of the data folder.
+        incarnation: random id of the data folder, 32 hexadecimal digits (S8).
+        cluster_id: whose WAL this is; empty before the bootstrap.
+        system_id: PostgreSQL's system identifier, 0 before the bootstrap.
+        segment_size: bytes of a WAL segment, 0 before the bootstrap.
+        server_version: the primary's version as libpq reports it, e.g. 150018.
+        membership: the members, None before the bootstrap.
+        promised: the proposer that this acceptor follows; it votes for nobody of the same or a lower term (S3).
+        history: the term history of its WAL.
+        tli_histories: PostgreSQL's timeline history files of the timelines in `history`.
+        truncate_to: set while an adopted history's cut is not yet finished (S5).
+        base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it starts here.
+        wal_begin_lsn: the first byte that this log ever had, 0 if none: bytes must be there (S8).
+        set_aside: the old WAL is being moved out of the way by a rebootstrap.
+        commit_lsn: below it every byte is on a quorum; may lag.
+        truncate_lsn: below it every byte is on every member; may lag.
+        archived_lsn: below it every byte is in the archive; may lag.
+    """
+
+    safekeeper_id: int
+    incarnation: str
+    format_version: int = FORMAT_VERSION
+    cluster_id: str = ""
+    system_id: int = 0
+    segment_size: int = 0
+    server_version: int = 0
+    membership: Membership | None = None
+    promised: NodeId = NOBODY
+    history: TermHistory = ()
+    tli_histories: tuple[TliHistory, ...] = ()
+    truncate_to: Lsn | None = None
+    base_lsn: Lsn | None = None
+    wal_begin_lsn: Lsn = 0
+    set_aside: bool = False
+    commit_lsn: Lsn = 0
+    truncate_lsn: Lsn = 0
+    archived_lsn: Lsn = 0

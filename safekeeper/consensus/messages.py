@@ -1,0 +1,285 @@
+"""The words that proposers and acceptors exchange.
+
+A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then, each answered on the same connection:
+
+    Bootstrap       -> Bootstrapped       the first membership of an empty cluster (protocol step 0)
+    PreVoteRequest  -> PreVoteResponse    is another proposer alive? changes nothing (step 2)
+    VoteRequest     -> VoteResponse       the promise, and the acceptor's state as of the promise (step 3)
+    Elected         -> AppendResponse     the term's history, adopted (step 5)
+    AppendRequest   -> AppendResponse     WAL, or a heartbeat if empty (step 7); pipelined
+    ReadRequest     -> ReadResponse       WAL for members that lag (step 6)
+    DigestRequest   -> DigestResponse     checksums of WAL, for the check of the primary (S10)
+    TailRequest     -> TailResponse       where records begin and end, for S9 and S10
+
+Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, and the
+proposer greets anew: nothing that was pipelined behind the refused message is looked at.
+
+The bytes on the wire are safekeeper/wire.py's business.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.term_history import TermHistory
+from safekeeper.lsn import Lsn
+
+PROTOCOL_VERSION = 1
+DIGEST_PAGE_SIZE = 8192
+
+
+class RefusalCode(StrEnum):
+    """Why an acceptor refuses; each member's comment says what the proposer does about it."""
+
+    VERSION = "version"  # counts the member as missing
+    WRONG_ID = "wrong_id"  # counts it as missing: another safekeeper answers at this address
+    OTHER_CLUSTER = "other_cluster"  # counts it as missing until it is wiped
+    OTHER_SYSTEM = "other_system"  # counts it as missing: its WAL belongs to another PostgreSQL
+    NOT_EMPTY = "not_empty"  # a bootstrap over WAL or a promise: never done
+    NOT_A_MEMBER = "not_a_member"  # feeds it as a learner
+    GENERATION = "generation"  # greets anew and learns the newer membership
+    STALE_TERM = "stale_term"  # ends the term if it is its own (step 8)
+    POSITION = "position"  # greets anew and resends from `wanted_lsn` (S6)
+    NOT_ADOPTED = "not_adopted"  # greets anew and sends Elected
+    HISTORY = "history"  # counts it as missing: adopting would cut committed WAL (S5)
+    RANGE = "range"  # the WAL asked for is not here
+    STORAGE_FULL = "storage_full"  # greets anew after a while
+
+
+class ProposerGreeting(msgspec.Struct, frozen=True, tag="proposer_greeting"):
+    """Who asks. The identity is None while the proxy has not yet seen its primary."""
+
+    protocol_version: int
+    run: str
+    safekeeper_id: int
+    system_id: int | None = None
+    segment_size: int | None = None
+
+
+class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
+    """Who answers. Decides nothing but the number of the next term (step 1)."""
+
+    protocol_version: int
+    safekeeper_id: int
+    incarnation: str
+    cluster_id: str
+    system_id: int
+    segment_size: int
+    server_version: int
+    membership: Membership | None
+    promised: NodeId
+    last_term: int
+    wal_begin_lsn: Lsn
+    flush_lsn: Lsn
+    commit_lsn: Lsn
+    truncate_lsn: Lsn
+
+    @property
+    def is_empty(self) -> bool:
+        """No vote and no history: the only state from which a bootstrap may start."""
+        return self.promised.term == 0 and self.last_term == 0 and self.flush_lsn == 0
+
+
+class Bootstrap(msgspec.Struct, frozen=True, tag="bootstrap"):
+    """Make this acceptor a member. With `replace`, even over what it holds: the operator's way out (rebootstrap)."""
+
+    cluster_id: str
+    system_id: int
+    segment_size: int
+    server_version: int
+    membership: Membership
+    replace: bool = False
+
+
+class Bootstrapped(msgspec.Struct, frozen=True, tag="bootstrapped"):
+    """The membership is on disk."""
+
+    cluster_id: str
+    generation: int
+
+
+class PreVoteRequest(msgspec.Struct, frozen=True, tag="pre_vote_request"):
+    """Would you let this run be elected?"""
+
+    run: str
+    takeover: bool = False
+
+
+class PreVoteResponse(msgspec.Struct, frozen=True, tag="pre_vote_response"):
+    """`live_run` is another proposer that is alive, empty if there is none."""
+
+    granted: bool
+    live_run: str = ""
+
+
+class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
+    """Promise to follow nobody of a lower term."""
+
+    node_id: NodeId
+    generation: int
+
+
+class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
+    """The answer to a vote. If granted: the acceptor's state as of the promise, all of it on disk.
+
+    Attributes:
+        node_id: the one that asked.
+        granted: whether it was promised.
+        promised: whom the acceptor follows now.
+        history: its term history, cut at flush_lsn.
+        tli_histories: the timeline history files of that history.
+        wal_begin_lsn, flush_lsn: the WAL that it has. 0 if none.
+        commit_lsn, truncate_lsn: what it knows; for checks only (S4).
+    """
+
+    node_id: NodeId
+    granted: bool
+    promised: NodeId
+    history: TermHistory = ()
+    tli_histories: tuple[TliHistory, ...] = ()
+    wal_begin_lsn: Lsn = 0
+    flush_lsn: Lsn = 0
+    commit_lsn: Lsn = 0
+    truncate_lsn: Lsn = 0
+
+
+class Elected(msgspec.Struct, frozen=True, tag="elected"):
+    """A majority has voted for `node_id`; this is the history of its log.
+
+    Attributes:
+        base_lsn: where the log begins, for an acceptor that shares nothing with it or ends below it (S6).
+        commit_lsn: what the proposer knows to be committed in this term.
+        allow_data_loss: the operator's explicit word that committed records may be cut at a fork (S9).
+    """
+
+    node_id: NodeId
+    cluster_id: str
+    system_id: int
+    segment_size: int
+    server_version: int
+    membership: Membership
+    history: TermHistory
+    tli_histories: tuple[TliHistory, ...]
+    base_lsn: Lsn
+    commit_lsn: Lsn
+    allow_data_loss: bool = False
+
+
+class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False):
+    """WAL from `begin_lsn` on, or a heartbeat if `payload` is empty.
+
+    Attributes:
+        sequence: echoed in answers, so that the proposer knows which of its words were heard.
+        healthy: the primary streams and a quorum answered within the heartbeat timeout (step 2).
+    """
+
+    node_id: NodeId
+    generation: int
+    begin_lsn: Lsn
+    commit_lsn: Lsn
+    truncate_lsn: Lsn
+    sequence: int
+    healthy: bool
+    payload: bytes | memoryview
+
+
+class AppendResponse(msgspec.Struct, frozen=True, tag="append_response", gc=False):
+    """How far the WAL of this term's log is received (`write_lsn`) and on disk (`flush_lsn`)."""
+
+    node_id: NodeId
+    write_lsn: Lsn
+    flush_lsn: Lsn
+    sequence: int
+    has_readers: bool = False
+
+
+class ReadRequest(msgspec.Struct, frozen=True, tag="read_request"):
+    """Send the WAL [begin_lsn, end_lsn); served up to flush_lsn, only to the promised proposer (S7)."""
+
+    node_id: NodeId
+    request_id: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+class ReadResponse(msgspec.Struct, frozen=True, tag="read_response"):
+    """The WAL from `begin_lsn` on."""
+
+    request_id: int
+    begin_lsn: Lsn
+    payload: bytes | memoryview
+
+
+class DigestRequest(msgspec.Struct, frozen=True, tag="digest_request"):
+    """Send the CRC-32C of each 8 KiB page of [begin_lsn, end_lsn), the last one cut at end_lsn."""
+
+    node_id: NodeId
+    request_id: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+class DigestResponse(msgspec.Struct, frozen=True, tag="digest_response"):
+    """One CRC-32C per page."""
+
+    request_id: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    page_crcs: tuple[int, ...]
+
+
+class TailRequest(msgspec.Struct, frozen=True, tag="tail_request"):
+    """Where do the records around `lsn` begin and end?"""
+
+    node_id: NodeId
+    request_id: int
+    lsn: Lsn
+
+
+class TailResponse(msgspec.Struct, frozen=True, tag="tail_response"):
+    """The records around `lsn`.
+
+    Attributes:
+        record_end_lsn: end of the record that begins at `lsn`; 0 if the log does not hold all of it.
+        last_record_lsn: start of the last record that begins below `lsn`; 0 if unknown.
+    """
+
+    request_id: int
+    lsn: Lsn
+    record_end_lsn: Lsn
+    last_record_lsn: Lsn
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """A request was not done, and why: `reason` is one line for a person."""
+
+    code: RefusalCode
+    reason: str
+    promised: NodeId
+    wanted_lsn: Lsn = 0
+
+
+ProposerMessage = (
+    ProposerGreeting
+    | Bootstrap
+    | PreVoteRequest
+    | VoteRequest
+    | Elected
+    | AppendRequest
+    | ReadRequest
+    | DigestRequest
+    | TailRequest
+)
+AcceptorMessage = (
+    AcceptorGreeting
+    | Bootstrapped
+    | PreVoteResponse
+    | VoteResponse
+    | AppendResponse
+    | ReadResponse
+    | DigestResponse
+    | TailResponse
+    | Refusal
+)

@@ -1,0 +1,131 @@
+"""Term histories: which term wrote which part of a log.
+
+A history is a tuple of entries in the order of the log. Entry i says: from `start_lsn` up to the start of entry i+1
+(or to the log's end) the bytes were first streamed in `term`, on PostgreSQL timeline `tli`. A term is won at most
+once (S3), so two logs that share a term share every byte up to the end of that term in the shorter of the two.
+That is what makes `divergence` exact: no byte has to be compared.
+
+An entry of length zero is meaningful: it says that the log was adopted by its term (S4), so its owner counts as newer.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One term's part of the log.
+
+    Attributes:
+        term: the term that wrote it; positive, strictly increasing along a history.
+        start_lsn: its first byte; never decreasing along a history.
+        tli: PostgreSQL's timeline id of those bytes; never decreasing along a history.
+    """
+
+    term: int
+    start_lsn: Lsn
+    tli: int
+
+
+TermHistory = tuple[HistoryEntry, ...]
+
+
+class Divergence(NamedTuple):
+    """Where two logs part.
+
+    Attributes:
+        lsn: the first position at which they may differ: bytes below it are equal in both.
+        own_tli: timeline of the own bytes from `lsn` on (of the last byte before it, if there are none).
+        other_tli: timeline that the other history has from `lsn` on.
+    """
+
+    lsn: Lsn
+    own_tli: int
+    other_tli: int
+
+
+def check_history(history: TermHistory) -> None:
+    """Refuse a history that no honest peer can have.
+
+    Raises:
+        RemoteProtocolError: terms do not increase, positions or timelines go back, or a field is zero.
+    """
+    previous: HistoryEntry | None = None
+    for entry in history:
+        if entry.term <= 0 or entry.tli <= 0 or not 0 < entry.start_lsn <= LSN_MAX:
+            raise RemoteProtocolError(f"term history entry {entry} has a field out of range")
+        if previous is not None and (
+            entry.term <= previous.term or entry.start_lsn < previous.start_lsn or entry.tli < previous.tli
+        ):
+            raise RemoteProtocolError(f"term history goes back from {previous} to {entry}")
+        previous = entry
+
+
+def cut_history(history: TermHistory, end_lsn: Lsn) -> TermHistory:
+    """Return the entries that a log which ends at `end_lsn` really has: those that start at or below it."""
+    count = len(history)
+    while count and history[count - 1].start_lsn > end_lsn:
+        count -= 1
+    return history[:count]
+
+
+def last_term(history: TermHistory) -> int:
+    """Return the term of the last entry, 0 for an empty history."""
+    return history[-1].term if history else 0
+
+
+def tli_at(history: TermHistory, lsn: Lsn) -> int:
+    """Return the timeline of the byte at `lsn`; of the first entry if `lsn` lies below it; 0 if empty."""
+    entries = cut_history(history, lsn)
+    if entries:
+        return entries[-1].tli
+    return history[0].tli if history else 0
+
+
+def next_tli_switch(history: TermHistory, lsn: Lsn) -> Lsn:
+    """Return the first position above `lsn` where the timeline changes, `LSN_MAX` if it never does."""
+    tli = tli_at(history, lsn)
+    for entry in history:
+        if entry.start_lsn > lsn and entry.tli != tli:
+            return entry.start_lsn
+    return LSN_MAX
+
+
+def term_end(history: TermHistory, index: int, log_end_lsn: Lsn) -> Lsn:
+    """Return where the part of entry `index` ends: at the next entry's start, or at the log's end."""
+    return history[index + 1].start_lsn if index + 1 < len(history) else log_end_lsn
+
+
+def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory) -> Divergence | None:
+    """Find where the own log and the log of `other` part (S5); None if they share no term.
+
+    Args:
+        own: the own history; entries above `own_end_lsn` are ignored.
+        own_end_lsn: where the own log ends.
+        other: the history to adopt; its last term has no end yet.
+
+    Raises:
+        RemoteProtocolError: both have a term but not the same entry for it: one of the two is forged or damaged.
+    """
+    own = cut_history(own, own_end_lsn)
+    index_of = {entry.term: index for index, entry in enumerate(other)}
+    for own_index in range(len(own) - 1, -1, -1):
+        other_index = index_of.get(own[own_index].term)
+        if other_index is None:
+            continue
+        if own[: own_index + 1][-(other_index + 1) :] != other[: other_index + 1][-(own_index + 1) :]:
+            raise RemoteProtocolError(
+                f"two different histories claim term {own[own_index].term}: "
+                f"{own[own_index]} here, {other[other_index]} there"
+            )
+        lsn = min(term_end(own, own_index, own_end_lsn), term_end(other, other_index, LSN_MAX))
+        return Divergence(lsn, tli_at(own, lsn), tli_at(other, lsn))
+    return None
+
+
+def describe_history(history: TermHistory) -> str:
+    """Return the history as a person reads it in a log line: `1@0/1000000/1 3@0/2000028/2`."""
+    return " ".join(f"{e.term}@{format_lsn(e.start_lsn)}/{e.tli}" for e in history) or "(none)"

@@ -1,0 +1,73 @@
+"""What can go wrong, as a tree. The exit code of a process is that of the error that ended it.
+
+    WalproxyError                      1  something unexpected
+    ├── ConfigurationError             3  what the operator wrote cannot work; retrying does not help
+    ├── PrimaryRefused                 4  this PostgreSQL must not be streamed (S10)
+    ├── Fenced                         5  another proxy has taken over
+    ├── StorageFailed                  6  the data folder can no longer be trusted or written (S12)
+    │   └── DiskLost                   6  the WAL that the control file records is gone (S8)
+    ├── StorageFull                       no room to prepare a file; nothing is torn, reads go on
+    ├── RemoteProtocolError               a peer sent what is not understood (S11): its connection is closed
+    ├── LocalProtocolError                we would have sent it: a bug of ours
+    └── InvariantViolation             1  the state contradicts itself: stop before harm is done
+
+Every message is one line: what is wrong, with the LSN, path or name, and what to do.
+"""
+
+EXIT_FINE = 0
+EXIT_UNEXPECTED = 1
+EXIT_USAGE = 2
+EXIT_CONFIGURATION = 3
+EXIT_PRIMARY_REFUSED = 4
+EXIT_FENCED = 5
+EXIT_STORAGE = 6
+
+
+class WalproxyError(Exception):
+    """The root: every error that the project raises on purpose."""
+
+    exit_code = EXIT_UNEXPECTED
+
+
+class ConfigurationError(WalproxyError):
+    """An option, a file or the environment says something that cannot work."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class PrimaryRefused(WalproxyError):
+    """The PostgreSQL at hand is not, or no longer, the primary of this cluster's WAL."""
+
+    exit_code = EXIT_PRIMARY_REFUSED
+
+
+class Fenced(WalproxyError):
+    """A majority of safekeepers follows another proxy that is alive."""
+
+    exit_code = EXIT_FENCED
+
+
+class StorageFailed(WalproxyError):
+    """A read, write or sync of live data failed, or what is on disk contradicts itself."""
+
+    exit_code = EXIT_STORAGE
+
+
+class DiskLost(StorageFailed):
+    """The control file records WAL that is not there any more: this folder is no member any longer."""
+
+
+class StorageFull(WalproxyError):
+    """No space to prepare a segment or a temporary file. Nothing was torn; it can be tried again."""
+
+
+class RemoteProtocolError(WalproxyError):
+    """A peer broke the protocol. Close its connection; nothing else is disturbed."""
+
+
+class LocalProtocolError(WalproxyError):
+    """We were about to break the protocol: a bug in this project."""
+
+
+class InvariantViolation(WalproxyError):
+    """An invariant of docs/invariants.md does not hold. The process stops at once."""
