@@ -1,0 +1,369 @@
+"""One term in which this proposer leads: feeding the members, and knowing what a quorum holds.
+
+Theory of operation. Every member of the term has a `Progress`. It begins with `Elected`; the answer says that the
+member's log is now a prefix of the term's log (S5) and where it ends, and from there on it is fed: out of the window if
+the window still has those bytes, else out of another member's log through `ReadRequest`. Positions come back in
+`AppendResponse`; from them follow commit_lsn (S4) and what PostgreSQL is told (S1).
+
+A member keeps its flush position when its connection breaks: what is on disk stays on disk. What it had only received
+does not count then. A folder that comes back with another incarnation counts as nothing (S8).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from safekeeper.consensus.actions import Action, Disconnect, ReportStatus, SendAppend, SendMessage
+from safekeeper.consensus.commitment import quorum_lsn
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    Elected,
+    ReadRequest,
+    ReadResponse,
+)
+from safekeeper.errors import InvariantViolation, RemoteProtocolError
+from safekeeper.lsn import Lsn, format_lsn
+
+APPEND_BYTES_MAX = 1 << 20
+IN_FLIGHT_BYTES_MAX = 8 << 20
+READ_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The waits of a proposer, in seconds."""
+
+    heartbeat_interval_s: float = 0.25
+    heartbeat_timeout_s: float = 1.0
+    response_timeout_s: float = 5.0
+    vote_timeout_s: float = 2.0
+    vote_grace_s: float = 0.1
+    verify_timeout_s: float = 60.0
+    retry_interval_s: float = 0.2
+    catchup_bytes_per_s: int = 64 << 20
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one safekeeper is in this term.
+
+    Attributes:
+        voter: whether it counts; a learner is fed and does not.
+        connected: whether `Elected` was sent on a connection that still stands.
+        adopted: whether it has adopted the term's history, on any connection.
+        answered: whether it has answered `Elected` on this connection: only then is it fed.
+        sent_lsn, write_lsn, flush_lsn: sent to it, received by it, on its disk.
+        acked_sequence: the newest word of ours that it has heard.
+        waiting_since: when the oldest word without an answer was sent, None if all are answered.
+        read_request: the outstanding read of its missing WAL: (request id, safekeeper asked).
+        read_allowed_at: not before this time may more be read for it, so that the hot path does not feel it.
+        has_readers: it streams to others, so it wants to hear of commits at once.
+    """
+
+    voter: bool
+    connected: bool = True
+    adopted: bool = False
+    answered: bool = False
+    sent_lsn: Lsn = 0
+    write_lsn: Lsn = 0
+    flush_lsn: Lsn = 0
+    acked_sequence: int = -1
+    last_sent_at: float = 0.0
+    last_response_at: float | None = None
+    waiting_since: float | None = None
+    read_request: tuple[int, int] | None = None
+    read_allowed_at: float = 0.0
+    has_readers: bool = False
+
+
+class Leadership:
+    """A term that was won.
+
+    Attributes:
+        elected: what every member is told first: node id, history, membership.
+        donor: the safekeeper whose log is the term's log below its start.
+        received_lsn: end of the WAL that came from the primary, or of the donor's log.
+        window_begin_lsn: the oldest byte that the window still holds.
+        commit_lsn: on a quorum, in this term; 0 until the term's start is (S4).
+        write_lsn: received by a quorum, in this term; 0 until then as well.
+        truncate_lsn: on every member.
+        sequence: number of the last word sent.
+        streaming: whether the primary streams.
+    """
+
+    def __init__(self, elected: Elected, donor: int, truncate_lsn: Lsn, timing: Timing, now: float) -> None:
+        self.elected = elected
+        self.node_id = elected.node_id
+        self.membership: Membership = elected.membership
+        self.term_start_lsn = elected.history[-1].start_lsn
+        self.tli = elected.history[-1].tli
+        self.donor = donor
+        self.received_lsn = self.term_start_lsn
+        self.window_begin_lsn = self.term_start_lsn
+        self.commit_lsn: Lsn = 0
+        self.write_lsn: Lsn = 0
+        self.truncate_lsn = truncate_lsn
+        self.sequence = 0
+        self.streaming = False
+        self.members: dict[int, Progress] = {}
+        self._timing = timing
+        self._began_at = now
+        self._request_id = 0
+        self._told: tuple[Lsn, Lsn] = (0, 0)
+
+    # ------------------------------------------------------------------ members come and go
+
+    def welcome(self, safekeeper_id: int, voter: bool, now: float) -> Iterator[Action]:
+        """A safekeeper has greeted: tell it who leads. What the same folder had on disk before still counts."""
+        known = self.members.get(safekeeper_id)
+        progress = Progress(voter, last_sent_at=now, waiting_since=now)
+        if known is not None and known.voter and voter:
+            progress.adopted, progress.flush_lsn = known.adopted, known.flush_lsn
+            progress.write_lsn = known.flush_lsn
+        self.members[safekeeper_id] = progress
+        elected = Elected(
+            self.node_id,
+            self.elected.cluster_id,
+            self.elected.system_id,
+            self.elected.segment_size,
+            self.elected.server_version,
+            self.membership,
+            self.elected.history,
+            self.elected.tli_histories,
+            self.elected.base_lsn,
+            self.commit_lsn,
+            self.elected.allow_data_loss,
+        )
+        yield SendMessage(safekeeper_id, elected)
+
+    def parted(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+        """A connection is gone. Whoever was fed from it is fed from another."""
+        progress = self.members.get(safekeeper_id)
+        if progress is None:
+            return
+        progress.connected = progress.answered = False
+        progress.write_lsn = progress.flush_lsn
+        progress.waiting_since = progress.read_request = None
+        self._update_write()
+        for other_id, other in self.members.items():
+            if other.read_request is not None and other.read_request[1] == safekeeper_id:
+                other.read_request = None
+                yield from self._feed(other_id, other, now)
+
+    def has_lost_its_start(self) -> bool:
+        """Whether the WAL below the term's start can reach no quorum any more in this term (step 6)."""
+        if self.commit_lsn:
+            return False
+        holders = [p for p in self.members.values() if p.adopted and p.flush_lsn >= self.term_start_lsn]
+        donor = self.members.get(self.donor)
+        donor_may_come = donor is not None and donor.connected
+        return not donor_may_come and not any(holder.connected for holder in holders)
+
+    # ------------------------------------------------------------------ positions come back
+
+    def on_append_response(self, safekeeper_id: int, response: AppendResponse, now: float) -> Iterator[Action]:
+        """Take a member's positions; feed it, and report what the quorum holds.
+
+        Raises:
+            RemoteProtocolError: positions that no acceptor of this term can have.
+        """
+        progress = self.members.get(safekeeper_id)
+        if progress is None or not progress.connected or response.node_id != self.node_id:
+            return
+        if not response.flush_lsn <= response.write_lsn <= max(self.received_lsn, self.term_start_lsn):
+            raise RemoteProtocolError(
+                f"write position {format_lsn(response.write_lsn)} and flush position "
+                f"{format_lsn(response.flush_lsn)} cannot be: the log ends at {format_lsn(self.received_lsn)}"
+            )
+        if not progress.answered:
+            progress.answered = progress.adopted = True
+            progress.sent_lsn = response.write_lsn
+        progress.last_response_at = now
+        progress.acked_sequence = response.sequence
+        progress.waiting_since = None if response.write_lsn >= progress.sent_lsn else now
+        progress.has_readers = response.has_readers
+        progress.write_lsn = response.write_lsn
+        progress.flush_lsn = response.flush_lsn
+        if progress.sent_lsn < self.received_lsn:
+            yield from self._feed(safekeeper_id, progress, now)
+        yield from self._advance(now)
+
+    def _advance(self, now: float) -> Iterator[Action]:
+        """Recompute what the quorum holds, and say so where it is wanted."""
+        flush_lsns = {i: p.flush_lsn for i, p in self.members.items() if p.voter and p.adopted}
+        committed = quorum_lsn(flush_lsns, self.membership, self.term_start_lsn)
+        advanced = committed > self.commit_lsn
+        if advanced:
+            if committed > self.received_lsn:
+                raise InvariantViolation(
+                    f"commit_lsn {format_lsn(committed)} beyond what was received, {format_lsn(self.received_lsn)}"
+                )
+            self.commit_lsn = committed
+            if self.membership.ids() <= flush_lsns.keys():
+                self.truncate_lsn = max(self.truncate_lsn, min(min(flush_lsns.values()), committed))
+        self._update_write()
+        if (self.write_lsn, self.commit_lsn) != self._told:
+            self._told = (self.write_lsn, self.commit_lsn)
+            yield self.status()
+        if advanced:
+            for safekeeper_id, progress in self.members.items():
+                if progress.has_readers and progress.answered and progress.sent_lsn == self.received_lsn:
+                    yield from self._heartbeat(safekeeper_id, progress, now)
+
+    def _update_write(self) -> None:
+        """Recompute what a quorum has received; only as good as S4 allows, never behind commit_lsn."""
+        if not self.commit_lsn:
+            self.write_lsn = 0
+            return
+        write_lsns = {i: p.write_lsn for i, p in self.members.items() if p.voter and p.adopted}
+        self.write_lsn = max(self.commit_lsn, quorum_lsn(write_lsns, self.membership, self.term_start_lsn))
+
+    def status(self) -> ReportStatus:
+        """Return what PostgreSQL may be told (S1). Nobody replays yet, so `apply` follows `flush`."""
+        return ReportStatus(self.write_lsn, self.commit_lsn, self.commit_lsn)
+
+    # ------------------------------------------------------------------ bytes go out
+
+    def on_wal_received(self, end_lsn: Lsn, now: float) -> Iterator[Action]:
+        """The window has grown up to `end_lsn`."""
+        self.received_lsn = end_lsn
+        for safekeeper_id, progress in self.members.items():
+            if progress.answered:
+                yield from self._feed(safekeeper_id, progress, now)
+
+    def _feed(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
+        """Send what the member lacks, as far as the bounds on bytes in flight allow (S14)."""
+        if not progress.answered or progress.read_request is not None:
+            return
+        limit_lsn = min(self.received_lsn, progress.write_lsn + IN_FLIGHT_BYTES_MAX)
+        while progress.sent_lsn < limit_lsn:
+            if progress.sent_lsn < self.window_begin_lsn:
+                yield from self._read_for(safekeeper_id, progress, now)
+                return
+            end_lsn = min(limit_lsn, progress.sent_lsn + APPEND_BYTES_MAX)
+            self._mark_sent(progress, now)
+            yield SendAppend(safekeeper_id, progress.sent_lsn, end_lsn)
+            progress.sent_lsn = end_lsn
+
+    def _read_for(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
+        """Ask another member for WAL that the window has no more; slowly, unless a quorum waits for it."""
+        if now < progress.read_allowed_at and not self._quorum_needs(safekeeper_id, now):
+            return
+        sources = [
+            (p.flush_lsn, source)
+            for source, p in self.members.items()
+            if p.answered and source != safekeeper_id and p.flush_lsn > progress.sent_lsn
+        ]
+        if not sources:
+            return
+        source_flush_lsn, source = max(sources)
+        end_lsn = min(source_flush_lsn, self.window_begin_lsn, progress.sent_lsn + READ_BYTES)
+        self._request_id += 1
+        progress.read_request = (self._request_id, source)
+        yield SendMessage(source, ReadRequest(self.node_id, self._request_id, progress.sent_lsn, end_lsn))
+
+    def on_read_response(self, source: int, response: ReadResponse, now: float) -> Iterator[Action]:
+        """Hand WAL of one member on to the one that lacks it."""
+        asked = (response.request_id, source)
+        safekeeper_id = next((i for i, p in self.members.items() if p.read_request == asked), None)
+        if safekeeper_id is None:
+            return
+        progress = self.members[safekeeper_id]
+        progress.read_request = None
+        if response.begin_lsn != progress.sent_lsn or not response.payload:
+            raise RemoteProtocolError(
+                f"a read at {format_lsn(progress.sent_lsn)} was answered with {len(response.payload)} bytes "
+                f"at {format_lsn(response.begin_lsn)}"
+            )
+        size = len(response.payload)
+        progress.read_allowed_at = max(now, progress.read_allowed_at) + size / self._timing.catchup_bytes_per_s
+        self._mark_sent(progress, now)
+        progress.sent_lsn += size
+        yield SendMessage(safekeeper_id, self.append_request(response.begin_lsn, now, response.payload))
+        yield from self._feed(safekeeper_id, progress, now)
+
+    def on_read_refused(self, source: int, now: float) -> None:
+        """A member does not have what was asked of it: another is asked at the next tick."""
+        for progress in self.members.values():
+            if progress.read_request is not None and progress.read_request[1] == source:
+                progress.read_request = None
+                progress.read_allowed_at = now + self._timing.heartbeat_interval_s
+
+    def append_request(self, begin_lsn: Lsn, now: float, payload: bytes | memoryview = b"") -> AppendRequest:
+        """Return an append with everything that is known now; the shell sends the window's bytes behind it."""
+        return AppendRequest(
+            self.node_id,
+            self.membership.generation,
+            begin_lsn,
+            self.commit_lsn,
+            self.truncate_lsn,
+            self.sequence,
+            self.is_healthy(now),
+            payload,
+        )
+
+    def _mark_sent(self, progress: Progress, now: float) -> None:
+        progress.last_sent_at = now
+        if progress.waiting_since is None:
+            progress.waiting_since = now
+
+    def _heartbeat(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
+        self._mark_sent(progress, now)
+        yield SendAppend(safekeeper_id, progress.sent_lsn, progress.sent_lsn)
+
+    # ------------------------------------------------------------------ time
+
+    def tick(self, now: float) -> Iterator[Action]:
+        """Send heartbeats, go on feeding, and give up on members that do not answer."""
+        self.sequence += 1
+        for safekeeper_id, progress in self.members.items():
+            if not progress.connected:
+                continue
+            waited_s = now - progress.waiting_since if progress.waiting_since is not None else 0.0
+            if waited_s > self._timing.response_timeout_s:
+                yield Disconnect(safekeeper_id, f"no answer for {waited_s:.1f} s")
+                continue
+            if not progress.answered:
+                continue
+            yield from self._feed(safekeeper_id, progress, now)
+            if now - progress.last_sent_at >= self._timing.heartbeat_interval_s:
+                yield from self._heartbeat(safekeeper_id, progress, now)
+
+    def probe(self, now: float) -> Iterator[Action]:
+        """Ask every member whether this term still stands: `confirmed_since` tells when a quorum has said so."""
+        self.sequence += 1
+        for safekeeper_id, progress in self.members.items():
+            if progress.answered:
+                yield from self._heartbeat(safekeeper_id, progress, now)
+
+    def confirmed_since(self, sequence: int) -> bool:
+        """Whether a quorum has heard word number `sequence` or a later one, and still follows."""
+        return self.membership.has_quorum(
+            i for i, p in self.members.items() if p.voter and p.answered and p.acked_sequence >= sequence
+        )
+
+    def answers(self, now: float) -> bool:
+        """Whether a quorum has answered within the heartbeat timeout; its votes count as answers."""
+        timeout_s = self._timing.heartbeat_timeout_s
+        if now - self._began_at < timeout_s:
+            return True
+        return self.membership.has_quorum(
+            i
+            for i, p in self.members.items()
+            if p.voter and p.connected and p.last_response_at is not None and now - p.last_response_at < timeout_s
+        )
+
+    def is_healthy(self, now: float) -> bool:
+        """Whether this proposer deserves to be left alone: its primary streams and a quorum answers (step 2)."""
+        return self.streaming and self.answers(now)
+
+    def _quorum_needs(self, safekeeper_id: int, now: float) -> bool:
+        """Whether commits wait for this very member: without it, those that are up to date are no quorum."""
+        if not self.members[safekeeper_id].voter:
+            return False
+        return not self.commit_lsn or not self.membership.has_quorum(
+            i
+            for i, p in self.members.items()
+            if p.voter and p.answered and i != safekeeper_id and p.sent_lsn >= self.window_begin_lsn
+        )
