@@ -1,0 +1,55 @@
+# `make` alone lists the targets. All that is needed is make and Python 3.11 or newer; the rest goes into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SEEDS ?= 300
+SEED ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo check test sim bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: .venv/.dev ## make .venv and install the project with everything that its tests need
+
+demo: .venv/.embedded ## the whole story on an embedded PostgreSQL: commits, lost safekeepers, a crash
+	$(BIN)/walproxy demo
+
+check: .venv/.dev ## format, lint, types, unit tests and a few hundred simulation seeds
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
+	$(BIN)/pytest tests --ignore=tests/e2e
+	$(BIN)/python -m tests.simulation --seeds 100
+	$(BIN)/pytest -v tests/e2e
+
+sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
+
+bench: .venv/.embedded ## synchronous-commit options side by side on this machine
+	$(BIN)/walproxy bench
+
+clean: ## remove .venv and every cache
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "make: $(PYTHON) is missing or older than 3.11; install Python 3.11, or name one: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# A stamp for each set of extras: dev has all that embedded has.
+.venv/.embedded: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable '.[embedded]'
+	@touch $@
+
+.venv/.dev: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@ .venv/.embedded

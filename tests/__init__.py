@@ -1,0 +1,1 @@
+"""Tests; docs/hacking.md says which kind lives where."""

@@ -1,0 +1,20 @@
+"""Rules for every test run.
+
+With WALPROXY_FAIL_ON_SKIP=1 (CI sets it) a run in which any test was skipped has failed: there everything that the
+tests need is installed, so a skipped test means that the machine was not prepared, and nobody reads green output.
+"""
+
+import os
+
+import pytest
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("WALPROXY_FAIL_ON_SKIP") != "1" or reporter is None:
+        return
+    skipped = len(reporter.stats.get("skipped", []))
+    if skipped and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line("")
+        reporter.write_line(f"FAILED: {skipped} skipped, and WALPROXY_FAIL_ON_SKIP=1 allows none", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
