@@ -11,8 +11,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-# Testcontainers reads it at import. Its reaper would be one more image to pull, and every fixture here cleans up.
+# Testcontainers reads both at import. Its reaper would be one more image to pull, and every fixture here cleans up.
+# Ports are published on loopback, so that is where they are reached, whatever testcontainers would guess.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+os.environ.setdefault("TESTCONTAINERS_CONNECTION_MODE", "docker_host")
+os.environ.setdefault("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
 
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
@@ -29,6 +32,11 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = S
         if time.monotonic() > end:
             pytest.fail(f"{what}: not within {deadline_s} s")
         time.sleep(0.1)
+
+
+def loopback_network() -> Network:
+    """A network for one cluster; what its containers publish is for this machine only."""
+    return Network(docker_network_kw={"options": {"com.docker.network.bridge.host_binding_ipv4": "127.0.0.1"}})
 
 
 class Cluster:

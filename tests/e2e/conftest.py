@@ -13,9 +13,8 @@ from contextlib import ExitStack
 from typing import NoReturn
 
 import pytest
-from testcontainers.core.network import Network
 
-from tests.e2e.cluster import REPOSITORY, Cluster, wait_until
+from tests.e2e.cluster import REPOSITORY, Cluster, loopback_network, wait_until
 
 
 def leave_out(reason: str) -> NoReturn:
@@ -51,7 +50,7 @@ def images() -> dict[str, str]:
 def cluster(images: dict[str, str]) -> Iterator[Cluster]:
     """A cluster whose containers run and whose PostgreSQL answers; the proxy may still be on its way."""
     with ExitStack() as stack:
-        cluster = Cluster(images, stack.enter_context(Network()))
+        cluster = Cluster(images, stack.enter_context(loopback_network()))
         for container in cluster.containers().values():
             stack.enter_context(container)
         stack.callback(cluster.print_logs)
