@@ -1,0 +1,254 @@
+"""Settings of a program: declared once, read from four places, checked, frozen.
+
+A program's settings are a frozen dataclass whose fields are made by `option`. Each option can be given on the command
+line, in an environment variable, in a TOML file, or not at all: the first of them that has it wins. Whatever the
+place, the value goes through the same parser, and an error names the place and says what would be right.
+
+    @dataclass(frozen=True)
+    class Settings:
+        id: int = option("the safekeeper's number", parse=positive_integer)
+        listen: Address = option("where to listen", parse=address, default="127.0.0.1:5454")
+
+    settings = load(Settings, "SAFEKEEPER", command_line={"id": "1"}, environment=os.environ, file=None)
+
+The command line is `click_options`, the names of environment variables are the prefix and the name in capitals.
+A key of the file that no option has is refused by name: a misspelt option must not be silently ignored.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from safekeeper.errors import ConfigurationError
+
+_Settings = TypeVar("_Settings")
+_Parse = Callable[[Any], Any]
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_REQUIRED = object()
+
+
+class Option(NamedTuple):
+    """What is known about one option.
+
+    Attributes:
+        help: one line for a person, without a full stop.
+        parse: turns what was written, a string or a TOML value, into the value; raises ValueError with what is wrong.
+        default: as it would be written; parsed like everything else.
+        metavar: what stands for the value in the help.
+        reloadable: a running process takes a new value at SIGHUP.
+    """
+
+    help: str
+    parse: _Parse
+    default: Any
+    metavar: str
+    reloadable: bool
+
+
+class Address(NamedTuple):
+    """A host and a TCP port; port 0 lets the operating system choose when listening."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def option(
+    help: str, *, parse: _Parse, default: Any = _REQUIRED, metavar: str = "TEXT", reloadable: bool = False
+) -> Any:
+    """Declare a field of a settings dataclass; see `Option`. Without a default it must be given."""
+    return dataclasses.field(metadata={"option": Option(help, parse, default, metavar, reloadable)})
+
+
+def options_of(settings_type: type) -> dict[str, Option]:
+    """Return the options that a settings dataclass declares, by name, in their order."""
+    return {field.name: field.metadata["option"] for field in dataclasses.fields(settings_type)}
+
+
+def load(
+    settings_type: type[_Settings],
+    prefix: str,
+    *,
+    command_line: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: Path | None,
+) -> _Settings:
+    """Return the settings, each from the first place that has it: command line, environment, file, default.
+
+    Args:
+        settings_type: a frozen dataclass of `option` fields.
+        prefix: of the environment variables, e.g. "SAFEKEEPER".
+        command_line: by option name; None means that it was not given.
+        environment: all variables; those without the prefix are not looked at.
+        file: a TOML file, or None.
+
+    Raises:
+        ConfigurationError: the file cannot be read, has an unknown key, or an option is missing or wrong.
+    """
+    options = options_of(settings_type)
+    in_file = _read_file(file, options) if file is not None else {}
+    values = {}
+    for name, declared in options.items():
+        variable = environment_variable(prefix, name)
+        if command_line.get(name) is not None:
+            place, written = command_line_name(name), command_line[name]
+        elif variable in environment:
+            place, written = variable, environment[variable]
+        elif name in in_file:
+            place, written = f"{file}: {name}", in_file[name]
+        elif declared.default is not _REQUIRED:
+            place, written = f"default of {command_line_name(name)}", declared.default
+        else:
+            raise ConfigurationError(
+                f"{command_line_name(name)} is missing: give it, or set {variable}, or write {name} = ... in the file"
+            )
+        try:
+            values[name] = declared.parse(written)
+        except ValueError as error:
+            raise ConfigurationError(f"{place}: {error}") from error
+    return settings_type(**values)
+
+
+def command_line_name(name: str) -> str:
+    """Return how the option is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_variable(prefix: str, name: str) -> str:
+    """Return the environment variable of the option."""
+    return f"{prefix}_{name.upper()}"
+
+
+def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a click command every option of `settings_type`, and `--config`.
+
+    The values arrive as they were written, None where nothing was: `load` does the rest.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        decorated = click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            envvar=f"{prefix}_CONFIG",
+            metavar="FILE",
+            help="TOML file with any of these options.",
+        )(command)
+        for name, declared in reversed(options_of(settings_type).items()):
+            notes = [f"[{environment_variable(prefix, name)}]"]
+            if declared.default is not _REQUIRED and declared.default is not None:
+                notes.insert(0, f"Default: {declared.default}.")
+            decorated = click.option(
+                command_line_name(name), name, metavar=declared.metavar, help=f"{declared.help}. {' '.join(notes)}"
+            )(decorated)
+        return decorated
+
+    return decorate
+
+
+def changed_options(old: Any, new: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the options that differ: (those a running process can take, those that need a restart)."""
+    reloadable: list[str] = []
+    fixed: list[str] = []
+    for name, declared in options_of(type(new)).items():
+        if getattr(old, name) != getattr(new, name):
+            (reloadable if declared.reloadable else fixed).append(name)
+    return reloadable, fixed
+
+
+def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            content = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigurationError(f"could not read {file}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} is not TOML: {error}") from error
+    unknown = sorted(set(content) - set(options))
+    if unknown:
+        raise ConfigurationError(f"{file}: there is no option {', '.join(unknown)}; known are {', '.join(options)}")
+    return content
+
+
+# Parsers. Each takes what was written and returns the value, or raises ValueError with one line.
+
+
+def text(written: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(written, str) or not written.strip():
+        raise ValueError(f"{written!r} is not a text")
+    return written
+
+
+def folder(written: Any) -> Path:
+    """The path of a folder."""
+    return Path(text(written))
+
+
+def positive_integer(written: Any) -> int:
+    """A whole number above 0."""
+    number = _number(written, int)
+    if number < 1:
+        raise ValueError(f"{written!r} is not a whole number above 0")
+    return int(number)
+
+
+def seconds(written: Any) -> float:
+    """A time in seconds above 0."""
+    number = _number(written, float)
+    if not 0 < number < 1e9:
+        raise ValueError(f"{written!r} is not a number of seconds above 0")
+    return float(number)
+
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def size_bytes(written: Any) -> int:
+    """A number of bytes, also with a unit: `1048576`, `64MiB`, `1 GiB`."""
+    if isinstance(written, str):
+        digits = written.strip().rstrip("BbIiKkMmGgTt").strip()
+        unit = _UNITS.get(written.strip()[len(digits) :].strip().upper())
+        if digits.isascii() and digits.isdecimal() and unit is not None:
+            return int(digits) * unit
+    elif type(written) is int and written >= 0:
+        return written
+    raise ValueError(f"{written!r} is not a size: write bytes, or a number with KiB, MiB, GiB or TiB")
+
+
+def address(written: Any) -> Address:
+    """HOST:PORT, or [HOST]:PORT for an IPv6 address."""
+    host, colon, port = text(written).rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"{written!r} is not an address: write HOST:PORT, for example 127.0.0.1:5454")
+    return Address(host, int(port))
+
+
+def one_of(*allowed: str) -> Callable[[Any], str]:
+    """Return the parser of a word out of `allowed`."""
+
+    def parse(written: Any) -> str:
+        word = written.lower() if isinstance(written, str) else written
+        if word not in allowed:
+            raise ValueError(f"{written!r} is not one of {', '.join(allowed)}")
+        return str(word)
+
+    return parse
+
+
+def _number(written: Any, kind: type[int] | type[float]) -> int | float:
+    if isinstance(written, bool) or not isinstance(written, str | int | kind):
+        raise ValueError(f"{written!r} is not a number")
+    try:
+        return kind(written)
+    except ValueError:
+        raise ValueError(f"{written!r} is not a number") from None
