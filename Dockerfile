@@ -19,16 +19,27 @@ RUN python3 -m venv /opt/walproxy \
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/walproxy /opt/walproxy
 # The data folder belongs to the user before it becomes a volume: a new named volume takes its owner from here.
-RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/safekeeper --create-home walproxy
+RUN groupadd --gid 10001 walproxy \
+ && useradd --uid 10001 --gid 10001 --home-dir /var/lib/safekeeper --no-create-home walproxy \
+ && install --directory --owner=walproxy --group=walproxy --mode=0700 /var/lib/safekeeper
+# Inside a container a program listens for the others; what the host publishes of it is decided outside.
 ENV PATH=/opt/walproxy/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    HEALTH_PORT=8080
+    SAFEKEEPER_DATA_DIR=/var/lib/safekeeper \
+    SAFEKEEPER_LISTEN=0.0.0.0:5454 \
+    SAFEKEEPER_HTTP=0.0.0.0:7676 \
+    WALPROXY_HTTP=0.0.0.0:7667
+EXPOSE 5454 7667 7676
 USER walproxy
 WORKDIR /var/lib/safekeeper
 VOLUME /var/lib/safekeeper
 
-# bash speaks HTTP well enough for one status line and costs 2 ms; a Python interpreter would cost 100 ms each time.
-HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 CMD ["bash", "-c", \
-    "exec 3<>/dev/tcp/127.0.0.1/$HEALTH_PORT && printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&3 && read -r status <&3 && [[ $status == *' 200 '* ]]"]
+# Asks whichever program runs here. bash speaks HTTP well enough for one status line and costs 2 ms each time;
+# a Python interpreter would cost 100 ms.
+HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 CMD ["bash", "-c", "\
+    exec 3<>/dev/tcp/127.0.0.1/7667 || exec 3<>/dev/tcp/127.0.0.1/7676 || exit 1; \
+    printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&3; \
+    read -r status <&3; \
+    [[ $status == *' 200 '* ]]"]
 STOPSIGNAL SIGTERM
 CMD ["walproxy", "--help"]

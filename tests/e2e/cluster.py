@@ -58,10 +58,9 @@ class Cluster:
         self.proxy = (
             self._container(images["WALPROXY_IMAGE"], "walproxy")
             .with_env("PGPASSWORD", PASSWORD)
-            .with_exposed_ports(8080)
+            .with_exposed_ports(7667)
             .with_command(
-                f'walproxy run --primary "host=postgres user=walproxy dbname=postgres" '
-                f"--safekeepers {members} --http 0.0.0.0:8080"
+                f'walproxy run --primary "host=postgres user=walproxy dbname=postgres" --safekeepers {members}'
             )
         )
 
@@ -70,7 +69,7 @@ class Cluster:
 
     def _safekeeper(self, number: int) -> DockerContainer:
         return self._container(self._images["WALPROXY_IMAGE"], f"safekeeper{number}").with_command(
-            f"safekeeper run --id {number} --data-dir /var/lib/safekeeper --listen 0.0.0.0:5454 --http 0.0.0.0:8080"
+            f"safekeeper run --id {number} --data-dir /var/lib/safekeeper --listen 0.0.0.0:5454 --http 0.0.0.0:7667"
         )
 
     def containers(self) -> dict[str, DockerContainer]:
@@ -101,7 +100,7 @@ class Cluster:
 
     def status_url(self) -> str:
         """Where the proxy tells its state to the host."""
-        return f"http://{self.proxy.get_container_host_ip()}:{self.proxy.get_exposed_port(8080)}/status"
+        return f"http://{self.proxy.get_container_host_ip()}:{self.proxy.get_exposed_port(7667)}/status"
 
     def answers(self) -> bool:
         """Whether PostgreSQL takes sessions. On its first start it does so over TCP only once it is set up."""
