@@ -1,0 +1,40 @@
+"""How our commands end: an expected error is one line on stderr and a stable exit code, never a traceback."""
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from safekeeper.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED, WalproxyError
+from safekeeper.logs import one_line
+
+
+def run_command(command: click.Command, program: str) -> NoReturn:
+    """Run `command` with the arguments of this process, and exit.
+
+    Exit codes are those of safekeeper/errors.py; 2 is wrong usage.
+    """
+    try:
+        code = command.main(prog_name=program, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except WalproxyError as error:
+        _give_up(program, str(error), error.exit_code)
+    except click.exceptions.Abort:
+        _give_up(program, "interrupted", EXIT_UNEXPECTED)
+    except click.UsageError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _give_up(program, error.format_message(), EXIT_CONFIGURATION)
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_UNEXPECTED)
+    except Exception as error:
+        _give_up(program, f"unexpected {type(error).__name__}: {error}", EXIT_UNEXPECTED)
+
+
+def _give_up(program: str, reason: str, exit_code: int) -> NoReturn:
+    print(f"{program}: {one_line(reason)}", file=sys.stderr)
+    sys.exit(exit_code)

@@ -1,0 +1,5 @@
+"""`python -m walproxy` is the same as `walproxy`."""
+
+from walproxy.cli import main
+
+main()

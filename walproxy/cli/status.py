@@ -1,0 +1,144 @@
+"""`walproxy status`: the proxy's /status as a table, once or live."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from safekeeper.errors import ConfigurationError, WalproxyError
+from walproxy.config import DEFAULT_HTTP
+
+_TIMEOUT_S = 5.0
+_STATE_STYLE = {
+    "streaming": "green",
+    "recovering": "yellow",
+    "electing": "yellow",
+    "connecting": "yellow",
+    "waiting": "yellow",
+    "greeting": "yellow",
+    "catching_up": "yellow",
+    "learner": "cyan",
+}
+
+
+@click.command()
+@click.option(
+    "--url",
+    default=f"http://{DEFAULT_HTTP}",
+    envvar="WALPROXY_URL",
+    show_default=True,
+    help="Where the proxy's HTTP door is. [WALPROXY_URL]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what the proxy says, as JSON.")
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--interval", default=1.0, show_default=True, help="Seconds between two looks, with --watch.")
+def status(url: str, as_json: bool, watch: bool, interval: float) -> None:
+    """Show what the proxy and its safekeepers do.
+
+    \b
+    Examples:
+      walproxy status
+      walproxy status --watch
+      walproxy status --json | jq .commit_lsn
+    """
+    if as_json:
+        click.echo(json.dumps(fetch_status(url)))
+    elif watch:
+        _watch(url, interval)
+    else:
+        Console().print(render(fetch_status(url)))
+
+
+def fetch_status(url: str) -> dict[str, Any]:
+    """Return the proxy's /status.
+
+    Raises:
+        WalproxyError: nobody answers there, or not a proxy.
+    """
+    address = url.rstrip("/") + "/status"
+    if not address.startswith(("http://", "https://")):
+        raise ConfigurationError(f"{url!r} is not a URL: write http://HOST:PORT")
+    try:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
+            content = json.load(response)
+    except (urllib.error.URLError, OSError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise WalproxyError(f"no answer from {address}: {reason}; is walproxy running there (--url)?") from None
+    except ValueError:
+        raise WalproxyError(f"{address} does not answer with JSON: it is no walproxy") from None
+    if not isinstance(content, dict) or "safekeepers" not in content:
+        raise WalproxyError(f"{address} is not the status of a walproxy: it may be a safekeeper's")
+    return content
+
+
+def render(content: dict[str, Any]) -> Group:
+    """Return the status as lines and a table."""
+    state = content["state"] + (" (spare)" if content.get("spare") else "")
+    head = Text.assemble(
+        (state, "bold " + _STATE_STYLE.get(content["state"], "red")),
+        f"  term {content['term']}  timeline {content['tli'] or '-'}  quorum {content['quorum']} of "
+        f"{len(content['safekeepers'])}",
+    )
+    positions = Text(
+        f"received {content['received_lsn']}  write {content['write_lsn']}  flush {content['flush_lsn']}  "
+        f"apply {content['apply_lsn']}  commit {content['commit_lsn']}"
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("safekeeper", "state", "write", "flush", "lag", "answered", "problem"):
+        table.add_column(name, justify="right" if name in ("lag", "answered") else "left", overflow="fold")
+    for each in content["safekeepers"]:
+        answered_s = each["last_response_s"]
+        table.add_row(
+            str(each["id"]),
+            Text(each["state"], style=_STATE_STYLE.get(each["state"], "red")),
+            each["write_lsn"],
+            each["flush_lsn"],
+            format_bytes(each["lag_bytes"]),
+            "-" if answered_s is None else f"{answered_s:.1f} s ago",
+            each.get("problem") or "",
+        )
+    lines: list[Text | Table] = [head, positions]
+    problem = (content.get("primary") or {}).get("problem")
+    if problem:
+        lines.append(Text(f"primary: {problem}", style="red"))
+    return Group(*lines, table)
+
+
+def format_bytes(count: int | None) -> str:
+    """Return a number of bytes as a person reads it, `-` for None."""
+    if count is None:
+        return "-"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit returns above")
+
+
+def _watch(url: str, interval_s: float) -> None:
+    console = Console()
+    if not console.is_terminal:
+        while True:
+            content = fetch_status(url)
+            lags = " ".join(
+                f"{each['id']}:{each['state']}:{format_bytes(each['lag_bytes']).replace(' ', '')}"
+                for each in content["safekeepers"]
+            )
+            click.echo(f"{content['state']} term={content['term']} commit={content['commit_lsn']} {lags}")
+            time.sleep(interval_s)
+    with Live(console=console, refresh_per_second=4) as live:
+        while True:
+            try:
+                live.update(render(fetch_status(url)))
+            except WalproxyError as error:
+                live.update(Text(str(error), style="red"))
+            time.sleep(interval_s)

@@ -1,0 +1,117 @@
+"""What can be set on the proxy. Read by safekeeper/settings.py; the environment's prefix is WALPROXY_."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from safekeeper.config import LOG_LEVELS
+from safekeeper.settings import Address, address, one_of, option, positive_integer, seconds, size_bytes, text
+
+ENVIRONMENT_PREFIX = "WALPROXY"
+DEFAULT_HTTP = "127.0.0.1:7667"
+
+
+def safekeeper_addresses(written: Any) -> tuple[tuple[int, Address], ...]:
+    """ID=HOST:PORT,..., or a TOML table of them: the members, ordered by id."""
+    if isinstance(written, dict):
+        pairs = [(str(key), value) for key, value in written.items()]
+    else:
+        pairs = []
+        for part in text(written).split(","):
+            key, equals, value = part.strip().partition("=")
+            if not equals:
+                raise ValueError(f"{part.strip()!r} is not ID=HOST:PORT, for example 1=10.0.0.1:5454")
+            pairs.append((key, value))
+    members = sorted((positive_integer(key), address(value)) for key, value in pairs)
+    ids = [safekeeper_id for safekeeper_id, _ in members]
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"safekeeper {next(i for i in ids if ids.count(i) > 1)} is named twice")
+    places = [place for _, place in members]
+    if len(set(places)) != len(places):
+        raise ValueError(f"{next(p for p in places if places.count(p) > 1)} is given for two safekeepers")
+    return tuple(members)
+
+
+def yes_or_no(written: Any) -> bool:
+    """true or false."""
+    if isinstance(written, bool):
+        return written
+    if isinstance(written, str) and written.lower() in ("true", "yes", "on", "1"):
+        return True
+    if isinstance(written, str) and written.lower() in ("false", "no", "off", "0"):
+        return False
+    raise ValueError(f"{written!r} is neither true nor false")
+
+
+@dataclass(frozen=True)
+class ProxyConfig:
+    """The settings of `walproxy run`."""
+
+    primary: str = option(
+        "How to connect to PostgreSQL: a libpq connection string or URI; PG* variables count too",
+        parse=text,
+        metavar="CONNINFO",
+    )
+    safekeepers: tuple[tuple[int, Address], ...] = option(
+        "The safekeepers, separated by commas",
+        parse=safekeeper_addresses,
+        metavar="ID=HOST:PORT,...",
+    )
+    slot: str = option("Physical replication slot; made if missing", parse=text, default="walproxy", metavar="NAME")
+    application_name: str = option(
+        "What synchronous_standby_names calls this proxy", parse=text, default="walproxy", metavar="NAME"
+    )
+    http: Address = option(
+        "Where /status, /healthz and /readyz are served; anybody who reaches it may read it",
+        parse=address,
+        default=DEFAULT_HTTP,
+        metavar="HOST:PORT",
+    )
+    window: int = option(
+        "Memory for WAL that safekeepers still need; uncommitted WAL beyond it holds PostgreSQL back",
+        parse=size_bytes,
+        default="64MiB",
+        metavar="SIZE",
+    )
+    catchup_rate: int = option(
+        "Bytes a second at which a safekeeper that lags is fed from another",
+        parse=size_bytes,
+        default="64MiB",
+        metavar="SIZE",
+    )
+    heartbeat_interval: float = option(
+        "Seconds between heartbeats to an idle safekeeper", parse=seconds, default="0.25", metavar="SECONDS"
+    )
+    response_timeout: float = option(
+        "Seconds until a safekeeper that does not answer is connected anew",
+        parse=seconds,
+        default="5",
+        metavar="SECONDS",
+    )
+    primary_timeout: float = option(
+        "Seconds until a primary that says nothing is connected anew", parse=seconds, default="10", metavar="SECONDS"
+    )
+    connect_timeout: float = option(
+        "Seconds to connect to PostgreSQL, and for its answer to a command",
+        parse=seconds,
+        default="5",
+        metavar="SECONDS",
+    )
+    takeover: bool = option(
+        "Be elected even if another proxy is alive: it is deposed", parse=yes_or_no, default="false", metavar="BOOL"
+    )
+    allow_data_loss: bool = option(
+        "Follow a primary whose timeline lacks WAL that may have been acknowledged: that WAL is given up",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
+    drain_timeout: float = option(
+        "Seconds that a shutdown waits for the quorum", parse=seconds, default="3", metavar="SECONDS"
+    )
+    log_level: str = option(
+        "Least important lines to log: debug, info, warning or error",
+        parse=one_of(*LOG_LEVELS),
+        default="info",
+        metavar="LEVEL",
+        reloadable=True,
+    )

@@ -1,0 +1,401 @@
+"""The proxy's side of PostgreSQL: connects, identifies, streams, and tells positions.
+
+The feed obeys: it streams when its owner says so (`start`), from where it says, and forgets it when told (`stop`). By
+itself it only does what changes nothing: connect, with a growing pause, ask who is there, make the slot, and ask again
+now and then while idle, so that a dead connection is noticed. All callbacks run on the event loop.
+
+What it says back to PostgreSQL is the owner's `positions`, at most once per turn of the event loop when they change,
+every second in any case, and every 20 ms while the walsender catches up: acknowledgements release nobody before that.
+A reply that PostgreSQL asks for although nothing has changed waits a moment, because each such reply makes a walsender
+that is shutting down ask again at once.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from safekeeper.consensus.actions import StartReplication
+from safekeeper.consensus.control_state import TliHistory
+from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
+from safekeeper.errors import RemoteProtocolError, WalproxyError
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.digest import SegmentDigest
+from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
+from walproxy.primary_sql import terminate_slot_holder
+from walproxy.walreceiver import ReplicationConnection, TimelineEnd
+
+logger = logging.getLogger(__name__)
+
+PAUSE_MIN_S = 0.1
+PAUSE_MAX_S = 2.0
+IDLE_CHECK_S = 1.0
+STATUS_INTERVAL_S = 1.0
+CATCHUP_STATUS_INTERVAL_S = 0.02
+CATCHUP_LINGER_S = 1.0
+UNCHANGED_REPLY_INTERVAL_S = 0.1
+SLOT_WAIT_S = 10.0
+
+
+class FeedOwner(Protocol):
+    """Whoever owns a feed; called on the event loop."""
+
+    def primary_identified(self, identity: PrimaryIdentity) -> None:
+        """The primary said who it is."""
+
+    def primary_lost(self, reason: str) -> None:
+        """The connection is gone; another is being made."""
+
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...]) -> None:
+        """The bytes to be compared are received; nothing of them is handed on."""
+
+    def segment_removed(self, reason: str) -> None:
+        """The primary does not have the WAL any more that was asked for."""
+
+    def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
+        """WAL to be made durable."""
+
+    def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
+        """The timeline that streamed is over."""
+
+    def failed(self, error: WalproxyError) -> None:
+        """Waiting does not help."""
+
+    def positions(self) -> tuple[Lsn, Lsn, Lsn]:
+        """Return (write, flush, apply) as PostgreSQL may know them now (S1)."""
+
+
+@dataclass(frozen=True)
+class FeedConfig:
+    """What a feed needs to know.
+
+    Attributes:
+        conninfo: libpq's connection string of the primary.
+        silence_timeout_s: a primary that says nothing for so long, although asked, is gone.
+    """
+
+    conninfo: str
+    application_name: str
+    slot: str
+    connect_timeout_s: float = 5.0
+    silence_timeout_s: float = 10.0
+
+
+class PrimaryFeed:
+    """The connection to the primary, kept up until cancelled.
+
+    Attributes:
+        problem: why there is no connection, empty if there is one.
+        streams: whether WAL is flowing or could flow at any time.
+    """
+
+    def __init__(self, config: FeedConfig, owner: FeedOwner) -> None:
+        self.problem = "not connected yet"
+        self.streams = False
+        self._config = config
+        self._owner = owner
+        self._connection: ReplicationConnection | None = None
+        self._wanted: asyncio.Queue[StartReplication | None] = asyncio.Queue()
+        self._told = ""
+        self._told_positions = (0, 0, 0)
+        self._told_positions_at = 0.0
+        self._caught_up_at = 0.0
+        self._status_scheduled = False
+        self._check: SegmentDigest | None = None
+        self._check_begin_lsn: Lsn = 0
+        self._start: StartReplication | None = None
+        self._paused = False
+        self._warned: set[str] = set()
+        self._segment_size = 0
+
+    # ------------------------------------------------------------------ orders
+
+    def identify(self) -> None:
+        """Ask the primary anew who it is; answered by `primary_identified`."""
+        self._wanted.put_nowait(None)
+
+    def start(self, order: StartReplication) -> None:
+        """Stream as `order` says."""
+        self._wanted.put_nowait(order)
+
+    def stop(self, reason: str) -> None:
+        """Close the connection, and make a new one."""
+        logger.info("closing the connection to the primary: %s", reason)
+        self._drop_orders()
+        if self._connection is not None:
+            self._connection.close()
+
+    def pause(self) -> None:
+        """Read no further: the window is full."""
+        self._paused = True
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._paused = False
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether reading is held back."""
+        return self._paused
+
+    def positions_changed(self) -> None:
+        """Tell PostgreSQL at the end of this turn of the event loop."""
+        if self.streams and not self._status_scheduled:
+            self._status_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_changed_status)
+
+    # ------------------------------------------------------------------ the connection
+
+    async def run(self) -> None:
+        """Keep a connection up until cancelled or failed."""
+        pause_s = PAUSE_MIN_S
+        status_task = asyncio.create_task(self._repeat_status())
+        try:
+            while True:
+                try:
+                    await self._connect()
+                    pause_s = PAUSE_MIN_S
+                    await self._serve()
+                except (PrimaryProblem, RemoteProtocolError) as problem:
+                    if isinstance(problem, PrimaryProblem) and not problem.retry:
+                        self._owner.failed(problem)
+                        return
+                    self._lost(str(problem))
+                except WalproxyError as error:
+                    self._owner.failed(error)
+                    return
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+        finally:
+            status_task.cancel()
+            self._close()
+
+    async def _connect(self) -> None:
+        self._drop_orders()
+        config = self._config
+        self._connection = await ReplicationConnection.connect(
+            config.conninfo, application_name=config.application_name, timeout_s=config.connect_timeout_s
+        )
+        await self._connection.ensure_slot(config.slot)
+        identity = await self._identify(self._connection)
+        if self._told:
+            logger.info("connected to the primary")
+        self.problem = self._told = ""
+        self._owner.primary_identified(identity)
+
+    async def _identify(self, connection: ReplicationConnection) -> PrimaryIdentity:
+        facts = await connection.identify()
+        problem = problem_of_identity(facts)
+        if problem is not None:
+            raise problem
+        for warning in warnings_of_identity(facts, self._config.application_name):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                logger.warning("%s", warning)
+        self._segment_size = facts.segment_size
+        histories = []
+        for tli in [ancestor for ancestor, _ in facts.lineage if ancestor > 1]:
+            try:
+                histories.append(TliHistory(tli, await connection.timeline_history(tli)))
+            except PrimaryProblem as problem:
+                # An old history file may be gone; the safekeepers then keep the one that they have.
+                logger.debug("no history of timeline %d: %s", tli, problem)
+        if facts.tli > 1:
+            histories.append(TliHistory(facts.tli, facts.timeline_history))
+        return PrimaryIdentity(
+            system_id=facts.system_id,
+            tli=facts.tli,
+            flush_lsn=facts.flush_lsn,
+            segment_size=facts.segment_size,
+            server_version=facts.server_version,
+            ancestors=tuple(Ancestor(tli, end_lsn) for tli, end_lsn in facts.lineage),
+            tli_histories=tuple(histories),
+        )
+
+    async def _serve(self) -> None:
+        """Follow orders on the connection until it breaks."""
+        while True:
+            assert self._connection is not None  # between _connect and _close
+            try:
+                async with asyncio.timeout(IDLE_CHECK_S):
+                    order = await self._wanted.get()
+            except TimeoutError:
+                # Nobody reads this connection while it is idle: ask something, to see that it lives.
+                await self._identify(self._connection)
+                continue
+            if order is None:
+                self._owner.primary_identified(await self._identify(self._connection))
+            else:
+                await self._stream(self._connection, order)
+
+    async def _stream(self, connection: ReplicationConnection, order: StartReplication) -> None:
+        """Stream the bytes to check, then those to keep, up to the end of the timeline."""
+        self._start = order
+        self._check = None
+        self._told_positions = (0, 0, 0)
+        try:
+            if order.check_begin_lsn < order.begin_lsn and order.check_tli != order.tli:
+                end = await self._copy(connection, order.check_begin_lsn, order.check_tli, order)
+                if (end.next_tli, end.next_begin_lsn) != (order.tli, order.begin_lsn):
+                    raise RemoteProtocolError(
+                        f"timeline {order.check_tli} ends at {format_lsn(end.next_begin_lsn)} for timeline "
+                        f"{end.next_tli}, not at {format_lsn(order.begin_lsn)} for {order.tli}"
+                    )
+                end = await self._copy(connection, order.begin_lsn, order.tli, order)
+            else:
+                end = await self._copy(connection, order.check_begin_lsn, order.tli, order)
+        except PrimaryProblem as problem:
+            if problem.kind is ProblemKind.WAL_REMOVED:
+                self.streams = False
+                self._close()
+                self._owner.segment_removed(str(problem))
+                await self._reconnect_for_orders()
+                return
+            raise
+        finally:
+            self.streams = False
+        self._owner.timeline_ended(end.next_tli, end.next_begin_lsn)
+
+    async def _reconnect_for_orders(self) -> None:
+        """Make a connection without dropping the order that came meanwhile."""
+        config = self._config
+        self._connection = await ReplicationConnection.connect(
+            config.conninfo, application_name=config.application_name, timeout_s=config.connect_timeout_s
+        )
+
+    async def _copy(
+        self, connection: ReplicationConnection, begin_lsn: Lsn, tli: int, order: StartReplication
+    ) -> TimelineEnd:
+        await self._start_replication(connection, begin_lsn, tli)
+        if begin_lsn < order.begin_lsn:
+            self._check = SegmentDigest(self._segment_size, begin_lsn)
+            self._check_begin_lsn = begin_lsn
+        loop = asyncio.get_running_loop()
+        self._caught_up_at = loop.time()
+        self.streams = True
+        if self._paused:
+            connection.pause_reading()
+        logger.info("streaming timeline %d from %s", tli, format_lsn(begin_lsn))
+        return await connection.stream(self._on_wal, self._on_keepalive)
+
+    async def _start_replication(self, connection: ReplicationConnection, begin_lsn: Lsn, tli: int) -> None:
+        """Start; a slot that is in use is taken from its holder, whom our term has deposed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SLOT_WAIT_S
+        while True:
+            try:
+                await connection.start_replication(self._config.slot, begin_lsn, tli)
+                return
+            except PrimaryProblem as problem:
+                if problem.kind is not ProblemKind.SLOT_IN_USE or loop.time() > deadline:
+                    raise
+            pid = await terminate_slot_holder(self._config.conninfo, self._config.slot)
+            if pid is not None:
+                logger.warning('ended walsender %d, which held slot "%s" for a deposed proxy', pid, self._config.slot)
+
+    # ------------------------------------------------------------------ the stream
+
+    def _on_wal(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
+        start = self._start
+        assert start is not None  # set before the stream began
+        if begin_lsn < start.begin_lsn:
+            begin_lsn, chunks = self._take_checked(begin_lsn, chunks, start.begin_lsn)
+        if chunks:
+            self._owner.wal_received(begin_lsn, chunks)
+
+    def _take_checked(self, begin_lsn: Lsn, chunks: list[memoryview], end_lsn: Lsn) -> tuple[Lsn, list[memoryview]]:
+        """Feed the bytes below `end_lsn` to the check; return what is left."""
+        check = self._check
+        assert check is not None  # made with the COPY that begins below the range's end
+        rest: list[memoryview] = []
+        for chunk in chunks:
+            head = min(len(chunk), end_lsn - begin_lsn)
+            if head:
+                check.feed(chunk[:head])
+            if head < len(chunk):
+                rest.append(chunk[head:] if head else chunk)
+            begin_lsn += head
+        if begin_lsn == end_lsn:
+            self._check = None
+            self._owner.primary_checked(self._check_begin_lsn, end_lsn, check.page_crcs())
+        return begin_lsn, rest
+
+    def _on_keepalive(self, server_end_lsn: Lsn, reply_requested: bool) -> None:
+        if reply_requested:
+            loop = asyncio.get_running_loop()
+            wait_s = self._told_positions_at + UNCHANGED_REPLY_INTERVAL_S - loop.time()
+            if wait_s <= 0 or self._current_positions() != self._told_positions:
+                self._send_status()
+            else:
+                loop.call_later(wait_s, self._send_status)
+
+    # ------------------------------------------------------------------ positions
+
+    def _current_positions(self) -> tuple[Lsn, Lsn, Lsn]:
+        """Return what may be said on this stream: never more than was received on it."""
+        connection = self._connection
+        received_lsn = connection.received_lsn if connection is not None else 0
+        write_lsn, flush_lsn, apply_lsn = self._owner.positions()
+        return min(write_lsn, received_lsn), min(flush_lsn, received_lsn), min(apply_lsn, received_lsn)
+
+    def _send_changed_status(self) -> None:
+        self._status_scheduled = False
+        if self._current_positions() != self._told_positions:
+            self._send_status()
+
+    def _send_status(self, reply_requested: bool = False) -> None:
+        if not self.streams or self._connection is None:
+            return
+        self._told_positions = self._current_positions()
+        self._told_positions_at = asyncio.get_running_loop().time()
+        self._connection.send_status(*self._told_positions, reply_requested=reply_requested)
+
+    async def _repeat_status(self) -> None:
+        """Repeat the positions, and notice a primary that is silent."""
+        loop = asyncio.get_running_loop()
+        while True:
+            connection = self._connection
+            interval_s = STATUS_INTERVAL_S
+            if self.streams and connection is not None:
+                now = loop.time()
+                if connection.server_end_lsn > connection.received_lsn:
+                    self._caught_up_at = now
+                if now - self._caught_up_at < CATCHUP_LINGER_S:
+                    interval_s = CATCHUP_STATUS_INTERVAL_S
+                due = now - self._told_positions_at >= STATUS_INTERVAL_S
+                if due or (interval_s < STATUS_INTERVAL_S and any(self._told_positions)):
+                    self._send_status(reply_requested=due)
+                silent_s = now - connection.last_message_s
+                if not self._paused and silent_s > self._config.silence_timeout_s:
+                    logger.warning("the primary has said nothing for %.0f s: connecting anew", silent_s)
+                    connection.close()
+            await asyncio.sleep(interval_s if interval_s < STATUS_INTERVAL_S else STATUS_INTERVAL_S / 4)
+
+    # ------------------------------------------------------------------ the end
+
+    def _lost(self, reason: str) -> None:
+        self._close()
+        self.problem = reason
+        if reason != self._told:
+            self._told = reason
+            logger.warning("no primary: %s", reason)
+        self._owner.primary_lost(reason)
+
+    def _close(self) -> None:
+        self.streams = False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _drop_orders(self) -> None:
+        while not self._wanted.empty():
+            self._wanted.get_nowait()
+
+    def close_politely(self) -> None:
+        """Send the last positions and close: for a proxy that stops."""
+        self._send_status()
+        self._close()

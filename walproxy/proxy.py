@@ -1,0 +1,305 @@
+"""The proxy: composition of the proposer, the window, the links and the feed. It decides nothing.
+
+Everything runs on one event loop. What happens outside (a link came up, a frame came in, WAL arrived, time passed) is
+handed to the `Proposer`, and the actions that it returns are carried out here, in order. An event that is raised while
+actions are carried out waits until they are done.
+
+The hot path: one read of the primary's socket gives a list of chunks, one frame header is made for all members that are
+equally far, the chunks go out as they came; each answer that moves the quorum's position leads to at most one status
+update per turn of the loop.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+
+from safekeeper.consensus.actions import (
+    Action,
+    Disconnect,
+    Finish,
+    IdentifyPrimary,
+    Level,
+    Note,
+    ReportStatus,
+    SendAppend,
+    SendMessage,
+    StartReplication,
+    StopReplication,
+)
+from safekeeper.consensus.leadership import Leadership, Timing
+from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.consensus.primary import PrimaryIdentity
+from safekeeper.consensus.proposer import Proposer, ProposerConfig
+from safekeeper.errors import WalproxyError
+from safekeeper.lsn import Lsn
+from safekeeper.wire import Buffers, encode, encode_append_header
+from walproxy.config import ProxyConfig
+from walproxy.digest import SegmentDigest
+from walproxy.primary_feed import FeedConfig, PrimaryFeed
+from walproxy.safekeeper_link import SafekeeperLink
+from walproxy.window import Window
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05
+_LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
+
+
+class Proxy:
+    """A running proxy.
+
+    Attributes:
+        proposer: the consensus.
+        links: by safekeeper id.
+        feed: the connection to the primary.
+        window: the newest WAL.
+        status: what PostgreSQL was last allowed to know.
+        state: the public name of the state, as of the last tick.
+        state_since: the event loop's time of the last change of it.
+    """
+
+    def __init__(self, config: ProxyConfig) -> None:
+        self.config = config
+        timing = Timing(
+            heartbeat_interval_s=config.heartbeat_interval,
+            response_timeout_s=config.response_timeout,
+            catchup_bytes_per_s=config.catchup_rate,
+        )
+        self.proposer = Proposer(
+            ProposerConfig(
+                run=secrets.token_hex(16),
+                safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
+                takeover=config.takeover,
+                allow_data_loss=config.allow_data_loss,
+                timing=timing,
+            )
+        )
+        self.links = {i: SafekeeperLink(i, address, self) for i, address in config.safekeepers}
+        self.feed = PrimaryFeed(
+            FeedConfig(
+                config.primary, config.application_name, config.slot, config.connect_timeout, config.primary_timeout
+            ),
+            self,
+        )
+        self.window = Window(config.window)
+        self.status = ReportStatus(0, 0, 0)
+        self.state = "connecting"
+        self.state_since = 0.0
+        self._digest: SegmentDigest | None = None
+        self._actions: deque[Action] = deque()
+        self._executing = False
+        self._stopping = False
+        self._finished: asyncio.Future[WalproxyError | None]
+        self._loop: asyncio.AbstractEventLoop
+
+    # ------------------------------------------------------------------ life
+
+    async def run(self) -> WalproxyError | None:
+        """Serve until stopped; returns the error that ended it, None after `stop`."""
+        self._loop = asyncio.get_running_loop()
+        self._finished = self._loop.create_future()
+        self.state_since = self._loop.time()
+        count = len(self.links)
+        if count % 2 == 0:
+            logger.warning(
+                "%d safekeepers tolerate the loss of %d, as %d would: an odd number is better",
+                count,
+                (count - 1) // 2,
+                count - 1,
+            )
+        tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
+        tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
+        try:
+            return await self._finished
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Drain: take no more WAL, wait for the quorum to have what was taken, say so to PostgreSQL, end."""
+        self._stopping = True
+        self.feed.pause()
+        deadline = self._loop.time() + self.config.drain_timeout
+        while self._loop.time() < deadline and self._uncommitted_bytes() and self.proposer.leadership is not None:
+            await asyncio.sleep(TICK_S)
+        self.feed.close_politely()
+        self._finish(None)
+
+    def _finish(self, error: WalproxyError | None) -> None:
+        if not self._finished.done():
+            self._finished.set_result(error)
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        """A task of ours that fails is a bug: the process ends with its traceback in the log, not half alive."""
+        if not task.cancelled() and task.exception() is not None and not self._finished.done():
+            self._finished.set_exception(task.exception())  # type: ignore[arg-type]  # is not None: above
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            self._execute(self.proposer.tick(self._loop.time(), random.random()))
+            self._trim_window()
+            self._watch_state()
+            await asyncio.sleep(TICK_S)
+
+    def _watch_state(self) -> None:
+        now = self._loop.time()
+        state = self.proposer.state(now)
+        if state != self.state:
+            missing = [
+                f"safekeeper {i}: {self.member_problem(i)}" for i in sorted(self.links) if self.member_problem(i)
+            ]
+            note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
+            logger.info("%s -> %s after %.1f s%s", self.state, state, now - self.state_since, note)
+            self.state, self.state_since = state, now
+
+    def member_problem(self, safekeeper_id: int) -> str:
+        """Return why a safekeeper counts as missing, empty if it does not."""
+        link, peer = self.links[safekeeper_id], self.proposer.peers[safekeeper_id]
+        return peer.refused or link.problem
+
+    # ------------------------------------------------------------------ events: links
+
+    def link_up(self, safekeeper_id: int) -> None:
+        """A connection to a safekeeper is open."""
+        self._execute(self.proposer.connected(safekeeper_id, self._loop.time()))
+
+    def link_down(self, safekeeper_id: int) -> None:
+        """A connection to a safekeeper is closed."""
+        self._execute(self.proposer.disconnected(safekeeper_id, self._loop.time()))
+
+    def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
+        """A safekeeper said something."""
+        self._execute(self.proposer.message(safekeeper_id, message, self._loop.time()))
+
+    # ------------------------------------------------------------------ events: the feed
+
+    def primary_identified(self, identity: PrimaryIdentity) -> None:
+        """The primary said who it is."""
+        crcs = self._digest.page_crcs() if self._digest is not None else ()
+        self._execute(self.proposer.primary_identified(identity, self._loop.time(), crcs))
+
+    def primary_lost(self, reason: str) -> None:
+        """The connection to the primary is gone."""
+        self._execute(self.proposer.primary_lost(self._loop.time()))
+
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...]) -> None:
+        """The bytes to compare were received (S10)."""
+        identity = self.proposer.primary
+        if identity is not None and (self._digest is None or self._digest.end_lsn != end_lsn):
+            self._digest = SegmentDigest.after(identity.segment_size, begin_lsn, end_lsn, page_crcs)
+        self._execute(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
+        self.feed.positions_changed()
+
+    def segment_removed(self, reason: str) -> None:
+        """The primary has recycled the WAL to compare."""
+        logger.warning("%s", reason)
+        self._execute(self.proposer.primary_segment_removed(self._loop.time()))
+
+    def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
+        """WAL to be made durable: into the window, and from there to the members."""
+        self.window.append(begin_lsn, chunks)
+        digest = self._digest
+        if digest is not None:
+            for chunk in chunks:
+                digest.feed(chunk)
+        self._execute(self.proposer.wal_received(self.window.end_lsn, self._loop.time()))
+        if not self.feed.is_paused and self._uncommitted_bytes() >= self.window.capacity_bytes:
+            logger.info("the window is full of uncommitted WAL: PostgreSQL is read no further for now")
+            self.feed.pause()
+
+    def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
+        """The primary has streamed a timeline to its end."""
+        self._execute(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
+
+    def failed(self, error: WalproxyError) -> None:
+        """The feed cannot go on."""
+        self._finish(error)
+
+    def positions(self) -> tuple[Lsn, Lsn, Lsn]:
+        """Return what PostgreSQL may be told (S1); nothing before this very connection was checked (S10)."""
+        leadership = self.proposer.leadership
+        if leadership is None or not leadership.streaming:
+            return 0, 0, 0
+        return self.status.write_lsn, self.status.flush_lsn, self.status.apply_lsn
+
+    # ------------------------------------------------------------------ actions
+
+    def _execute(self, actions: list[Action]) -> None:
+        self._actions.extend(actions)
+        if self._executing:
+            return
+        self._executing = True
+        frame_key: tuple[Lsn, Lsn] | None = None
+        frame: Buffers = []
+        try:
+            while self._actions:
+                action = self._actions.popleft()
+                if isinstance(action, SendAppend):
+                    leadership = self.proposer.leadership
+                    if leadership is None:
+                        continue
+                    # Members that are equally far get the same frame: it is made once per batch of actions.
+                    if frame_key != (action.begin_lsn, action.end_lsn):
+                        frame_key = (action.begin_lsn, action.end_lsn)
+                        frame = self._append_frame(leadership, action)
+                    self.links[action.safekeeper_id].send(frame)
+                elif isinstance(action, ReportStatus):
+                    self.status = action
+                    self.feed.positions_changed()
+                    self._trim_window()
+                elif isinstance(action, SendMessage):
+                    self.links[action.safekeeper_id].send(encode(action.message))
+                else:
+                    self._execute_rare(action)
+        finally:
+            self._executing = False
+
+    def _execute_rare(self, action: Action) -> None:
+        if isinstance(action, Disconnect):
+            self.links[action.safekeeper_id].disconnect(action.reason)
+        elif isinstance(action, IdentifyPrimary):
+            self.feed.identify()
+        elif isinstance(action, StartReplication):
+            if not action.resumes:
+                self.window.reset(action.begin_lsn)
+                identity = self.proposer.primary
+                self._digest = SegmentDigest(identity.segment_size, action.begin_lsn) if identity else None
+            self.feed.start(action)
+        elif isinstance(action, StopReplication):
+            self.feed.stop(action.reason)
+        elif isinstance(action, Note):
+            logger.log(_LOG_LEVELS[action.level], "%s", action.text)
+        elif isinstance(action, Finish):
+            self._finish(action.error)
+
+    def _append_frame(self, leadership: Leadership, action: SendAppend) -> Buffers:
+        header = encode_append_header(
+            leadership.node_id,
+            leadership.membership.generation,
+            action.begin_lsn,
+            leadership.commit_lsn,
+            leadership.truncate_lsn,
+            leadership.sequence,
+            leadership.is_healthy(self._loop.time()),
+            action.end_lsn - action.begin_lsn,
+        )
+        return [header, *self.window.slices(action.begin_lsn, action.end_lsn)]
+
+    # ------------------------------------------------------------------ the window
+
+    def _uncommitted_bytes(self) -> int:
+        leadership = self.proposer.leadership
+        commit_lsn = leadership.commit_lsn if leadership is not None else 0
+        return self.window.end_lsn - max(commit_lsn, self.window.begin_lsn)
+
+    def _trim_window(self) -> None:
+        leadership = self.proposer.leadership
+        if leadership is not None and self.window.evict(leadership.truncate_lsn, leadership.commit_lsn):
+            self.proposer.wal_evicted(self.window.begin_lsn)
+        if self.feed.is_paused and not self._stopping and self._uncommitted_bytes() < self.window.capacity_bytes // 2:
+            self.feed.resume()

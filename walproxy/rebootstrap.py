@@ -1,0 +1,197 @@
+"""The operator's way out: begin a new cluster on safekeepers that may hold WAL (protocol step 0).
+
+For the loss of most disks, and for a primary that no longer has the WAL that the quorum needs. Nothing here happens by
+itself: `survey` looks and says what may be lost, `execute` does it after the operator has agreed. Every safekeeper must
+be there, because one that is left out would come back with the old cluster. Their old WAL is set aside in their data
+folders, not deleted.
+
+The new cluster has a random id and a higher generation, so messages and members of the old one are refused. A crash in
+the middle is repaired by doing it again.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AcceptorMessage,
+    Bootstrap,
+    Bootstrapped,
+    ProposerGreeting,
+    ProposerMessage,
+    Refusal,
+)
+from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.lsn import format_lsn
+from safekeeper.settings import Address
+from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
+from walproxy.config import ProxyConfig
+from walproxy.replication import PrimaryIdentity
+from walproxy.walreceiver import ReplicationConnection
+
+_TIMEOUT_S = 10.0
+_READ_BYTES = 64 << 10
+_Answer = TypeVar("_Answer", AcceptorGreeting, Bootstrapped)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What there is before a rebootstrap."""
+
+    primary: PrimaryIdentity
+    greetings: dict[int, AcceptorGreeting]
+
+    def lines(self) -> list[str]:
+        """Return what the operator must know, a line each."""
+        lines = [
+            f"primary: system {self.primary.system_id}, timeline {self.primary.tli}, "
+            f"WAL up to {format_lsn(self.primary.flush_lsn)}"
+        ]
+        for safekeeper_id, greeting in sorted(self.greetings.items()):
+            if not greeting.cluster_id:
+                lines.append(f"safekeeper {safekeeper_id}: empty")
+            else:
+                lines.append(
+                    f"safekeeper {safekeeper_id}: cluster {greeting.cluster_id[:8]}, system {greeting.system_id}, last "
+                    f"term {greeting.last_term}, WAL [{format_lsn(greeting.wal_begin_lsn)}, "
+                    f"{format_lsn(greeting.flush_lsn)}), committed up to at least {format_lsn(greeting.commit_lsn)}"
+                )
+        return [*lines, *self.losses()]
+
+    def losses(self) -> list[str]:
+        """Return what may be lost for good."""
+        ours = [g for g in self.greetings.values() if g.system_id == self.primary.system_id]
+        highest_lsn = max((g.flush_lsn for g in ours), default=0)
+        lines = []
+        if highest_lsn > self.primary.flush_lsn:
+            lines.append(
+                f"LOSS: safekeepers hold WAL up to {format_lsn(highest_lsn)}, the primary only up to "
+                f"{format_lsn(self.primary.flush_lsn)}: acknowledged commits in between are given up"
+            )
+        else:
+            lines.append(
+                "what this primary has is kept; commits that only a lost primary had, and acknowledged, are given up"
+            )
+        lines.append(
+            "the new log begins at the primary's present position: what is older is no longer served by the safekeepers"
+        )
+        return lines
+
+
+async def survey(config: ProxyConfig) -> Survey:
+    """Ask the primary and every safekeeper what they have.
+
+    Raises:
+        WalproxyError: one of them does not answer.
+    """
+    connection = await ReplicationConnection.connect(
+        config.primary, application_name=config.application_name, timeout_s=config.connect_timeout
+    )
+    try:
+        await connection.ensure_slot(config.slot)
+        primary = await connection.identify()
+    finally:
+        connection.close()
+    talks = await _greet_all(config.safekeepers)
+    for talk in talks.values():
+        talk.close()
+    return Survey(primary, {i: talk.greeting for i, talk in talks.items()})
+
+
+async def execute(config: ProxyConfig, before: Survey) -> str:
+    """Begin a new cluster on all safekeepers and return its id.
+
+    Raises:
+        WalproxyError: a safekeeper is gone, or has changed since the survey; do it again.
+    """
+    cluster_id = secrets.token_hex(16)
+    talks = await _greet_all(config.safekeepers)
+    try:
+        changed = [i for i, talk in talks.items() if talk.greeting.incarnation != before.greetings[i].incarnation]
+        if changed:
+            raise WalproxyError(f"safekeeper {changed[0]} has another data folder than a moment ago: run it again")
+        generations = [t.greeting.membership.generation for t in talks.values() if t.greeting.membership is not None]
+        members = tuple(Member(i, talk.greeting.incarnation) for i, talk in sorted(talks.items()))
+        bootstrap = Bootstrap(
+            cluster_id,
+            before.primary.system_id,
+            before.primary.segment_size,
+            before.primary.server_version,
+            Membership(max(generations, default=0) + 1, members),
+            replace=True,
+        )
+        for talk in talks.values():
+            await talk.ask(bootstrap, Bootstrapped)
+    finally:
+        for talk in talks.values():
+            talk.close()
+    return cluster_id
+
+
+async def _greet_all(safekeepers: Iterable[tuple[int, Address]]) -> dict[int, "_Talk"]:
+    talks: dict[int, _Talk] = {}
+    run = secrets.token_hex(16)
+    try:
+        for safekeeper_id, address in safekeepers:
+            talks[safekeeper_id] = talk = _Talk(safekeeper_id, address)
+            await talk.connect()
+            talk.greeting = await talk.ask(
+                ProposerGreeting(PROTOCOL_VERSION, run, safekeeper_id, None, None), AcceptorGreeting
+            )
+    except BaseException:
+        for talk in talks.values():
+            talk.close()
+        raise
+    return talks
+
+
+class _Talk:
+    """A short conversation with one safekeeper: a question, an answer."""
+
+    greeting: AcceptorGreeting
+
+    def __init__(self, safekeeper_id: int, address: Address) -> None:
+        self._who = f"safekeeper {safekeeper_id} at {address}"
+        self._address = address
+        self._decoder = FrameDecoder(ACCEPTOR_DIALECT)
+        self._answers: list[AcceptorMessage] = []
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def connect(self) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                self._reader, self._writer = await asyncio.open_connection(*self._address)
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+            raise ConfigurationError(
+                f"{self._who} is not there ({reason}): a rebootstrap needs every safekeeper; replace a lost one "
+                "by an empty one first"
+            ) from None
+
+    async def ask(self, question: ProposerMessage, expected: type[_Answer]) -> _Answer:
+        assert self._writer is not None  # connect was awaited
+        self._writer.writelines(encode(question))
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                while not self._answers:
+                    data = await self._reader.read(_READ_BYTES)
+                    if not data:
+                        raise WalproxyError(f"{self._who} closed the connection; see its log")
+                    self._answers += self._decoder.feed(data)
+        except TimeoutError:
+            raise WalproxyError(f"{self._who} gave no answer within {_TIMEOUT_S:.0f} s") from None
+        answer = self._answers.pop(0)
+        if isinstance(answer, Refusal):
+            raise WalproxyError(f"{self._who} refuses: {answer.reason}")
+        if not isinstance(answer, expected):
+            raise WalproxyError(f"{self._who} answered with {type(answer).__name__}")
+        return answer
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

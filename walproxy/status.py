@@ -1,0 +1,98 @@
+"""What the proxy shows of itself: the content of /status, and whether it is ready.
+
+The first fields of each object are a public interface that scripts rely on; the others explain. LSNs are text as
+PostgreSQL prints them, times are seconds.
+"""
+
+from typing import Any
+
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.proxy import Proxy
+
+SERVING_STATES = ("streaming",)
+
+
+def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
+    """Return the content of GET /status.
+
+    Args:
+        now: the event loop's time.
+    """
+    proposer, leadership = proxy.proposer, proxy.proposer.leadership
+    primary = proposer.primary
+    membership = leadership.membership if leadership is not None else None
+    count = len(membership.members) if membership is not None else len(proxy.links)
+    received_lsn = leadership.received_lsn if leadership is not None else proxy.window.end_lsn
+    return {
+        "state": proposer.state(now),
+        "term": proposer.term,
+        "system_id": str(primary.system_id) if primary is not None else None,
+        "tli": leadership.tli if leadership is not None else primary.tli if primary is not None else None,
+        "received_lsn": format_lsn(received_lsn),
+        "write_lsn": format_lsn(proxy.status.write_lsn),
+        "flush_lsn": format_lsn(proxy.status.flush_lsn),
+        "apply_lsn": format_lsn(proxy.status.apply_lsn),
+        "commit_lsn": format_lsn(leadership.commit_lsn if leadership is not None else 0),
+        "quorum": count // 2 + 1,
+        "safekeepers": [_safekeeper_status(proxy, i, received_lsn, now) for i in sorted(proxy.links)],
+        "run": proposer.config.run,
+        "spare": proposer.is_spare,
+        "state_since_s": round(now - proxy.state_since, 3),
+        "generation": membership.generation if membership is not None else None,
+        "cluster_id": leadership.elected.cluster_id if leadership is not None else None,
+        "term_start_lsn": format_lsn(leadership.term_start_lsn) if leadership is not None else None,
+        "truncate_lsn": format_lsn(leadership.truncate_lsn if leadership is not None else 0),
+        "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
+        "backpressure": proxy.feed.is_paused,
+        "primary": {"connected": primary is not None, "streams": proxy.feed.streams, "problem": proxy.feed.problem},
+    }
+
+
+def _safekeeper_status(proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, now: float) -> dict[str, Any]:
+    leadership = proxy.proposer.leadership
+    progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+    greeting = proxy.proposer.peers[safekeeper_id].greeting
+    write_lsn = progress.write_lsn if progress is not None else greeting.flush_lsn if greeting is not None else 0
+    flush_lsn = progress.flush_lsn if progress is not None else greeting.flush_lsn if greeting is not None else 0
+    answered_at = progress.last_response_at if progress is not None else None
+    return {
+        "id": safekeeper_id,
+        "state": safekeeper_state(proxy, safekeeper_id),
+        "write_lsn": format_lsn(write_lsn),
+        "flush_lsn": format_lsn(flush_lsn),
+        "lag_bytes": max(0, received_lsn - flush_lsn) if flush_lsn else None,
+        "last_response_s": round(now - answered_at, 3) if answered_at is not None else None,
+        "address": str(proxy.links[safekeeper_id].address),
+        "problem": proxy.member_problem(safekeeper_id) or None,
+    }
+
+
+def safekeeper_state(proxy: Proxy, safekeeper_id: int) -> str:
+    """Return one word: `disconnected`, `refused`, `greeting`, `waiting`, `learner`, `catching_up` or `streaming`."""
+    peer = proxy.proposer.peers[safekeeper_id]
+    leadership = proxy.proposer.leadership
+    progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+    if peer.refused:
+        return "refused"
+    if not proxy.links[safekeeper_id].is_up:
+        return "disconnected"
+    if peer.greeting is None:
+        return "greeting"
+    if leadership is None or progress is None or not progress.answered:
+        return "waiting"
+    if not progress.voter:
+        return "learner"
+    return "catching_up" if progress.sent_lsn < leadership.window_begin_lsn else "streaming"
+
+
+def not_ready_reason(proxy: Proxy, now: float) -> str:
+    """Return why commits do not go through now, empty if they do: for /readyz."""
+    state = proxy.proposer.state(now)
+    if state in SERVING_STATES:
+        return ""
+    if proxy.proposer.is_spare:
+        return "another proxy serves; this one waits as a spare"
+    if state == "waiting_for_primary":
+        return f"{state}: {proxy.feed.problem}" if proxy.feed.problem else state
+    problems = [f"safekeeper {i}: {proxy.member_problem(i)}" for i in sorted(proxy.links) if proxy.member_problem(i)]
+    return f"{state}: {'; '.join(problems)}" if problems else state
