@@ -1,0 +1,146 @@
+"""The command `safekeeper`. Commands parse, call, print.
+
+An expected error is one line on stderr and an exit code out of safekeeper/errors.py, never a traceback.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from safekeeper.command import run_command
+from safekeeper.config import ENVIRONMENT_PREFIX, SafekeeperConfig
+from safekeeper.control_file import DataDirectoryLock
+from safekeeper.errors import EXIT_FINE, EXIT_STORAGE, ConfigurationError
+from safekeeper.inspection import Inspection, as_json, control_rows, inspect_folder
+from safekeeper.lsn import format_lsn
+from safekeeper.settings import click_options, folder, load
+from safekeeper.wal.filesystem import RealFileSystem
+
+EXIT_CODES = """\b
+Exit codes:
+  0  fine                      3  configuration refused
+  1  unexpected                6  storage failed, or the disk was lost
+  2  wrong usage
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+@click.version_option(package_name="walproxy")
+def cli() -> None:
+    """Keep PostgreSQL's WAL, durable, as a member of a quorum.
+
+    \b
+    Examples:
+      safekeeper run --id 1 --data-dir /var/lib/safekeeper --listen 0.0.0.0:5454
+      safekeeper inspect --data-dir /var/lib/safekeeper
+    """
+
+
+@cli.command(epilog=EXIT_CODES)
+@click_options(SafekeeperConfig, ENVIRONMENT_PREFIX)
+def run(config: Path | None, **written: str | None) -> None:
+    """Run a safekeeper until SIGTERM.
+
+    Each option can also stand in the environment or in the file of --config; the command line goes before the
+    environment, the environment before the file. SIGHUP reads them again.
+
+    \b
+    Examples:
+      safekeeper run --id 1 --data-dir /var/lib/safekeeper
+      safekeeper run --id 2 --data-dir sk2 --listen 127.0.0.1:5455 --http 127.0.0.1:7677
+      SAFEKEEPER_ID=3 safekeeper run --config /etc/safekeeper.toml
+    """
+    # Imported here: `inspect` and --help need no web server.
+    from safekeeper.service import Service
+
+    def read() -> SafekeeperConfig:
+        return load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line=written, environment=os.environ, file=config)
+
+    service = Service(read(), RealFileSystem(), read)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        sys.exit(runner.run(service.run()))
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.option(
+    "--data-dir", required=True, metavar="DIR", envvar=f"{ENVIRONMENT_PREFIX}_DATA_DIR", help="Folder of a safekeeper."
+)
+@click.option("--json", "as_text", is_flag=True, help="Print JSON.")
+def inspect(data_dir: str, as_text: bool) -> None:
+    """Show the control file, the segments and the end of the valid WAL of a safekeeper that does not run.
+
+    Changes nothing. The exit code is 6 if the folder has lost what it must hold.
+
+    \b
+    Example:
+      safekeeper inspect --data-dir /var/lib/safekeeper --json
+    """
+    directory = folder(data_dir)
+    owner = DataDirectoryLock.owner(directory)
+    if owner is not None:
+        raise ConfigurationError(f"the safekeeper of {directory} is running (pid {owner}): stop it, or ask its /status")
+    inspection = inspect_folder(RealFileSystem(), directory)
+    if as_text:
+        click.echo(msgspec.json.format(msgspec.json.encode(as_json(inspection)), indent=2).decode())
+    else:
+        _print_inspection(inspection)
+    sys.exit(EXIT_STORAGE if inspection.lost else EXIT_FINE)
+
+
+def main() -> None:
+    """Run the command and exit."""
+    run_command(cli, "safekeeper")
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:  # There is none for this platform.
+        return None
+    return uvloop.new_event_loop
+
+
+def _print_inspection(inspection: Inspection) -> None:
+    rows = control_rows(inspection.control) if inspection.control is not None else []
+    rows.append(("valid WAL ends at", format_lsn(inspection.flush_lsn)))
+    segments = [
+        (
+            segment.name,
+            format_lsn(segment.begin_lsn),
+            format_lsn(segment.valid_end_lsn) if segment.valid_end_lsn is not None else "damaged",
+            "; ".join(segment.problems),
+        )
+        for segment in inspection.segments
+    ]
+    if sys.stdout.isatty():
+        _print_tables(rows, segments)
+    else:
+        for name, value in rows:
+            click.echo(f"{name}: {value}")
+        for segment in segments:
+            click.echo(f"segment {segment[0]}: [{segment[1]}, {segment[2]}) {segment[3]}".rstrip())
+    for note in inspection.notes:
+        click.echo(f"note: {note}")
+    if inspection.lost:
+        click.echo(f"LOST: {inspection.lost}")
+
+
+def _print_tables(rows: list[tuple[str, str]], segments: list[tuple[str, str, str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    control = Table(show_header=False, box=None)
+    for row in rows:
+        control.add_row(*row)
+    console.print(control)
+    if segments:
+        table = Table("segment", "begins at", "valid up to", "problems")
+        for segment in segments:
+            table.add_row(*segment)
+        console.print(table)

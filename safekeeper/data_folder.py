@@ -1,0 +1,239 @@
+"""A safekeeper's data folder: the control file, the WAL, and the lock that keeps a second process out.
+
+    DIR/control        what must never be forgotten (safekeeper/control_file.py)
+    DIR/wal/           segment files (safekeeper/wal/)
+    DIR/wal.<cluster>/ what a rebootstrap moved out of the way, for the operator to look at and to delete
+
+`DataFolder.open` is where a folder that can no longer be a member is found out (S8), before anybody is spoken to.
+`perform` carries out the acceptor's slow effects. It blocks, so a running node calls it in the disk's thread; it uses
+the storage meanwhile, so the node touches the storage only when no effect is under way.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState
+from safekeeper.consensus.effects import (
+    DigestWal,
+    Effect,
+    Effects,
+    FindRecords,
+    FlushWal,
+    Persist,
+    ReadWal,
+    ResetWal,
+    SetWalAside,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.consensus.term_history import tli_at
+from safekeeper.control_file import ControlFile, DataDirectoryLock
+from safekeeper.errors import ConfigurationError, DiskLost, LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.wal.filesystem import FileSystem, Space, sync_names
+from safekeeper.wal.record_search import find_records
+from safekeeper.wal.storage import WalStorage
+
+WAL_FOLDER = "wal"
+
+
+def missing_wal(control: ControlState, flush_lsn: Lsn, wal_directory: Path) -> str | None:
+    """Compare the WAL that is there with what the control file says must be (S8); return what is lost, None if nothing.
+
+    Args:
+        flush_lsn: where the WAL ends that was found, 0 if none was.
+    """
+    if control.set_aside or control.base_lsn is not None or not control.wal_begin_lsn:
+        return None  # A new beginning is pending, or nothing was ever written.
+    needed_lsn = max(control.wal_begin_lsn, control.commit_lsn, control.truncate_to or 0)
+    if flush_lsn >= needed_lsn:
+        return None
+    found = f"ends at {format_lsn(flush_lsn)}" if flush_lsn else "is gone"
+    return (
+        f"the WAL in {wal_directory} {found}, but it reached {format_lsn(needed_lsn)} (S8): this data folder is no "
+        "member any more; move it away and start with an empty one, to rejoin as a learner"
+    )
+
+
+class DataFolder:
+    """An open and locked data folder. Made by `open`.
+
+    Attributes:
+        directory: where it is.
+        control: the control file's content as it is on disk.
+        storage: the WAL; None as long as the segment size is not known.
+    """
+
+    def __init__(self, fs: FileSystem, directory: Path, lock: DataDirectoryLock, control_file: ControlFile) -> None:
+        self._fs = fs
+        self._lock = lock
+        self._control_file = control_file
+        self._wal_directory = directory / WAL_FOLDER
+        self._segment_size = 0  # Of the open storage.
+        self.directory = directory
+        self.control = ControlState(safekeeper_id=0, incarnation="")
+        self.storage: WalStorage | None = None
+
+    @classmethod
+    def open(cls, fs: FileSystem, directory: Path, safekeeper_id: int, new_incarnation: str) -> "DataFolder":
+        """Open the folder of safekeeper `safekeeper_id`, or make it.
+
+        Args:
+            new_incarnation: the random id of the folder if it is new, 32 hexadecimal digits (S8).
+
+        Raises:
+            ConfigurationError: it cannot be made, another process has it, or it belongs to another safekeeper.
+            DiskLost: what the control file records is gone (S8).
+            StorageFailed: it cannot be read or written, or there is no room to start in.
+        """
+        if not fs.exists(directory.parent):
+            raise ConfigurationError(f"{directory.parent} does not exist: make it, or correct --data-dir")
+        fs.make_directory(directory)
+        lock = DataDirectoryLock(directory)
+        folder = cls(fs, directory, lock, ControlFile(fs, directory))
+        try:
+            folder._load(safekeeper_id, new_incarnation)
+        except StorageFull as full:
+            folder.close()
+            raise StorageFailed(f"no room to start in {directory}: free some space ({full})") from full
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @property
+    def flush_lsn(self) -> Lsn:
+        """The end of the durable WAL, 0 if there is none."""
+        return self.storage.flush_lsn if self.storage is not None else 0
+
+    @property
+    def wal_bytes(self) -> int:
+        """How much WAL is kept, in bytes."""
+        return self.storage.write_lsn - self.storage.begin_lsn if self.storage is not None else 0
+
+    def space(self) -> Space:
+        """Return the room on the folder's disk."""
+        return self._fs.space(self.directory)
+
+    def perform(self, effect: Effect) -> Any:
+        """Carry out `effect` and return its result; see safekeeper/consensus/effects.py for what each means.
+
+        Raises:
+            StorageFull: nothing was changed, it may be tried again.
+            StorageFailed: the end (S12).
+        """
+        match effect:
+            case Persist(control):
+                self._control_file.store(control)
+                self.control = control
+            case ResetWal(base_lsn, tli):
+                self._storage_for_reset(tli).reset(base_lsn, tli)
+            case SetWalAside(label):
+                self._set_wal_aside(label)
+            case WriteWal(begin_lsn, payload):
+                self.opened_storage().append(begin_lsn, payload)
+            case FlushWal():
+                self.opened_storage().flush_now()
+            case TruncateWal(lsn, tli):
+                self.opened_storage().truncate(lsn, tli)
+            case ReadWal(begin_lsn, end_lsn):
+                return self.opened_storage().read(begin_lsn, end_lsn)
+            case DigestWal(begin_lsn, end_lsn):
+                return self.opened_storage().page_digests(begin_lsn, end_lsn)
+            case FindRecords(lsn):
+                storage = self.opened_storage()
+                return find_records(storage.read, lsn, storage.begin_lsn, storage.flush_lsn, self._segment_size)
+            case _:
+                raise LocalProtocolError(f"{type(effect).__name__} is not for the disk")
+        return None
+
+    def perform_all(self, effects: Effects) -> None:
+        """Carry out effects that only concern the disk, one after the other: at the start, before there is a loop.
+
+        Raises:
+            As `perform`; StorageFull too, if the effects do not handle it.
+        """
+        try:
+            effect = next(effects)
+            while True:
+                try:
+                    result = self.perform(effect)
+                except StorageFull as full:
+                    effect = effects.throw(full)
+                else:
+                    effect = effects.send(result)
+        except StopIteration:
+            return
+
+    def close(self) -> None:
+        """Release all files and the lock. What was not flushed may be lost."""
+        if self.storage is not None:
+            self.storage.close()
+            self.storage = None
+        self._lock.release()
+
+    def opened_storage(self) -> WalStorage:
+        """Return the storage, which an adopted history has made sure is there."""
+        if self.storage is None:
+            raise LocalProtocolError("there is no WAL to work on yet")
+        return self.storage
+
+    def _load(self, safekeeper_id: int, new_incarnation: str) -> None:
+        control = self._control_file.load(ControlState)
+        if control is None:
+            if self._fs.listdir(self._wal_directory):
+                raise DiskLost(
+                    f"{self.directory} holds WAL but its control file is gone: what this safekeeper promised is lost; "
+                    "move the folder away and start with an empty one, to rejoin as a learner"
+                )
+            control = ControlState(safekeeper_id=safekeeper_id, incarnation=new_incarnation)
+        if control.format_version != FORMAT_VERSION:
+            raise ConfigurationError(
+                f"{self.directory} has format {control.format_version}, this release knows {FORMAT_VERSION}: "
+                "run the release that wrote it"
+            )
+        if control.safekeeper_id != safekeeper_id:
+            raise ConfigurationError(
+                f"{self.directory} belongs to safekeeper {control.safekeeper_id}, not {safekeeper_id}: "
+                "correct --id or --data-dir"
+            )
+        if control.segment_size and not control.set_aside:
+            self._open_storage(control)
+            lost = missing_wal(control, self.flush_lsn, self._wal_directory)
+            if lost is not None:
+                raise DiskLost(lost)
+        # What the page cache shows may not be on the disk, after an fsync that failed: written anew, it is (S12).
+        self._control_file.store(control)
+        self.control = control
+
+    def _open_storage(self, control: ControlState) -> WalStorage:
+        self._segment_size = control.segment_size
+        tli = max(tli_at(control.history, control.commit_lsn), 1)
+        self.storage = WalStorage.open(self._fs, self._wal_directory, segment_size=control.segment_size, tli=tli)
+        return self.storage
+
+    def _storage_for_reset(self, tli: int) -> WalStorage:
+        if self.storage is not None and self._segment_size == self.control.segment_size:
+            return self.storage
+        if self.storage is not None:
+            self.storage.close()
+        return self._open_storage(self.control)
+
+    def _set_wal_aside(self, label: str) -> None:
+        """Move each file of the WAL to a folder of its own. Whatever was moved before a crash stays moved."""
+        if self.storage is not None:
+            self.storage.close()
+            self.storage = None
+        names = self._fs.listdir(self._wal_directory)
+        if not names:
+            return
+        target = self.directory / f"{WAL_FOLDER}.{label}"
+        self._fs.make_directory(target)
+        try:
+            # From the top down: what is left behind by a crash is a log without a gap.
+            for name in sorted(names, reverse=True):
+                self._fs.rename(self._wal_directory / name, target / name)
+        except StorageFull as full:
+            raise StorageFailed(str(full)) from full
+        sync_names(self._fs, target)
+        sync_names(self._fs, self._wal_directory)

@@ -1,0 +1,402 @@
+"""The node: carries out what the acceptor decides, in order, on the disk and on the connections.
+
+Events come one at a time: a message, a lost connection, a flush that has returned. Each becomes a generator of effects
+that runs to its end before the next event is looked at, so the acceptor's text is the order in which things happen.
+
+    append     written into the operating system at once, on the loop's thread; then a flush begins if none runs
+    flush      on the loop's thread while the disk is quick, in the disk's thread from the first slow flush on until it
+               has been quick for a while; what is written or received meanwhile gathers, and the next flush covers it
+    the rest   control file, cuts, reads: in the disk's thread, behind a flush that runs; until then the node takes no
+               message (`ready` is False) and the loop stays free to answer HTTP
+
+What waits is not kept here: whoever has messages for a node that is not ready leaves them where they are, in the
+sockets, and is told by `Outbox.resume` (S14). Only what cannot wait outside is queued: a flush's return, a lost
+connection, a timer; there are no more of these than connections and threads.
+
+A failed write or sync, and an invariant that does not hold, end the node: from then on it does nothing at all, and
+`failed` tells the process to exit (S12).
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.effects import (
+    Close,
+    Effect,
+    Effects,
+    FlushWal,
+    Persist,
+    ResetWal,
+    Send,
+    SetWalAside,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage
+from safekeeper.consensus.term_history import describe_history
+from safekeeper.data_folder import DataFolder
+from safekeeper.errors import RemoteProtocolError, StorageFailed, StorageFull
+from safekeeper.lsn import format_lsn, segment_start
+from safekeeper.room import Room
+from safekeeper.wal.disk_work import Flush, Preparation
+from safekeeper.wal.filesystem import Space
+from safekeeper.worker import Worker
+
+# A leader that waits this long for a flush is told what has been received meanwhile.
+REPORT_WRITE_AFTER_S = 0.001
+# A flush within this time is quick. After so many quick ones in the disk's thread, the loop's thread takes over: to
+# hand over to a thread and back costs more than the fdatasync itself. Measured with 8 appends of 8 KiB in flight, in
+# turns, on two shared cores: 84-100 us of CPU per append through the thread, 47-59 on the loop; 5,300-6,400 appends a
+# second against 9,000-10,800. What it costs is that the loop stands still during the first slow flush.
+QUICK_FLUSH_S = 0.001
+QUICK_FLUSHES = 16
+# How long to wait for space before the next segment is tried again.
+PREPARE_AGAIN_AFTER_S = 1.0
+
+_log = logging.getLogger(__name__)
+# What these do to the WAL, or say about it, includes a flush that runs: it is counted by them and not once more.
+_INCLUDES_FLUSH = (FlushWal, TruncateWal, ResetWal, SetWalAside)
+
+
+class Outbox(Protocol):
+    """Where a node's words go."""
+
+    def send(self, connection: int, message: AcceptorMessage) -> None:
+        """Send `message`; nothing happens if the connection is closed."""
+
+    def close(self, connection: int, reason: str, *, broken: bool) -> None:
+        """Close it after what was sent; hand over no message of it any more. `broken`: it broke the protocol."""
+
+    def resume(self) -> None:
+        """The node is ready for messages again."""
+
+
+class Logged(NamedTuple):
+    """What the log has said last about whom this safekeeper follows."""
+
+    control: ControlState
+    state: str
+    leader: NodeId | None
+    connection: int | None
+
+
+class Node:
+    """One safekeeper's acceptor, its data folder, and the two threads that wait for the disk.
+
+    Attributes:
+        acceptor: the state machine; read its positions, leave the rest alone.
+        folder: the data folder.
+        disk: the thread that flushes.
+        room: what there is no room for at present.
+        failed: done, with the error, when the node has come to its end.
+    """
+
+    def __init__(self, folder: DataFolder, loop: asyncio.AbstractEventLoop) -> None:
+        """Finish what a crash interrupted (blocking), and be ready for messages once `attach` was called.
+
+        Raises:
+            StorageFailed: it cannot be finished.
+        """
+        self.folder = folder
+        self.acceptor = Acceptor(folder.control, folder.flush_lsn)
+        try:
+            folder.perform_all(self.acceptor.start())
+        except StorageFull as full:
+            raise StorageFailed(f"no room to finish what a crash interrupted: free some space ({full})") from full
+        self.disk = Worker("disk", loop)
+        # A segment takes far longer to prepare than a flush may wait, hence a thread of its own.
+        self._preparer = Worker("preparer", loop)
+        self.room = Room()
+        self.failed: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._outbox: Outbox
+        self._effects: Effects | None = None  # Those of the event that is being handled.
+        self._connection = 0  # On which its message came.
+        self._events: deque[Callable[[], Effects | None]] = deque()
+        self._flush: Flush | None = None  # The one that runs.
+        self._flush_began_at = 0.0
+        self._quick_flushes = 0  # In a row.
+        self._report_timer_runs = False
+        self._prepare_not_before = 0.0
+        self._draining = False
+        self._quiet: asyncio.Future[None] | None = None
+        self._logged = self._to_log()
+
+    def attach(self, outbox: Outbox) -> None:
+        """Say where words go. Before the first message."""
+        self._outbox = outbox
+
+    @property
+    def ready(self) -> bool:
+        """Whether `receive` may be called."""
+        return self._effects is None and not self._draining and not self.failed.done()
+
+    # Events.
+
+    def receive(self, connection: int, message: ProposerMessage) -> None:
+        """Handle a message; only while `ready`. After the last one at hand, call `messages_handled`."""
+        self._connection = connection
+        self._effects = self.acceptor.receive(connection, message, self._loop.time())
+        self._step(None, None)
+        if self._events:
+            self._handle_events()
+
+    def messages_handled(self) -> None:
+        """No further message is at hand: what was written is flushed, or begins to be."""
+        if self._effects is None:
+            if self._start_flush():
+                self._handle_events()
+            self._log_changes()
+
+    def disconnected(self, connection: int) -> None:
+        """The connection is closed, by whomever."""
+        self._post(lambda: self.acceptor.disconnected(connection))
+
+    def checkpoint(self) -> None:
+        """Write the positions that are kept lazily, if they have moved."""
+        self._post(self.acceptor.checkpoint)
+
+    async def drain(self) -> None:
+        """Take no message any more. Return when all WAL is on disk, which was said, and the lazy positions are."""
+        self._draining = True
+        await self._become_quiet()
+        self._post(self.acceptor.checkpoint)
+        await self._become_quiet()
+
+    def stop(self) -> None:
+        """End the threads after what they are at."""
+        self.disk.stop()
+        self._preparer.stop()
+
+    # The engine.
+
+    def _post(self, event: Callable[[], Effects | None]) -> None:
+        self._events.append(event)
+        if self._effects is None:
+            self._handle_events()
+
+    def _handle_events(self) -> None:
+        """Handle what is queued, until there is nothing left to do or an effect has to wait for the disk."""
+        more = True
+        while more:
+            while self._events and self._effects is None and not self.failed.done():
+                try:
+                    self._effects = self._events.popleft()()
+                except Exception as error:
+                    self._fail(error)
+                    return
+                if self._effects is not None:
+                    self._step(None, None)
+            if self._effects is not None or self.failed.done():
+                return
+            more = self._start_flush()
+        self._log_changes()
+        if self._quiet is not None and self._flush is None:
+            self._quiet.set_result(None)
+            self._quiet = None
+        if not self._draining:
+            self._outbox.resume()
+
+    def _step(self, result: Any, full: StorageFull | None) -> None:
+        """Go on with the event under way, with the result of the effect that it waits for."""
+        effects = self._effects
+        assert effects is not None  # There is one under way whenever this is called.
+        try:
+            effect = effects.send(result) if full is None else effects.throw(full)
+            while True:
+                if isinstance(effect, WriteWal):
+                    try:
+                        self.folder.opened_storage().append(effect.begin_lsn, effect.payload)
+                    except StorageFull as no_room:
+                        self._no_room_for_wal(no_room)
+                        effect = effects.throw(no_room)
+                        continue
+                elif isinstance(effect, Send):
+                    self._outbox.send(effect.connection, effect.message)
+                elif isinstance(effect, Close):
+                    self._outbox.close(effect.connection, effect.reason, broken=False)
+                else:
+                    self._hand_to_disk(effect)
+                    return
+                effect = next(effects)
+        except StopIteration:
+            self._effects = None
+        except RemoteProtocolError as broken:
+            self._effects = None
+            self._outbox.close(self._connection, str(broken), broken=True)
+        except StorageFull:
+            self._effects = None  # A checkpoint, which nobody waits for. `room` has noted it.
+        except Exception as error:
+            self._fail(error)
+
+    def _hand_to_disk(self, effect: Effect) -> None:
+        flush: Flush | None = None
+        if isinstance(effect, _INCLUDES_FLUSH):
+            # Its thread has carried it out before it comes to this effect; its return, when the loop hears of it, is
+            # no news any more.
+            flush, self._flush = self._flush, None
+
+        def job() -> Any:
+            if flush is not None:
+                self.folder.opened_storage().finish_flush(flush)
+            return self.folder.perform(effect)
+
+        self.disk.submit(job, self._effect_done, effect)
+
+    def _effect_done(self, effect: Effect, result: Any, error: BaseException | None) -> None:
+        if self.failed.done():
+            return
+        if error is not None and not isinstance(error, StorageFull):
+            self._fail(error)
+            return
+        if isinstance(effect, Persist):
+            self.room.note("control file", error)
+        elif error is not None:
+            self._no_room_for_wal(error)
+        self._step(result, error)
+        self._handle_events()
+
+    def _fail(self, error: BaseException) -> None:
+        """Come to an end: nothing is done or said any more."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _become_quiet(self) -> None:
+        quiet = self._quiet = self._loop.create_future()
+        self._post(lambda: None)
+        await quiet
+
+    # Flushes.
+
+    def _start_flush(self) -> bool:
+        """Flush what is written, unless a flush runs: the next one will cover it. Return whether there is an event."""
+        storage = self.folder.storage
+        if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn:
+            return False
+        try:
+            preparation = storage.prepare_ahead() if self._flush_began_at >= self._prepare_not_before else None
+            flush = self._flush = storage.start_flush()
+        except StorageFailed as error:
+            self._fail(error)
+            return False
+        assert flush is not None  # There is something to flush, and no flush runs.
+        self._flush_began_at = time.monotonic()
+        if preparation is not None:
+            self._preparer.submit(preparation.run, self._prepared, preparation)
+        if self._quick_flushes < QUICK_FLUSHES:
+            self.disk.submit(flush.run, self._flush_returned, flush)
+            if not self._report_timer_runs:
+                self._report_timer_runs = True
+                self._loop.call_later(REPORT_WRITE_AFTER_S, self._report_timer)
+            return False
+        try:
+            flush.run()
+        except Exception as error:
+            self._fail(error)
+            return False
+        self._events.append(partial(self._flushed, flush))
+        return True
+
+    def _flush_returned(self, flush: Flush, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+        else:
+            self._post(partial(self._flushed, flush))
+
+    def _flushed(self, flush: Flush) -> Effects | None:
+        if flush is not self._flush:
+            return None  # An effect has included it.
+        storage = self.folder.opened_storage()
+        storage.finish_flush(flush)
+        self._flush = None
+        quick = time.monotonic() - self._flush_began_at < QUICK_FLUSH_S
+        self._quick_flushes = self._quick_flushes + 1 if quick else 0
+        if self.room.lacking and storage.flush_lsn > self.room.wal_ends_at_lsn:
+            self.room.note("WAL", None)
+        return self.acceptor.flushed(flush.end_lsn)
+
+    def _report_timer(self) -> None:
+        """Tell the leader what is received when a flush takes its time. One timer, however many flushes there are."""
+        self._report_timer_runs = False
+        if self._flush is None or self.failed.done():
+            return
+        age_s = time.monotonic() - self._flush_began_at
+        if age_s >= REPORT_WRITE_AFTER_S and self._effects is None:
+            self._post(self.acceptor.report_write)
+        self._report_timer_runs = True
+        wait_s = REPORT_WRITE_AFTER_S - age_s if age_s < REPORT_WRITE_AFTER_S else REPORT_WRITE_AFTER_S
+        self._loop.call_later(wait_s, self._report_timer)
+
+    def _prepared(self, preparation: Preparation, _: Any, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, StorageFull):
+            self._fail(error)
+            return
+        self._post(partial(self._count_prepared, preparation, error))
+
+    def _count_prepared(self, preparation: Preparation, full: StorageFull | None) -> None:
+        if self.folder.storage is not None:
+            self.folder.storage.finish_preparation(preparation)
+        if full is not None:
+            self._prepare_not_before = time.monotonic() + PREPARE_AGAIN_AFTER_S
+            self._no_room_for_wal(full)
+        else:
+            self.room.note("WAL", None)
+
+    def _no_room_for_wal(self, full: StorageFull) -> None:
+        storage, segment_size = self.folder.storage, self.folder.control.segment_size
+        if storage is not None and segment_size:
+            self.room.wal_ends_at_lsn = segment_start(storage.write_lsn, segment_size) + segment_size
+        self.room.note("WAL", full)
+
+    # What a person wants to know.
+
+    def measure_room(self) -> None:
+        """Look how much room the disk has."""
+        self.disk.submit(self.folder.space, self._room_measured)
+
+    def _room_measured(self, _: Any, space: Space | None, error: BaseException | None) -> None:
+        if space is not None:
+            self.room.measured(space)
+        else:
+            _log.warning("could not measure the disk's space: %s", error)
+
+    def _to_log(self) -> Logged:
+        acceptor = self.acceptor
+        return Logged(acceptor.control, acceptor.state, acceptor.leader, acceptor.leader_connection)
+
+    def _log_changes(self) -> None:
+        """Log whom the safekeeper follows, when that has changed."""
+        old, acceptor = self._logged, self.acceptor
+        # In this order the comparisons cost nothing on the path of an append.
+        if acceptor.leader is old.leader and acceptor.control is old.control:
+            return
+        new = self._logged = self._to_log()
+        if new.control.promised != old.control.promised:
+            _log.info("has promised %s", new.control.promised)
+        if new.control.membership != old.control.membership and new.control.membership is not None:
+            ids = ", ".join(str(i) for i in sorted(new.control.membership.ids()))
+            _log.info(
+                "membership generation %d of cluster %s: safekeepers %s; this one %s",
+                new.control.membership.generation,
+                new.control.cluster_id[:8],
+                ids,
+                "votes" if acceptor.is_voter else "is a learner",
+            )
+        if (new.leader, new.connection) != (old.leader, old.connection):
+            if new.leader is not None:
+                _log.info(
+                    "follows %s on connection %s from %s; history %s",
+                    new.leader,
+                    new.connection,
+                    format_lsn(acceptor.write_lsn),
+                    describe_history(new.control.history),
+                )
+            else:
+                _log.info("follows %s no longer; WAL ends at %s", old.leader, format_lsn(acceptor.write_lsn))

@@ -1,0 +1,266 @@
+"""The door for proposers: connections in, messages to the node, the node's words out.
+
+What a connection sends stays in its receive buffer until the node is ready for it; with a full buffer, or with a peer
+that does not read its answers, nothing more is read from the socket. So a connection costs a bounded amount of memory
+whatever it does (S14), and a slow one slows down itself only.
+
+A connection is closed when it sends what is not understood, has not introduced itself in time, or is silent for too
+long. A scanner can fill neither the connections, which are limited, nor the log, whose lines about strangers are.
+"""
+
+import asyncio
+import logging
+import socket
+from typing import cast
+
+from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage
+from safekeeper.errors import ConfigurationError, RemoteProtocolError
+from safekeeper.logs import RateLimit
+from safekeeper.node import Node
+from safekeeper.settings import Address
+from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder, encode
+
+WRITE_HIGH_WATER_BYTES = 4 << 20
+WRITE_LOW_WATER_BYTES = 1 << 20
+# A peer whose host has vanished is noticed after idle + count * interval seconds, also when nothing is sent.
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+_log = logging.getLogger(__name__)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One proposer's connection. Bytes become a message only when the node is ready for it.
+
+    Attributes:
+        number: the connection's number, 0 if it was not admitted.
+        peer: where it comes from, for the log.
+        greeted: a message has come.
+        heard_at: when bytes came last, in the loop's time.
+    """
+
+    def __init__(self, door: "ProposerDoor") -> None:
+        self._door = door
+        self._node = door.node
+        self._decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
+        self._transport: asyncio.Transport
+        self._reading = True
+        self._writing_paused = False
+        self._open = False
+        self.number = 0
+        self.peer = ""
+        self.greeted = False
+        self.heard_at = 0.0
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
+        _set_socket_options(transport.get_extra_info("socket"))
+        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
+        self.heard_at = self._door.now()
+        self._open = self._door.admit(self)
+        if not self._open:
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._decoder.buffer_updated(nbytes)
+        if self._open:
+            self.heard_at = self._door.now()
+            self.pump()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open = False
+        self._door.lost(self)
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self.pump()
+
+    # What the door calls.
+
+    def pump(self) -> None:
+        """Hand over messages until there are no more, or somebody has to wait."""
+        node, decoder = self._node, self._decoder
+        try:
+            while self._open:
+                if self._writing_paused or not node.ready:
+                    self._stop_reading()
+                    return
+                message = decoder.next_message()
+                if message is None:
+                    break
+                self.greeted = True
+                node.receive(self.number, message)
+        except RemoteProtocolError as error:
+            self._door.close(self.number, str(error), broken=True)
+        if self._open and not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        node.messages_handled()
+
+    def send(self, message: AcceptorMessage) -> None:
+        """Write the message's frame."""
+        buffers = encode(message)
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+
+    def close(self, *, abort: bool = False) -> None:
+        """Close after what was written, or at once; nothing that was received is looked at any more."""
+        self._open = False
+        if abort:
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    def _stop_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+        if not self._writing_paused:
+            self._door.waiting[self.number] = self
+
+
+class ProposerDoor:
+    """Listens for proposers; the node's `Outbox`.
+
+    Attributes:
+        node: who handles the messages.
+        waiting: connections with messages that the node was not ready for, by number.
+        address: where it listens, known after `open`.
+    """
+
+    def __init__(self, node: Node, *, connections_max: int, greeting_timeout_s: float, idle_timeout_s: float) -> None:
+        self.node = node
+        self.waiting: dict[int, Connection] = {}
+        self.address = Address("", 0)
+        self._connections_max = connections_max
+        self._greeting_timeout_s = greeting_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._connections: dict[int, Connection] = {}
+        self._last_number = 0
+        self._server: asyncio.Server | None = None
+        self._strangers = RateLimit(lines=10, interval_s=60)
+        self._watch: asyncio.TimerHandle | None = None
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    async def open(self, address: Address) -> None:
+        """Listen at `address`.
+
+        Raises:
+            ConfigurationError: that is not possible.
+        """
+        try:
+            self._server = await self._loop.create_server(
+                lambda: Connection(self), address.host, address.port, backlog=64
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"could not listen for proxies at {address}: {error.strerror or error}: correct --listen"
+            ) from error
+        self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
+        self._watch_silence()
+
+    def stop_accepting(self) -> None:
+        """Take no more connections; the ones that there are stay."""
+        if self._server is not None:
+            self._server.close()
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def close_all(self) -> None:
+        """Close all connections, after what was sent on them."""
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    # The node's Outbox.
+
+    def send(self, connection: int, message: AcceptorMessage) -> None:
+        """See Outbox."""
+        there = self._connections.get(connection)
+        if there is not None:
+            there.send(message)
+
+    def close(self, connection: int, reason: str, *, broken: bool) -> None:
+        """See Outbox."""
+        there = self._connections.pop(connection, None)
+        if there is None:
+            return
+        self.waiting.pop(connection, None)
+        there.close()
+        self.node.disconnected(connection)
+        if broken:
+            self._warn(f"closed connection {connection} from {there.peer}: {reason}")
+        else:
+            _log.info("closed connection %d from %s: %s", connection, there.peer, reason)
+
+    def resume(self) -> None:
+        """See Outbox."""
+        while self.waiting and self.node.ready:
+            number = next(iter(self.waiting))
+            self.waiting.pop(number).pump()
+
+    # The connections.
+
+    def admit(self, connection: Connection) -> bool:
+        """Number a new connection, unless there are too many."""
+        if len(self._connections) >= self._connections_max:
+            self._warn(f"refused a connection from {connection.peer}: {self._connections_max} are open already")
+            return False
+        self._last_number += 1
+        connection.number = self._last_number
+        self._connections[connection.number] = connection
+        _log.debug("connection %d from %s", connection.number, connection.peer)
+        return True
+
+    def lost(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        self.waiting.pop(connection.number, None)
+        if self._connections.pop(connection.number, None) is not None:
+            _log.debug("connection %d from %s is gone", connection.number, connection.peer)
+            self.node.disconnected(connection.number)
+
+    def _watch_silence(self) -> None:
+        """Close the connections that say nothing, once a second."""
+        now = self.now()
+        for number, connection in list(self._connections.items()):
+            silent_s = now - connection.heard_at
+            if number in self.waiting:
+                continue  # It is not silent: it is we who do not listen.
+            if not connection.greeted and silent_s > self._greeting_timeout_s:
+                self.close(number, f"no greeting within {self._greeting_timeout_s:g} s", broken=True)
+            elif silent_s > self._idle_timeout_s:
+                self.close(number, f"silent for {self._idle_timeout_s:g} s", broken=False)
+        self._watch = self._loop.call_later(1.0, self._watch_silence)
+
+    def _warn(self, line: str) -> None:
+        more = self._strangers.admit()
+        if more is not None:
+            _log.warning("%s%s", line, more)
+
+
+def _set_socket_options(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

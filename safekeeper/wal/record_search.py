@@ -1,0 +1,65 @@
+"""Which record a cut of the log would lose, and which one it would leave as the last (S9, S10).
+
+Records cannot be found by going backward, so the search reads forward from the start of the segment that holds the
+byte before the position, and from an earlier segment when no record begins in that one: a single record can span many.
+"""
+
+from collections.abc import Callable
+
+from safekeeper.lsn import Lsn, segment_start
+from safekeeper.wal.format import WalFormatError
+from safekeeper.wal.records import RecordDecoder
+
+_READ_BYTES = 1 << 20
+
+Read = Callable[[Lsn, Lsn], bytes]
+
+
+def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> tuple[Lsn, Lsn]:
+    """Find the records around `lsn`.
+
+    Args:
+        read: returns the log's bytes [begin, end).
+        lsn: where the log may be cut.
+        begin_lsn, end_lsn: the log; begin_lsn is a segment start, `lsn` lies within.
+
+    Returns:
+        record_end_lsn: the end of the first complete record that ends above `lsn`, that is, of the first one that a
+            cut at `lsn` would destroy: the record that begins there or, if none does, the one that `lsn` lies in.
+            0 if the log does not hold all of it. If the WAL before `lsn` cannot be decoded, it is `lsn`: what cannot
+            be judged must count as a complete record to whoever asks whether it may be cut.
+        last_record_lsn: the start of the last record that begins below `lsn`, complete or not; 0 if there is none.
+    """
+    start_lsn = segment_start(max(lsn - 1, begin_lsn), segment_size)
+    while True:
+        record_end_lsn, last_record_lsn = _search(read, lsn, start_lsn, end_lsn, segment_size)
+        if last_record_lsn or start_lsn <= begin_lsn:
+            return record_end_lsn, last_record_lsn
+        start_lsn -= segment_size
+
+
+def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> tuple[Lsn, Lsn]:
+    decoder = RecordDecoder(start_lsn, segment_size)
+    last_record_lsn = 0
+    try:
+        for begin in range(start_lsn, lsn, _READ_BYTES):
+            for record in decoder.walk(read(begin, min(begin + _READ_BYTES, lsn))):
+                last_record_lsn = record.start_lsn
+                if record.end_lsn > lsn:  # A switch record, which fills its segment.
+                    return record.end_lsn, last_record_lsn
+    except WalFormatError:
+        return lsn, last_record_lsn
+    if decoder.pending is not None and decoder.pending < lsn:
+        last_record_lsn = decoder.pending
+    try:
+        for begin in range(lsn, end_lsn, _READ_BYTES):
+            for record in decoder.walk(read(begin, min(begin + _READ_BYTES, end_lsn))):
+                if record.end_lsn > lsn:
+                    return record.end_lsn, last_record_lsn
+            if (decoder.skipped_until or 0) > lsn:
+                break
+    except WalFormatError:
+        return 0, last_record_lsn
+    # The record that lsn lies in began before the search did.
+    skipped_until = decoder.skipped_until or 0
+    return (skipped_until if skipped_until > lsn else 0), last_record_lsn

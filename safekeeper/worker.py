@@ -1,0 +1,60 @@
+"""A thread that does one thing after the other and reports each on the event loop.
+
+The disk may take its time, or for ever; the loop must not. So what waits for the disk is a job here. The thread is a
+daemon: a process whose disk hangs can still end.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+Job = Callable[[], Any]
+Done = Callable[[Any, Any, BaseException | None], None]
+
+
+class Worker:
+    """One thread and its queue, first in, first out.
+
+    Args:
+        name: of the thread, as debuggers and profilers show it.
+        loop: where the `done` callbacks are called.
+    """
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._jobs: SimpleQueue[tuple[Job, Done, Any] | None] = SimpleQueue()
+        self._began_at: float | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def busy_s(self) -> float:
+        """How long the job under way has taken so far, in seconds; 0 if there is none."""
+        began_at = self._began_at
+        return 0.0 if began_at is None else time.monotonic() - began_at
+
+    def submit(self, job: Job, done: Done, token: Any = None) -> None:
+        """Run `job` when those before it are done, then call `done(token, its result, its error)` on the loop."""
+        self._jobs.put((job, done, token))
+
+    def stop(self) -> None:
+        """End the thread after the jobs that it has. Does not wait for it."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        jobs, loop = self._jobs, self._loop
+        while (work := jobs.get()) is not None:
+            job, done, token = work
+            self._began_at = time.monotonic()
+            try:
+                result, error = job(), None
+            except BaseException as raised:  # Whatever it is, the loop's side decides what it means.
+                result, error = None, raised
+            self._began_at = None
+            try:
+                loop.call_soon_threadsafe(done, token, result, error)
+            except RuntimeError:
+                return  # The loop is closed: nobody is left to tell.

@@ -1,0 +1,141 @@
+"""A proposer that does what the test says: one blocking connection to one safekeeper, messages out, messages in."""
+
+import socket
+from collections import deque
+from types import TracebackType
+from typing import Self, TypeVar
+
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    Bootstrap,
+    Bootstrapped,
+    Elected,
+    ProposerGreeting,
+    ProposerMessage,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
+
+SYSTEM_ID = 7_123_456_789_012_345_678
+SEGMENT_SIZE = 1 << 20
+BASE_LSN = 3 << 20
+SERVER_VERSION = 150018
+DEADLINE_S = 20.0
+
+_Message = TypeVar("_Message")
+
+
+class ScriptedProposer:
+    """One connection of one proposer run to safekeeper `safekeeper_id`."""
+
+    def __init__(self, port: int, *, safekeeper_id: int = 1, run: str = "run1") -> None:
+        self.run = run
+        self.safekeeper_id = safekeeper_id
+        self.sequence = 0
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder: FrameDecoder[AcceptorMessage] = FrameDecoder(ACCEPTOR_DIALECT)
+        self._received: deque[AcceptorMessage] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def send(self, *messages: ProposerMessage) -> None:
+        self._socket.sendall(b"".join(b"".join(encode(message)) for message in messages))
+
+    def send_raw(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def receive(self, kind: type[_Message]) -> _Message:
+        """Return the next message, which must be of `kind`."""
+        while not self._received:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the safekeeper closed the connection")
+            self._received.extend(self._decoder.feed(data))
+        message = self._received.popleft()
+        assert isinstance(message, kind), message
+        return message
+
+    def is_closed(self) -> bool:
+        """Wait until the safekeeper closes the connection; False if a message comes instead."""
+        try:
+            return not self._received and self._socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def greet(self) -> AcceptorGreeting:
+        self.send(ProposerGreeting(PROTOCOL_VERSION, self.run, self.safekeeper_id, SYSTEM_ID, SEGMENT_SIZE))
+        self.greeting = self.receive(AcceptorGreeting)
+        return self.greeting
+
+    def bootstrap(self) -> Bootstrapped:
+        """Make a cluster of this one safekeeper."""
+        members = (Member(self.safekeeper_id, self.greeting.incarnation),)
+        self.membership = Membership(1, members)
+        self.cluster_id = bootstrap_cluster_id(SYSTEM_ID, members)
+        self.send(Bootstrap(self.cluster_id, SYSTEM_ID, SEGMENT_SIZE, SERVER_VERSION, self.membership))
+        return self.receive(Bootstrapped)
+
+    def be_voted_for(self, term: int) -> VoteResponse:
+        self.node_id = NodeId(term, self.run)
+        self.send(VoteRequest(self.node_id, generation=1))
+        return self.receive(VoteResponse)
+
+    def be_elected(self, vote: VoteResponse, commit_lsn: int = 0) -> AppendResponse:
+        """Lead with the history of the vote, as the only member's."""
+        start_lsn = vote.flush_lsn or BASE_LSN
+        history = (*vote.history, HistoryEntry(self.node_id.term, start_lsn, 1))
+        assert self.greeting.membership is not None or self.membership is not None
+        self.send(
+            Elected(
+                node_id=self.node_id,
+                cluster_id=self.greeting.cluster_id or self.cluster_id,
+                system_id=SYSTEM_ID,
+                segment_size=SEGMENT_SIZE,
+                server_version=SERVER_VERSION,
+                membership=self.greeting.membership or self.membership,
+                history=history,
+                tli_histories=(),
+                base_lsn=BASE_LSN,
+                commit_lsn=commit_lsn,
+            )
+        )
+        answer = self.receive(AppendResponse)
+        self.write_lsn = answer.write_lsn
+        return answer
+
+    def lead(self, term: int = 1) -> AppendResponse:
+        """Greet, bootstrap if that is still to be done, be voted for and elected."""
+        if self.greet().membership is None:
+            self.bootstrap()
+        return self.be_elected(self.be_voted_for(term))
+
+    def append(self, payload: bytes, commit_lsn: int = 0) -> AppendRequest:
+        """Send WAL at the write position, or a heartbeat, without waiting for the answer; return what was sent."""
+        self.sequence += 1
+        request = AppendRequest(
+            self.node_id, 1, self.write_lsn, commit_lsn, 0, self.sequence, healthy=True, payload=payload
+        )
+        self.send(request)
+        self.write_lsn += len(payload)
+        return request
+
+    def wait_flushed(self, lsn: int) -> AppendResponse:
+        """Wait for the answer that says that everything below `lsn` is on disk."""
+        while (answer := self.receive(AppendResponse)).flush_lsn < lsn:
+            assert answer.flush_lsn <= answer.write_lsn
+        return answer
