@@ -190,7 +190,7 @@ class Proxy:
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...]) -> None:
         """The bytes to compare were received (S10)."""
         identity = self.proposer.primary
-        if identity is not None and (self._digest is None or self._digest.end_lsn != end_lsn):
+        if identity is not None and self._digest is None:
             self._digest = SegmentDigest.after(identity.segment_size, begin_lsn, end_lsn, page_crcs)
         self._execute(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
         self.feed.positions_changed()
@@ -267,8 +267,11 @@ class Proxy:
         elif isinstance(action, StartReplication):
             if not action.resumes:
                 self.window.reset(action.begin_lsn)
-                identity = self.proposer.primary
-                self._digest = SegmentDigest(identity.segment_size, action.begin_lsn) if identity else None
+                # Where bytes are checked first, their checksums come with `primary_checked`.
+                identity, checks = self.proposer.primary, action.check_begin_lsn < action.begin_lsn
+                self._digest = None
+                if identity is not None and not checks:
+                    self._digest = SegmentDigest(identity.segment_size, action.begin_lsn)
             self.feed.start(action)
         elif isinstance(action, StopReplication):
             self.feed.stop(action.reason)
