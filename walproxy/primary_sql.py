@@ -1,0 +1,126 @@
+"""What only SQL can tell about a primary, or change: each call is one short ordinary connection.
+
+The same connection string and role as for replication; the database is the one that it names, or `postgres`. The
+WAL streams without any of this, so a role that may connect to no database still works.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import Lsn, parse_lsn
+from walproxy.primary_check import problem_of_connect, problem_of_error
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A row of pg_replication_slots.
+
+    `wal_status` is "lost" once the WAL that the slot promised is gone; `restart_lsn` is None while it holds nothing.
+    Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+    """
+
+    slot_type: str
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    wal_status: str | None
+
+
+def sql_conninfo(conninfo: str) -> str:
+    """Return `conninfo` with the database `postgres` where neither it nor the environment names one.
+
+    Raises:
+        ConfigurationError: libpq cannot read it.
+    """
+    try:
+        given = conninfo_to_dict(conninfo)
+    except psycopg.Error as error:
+        raise ConfigurationError(f"the primary's connection string is wrong: {str(error).strip()}") from None
+    given.pop("replication", None)
+    elsewhere = "service" in given or os.environ.keys() & {"PGDATABASE", "PGSERVICE"}
+    if "dbname" not in given and not elsewhere:
+        given["dbname"] = "postgres"
+    return make_conninfo("", **given)
+
+
+async def is_in_recovery(conninfo: str, *, timeout_s: float = 10.0) -> bool:
+    """Return whether the server is a standby.
+
+    Raises:
+        PrimaryProblem: no connection or no answer.
+    """
+    async with _connection(conninfo, "ask whether PostgreSQL is a standby", timeout_s) as connection:
+        cursor = await connection.execute("SELECT pg_is_in_recovery()")
+        row = await cursor.fetchone()
+        return row is not None and bool(row[0])
+
+
+async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> SlotState | None:
+    """Return the slot `name`, or None if there is none.
+
+    Raises:
+        PrimaryProblem: no connection or no answer.
+    """
+    async with _connection(conninfo, f'look at slot "{name}"', timeout_s) as connection:
+        return await _read_slot(connection, name)
+
+
+async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 10.0) -> int | None:
+    """End the walsender that holds slot `name` and wait until the slot is free; return its pid, None if it was free.
+
+    For the winner of a term only: its term proves that the holder's proxy is deposed.
+
+    Raises:
+        PrimaryProblem: no connection, no right to end it (another role's), or it has not ended in time.
+    """
+    async with _connection(conninfo, f'end the walsender that holds slot "{name}"', timeout_s) as connection:
+        slot = await _read_slot(connection, name)
+        holder = slot.active_pid if slot is not None else None
+        if holder is None:
+            return None
+        await connection.execute("SELECT pg_terminate_backend(%s)", (holder,))
+        while slot is not None and slot.active_pid == holder:
+            await asyncio.sleep(_POLL_S)
+            slot = await _read_slot(connection, name)
+        return holder
+
+
+async def _read_slot(connection: psycopg.AsyncConnection, name: str) -> SlotState | None:
+    cursor = await connection.execute(
+        "SELECT slot_type, active_pid, restart_lsn::text, wal_status FROM pg_replication_slots WHERE slot_name = %s",
+        (name,),
+    )
+    row = await cursor.fetchone()
+    if row is None:
+        return None
+    slot_type, active_pid, restart_lsn, wal_status = row
+    return SlotState(slot_type, active_pid, parse_lsn(restart_lsn) if restart_lsn else None, wal_status)
+
+
+@asynccontextmanager
+async def _connection(conninfo: str, doing: str, timeout_s: float) -> AsyncIterator[psycopg.AsyncConnection]:
+    """One connection in autocommit mode; whatever fails in the block becomes a PrimaryProblem."""
+    text = sql_conninfo(conninfo)
+    try:
+        async with asyncio.timeout(timeout_s):
+            try:
+                connection = await psycopg.AsyncConnection.connect(
+                    text, autocommit=True, connect_timeout=math.ceil(timeout_s)
+                )
+            except psycopg.Error as error:
+                raise problem_of_connect(str(error)) from None
+            async with connection:
+                yield connection
+    except psycopg.Error as error:
+        raise problem_of_error(doing, error.sqlstate, str(error)) from None
+    except TimeoutError:
+        raise problem_of_error(doing, None, f"no answer within {timeout_s:g} s") from None

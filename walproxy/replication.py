@@ -1,0 +1,190 @@
+"""The words of PostgreSQL's streaming replication protocol: messages, rows and timeline histories.
+
+Pure: bytes in, values out and back. Inside a replication connection's COPY the server sends 'w' (WAL) and 'k'
+(keepalive); the client sends 'r' (status update) and 'h' (hot standby feedback). Integers are big-endian, times are
+microseconds since 2000-01-01 UTC.
+Source: https://www.postgresql.org/docs/current/protocol-replication.html
+
+What a server sends that is not understood raises RemoteProtocolError (S11).
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from safekeeper.errors import ConfigurationError, RemoteProtocolError
+from safekeeper.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn, parse_lsn
+
+# Microseconds between the Unix epoch and PostgreSQL's.
+POSTGRES_EPOCH_US = 946_684_800_000_000
+
+Lineage: TypeAlias = tuple[tuple[int, Lsn], ...]
+"""The ancestors of a TLI, the oldest first: (TLI, the LSN at which it was left). Empty for TLI 1."""
+
+_XLOG_DATA = struct.Struct(">cQQq")  # tag, begin of the bytes, end of WAL on the server, its clock
+_KEEPALIVE = struct.Struct(">cQqB")
+_STATUS_UPDATE = struct.Struct(">cQQQqB")
+_HOT_STANDBY_FEEDBACK = struct.Struct(">cqIIII")
+_XLOG_DATA_SIZE = _XLOG_DATA.size
+_TAG_XLOG_DATA = ord("w")
+_TAG_KEEPALIVE = ord("k")
+
+_HISTORY_LINE = re.compile(r"\s*(\d{1,10})\s+([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?:\s.*)?")
+_TLI_MAX = (1 << 32) - 1
+_SIZE = re.compile(r"(\d+)\s*(kB|MB|GB|B)?")
+_SIZE_UNITS = {None: 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+
+
+class XLogData(msgspec.Struct, frozen=True, gc=False):
+    """WAL bytes. `payload` begins at `begin_lsn` and is a view into the message, not a copy.
+
+    `server_end_lsn` is how far the server's own WAL reached when it sent them.
+    """
+
+    begin_lsn: Lsn
+    server_end_lsn: Lsn
+    payload: memoryview
+
+
+class Keepalive(msgspec.Struct, frozen=True, gc=False):
+    """The server is alive and has sent everything up to `server_end_lsn`; it may want a status update now."""
+
+    server_end_lsn: Lsn
+    reply_requested: bool
+
+
+def parse_copy_message(message: memoryview) -> XLogData | Keepalive:
+    """Return what the server sent in one CopyData message.
+
+    Raises:
+        RemoteProtocolError: it is neither WAL nor a keepalive, or cut short, or it runs beyond the last LSN.
+    """
+    size = len(message)
+    tag = message[0] if size else 0
+    if tag == _TAG_XLOG_DATA and size > _XLOG_DATA_SIZE:
+        _, begin_lsn, server_end_lsn, _ = _XLOG_DATA.unpack_from(message)
+        if begin_lsn + size - _XLOG_DATA_SIZE > LSN_MAX:
+            raise RemoteProtocolError(f"PostgreSQL sent WAL beyond the last LSN, from {format_lsn(begin_lsn)}")
+        return XLogData(begin_lsn, server_end_lsn, message[_XLOG_DATA_SIZE:])
+    if tag == _TAG_KEEPALIVE and size == _KEEPALIVE.size:
+        _, server_end_lsn, _, reply_requested = _KEEPALIVE.unpack(message)
+        return Keepalive(server_end_lsn, reply_requested != 0)
+    raise RemoteProtocolError(
+        f"PostgreSQL sent a replication message that is not understood: {size} bytes, {bytes(message[:16]).hex()}"
+    )
+
+
+def build_status_update(
+    write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, unix_time_us: int, reply_requested: bool = False
+) -> bytes:
+    """Return the message that tells PostgreSQL how far its WAL is written, durable and replayed (0: nothing said)."""
+    clock = unix_time_us - POSTGRES_EPOCH_US
+    return _STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, apply_lsn, clock, reply_requested)
+
+
+def build_hot_standby_feedback(
+    unix_time_us: int, xmin: int, xmin_epoch: int, catalog_xmin: int = 0, catalog_xmin_epoch: int = 0
+) -> bytes:
+    """Return the message that holds back vacuum for the standbys' oldest snapshot (xmin 0: not any more)."""
+    clock = unix_time_us - POSTGRES_EPOCH_US
+    return _HOT_STANDBY_FEEDBACK.pack(b"h", clock, xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch)
+
+
+@dataclass(frozen=True)
+class PrimaryIdentity:
+    """Which PostgreSQL this is and how it is set up, as its replication connection tells.
+
+    `server_version` is as libpq writes it (180001 is 18.1); `segment_size` is in bytes; `flush_lsn` is the end of its
+    durable WAL when it was asked. `timeline_history` is the content of TLI's history file, empty for TLI 1.
+    """
+
+    system_id: int
+    tli: int
+    flush_lsn: Lsn
+    segment_size: int
+    server_version: int
+    in_recovery: bool
+    timeline_history: bytes
+    lineage: Lineage
+    wal_level: str
+    fsync: bool
+    full_page_writes: bool
+    synchronous_standby_names: str
+    synchronous_commit: str
+
+
+def parse_identify_system(row: list[str | None]) -> tuple[int, int, Lsn]:
+    """Return (system id, TLI, flush LSN) from the row (systemid, timeline, xlogpos, dbname) of IDENTIFY_SYSTEM."""
+    try:
+        system_id, tli, flush_lsn = int(row[0] or ""), int(row[1] or ""), parse_lsn(row[2] or "")
+    except (ValueError, IndexError, ConfigurationError):
+        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {row}") from None
+    if not 0 < system_id <= LSN_MAX or not 0 < tli <= _TLI_MAX:
+        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {row}")
+    return system_id, tli, flush_lsn
+
+
+def parse_segment_size(setting: str) -> int:
+    """Return wal_segment_size in bytes from the text that SHOW gives, e.g. "16MB"."""
+    match = _SIZE.fullmatch(setting)
+    size = int(match[1]) * _SIZE_UNITS[match[2]] if match else 0
+    if not SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX or size & (size - 1):
+        raise RemoteProtocolError(f"PostgreSQL says that wal_segment_size is {setting!r}")
+    return size
+
+
+def parse_timeline_end(row: list[str | None]) -> tuple[int, Lsn]:
+    """Return (the next TLI, the LSN at which it begins) from the row that ends the stream of a TLI."""
+    try:
+        next_tli, begin_lsn = int(row[0] or ""), parse_lsn(row[1] or "")
+    except (ValueError, IndexError, ConfigurationError):
+        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {row}") from None
+    if not 1 < next_tli <= _TLI_MAX:
+        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {row}")
+    return next_tli, begin_lsn
+
+
+def parse_timeline_history(tli: int, content: bytes) -> Lineage:
+    """Return the ancestors that the history file of `tli` lists.
+
+    Raises:
+        RemoteProtocolError: a line is not understood, the TLIs do not rise, or a timeline was left before it began.
+    """
+    lineage: list[tuple[int, Lsn]] = []
+    before_tli, before_lsn = 0, 0
+    for line in content.decode(errors="replace").splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _HISTORY_LINE.fullmatch(line)
+        if match is None:
+            raise RemoteProtocolError(f"the history of TLI {tli} has a line that is not understood: {line[:80]!r}")
+        parent, end_lsn = int(match[1]), parse_lsn(match[2])
+        if not before_tli < parent < tli or end_lsn < before_lsn:
+            raise RemoteProtocolError(f"the history of TLI {tli} contradicts itself at {line[:80]!r}")
+        lineage.append((parent, end_lsn))
+        before_tli, before_lsn = parent, end_lsn
+    if tli > 1 and not lineage:
+        raise RemoteProtocolError(f"the history of TLI {tli} lists no parent")
+    return tuple(lineage)
+
+
+def format_timeline_history(lineage: Lineage, reason: str = "no recovery target specified") -> bytes:
+    """Return a history file as PostgreSQL writes it for a TLI with these ancestors."""
+    lines = (f"{tli}\t{format_lsn(end_lsn)}\t{reason}\n" for tli, end_lsn in lineage)
+    return "\n".join(lines).encode()
+
+
+def timeline_history_name(tli: int) -> str:
+    """Return the name of the history file of `tli`."""
+    return f"{tli:08X}.history"
+
+
+def tli_of_byte(tli: int, lineage: Lineage, lsn: Lsn) -> int:
+    """Return the TLI that byte `lsn` of the WAL of `tli` belongs to: an ancestor's below its end."""
+    for ancestor, end_lsn in lineage:
+        if lsn < end_lsn:
+            return ancestor
+    return tli
