@@ -7,6 +7,7 @@ import click
 
 from safekeeper.command import run_command
 from walproxy import __version__
+from walproxy.cli.bench import bench
 from walproxy.cli.rebootstrap import rebootstrap
 from walproxy.cli.run import run
 from walproxy.cli.status import status
@@ -18,7 +19,7 @@ def cli() -> None:
     """Zero-loss commits for a stock PostgreSQL: its WAL on a quorum of safekeepers before COMMIT returns."""
 
 
-for _command in (run, status, rebootstrap):
+for _command in (run, status, rebootstrap, bench):
     cli.add_command(_command)
 
 

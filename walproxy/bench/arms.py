@@ -1,0 +1,116 @@
+"""The arms of the benchmark: PostgreSQL servers whose commits become durable in different ways."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safekeeper.errors import WalproxyError
+from walproxy.local_cluster import LocalCluster
+from walproxy.local_postgres import LocalPostgres, ServerBinaries, end_with_parent
+
+# The same for all arms: no checkpoint falls into one arm's turn only.
+_SETTINGS = {
+    "checkpoint_timeout": "1h",
+    "max_wal_size": "16GB",
+    "shared_buffers": "256MB",
+    "max_connections": "100",
+    "autovacuum": "off",
+}
+_RECEIVERS = 3
+_READY_TIMEOUT_S = 30.0
+
+
+class Arm:
+    """One way to commit.
+
+    Attributes:
+        name: of the arm.
+        postgres: the server that pgbench talks to.
+        process_ids: returns the pids whose CPU time is the price of the arm.
+    """
+
+    def __init__(self, name: str, postgres: LocalPostgres, process_ids: Callable[[], list[int]]) -> None:
+        self.name = name
+        self.postgres = postgres
+        self.process_ids = process_ids
+
+
+def _server(directory: Path, binaries: ServerBinaries) -> LocalPostgres:
+    directory.mkdir(parents=True)
+    directory.chmod(0o755)
+    return LocalPostgres(binaries, directory / "pg", settings=_SETTINGS).init()
+
+
+@contextmanager
+def local_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
+    """No standby at all."""
+    with _server(directory, binaries) as postgres:
+        postgres.start()
+        yield Arm("local", postgres, list)
+
+
+@contextmanager
+def native_quorum_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
+    """PostgreSQL's own receivers, two of three must have flushed."""
+    with _server(directory, binaries) as postgres, contextlib.ExitStack() as stack:
+        postgres.start()
+        names = [f"receiver{number}" for number in range(1, _RECEIVERS + 1)]
+        receivers = [stack.enter_context(_receiver(directory, binaries, postgres, name)) for name in names]
+        postgres.configure({"synchronous_standby_names": f"ANY 2 ({', '.join(names)})"})
+        postgres.reload()
+        _wait_until_synchronous(postgres, _RECEIVERS)
+        yield Arm("native-quorum", postgres, lambda: [receiver.pid for receiver in receivers])
+
+
+@contextmanager
+def _receiver(
+    directory: Path, binaries: ServerBinaries, postgres: LocalPostgres, name: str
+) -> Iterator["subprocess.Popen[bytes]"]:
+    folder = directory / name
+    folder.mkdir()
+    postgres.execute("SELECT pg_create_physical_replication_slot(%s, true)", name)
+    with (directory / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *end_with_parent("KILL"),
+                str(binaries.path("pg_receivewal")),
+                *("--directory", str(folder), "--slot", name, "--synchronous", "--no-loop"),
+                *("--dbname", postgres.conninfo(dbname="replication", application_name=name)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def walproxy_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
+    """Three safekeepers behind a proxy."""
+    postgres = _server(directory, binaries)
+    with LocalCluster(directory, postgres) as cluster:
+        cluster.start()
+        processes = [cluster.proxy, *cluster.safekeepers.values()]
+        yield Arm("walproxy", postgres, lambda: [p.pid for p in processes if p.pid is not None])
+
+
+ARMS = {"local": local_arm, "native-quorum": native_quorum_arm, "walproxy": walproxy_arm}
+
+
+def _wait_until_synchronous(postgres: LocalPostgres, count: int) -> None:
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    query = "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum') AND state = 'streaming'"
+    while postgres.execute(query) != [(count,)]:
+        if time.monotonic() > deadline:
+            raise WalproxyError(f"PostgreSQL counts fewer than {count} synchronous receivers after 30 s")
+        time.sleep(0.05)
