@@ -1,7 +1,8 @@
 """Fixtures of the container tests, and when those are left out.
 
-The images are named as docker-compose.yml names them, in WALPROXY_IMAGE and POSTGRES_IMAGE, and are never pulled:
-`eval "$(.ci/images)"` makes them. Where there is no container engine, or no such image, these tests are left out
+The images are named as docker-compose.yml names them, in WALPROXY_IMAGE and POSTGRES_IMAGE, and are never pulled here:
+`docker compose build` and `docker compose pull postgres` get them, or `eval "$(.ci/images)"` makes both on a Debian
+without a registry. Where there is no container engine, or no such image, these tests are left out
 with a line that says so, except in CI (CI=true or WALPROXY_REQUIRE_ENGINE=1), where that is a failure.
 """
 
@@ -42,7 +43,7 @@ def images() -> dict[str, str]:
     }
     for variable, name in names.items():
         if not succeeds("docker", "image", "inspect", name):
-            leave_out(f'no image {name} ({variable}): run eval "$(.ci/images)" first')
+            leave_out(f'no image {name} ({variable}): docker compose build, or eval "$(.ci/images)" on Debian')
     return names
 
 
