@@ -178,7 +178,7 @@ class RecordDecoder:
             return None
         return LogTail(self._position, self._previous, self._start, self._head, self._received(), self._crc)
 
-    def feed(self, data: bytes) -> list[Record]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Record]:
         """Take the bytes from `position` on and return the records that they complete.
 
         Raises:
@@ -186,7 +186,7 @@ class RecordDecoder:
         """
         return list(self.walk(data))
 
-    def walk(self, data: bytes) -> Iterator[Record]:
+    def walk(self, data: bytes | bytearray | memoryview) -> Iterator[Record]:
         """Do what `feed` does record by record, so that those before an error come out first.
 
         The bytes count as taken only when the iteration has ended: finish it before the next call.

@@ -81,11 +81,13 @@ def test_a_fork_inside_a_complete_record_is_refused(length: int) -> None:
 
 
 @pytest.mark.parametrize("fork_lsn", [BORDER, BORDER + PAGE_SIZE])
-def test_a_fork_inside_a_record_of_an_earlier_segment_is_refused(fork_lsn: int) -> None:
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_fork_inside_a_record_of_an_earlier_segment_is_refused(fork_lsn: int, followed: bool) -> None:
     wal = WalBuilder(BORDER - PAGE_SIZE)
     wal.fill_page(leave=64)
     wal.add(bytes(2 * PAGE_SIZE))
-    wal.add(b"after")
+    if followed:
+        wal.add(b"after")
     log = bytes(wal.data[PAGE_SIZE:])
     finder = RecordEndFinder(fork_lsn, BORDER, MIB)
     with pytest.raises(WalFormatError, match="no record begins at this fork, one that began in an earlier segment"):
@@ -152,6 +154,9 @@ def test_a_link_is_undecided_until_the_first_record_is_complete(leave: int) -> N
     assert link.feed(stream[:-1]) is None
     assert link.reason == f"the record at 0/{record.start_lsn:X} is not complete yet"
     assert link.feed(stream[-1:]) is True
+    how = "which our log ends in, is completed" if leave else "links to ours at"
+    assert f"the record at 0/{record.start_lsn:X}" in link.reason
+    assert how in link.reason
 
 
 def test_a_record_that_links_elsewhere_is_refused_with_both_lsns() -> None:

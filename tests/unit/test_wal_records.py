@@ -210,6 +210,13 @@ def test_a_skipped_record_lost_in_a_crash_ends_where_the_page_says_so() -> None:
     assert decoder.skipped_until == 2 * MIB + PAGE_SIZE
 
 
+def test_a_view_of_a_buffer_does_as_well_as_bytes() -> None:
+    wal = WalBuilder()
+    wal.add(b"x" * PAGE_SIZE)
+    decoder = RecordDecoder(MIB, MIB, ALL_RMIDS)
+    assert decoder.feed(wal.data[:100]) + decoder.feed(memoryview(wal.data)[100:]) == as_written(wal.records)
+
+
 def test_decoding_can_begin_at_the_exact_start_of_a_record() -> None:
     wal = WalBuilder()
     wal.add(b"first")
