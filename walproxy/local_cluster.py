@@ -41,13 +41,17 @@ class LocalProcess:
         arguments: the command line behind the interpreter.
         http_port: where its /status is.
         log_path: its output.
+        outlives_us: it goes on when this process ends without having ended it.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], http_port: int, log_path: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], http_port: int, log_path: Path, outlives_us: bool = False
+    ) -> None:
         self.name = name
         self.arguments = list(arguments)
         self.http_port = http_port
         self.log_path = log_path
+        self.outlives_us = outlives_us
         self.environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -67,7 +71,7 @@ class LocalProcess:
             raise LocalProcessFailed(f"{self.name} runs already, with pid {self.pid}")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*end_with_parent("KILL"), sys.executable, *self.arguments],
+                [*(() if self.outlives_us else end_with_parent("KILL")), sys.executable, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -140,9 +144,13 @@ class LocalCluster:
         postgres: the primary; `initialise` makes it.
         safekeepers: by id.
         proxies: the first one, and spares.
+        outlives_us: the daemons go on when this process ends without `close`.
     """
 
-    def __init__(self, directory: Path, postgres: LocalPostgres, safekeeper_count: int = 3) -> None:
+    def __init__(
+        self, directory: Path, postgres: LocalPostgres, safekeeper_count: int = 3, *, outlives_us: bool = False
+    ) -> None:
+        self.outlives_us = outlives_us
         self.directory = directory
         self.postgres = postgres
         self._listen_ports = {i: free_port() for i in range(1, safekeeper_count + 1)}
@@ -180,7 +188,7 @@ class LocalCluster:
             *("--http", f"127.0.0.1:{http_port}"),
         ]
         log_path = self.directory / f"safekeeper-{safekeeper_id}.log"
-        return LocalProcess(f"safekeeper {safekeeper_id}", arguments, http_port, log_path)
+        return LocalProcess(f"safekeeper {safekeeper_id}", arguments, http_port, log_path, self.outlives_us)
 
     def make_proxy(self, name: str, *options: str, conninfo: str = "") -> LocalProcess:
         """Return a proxy process for this cluster, not started; append it to `proxies` to have it closed."""
@@ -190,7 +198,7 @@ class LocalCluster:
             *("--safekeepers", self.safekeepers_option, "--http", f"127.0.0.1:{http_port}"),
             *options,
         ]
-        return LocalProcess(name, arguments, http_port, self.directory / f"{name}.log")
+        return LocalProcess(name, arguments, http_port, self.directory / f"{name}.log", self.outlives_us)
 
     def start_proxy(self, proxy: LocalProcess | None = None) -> LocalProcess:
         """Start a proxy, the first one by default. The primary's port must be known by then."""

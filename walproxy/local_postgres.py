@@ -57,6 +57,7 @@ class LocalPostgres:
         data_directory: made by `init`; under root it must lie where the server's user can enter.
         port: 0 takes a free one, which is then kept over restarts.
         settings: lines of the configuration; `configure` changes them.
+        outlives_us: the server goes on when this process ends without `close`.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class LocalPostgres:
         *,
         port: int = 0,
         settings: Mapping[str, str] | None = None,
+        outlives_us: bool = False,
     ) -> None:
+        self._outlives_us = outlives_us
         self._user = server_user()
         self.binaries = reachable_binaries(binaries, self._user)
         self.data_directory = Path(data_directory).absolute()
@@ -313,7 +316,7 @@ class LocalPostgres:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *end_with_parent(),
+                    *(() if self._outlives_us else end_with_parent()),
                     str(self.binaries.path("postgres")),
                     "-D",
                     str(self.data_directory),

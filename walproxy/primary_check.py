@@ -12,7 +12,7 @@ import re
 from enum import Enum
 
 from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED, EXIT_UNEXPECTED, WalproxyError
-from walproxy.replication import PrimaryIdentity
+from walproxy.replication import PrimaryFacts
 
 
 class ProblemKind(Enum):
@@ -183,7 +183,7 @@ def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProb
     return PrimaryProblem(kind, f"cannot {doing}: {line}" + (f"; {advice}" if advice else ""), sqlstate)
 
 
-def problem_of_identity(identity: PrimaryIdentity) -> PrimaryProblem | None:
+def problem_of_identity(identity: PrimaryFacts) -> PrimaryProblem | None:
     """Return why a primary that answers must not be streamed, or None. full_page_writes = off is fine."""
     if identity.in_recovery:
         return PrimaryProblem(
@@ -201,7 +201,7 @@ def problem_of_identity(identity: PrimaryIdentity) -> PrimaryProblem | None:
     return None
 
 
-def warnings_of_identity(identity: PrimaryIdentity, application_name: str) -> list[str]:
+def warnings_of_identity(identity: PrimaryFacts, application_name: str) -> list[str]:
     """Return what lets commits pass without the quorum, one line each. The WAL is streamed all the same."""
     found = []
     names = {name.strip(' "').lower() for name in re.split(r"[(),]", identity.synchronous_standby_names)}

@@ -18,7 +18,7 @@ from typing import Protocol
 from safekeeper.consensus.actions import StartReplication
 from safekeeper.consensus.control_state import TliHistory
 from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
-from safekeeper.errors import RemoteProtocolError, WalproxyError
+from safekeeper.errors import EXIT_PRIMARY_REFUSED, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.digest import SegmentDigest
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
@@ -107,6 +107,7 @@ class PrimaryFeed:
         self._paused = False
         self._warned: set[str] = set()
         self._segment_size = 0
+        self._was_connected = False
 
     # ------------------------------------------------------------------ orders
 
@@ -161,7 +162,7 @@ class PrimaryFeed:
                     pause_s = PAUSE_MIN_S
                     await self._serve()
                 except (PrimaryProblem, RemoteProtocolError) as problem:
-                    if isinstance(problem, PrimaryProblem) and not problem.retry:
+                    if isinstance(problem, PrimaryProblem) and self._is_final(problem):
                         self._owner.failed(problem)
                         return
                     self._lost(str(problem))
@@ -174,6 +175,12 @@ class PrimaryFeed:
             status_task.cancel()
             self._close()
 
+    def _is_final(self, problem: PrimaryProblem) -> bool:
+        """Whether waiting does not help. A login that has worked once may work again: a proxy that serves waits."""
+        if problem.retry:
+            return False
+        return not self._was_connected or problem.exit_code == EXIT_PRIMARY_REFUSED
+
     async def _connect(self) -> None:
         self._drop_orders()
         config = self._config
@@ -185,6 +192,7 @@ class PrimaryFeed:
         if self._told:
             logger.info("connected to the primary")
         self.problem = self._told = ""
+        self._was_connected = True
         self._owner.primary_identified(identity)
 
     async def _identify(self, connection: ReplicationConnection) -> PrimaryIdentity:

@@ -31,7 +31,7 @@ from safekeeper.lsn import format_lsn
 from safekeeper.settings import Address
 from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
 from walproxy.config import ProxyConfig
-from walproxy.replication import PrimaryIdentity
+from walproxy.replication import PrimaryFacts
 from walproxy.walreceiver import ReplicationConnection
 
 _TIMEOUT_S = 10.0
@@ -43,7 +43,7 @@ _Answer = TypeVar("_Answer", AcceptorGreeting, Bootstrapped)
 class Survey:
     """What there is before a rebootstrap."""
 
-    primary: PrimaryIdentity
+    primary: PrimaryFacts
     greetings: dict[int, AcceptorGreeting]
 
     def lines(self) -> list[str]:

@@ -94,7 +94,7 @@ def build_hot_standby_feedback(
 
 
 @dataclass(frozen=True)
-class PrimaryIdentity:
+class PrimaryFacts:
     """Which PostgreSQL this is and how it is set up, as its replication connection tells.
 
     `server_version` is as libpq writes it (180001 is 18.1); `segment_size` is in bytes; `flush_lsn` is the end of its

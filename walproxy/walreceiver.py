@@ -33,7 +33,7 @@ from walproxy.command_connection import CommandConnection, sqlstate_of, texts
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_error
 from walproxy.primary_sql import is_in_recovery
 from walproxy.replication import (
-    PrimaryIdentity,
+    PrimaryFacts,
     XLogData,
     build_status_update,
     parse_copy_message,
@@ -98,7 +98,7 @@ class ReplicationConnection(CommandConnection):
 
     # Commands.
 
-    async def identify(self) -> PrimaryIdentity:
+    async def identify(self) -> PrimaryFacts:
         """Ask the primary who it is and how it is set up.
 
         Raises:
@@ -113,7 +113,7 @@ class ReplicationConnection(CommandConnection):
             in_recovery = await self._show("in_hot_standby") == "on"
         else:
             in_recovery = await is_in_recovery(self._conninfo, timeout_s=self._timeout_s)
-        return PrimaryIdentity(
+        return PrimaryFacts(
             system_id=system_id,
             tli=tli,
             flush_lsn=flush_lsn,

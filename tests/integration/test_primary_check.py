@@ -14,7 +14,7 @@ from tests.integration.conftest import EVERY, NEWEST, NewCluster
 from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
 from walproxy.primary_sql import is_in_recovery, read_slot, terminate_slot_holder
-from walproxy.replication import PrimaryIdentity
+from walproxy.replication import PrimaryFacts
 from walproxy.walreceiver import ReplicationConnection
 
 SEGMENT_SIZE = 16 << 20
@@ -29,7 +29,7 @@ async def connected(conninfo: str, timeout_s: float = 10.0) -> AsyncIterator[Rep
         connection.close()
 
 
-async def identity_of(server: LocalPostgres) -> PrimaryIdentity:
+async def identity_of(server: LocalPostgres) -> PrimaryFacts:
     async with connected(server.conninfo()) as connection:
         return await connection.identify()
 

@@ -8,6 +8,7 @@ import click
 from safekeeper.command import run_command
 from walproxy import __version__
 from walproxy.cli.bench import bench
+from walproxy.cli.demo import demo
 from walproxy.cli.rebootstrap import rebootstrap
 from walproxy.cli.run import run
 from walproxy.cli.status import status
@@ -19,7 +20,7 @@ def cli() -> None:
     """Zero-loss commits for a stock PostgreSQL: its WAL on a quorum of safekeepers before COMMIT returns."""
 
 
-for _command in (run, status, rebootstrap, bench):
+for _command in (run, status, demo, rebootstrap, bench):
     cli.add_command(_command)
 
 

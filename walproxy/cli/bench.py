@@ -122,17 +122,8 @@ def _table(comparisons: list[Comparison], version: str, rounds: int, seconds: in
     table = Table(
         title=f"pgbench -N on PostgreSQL {version}: medians of {rounds} rounds of {seconds} s", box=box.SIMPLE_HEAD
     )
-    for name in (
-        "clients",
-        "arm",
-        "tps",
-        "latency ms",
-        "to local",
-        "to native-quorum",
-        "(lowest-highest)",
-        "CPU us/tx",
-    ):
-        table.add_column(name, justify="left" if name == "arm" else "right")
+    for name in ("clients", "arm", "tps", "ms", "to local", "to native", "range", "CPU us/tx"):
+        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
     for each in comparisons:
         spread = f"{each.spread[0]:.2f}-{each.spread[1]:.2f}" if each.spread else "-"
         table.add_row(
