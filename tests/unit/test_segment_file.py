@@ -177,6 +177,7 @@ def test_a_segment_opened_again_goes_on_where_it_ended() -> None:
     segment.close()
     again = open_segment(fs, DIRECTORY, tli=1, begin_lsn=BEGIN_LSN, segment_size=SIZE)
     assert again.read(BEGIN_LSN, again.write_lsn) == b"a" * 100
+    assert again.sequence == segment.sequence
     again.append(b"b" * 50)
     flush(again)
     assert end_found(fs) == 150

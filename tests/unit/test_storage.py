@@ -48,6 +48,10 @@ def write(storage: WalStorage, length: int) -> None:
     storage.flush_now()
 
 
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def test_a_new_folder_is_empty_and_takes_no_append(fs: VirtualFileSystem) -> None:
     storage = open_log(fs)
     assert storage.is_empty
@@ -134,6 +138,21 @@ def test_many_old_segments_can_be_read_in_any_order(fs: VirtualFileSystem, stora
     for number in (0, 9, 3, 1, 2, 4, 5, 6, 7, 8, 0, 9):
         begin = number * SIZE
         assert storage.read(BASE + begin, BASE + begin + SIZE) == BYTES[begin : begin + SIZE]
+
+
+def test_few_files_are_open_however_long_the_log(tmp_path: Path) -> None:
+    storage = WalStorage.open(RealFileSystem(), tmp_path / "wal", segment_size=SIZE, tli=1)
+    storage.reset(BASE, 1)
+    before = open_files()
+    for _ in range(40):
+        storage.append(storage.write_lsn, BYTES[:SIZE])
+        storage.flush_now()
+    assert open_files() == before
+    for lsn in range(BASE, storage.write_lsn, SIZE):
+        assert storage.read(lsn, lsn + 10) == BYTES[:10]
+    assert open_files() <= before + 8
+    storage.close()
+    assert open_files() == before - 1
 
 
 @pytest.mark.parametrize("page_size", [8192, 3000, 512])
