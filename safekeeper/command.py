@@ -7,7 +7,7 @@ from typing import NoReturn
 import click
 
 from safekeeper.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED, WalproxyError
-from safekeeper.logs import one_line
+from safekeeper.logs import describe_bug, one_line
 
 
 def run_command(command: click.Command, program: str) -> NoReturn:
@@ -32,7 +32,7 @@ def run_command(command: click.Command, program: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_UNEXPECTED)
     except Exception as error:
-        _give_up(program, f"unexpected {type(error).__name__}: {error}", EXIT_UNEXPECTED)
+        _give_up(program, describe_bug(error), EXIT_UNEXPECTED)
 
 
 def _give_up(program: str, reason: str, exit_code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The HTTP door, and what a safekeeper says about itself there.
+"""What a safekeeper says about itself at its HTTP door.
 
     GET /status    positions, whom it follows, its disk: JSON
     GET /healthz   200 while the process lives and its disk answers; for whoever restarts a process
@@ -7,78 +7,18 @@
 Ready means: a voting member, not lacking room for WAL, with a disk that answers. Having no proposer at the moment does
 not matter: a proxy that comes will be served. A learner and a folder that was never bootstrapped are not ready,
 because a quorum does not count them (S8).
-
-`serve_http` is shared with the proxy: paths and functions that return a status code and a JSON value.
 """
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
-from aiohttp import web
-
 from safekeeper.consensus.term_history import tli_at
-from safekeeper.errors import ConfigurationError
+from safekeeper.http_door import Answer, Route
 from safekeeper.lsn import format_lsn
 from safekeeper.node import Node
-from safekeeper.settings import Address
 
 # A disk whose thread has been at one thing for longer than this does not answer.
 DISK_STALLED_S = 10.0
-
-Answer = tuple[int, Any]
-Route = Callable[[], Answer]
-
-_log = logging.getLogger(__name__)
-
-
-class HttpDoor:
-    """A small HTTP server. Made by `serve_http`; `close` ends it."""
-
-    def __init__(self, runner: web.AppRunner, address: Address) -> None:
-        self._runner = runner
-        self.address = address
-
-    async def close(self) -> None:
-        """Stop listening and close all connections."""
-        await self._runner.cleanup()
-
-
-async def serve_http(
-    routes: Mapping[str, Route], address: Address, *, application: web.Application | None = None
-) -> HttpDoor:
-    """Serve `routes` (GET path -> function that returns status code and JSON value) at `address`.
-
-    Args:
-        application: one that has other routes already, e.g. of another content type.
-
-    Raises:
-        ConfigurationError: it cannot listen there.
-    """
-    application = application if application is not None else web.Application()
-    for path, route in routes.items():
-        application.router.add_get(path, _handler(route))
-    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-    await runner.setup()
-    site = web.TCPSite(runner, address.host, address.port)
-    try:
-        await site.start()
-    except OSError as error:
-        await runner.cleanup()
-        raise ConfigurationError(
-            f"could not serve HTTP at {address}: {error.strerror or error}: correct --http"
-        ) from error
-    return HttpDoor(runner, Address(address.host, runner.addresses[0][1]))
-
-
-def _handler(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        code, value = route()
-        body = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-        return web.Response(status=code, body=body, content_type="application/json")
-
-    return handle
 
 
 def safekeeper_routes(node: Node, addresses: Callable[[], dict[str, str]]) -> dict[str, Route]:

@@ -9,7 +9,9 @@ with a peer's or the operating system's text are escaped, so an event is one lin
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 
@@ -62,6 +64,13 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def describe_bug(error: BaseException) -> str:
+    """Return one line about an error that nobody expected, with where it was raised: what a report of it needs."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}; " if frames else ""
+    return f"unexpected {type(error).__name__}: {error} ({where}please report it)"
 
 
 def configure(who: Callable[[], str], level: str, stream: TextIO | None = None) -> None:

@@ -1,28 +1,26 @@
 """A safekeeper's process: puts the parts together, runs until it is told to stop or has to, takes them apart.
 
-SIGTERM, SIGINT  take no new connection, bring everything to disk, say so, exit 0; a second one exits at once
-SIGHUP           read the configuration again; what cannot change in a running process is named in the log
+At SIGTERM and SIGINT it takes no new connection, brings everything to disk, says so, and exits with 0. The other
+signals: safekeeper/signals.py.
 """
 
 import asyncio
 import logging
 import os
 import secrets
-import signal
-import traceback
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from safekeeper.config import SafekeeperConfig
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, StorageFailed, WalproxyError
-from safekeeper.http import HttpDoor, safekeeper_routes, serve_http
-from safekeeper.logs import configure, set_level
+from safekeeper.http import safekeeper_routes
+from safekeeper.http_door import HttpDoor, serve_http
+from safekeeper.logs import configure, describe_bug
 from safekeeper.lsn import format_lsn
 from safekeeper.node import Node
 from safekeeper.proposer_door import ProposerDoor
-from safekeeper.settings import changed_options
+from safekeeper.signals import reload_settings, take_signals
 from safekeeper.wal.filesystem import FileSystem
 
 _log = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ class Service:
             _log.error("%s", error)
             return error.exit_code
         except Exception as error:
-            _log.error("unexpected %s: %s%s", type(error).__name__, error, _where(error))
+            _log.error("%s", describe_bug(error))
             return EXIT_UNEXPECTED
         folder.close()
         return EXIT_FINE
@@ -86,7 +84,7 @@ class Service:
                 safekeeper_routes(node, lambda: {"proposers": str(door.address), "http": str(http and http.address)}),
                 config.http,
             )
-            self._take_signals(loop)
+            take_signals(self._stop.set, self._take_settings)
             self._announce(node.folder, door, http)
             ticks = loop.create_task(self._tick(node))
             await self._until_stop_or_failure(node)
@@ -119,31 +117,10 @@ class Service:
             os.getpid(),
         )
 
-    def _take_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_signal)
-
-    def _stop_signal(self, number: signal.Signals) -> None:
-        if self._stop.is_set():
-            _log.warning("a second %s: stops at once", number.name)
-            os._exit(128 + number)
-        _log.info("%s: stops", number.name)
-        self._stop.set()
-
-    def _reload_signal(self) -> None:
-        try:
-            new = self._reload()
-        except ConfigurationError as error:
-            _log.error("could not read the configuration again: %s; nothing was changed", error)
-            return
-        taken, fixed = changed_options(self._config, new)
-        set_level(new.log_level)
-        if self._node is not None:
+    def _take_settings(self) -> None:
+        new = reload_settings(self._config, self._reload)
+        if new is not None and self._node is not None:
             self._node.room.free_warning_bytes = new.disk_free_warning
-        _log.info("read the configuration again; changed: %s", ", ".join(taken) or "nothing")
-        if fixed:
-            _log.warning("a change of %s takes a restart", ", ".join(fixed))
 
     async def _tick(self, node: Node) -> None:
         while True:
@@ -177,9 +154,3 @@ async def _first_of(wanted: Coroutine[Any, Any, object], failed: asyncio.Future[
         return task.done()
     finally:
         task.cancel()
-
-
-def _where(error: BaseException) -> str:
-    """Return where an error that nobody expected was raised: what a report of it needs."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}; please report it)" if frames else ""

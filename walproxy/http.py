@@ -7,7 +7,7 @@ GET /readyz    200 if commits go through this proxy now, else 503 with the reaso
 
 import asyncio
 
-from safekeeper.http import Route
+from safekeeper.http_door import Route
 from walproxy.proxy import Proxy
 from walproxy.status import not_ready_reason, proxy_status
 

@@ -1,18 +1,24 @@
-"""`walproxy run`: the proxy as a process, with its HTTP door and its signals."""
+"""`walproxy run`: the proxy as a process, with its HTTP door and its signals (safekeeper/signals.py).
+
+At SIGTERM and SIGINT it takes no more WAL, waits until the quorum has what was taken, tells PostgreSQL, and exits
+with 0.
+"""
 
 import asyncio
 import logging
 import os
-import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import click
 import uvloop
 
 from safekeeper import logs, settings
-from safekeeper.errors import WalproxyError
-from safekeeper.http import serve_http
+from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
+from safekeeper.http_door import serve_http
+from safekeeper.signals import reload_settings, take_signals
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.http import proxy_routes
 from walproxy.proxy import Proxy
@@ -22,14 +28,18 @@ logger = logging.getLogger(__name__)
 
 @click.command()
 @settings.click_options(ProxyConfig, ENVIRONMENT_PREFIX)
-def run(config: Path | None, **command_line: Any) -> None:
+def run(config: Path | None, **command_line: str | None) -> NoReturn:
     """Stream a PostgreSQL's WAL to a quorum of safekeepers, and let commits wait for it.
 
+    Each option can also stand in the environment or in the file of --config; the command line goes before the
+    environment, the environment before the file. SIGHUP reads them again. A second proxy with the same options waits as
+    a spare and takes over when the first is gone.
+
     \b
-    Example:
+    Examples:
       walproxy run --primary 'host=db1 user=walproxy' \\
           --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-    A second proxy with the same options waits as a spare and takes over when the first is gone.
+      walproxy run --config /etc/walproxy.toml
     """
 
     def read() -> ProxyConfig:
@@ -41,9 +51,7 @@ def run(config: Path | None, **command_line: Any) -> None:
     proxy = Proxy(loaded)
     logs.configure(lambda: _who(proxy), loaded.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        error = runner.run(_serve(proxy, loaded, read))
-    if error is not None:
-        raise error
+        sys.exit(runner.run(_serve(proxy, loaded, read)))
 
 
 def _who(proxy: Proxy) -> str:
@@ -51,34 +59,34 @@ def _who(proxy: Proxy) -> str:
     return f"walproxy term {term}" if term else "walproxy"
 
 
-async def _serve(proxy: Proxy, config: ProxyConfig, read: Any) -> WalproxyError | None:
-    """Run the proxy until a signal or an error ends it."""
-    loop = asyncio.get_running_loop()
-    stopping: list[asyncio.Task[None]] = []
+async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConfig]) -> int:
+    """Run the proxy until a signal or an error ends it, which is logged; return the process's exit code.
 
-    def stop() -> None:
-        if not stopping:
-            logger.info("stopping: waiting for the quorum to have what was received")
-            stopping.append(loop.create_task(proxy.stop()))
-
-    def reload() -> None:
-        try:
-            new = read()
-        except WalproxyError as error:
-            logger.error("could not reload: %s", error)
-            return
-        _, fixed = settings.changed_options(config, new)
-        logs.set_level(new.log_level)
-        logger.info("reloaded%s", f"; takes effect at a restart: {', '.join(fixed)}" if fixed else "")
-
+    Raises:
+        ConfigurationError: the HTTP door cannot be opened.
+    """
+    drains: list[asyncio.Task[None]] = []
     http = await serve_http(proxy_routes(proxy), config.http)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    logger.info("starts as run %s, HTTP on %s", proxy.proposer.config.run[:8], http.address)
     try:
-        return await proxy.run()
+        take_signals(
+            stop=lambda: drains.append(asyncio.create_task(proxy.stop())),
+            reload=lambda: reload_settings(config, read),
+        )
+        logger.info(
+            "starts as run %s, HTTP on %s; process %d", proxy.proposer.config.run[:8], http.address, os.getpid()
+        )
+        error = await proxy.run()
+        for drain in drains:
+            await drain
+    except WalproxyError as broken:
+        error = broken
+    except Exception as bug:
+        logger.error("%s", logs.describe_bug(bug))
+        return EXIT_UNEXPECTED
     finally:
         await http.close()
-        for task in stopping:
-            await task
+    if error is not None:
+        logger.error("%s", error)
+        return error.exit_code
+    logger.info("stopped")
+    return EXIT_FINE

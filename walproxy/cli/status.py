@@ -1,5 +1,6 @@
 """`walproxy status`: the proxy's /status as a table, once or live."""
 
+import http.client
 import json
 import time
 import urllib.error
@@ -17,6 +18,8 @@ from safekeeper.errors import ConfigurationError, WalproxyError
 from walproxy.config import DEFAULT_HTTP
 
 _TIMEOUT_S = 5.0
+_INTERVAL_S_MIN = 0.1
+_SHOWN = {"state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"}
 _STATE_STYLE = {
     "streaming": "green",
     "recovering": "yellow",
@@ -39,7 +42,13 @@ _STATE_STYLE = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what the proxy says, as JSON.")
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
-@click.option("--interval", default=1.0, show_default=True, help="Seconds between two looks, with --watch.")
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(_INTERVAL_S_MIN),
+    help="Seconds between two looks, with --watch.",
+)
 def status(url: str, as_json: bool, watch: bool, interval: float) -> None:
     """Show what the proxy and its safekeepers do.
 
@@ -49,10 +58,13 @@ def status(url: str, as_json: bool, watch: bool, interval: float) -> None:
       walproxy status --watch
       walproxy status --json | jq .commit_lsn
     """
-    if as_json:
+    if watch:
+        try:
+            _watch(url, interval, as_json)
+        except KeyboardInterrupt:
+            return  # How one stops watching.
+    elif as_json:
         click.echo(json.dumps(fetch_status(url)))
-    elif watch:
-        _watch(url, interval)
     else:
         Console().print(render(fetch_status(url)))
 
@@ -68,14 +80,24 @@ def fetch_status(url: str) -> dict[str, Any]:
         raise ConfigurationError(f"{url!r} is not a URL: write http://HOST:PORT")
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
-            content = json.load(response)
-    except (urllib.error.URLError, OSError) as error:
+            body = response.read()
+    except (http.client.InvalidURL, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"{url!r} is not a URL: {error}; write http://HOST:PORT") from None
+    except urllib.error.HTTPError as error:
+        raise WalproxyError(
+            f"{address} answers {error.code} {error.reason}: it is no walproxy; correct --url"
+        ) from None
+    except http.client.HTTPException:
+        raise WalproxyError(f"{address} does not speak HTTP: correct --url") from None
+    except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise WalproxyError(f"no answer from {address}: {reason}; is walproxy running there (--url)?") from None
+    try:
+        content = json.loads(body)
     except ValueError:
-        raise WalproxyError(f"{address} does not answer with JSON: it is no walproxy") from None
-    if not isinstance(content, dict) or "safekeepers" not in content:
-        raise WalproxyError(f"{address} is not the status of a walproxy: it may be a safekeeper's")
+        raise WalproxyError(f"{address} does not answer with JSON: it is no walproxy; correct --url") from None
+    if not isinstance(content, dict) or not isinstance(content.get("safekeepers"), list) or _SHOWN - content.keys():
+        raise WalproxyError(f"{address} is not the status of a walproxy: it may be a safekeeper's; correct --url")
     return content
 
 
@@ -103,7 +125,7 @@ def render(content: dict[str, Any]) -> Group:
             each["flush_lsn"],
             format_bytes(each["lag_bytes"]),
             "-" if answered_s is None else f"{answered_s:.1f} s ago",
-            each.get("problem") or "",
+            Text(each.get("problem") or ""),
         )
     lines: list[Text | Table] = [head, positions]
     problem = (content.get("primary") or {}).get("problem")
@@ -124,21 +146,35 @@ def format_bytes(count: int | None) -> str:
     raise AssertionError("the last unit returns above")
 
 
-def _watch(url: str, interval_s: float) -> None:
+def _watch(url: str, interval_s: float, as_json: bool) -> None:
+    """Show the status until Ctrl-C. A proxy that does not answer is shown as such, and asked again."""
     console = Console()
-    if not console.is_terminal:
+    if as_json or not console.is_terminal:
         while True:
-            content = fetch_status(url)
-            lags = " ".join(
-                f"{each['id']}:{each['state']}:{format_bytes(each['lag_bytes']).replace(' ', '')}"
-                for each in content["safekeepers"]
-            )
-            click.echo(f"{content['state']} term={content['term']} commit={content['commit_lsn']} {lags}")
+            try:
+                content = fetch_status(url)
+            except ConfigurationError:
+                raise
+            except WalproxyError as error:
+                click.echo(str(error), err=as_json)
+            else:
+                click.echo(json.dumps(content) if as_json else summarise(content))
             time.sleep(interval_s)
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             try:
                 live.update(render(fetch_status(url)))
+            except ConfigurationError:
+                raise
             except WalproxyError as error:
                 live.update(Text(str(error), style="red"))
             time.sleep(interval_s)
+
+
+def summarise(content: dict[str, Any]) -> str:
+    """Return the status as one line, for a log."""
+    members = " ".join(
+        f"{each['id']}:{each['state']}:{format_bytes(each['lag_bytes']).replace(' ', '')}"
+        for each in content["safekeepers"]
+    )
+    return f"{content['state']} term={content['term']} commit={content['commit_lsn']} {members}"
