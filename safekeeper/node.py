@@ -44,7 +44,7 @@ from safekeeper.consensus.term_history import describe_history
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import RemoteProtocolError, StorageFailed, StorageFull
 from safekeeper.lsn import format_lsn, segment_start
-from safekeeper.room import Room
+from safekeeper.room import CONTROL_FILE, WAL, Room
 from safekeeper.wal.disk_work import Flush, Preparation
 from safekeeper.wal.filesystem import Space
 from safekeeper.worker import Worker
@@ -102,18 +102,19 @@ class Node:
         """Finish what a crash interrupted (blocking), and be ready for messages once `attach` was called.
 
         Raises:
-            StorageFailed: it cannot be finished.
+            StorageFailed: it cannot be finished. For want of room alone it need not be: the acceptor does not claim
+                what is unfinished, and tries again.
         """
         self.folder = folder
+        self.room = Room()
         self.acceptor = Acceptor(folder.control, folder.flush_lsn)
         try:
             folder.perform_all(self.acceptor.start())
         except StorageFull as full:
-            raise StorageFailed(f"no room to finish what a crash interrupted: free some space ({full})") from full
+            self.room.note(CONTROL_FILE, full)
         self.disk = Worker("disk", loop)
         # A segment takes far longer to prepare than a flush may wait, hence a thread of its own.
         self._preparer = Worker("preparer", loop)
-        self.room = Room()
         self.failed: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._outbox: Outbox
@@ -160,14 +161,14 @@ class Node:
         self._post(lambda: self.acceptor.disconnected(connection))
 
     def checkpoint(self) -> None:
-        """Write the positions that are kept lazily, if they have moved."""
-        self._post(self.acceptor.checkpoint)
+        """Write the positions that are kept lazily, if they have moved; try again what there was no room for."""
+        self._post(self._checkpoint)
 
     async def drain(self) -> None:
         """Take no message any more. Return when all WAL is on disk, which was said, and the lazy positions are."""
         self._draining = True
         await self._become_quiet()
-        self._post(self.acceptor.checkpoint)
+        self._post(self._checkpoint)
         await self._become_quiet()
 
     def stop(self) -> None:
@@ -257,7 +258,7 @@ class Node:
             self._fail(error)
             return
         if isinstance(effect, Persist):
-            self.room.note("control file", error)
+            self.room.note(CONTROL_FILE, error)
         elif error is not None:
             self._no_room_for_wal(error)
         self._step(result, error)
@@ -273,6 +274,15 @@ class Node:
         self._post(lambda: None)
         await quiet
 
+    def _checkpoint(self) -> Effects:
+        self._prepare_ahead()
+        return self._write_lazy_positions()
+
+    def _write_lazy_positions(self) -> Effects:
+        yield from self.acceptor.checkpoint()
+        if CONTROL_FILE in self.room.lacking:
+            yield Persist(self.acceptor.control)
+
     # Flushes.
 
     def _start_flush(self) -> bool:
@@ -281,15 +291,14 @@ class Node:
         if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn:
             return False
         try:
-            preparation = storage.prepare_ahead() if self._flush_began_at >= self._prepare_not_before else None
             flush = self._flush = storage.start_flush()
         except StorageFailed as error:
             self._fail(error)
             return False
         assert flush is not None  # There is something to flush, and no flush runs.
         self._flush_began_at = time.monotonic()
-        if preparation is not None:
-            self._preparer.submit(preparation.run, self._prepared, preparation)
+        if self._flush_began_at >= self._prepare_not_before:
+            self._prepare_ahead()
         if self._quick_flushes < QUICK_FLUSHES:
             self.disk.submit(flush.run, self._flush_returned, flush)
             if not self._report_timer_runs:
@@ -318,8 +327,8 @@ class Node:
         self._flush = None
         quick = time.monotonic() - self._flush_began_at < QUICK_FLUSH_S
         self._quick_flushes = self._quick_flushes + 1 if quick else 0
-        if self.room.lacking and storage.flush_lsn > self.room.wal_ends_at_lsn:
-            self.room.note("WAL", None)
+        if WAL in self.room.lacking and storage.flush_lsn > self.room.wal_ends_at_lsn:
+            self.room.note(WAL, None)
         return self.acceptor.flushed(flush.end_lsn)
 
     def _report_timer(self) -> None:
@@ -334,6 +343,19 @@ class Node:
         wait_s = REPORT_WRITE_AFTER_S - age_s if age_s < REPORT_WRITE_AFTER_S else REPORT_WRITE_AFTER_S
         self._loop.call_later(wait_s, self._report_timer)
 
+    def _prepare_ahead(self) -> None:
+        """Have the next segment prepared if it is time."""
+        storage = self.folder.storage
+        if storage is None or self._effects is not None or self.failed.done():
+            return
+        try:
+            preparation = storage.prepare_ahead()
+        except StorageFailed as error:
+            self._fail(error)
+            return
+        if preparation is not None:
+            self._preparer.submit(preparation.run, self._prepared, preparation)
+
     def _prepared(self, preparation: Preparation, _: Any, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, StorageFull):
             self._fail(error)
@@ -347,13 +369,13 @@ class Node:
             self._prepare_not_before = time.monotonic() + PREPARE_AGAIN_AFTER_S
             self._no_room_for_wal(full)
         else:
-            self.room.note("WAL", None)
+            self.room.note(WAL, None)
 
     def _no_room_for_wal(self, full: StorageFull) -> None:
         storage, segment_size = self.folder.storage, self.folder.control.segment_size
         if storage is not None and segment_size:
-            self.room.wal_ends_at_lsn = segment_start(storage.write_lsn, segment_size) + segment_size
-        self.room.note("WAL", full)
+            self.room.wal_ends_at_lsn = segment_start(storage.write_lsn - 1, segment_size) + segment_size
+        self.room.note(WAL, full)
 
     # What a person wants to know.
 

@@ -9,6 +9,10 @@ from safekeeper.wal.filesystem import Space
 
 WARN_AGAIN_AFTER_S = 600.0
 
+# What there may be no room for.
+WAL = "WAL"
+CONTROL_FILE = "control file"
+
 _log = logging.getLogger(__name__)
 
 
@@ -19,7 +23,7 @@ class Room:
         free_warning_bytes: less free space than this is worth a warning.
         space: as last measured, None before.
         lacking: what there was no room for when it was last tried -> why.
-        wal_ends_at_lsn: the end of the last segment there was room for; meaningful while "WAL" is lacking.
+        wal_ends_at_lsn: the end of the last segment there was room for; meaningful while WAL is lacking.
     """
 
     def __init__(self, free_warning_bytes: int = 0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -180,7 +180,7 @@ def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
 
 def text(written: Any) -> str:
     """A string that is not empty."""
-    if not isinstance(written, str) or not written.strip():
+    if not isinstance(written, str) or not written.strip() or "\0" in written:
         raise ValueError(f"{written!r} is not a text")
     return written
 

@@ -1,0 +1,281 @@
+"""The proposers' door: what strangers, the impatient and the slow can do to it, which is nothing."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    Bootstrap,
+    Bootstrapped,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ProposerMessage,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.data_folder import DataFolder
+from safekeeper.errors import ConfigurationError
+from safekeeper.node import Node
+from safekeeper.proposer_door import WRITE_HIGH_WATER_BYTES, Connection, ProposerDoor
+from safekeeper.settings import Address
+from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
+from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
+from tests.unit.faulty_filesystem import FaultyFileSystem
+
+SEGMENT_SIZE = 1 << 20
+BASE_LSN = 3 << 20
+LEADER = NodeId(1, "run1")
+MIB = 1 << 20
+
+
+class Client:
+    """A proposer on an asyncio connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.received: list[AcceptorMessage] = []
+        self._decoder: FrameDecoder[AcceptorMessage] = FrameDecoder(ACCEPTOR_DIALECT)
+
+    def send(self, *messages: ProposerMessage) -> None:
+        self.writer.write(b"".join(b"".join(encode(message)) for message in messages))
+
+    async def receive(self) -> AcceptorMessage | None:
+        """Return the next message, None if the connection was closed."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.received:
+                try:
+                    data = await self.reader.read(1 << 16)
+                except ConnectionResetError:
+                    return None
+                if not data:
+                    return None
+                self.received += self._decoder.feed(data)
+        return self.received.pop(0)
+
+    async def greet(self) -> AcceptorGreeting:
+        self.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+        greeting = await self.receive()
+        assert isinstance(greeting, AcceptorGreeting)
+        return greeting
+
+    async def lead(self) -> None:
+        greeting = await self.greet()
+        members = (Member(1, greeting.incarnation),)
+        membership, cluster = Membership(1, members), bootstrap_cluster_id(5, members)
+        self.send(Bootstrap(cluster, 5, SEGMENT_SIZE, 150018, membership))
+        assert isinstance(await self.receive(), Bootstrapped)
+        self.send(VoteRequest(LEADER, 1))
+        assert isinstance(await self.receive(), VoteResponse)
+        history = (HistoryEntry(1, BASE_LSN, 1),)
+        self.send(Elected(LEADER, cluster, 5, SEGMENT_SIZE, 150018, membership, history, (), BASE_LSN, 0))
+        assert isinstance(await self.receive(), AppendResponse)
+
+    async def append(self, begin_lsn: int, payload: bytes) -> None:
+        """Append and wait until it is on disk."""
+        self.send(append(begin_lsn, payload))
+        while True:
+            answer = await self.receive()
+            assert isinstance(answer, AppendResponse)
+            if answer.flush_lsn == begin_lsn + len(payload):
+                return
+
+
+def append(begin_lsn: int, payload: bytes) -> AppendRequest:
+    return AppendRequest(LEADER, 1, begin_lsn, 0, 0, 0, True, payload)
+
+
+class House:
+    """A node and its door."""
+
+    def __init__(self, directory: Path, *, connections_max: int, greeting_timeout_s: float, idle_timeout_s: float):
+        self.fs = FaultyFileSystem()
+        self.node = Node(DataFolder.open(self.fs, directory, 1, "a" * 32), asyncio.get_running_loop())
+        self.door = ProposerDoor(
+            self.node,
+            connections_max=connections_max,
+            greeting_timeout_s=greeting_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+        )
+        self.node.attach(self.door)
+        self.clients: list[Client] = []
+
+    async def client(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.door.address.port))
+        self.clients.append(client)
+        return client
+
+    def connection(self) -> Connection:
+        """The only connection there is."""
+        (connection,) = self.door._connections.values()
+        return connection
+
+
+@contextlib.asynccontextmanager
+async def house(
+    directory: Path, *, connections_max: int = 8, greeting_timeout_s: float = 60, idle_timeout_s: float = 60
+) -> AsyncIterator[House]:
+    there = House(
+        directory / "sk",
+        connections_max=connections_max,
+        greeting_timeout_s=greeting_timeout_s,
+        idle_timeout_s=idle_timeout_s,
+    )
+    await there.door.open(Address("127.0.0.1", 0))
+    try:
+        yield there
+    finally:
+        there.fs.release()
+        there.door.stop_accepting()
+        there.door.close_all()
+        for client in there.clients:
+            client.writer.close()
+            with contextlib.suppress(ConnectionError):
+                await client.writer.wait_closed()
+        await until(lambda: there.door.connection_count == 0)
+        there.node.stop()
+        there.node.folder.close()
+
+
+@on_the_loop
+async def test_garbage_closes_its_connection_with_one_warning_and_disturbs_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path) as there:
+        leader = await there.client()
+        await leader.lead()
+        stranger = await there.client()
+        stranger.writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await stranger.receive() is None
+        assert [r.levelno for r in caplog.records if r.levelno >= logging.WARNING] == [logging.WARNING]
+        assert "127.0.0.1:" in caplog.text and "magic" in caplog.text
+        await leader.append(BASE_LSN, b"goes on")
+
+
+@on_the_loop
+async def test_a_scanner_cannot_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with house(tmp_path) as there:
+        for _ in range(40):
+            stranger = await there.client()
+            stranger.writer.write(b"\x00" * 16)
+            assert await stranger.receive() is None
+            stranger.writer.close()
+        assert len(caplog.records) == 10
+
+
+@on_the_loop
+async def test_messages_in_single_bytes_are_understood(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        for byte in b"".join(encode(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))):
+            client.writer.write(bytes([byte]))
+            await client.writer.drain()
+            await asyncio.sleep(0)
+        assert isinstance(await client.receive(), AcceptorGreeting)
+
+
+@on_the_loop
+async def test_nothing_behind_a_refused_message_is_looked_at(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        client.send(append(BASE_LSN + 5, b"gap"), append(BASE_LSN, b"fits"), append(BASE_LSN + 5, b"gap"))
+        refusal = await client.receive()
+        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.POSITION
+        assert await client.receive() is None
+        assert there.node.acceptor.write_lsn == BASE_LSN
+        await until(lambda: there.node.acceptor.leader is None)
+
+
+@on_the_loop
+async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwards_in_order(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client, other = await there.client(), await there.client()
+        await client.lead()
+        await other.greet()
+        there.fs.hold()
+        client.send(VoteRequest(NodeId(2, "run1"), 1), PreVoteRequest("run1"), VoteRequest(NodeId(3, "run1"), 1))
+        await until(lambda: not there.node.ready)
+        other.send(PreVoteRequest("run2"))
+        await until(lambda: len(there.door.waiting) == 2)
+        there.fs.release()
+        assert [type(await client.receive()) for _ in range(3)] == [VoteResponse, PreVoteResponse, VoteResponse]
+        assert isinstance(await other.receive(), PreVoteResponse)
+        assert not there.door.waiting
+
+
+@on_the_loop
+async def test_a_peer_that_does_not_read_its_answers_costs_a_bounded_amount_of_memory(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        await client.append(BASE_LSN, bytes(MIB))
+        client.send(*(ReadRequest(LEADER, number, BASE_LSN, BASE_LSN + MIB) for number in range(40)))
+        connection = there.connection()
+        await until(lambda: connection._writing_paused)
+        # The node goes on with others meanwhile, and this one's requests wait.
+        other = await there.client()
+        await other.greet()
+        assert connection._transport.get_write_buffer_size() <= WRITE_HIGH_WATER_BYTES + 2 * MIB
+        numbers = []
+        for _ in range(40):
+            answer = await client.receive()
+            assert isinstance(answer, ReadResponse) and answer.payload == bytes(MIB)
+            numbers.append(answer.request_id)
+        assert numbers == list(range(40))
+
+
+@on_the_loop
+async def test_a_connection_without_a_greeting_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with house(tmp_path, greeting_timeout_s=0.1) as there:
+        greeted, silent = await there.client(), await there.client()
+        await greeted.greet()
+        assert await silent.receive() is None
+        assert "no greeting" in caplog.text
+        assert there.door.connection_count == 1
+
+
+@on_the_loop
+async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path) -> None:
+    async with house(tmp_path, idle_timeout_s=0.1) as there:
+        client = await there.client()
+        await client.lead()
+        assert await client.receive() is None
+        await until(lambda: there.node.acceptor.leader is None)
+
+
+@on_the_loop
+async def test_connections_beyond_the_limit_are_refused_and_the_others_stay(tmp_path: Path) -> None:
+    async with house(tmp_path, connections_max=2) as there:
+        first, second, third = await there.client(), await there.client(), await there.client()
+        assert await third.receive() is None
+        await first.greet()
+        second.writer.close()
+        await until(lambda: there.door.connection_count == 1)
+        await (await there.client()).greet()
+
+
+@on_the_loop
+async def test_an_address_in_use_is_refused_with_one_line(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        second = ProposerDoor(there.node, connections_max=1, greeting_timeout_s=1, idle_timeout_s=1)
+        with pytest.raises(ConfigurationError, match="could not listen for proxies"):
+            await second.open(there.door.address)
