@@ -26,8 +26,8 @@ def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_siz
     Returns:
         record_end_lsn: the end of the first complete record that ends above `lsn`, that is, of the first one that a
             cut at `lsn` would destroy: the record that begins there or, if none does, the one that `lsn` lies in.
-            0 if the log does not hold all of it. If the WAL before `lsn` cannot be decoded, it is `lsn`: what cannot
-            be judged must count as a complete record to whoever asks whether it may be cut.
+            0 if the log does not hold all of it. If the WAL up to there cannot be decoded, it is `lsn`: what cannot be
+            judged must count as a complete record to whoever asks whether it may be cut.
         last_record_lsn: the start of the last record that begins below `lsn`, complete or not; 0 if there is none.
     """
     start_lsn = segment_start(max(lsn - 1, begin_lsn), segment_size)
@@ -51,15 +51,17 @@ def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: in
         return lsn, last_record_lsn
     if decoder.pending is not None and decoder.pending < lsn:
         last_record_lsn = decoder.pending
+    record_end_lsn = 0
     try:
         for begin in range(lsn, end_lsn, _READ_BYTES):
             for record in decoder.walk(read(begin, min(begin + _READ_BYTES, end_lsn))):
-                if record.end_lsn > lsn:
-                    return record.end_lsn, last_record_lsn
-            if (decoder.skipped_until or 0) > lsn:
+                record_end_lsn = record_end_lsn or record.end_lsn
+            if record_end_lsn:
                 break
     except WalFormatError:
-        return 0, last_record_lsn
-    # The record that lsn lies in began before the search did.
+        record_end_lsn = record_end_lsn or lsn
     skipped_until = decoder.skipped_until or 0
-    return (skipped_until if skipped_until > lsn else 0), last_record_lsn
+    if skipped_until > lsn:
+        # lsn lies in a record that began before the search did.
+        record_end_lsn = skipped_until
+    return record_end_lsn, last_record_lsn

@@ -1,0 +1,109 @@
+"""The search for the records around a position (S9, S10)."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safekeeper.wal.format import PAGE_SIZE
+from safekeeper.wal.record_search import find_records
+from tests.unit.wal_builder import MIB, WalBuilder
+
+
+def reader(wal: WalBuilder) -> Callable[[int, int], bytes]:
+    def read(begin_lsn: int, end_lsn: int) -> bytes:
+        assert wal.begin_lsn <= begin_lsn <= end_lsn <= wal.position, "a read outside of the log"
+        return bytes(wal.data[begin_lsn - wal.begin_lsn : end_lsn - wal.begin_lsn])
+
+    return read
+
+
+def search(wal: WalBuilder, lsn: int) -> tuple[int, int]:
+    return find_records(reader(wal), lsn, wal.begin_lsn, wal.position, MIB)
+
+
+def written(*sizes: int) -> WalBuilder:
+    wal = WalBuilder()
+    for size in sizes:
+        wal.add(b"r" * size)
+    return wal
+
+
+@given(st.lists(st.integers(0, 30_000), min_size=1, max_size=12), st.data())
+def test_each_record_is_found_with_the_one_before_it(sizes: list[int], data: st.DataObject) -> None:
+    wal = written(*sizes)
+    index = data.draw(st.integers(0, len(sizes) - 1))
+    record = wal.records[index]
+    previous_lsn = wal.records[index - 1].start_lsn if index else 0
+    assert search(wal, record.start_lsn) == (record.end_lsn, previous_lsn)
+
+
+def test_at_the_logs_end_there_is_no_record_and_the_last_one_is_found() -> None:
+    wal = written(100, 200)
+    assert search(wal, wal.position) == (0, wal.records[-1].start_lsn)
+
+
+def test_a_record_that_is_not_complete_counts_as_the_last_one_but_has_no_end() -> None:
+    wal = written(100)
+    torn = wal.add(b"t" * 5000, held=3000)
+    assert search(wal, torn.start_lsn) == (0, wal.records[0].start_lsn)
+    assert search(wal, wal.position) == (0, torn.start_lsn)
+
+
+def test_a_position_inside_a_record_names_that_records_end() -> None:
+    wal = written(100, 20_000, 100)
+    inside = wal.records[1]
+    assert search(wal, inside.start_lsn + 8) == (inside.end_lsn, inside.start_lsn)
+
+
+def test_a_fork_on_a_pages_start_means_the_record_behind_the_header() -> None:
+    wal = WalBuilder()
+    wal.add(b"x" * 100)
+    last = wal.fill_page()
+    behind = wal.add(b"y" * 100)
+    assert last.end_lsn % PAGE_SIZE == 0 and behind.start_lsn > last.end_lsn
+    assert search(wal, last.end_lsn) == (behind.end_lsn, last.start_lsn)
+
+
+def test_a_record_over_many_segments_is_found_from_any_of_them() -> None:
+    wal = written(100, 3 * MIB, 100)
+    long, behind = wal.records[1], wal.records[2]
+    for lsn in (long.start_lsn + MIB, 3 * MIB, long.end_lsn - 8):
+        assert search(wal, lsn) == (long.end_lsn, long.start_lsn)
+    assert search(wal, behind.start_lsn) == (behind.end_lsn, long.start_lsn)
+
+
+def test_at_a_segments_start_the_last_record_is_in_the_segment_before() -> None:
+    wal = WalBuilder()
+    wal.add(b"x" * 100)
+    switch = wal.switch()
+    behind = wal.add(b"y" * 100)
+    assert switch.end_lsn == 2 * MIB
+    assert search(wal, 2 * MIB) == (behind.end_lsn, switch.start_lsn)
+    # The zeros behind a switch record are its own.
+    assert search(wal, switch.start_lsn + 4096) == (switch.end_lsn, switch.start_lsn)
+
+
+def test_a_log_that_begins_inside_a_record_knows_its_end_but_not_its_start() -> None:
+    whole = written(100, MIB, 100)
+    log = WalBuilder(begin_lsn=2 * MIB, data=whole.data[MIB:])
+    long, behind = whole.records[1], whole.records[2]
+    assert search(log, 2 * MIB + 512) == (long.end_lsn, 0)
+    assert search(log, behind.start_lsn) == (behind.end_lsn, 0)
+
+
+@pytest.mark.parametrize("damaged_at", [100, PAGE_SIZE + 4])
+def test_wal_that_cannot_be_decoded_counts_as_a_record_that_must_not_be_cut(damaged_at: int) -> None:
+    wal = written(1000, 20_000, 100)
+    wal.data[damaged_at] ^= 0xFF
+    lsn = wal.records[2].start_lsn
+    assert search(wal, lsn)[0] == lsn
+
+
+def test_a_damaged_record_at_the_position_counts_as_complete_and_damage_behind_it_does_not_matter() -> None:
+    wal = written(100, 100, 100)
+    first, second, third = wal.records
+    wal.data[third.start_lsn - wal.begin_lsn + 30] ^= 0xFF
+    assert search(wal, second.start_lsn) == (second.end_lsn, first.start_lsn)
+    assert search(wal, third.start_lsn) == (third.start_lsn, second.start_lsn)
