@@ -1,0 +1,329 @@
+"""The documentation says what the code does: links resolve, and nothing that a user meets is left out.
+
+`python tests/unit/test_docs.py` writes the tables of docs/configuration.md anew: from the options that the code has.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import click
+import pytest
+
+import safekeeper.cli
+import safekeeper.config
+import safekeeper.errors
+import safekeeper.settings
+import walproxy.cli
+import walproxy.config
+import walproxy.proxy
+from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerMessage, RefusalCode
+from safekeeper.consensus.proposer import Proposer
+from safekeeper.settings import command_line_name, environment_variable, options_of
+from safekeeper.wire import WIRE_VERSION
+from walproxy.status import safekeeper_state
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+SETTINGS = {
+    "safekeeper": (safekeeper.config.SafekeeperConfig, safekeeper.config.ENVIRONMENT_PREFIX),
+    "walproxy": (walproxy.config.ProxyConfig, walproxy.config.ENVIRONMENT_PREFIX),
+}
+PROGRAMS = {"safekeeper": safekeeper.cli.cli, "walproxy": walproxy.cli.cli}
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
+_CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_CODE_SPAN = re.compile(r"`([^`\n]+)`")
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_OF_THIS_REPOSITORY = re.compile(r"(?:safekeeper|walproxy|tests|docs|deploy)/[\w./-]*\w(?:\.\w+)?/?")
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+def prose(document: Path) -> str:
+    return _CODE_BLOCK.sub("", document.read_text())
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in _HEADING.findall(_CODE_BLOCK.sub("", document.read_text()))
+    }
+
+
+def section(document: str, heading: str) -> str:
+    """The text below a heading, up to the next one of the same depth or above."""
+    text = (DOCS / document).read_text()
+    match = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert match is not None, f"docs/{document} has no heading {heading!r}"
+    rest = text[match.end() :]
+    end = re.search(rf"^#{{1,{len(match[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def returned_words(function: Callable[..., Any]) -> set[str]:
+    """The words that the source of a function returns literally."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return {
+        node.value
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.Return) and statement.value is not None
+        for node in _results(statement.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def _results(expression: ast.expr) -> Iterator[ast.expr]:
+    """What an expression can evaluate to, as far as its own text says."""
+    if isinstance(expression, ast.IfExp):
+        yield from _results(expression.body)
+        yield from _results(expression.orelse)
+    else:
+        yield expression
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    return [
+        (f"{program} {name}", command)
+        for program, group in PROGRAMS.items()
+        for name, command in sorted(group.commands.items())
+    ]
+
+
+def option_table(program: str) -> str:
+    """The table of a program's options, from the code that declares them."""
+    settings_type, prefix = SETTINGS[program]
+    lines = [
+        "| option | environment | in the file | default | what it sets |",
+        "|---|---|---|---|---|",
+    ]
+    for name, declared in options_of(settings_type).items():
+        default = f"`{declared.default}`" if isinstance(declared.default, str) else ""
+        reload = " (reload)" if declared.reloadable else ""
+        cells = [
+            f"`{command_line_name(name)} {declared.metavar}`",
+            f"`{environment_variable(prefix, name)}`",
+            f"`{name}`",
+            default,
+            declared.help + reload,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """The text with every marked table made anew."""
+    return _TABLE.sub(lambda match: match[1] + option_table(match[2]) + match[4], text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(document: Path) -> None:
+    dead = []
+    for target in _LINK.findall(prose(document)):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = document.parent / path if path else document
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            dead.append(target)
+    assert not dead
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_file_of_this_repository_that_a_document_names_is_there(document: Path) -> None:
+    named = {span for span in _CODE_SPAN.findall(prose(document)) if _OF_THIS_REPOSITORY.fullmatch(span)}
+    assert not sorted(path for path in named if not (ROOT / path).exists())
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.parent == DOCS], ids=name_of)
+def test_every_document_is_reached_from_the_index(document: Path) -> None:
+    index = (DOCS / "index.md").read_text()
+    assert document.name == "index.md" or f"({document.name})" in index
+
+
+def test_every_decision_is_reached_from_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    assert not [d.name for d in (DOCS / "adr").glob("*.md") if f"(adr/{d.name})" not in index]
+
+
+def test_every_code_that_the_invariants_name_is_there() -> None:
+    missing = []
+    for path, names in _named_code((DOCS / "invariants.md").read_text()):
+        source = (ROOT / path).read_text()
+        for name in names:
+            for part in name.split("."):
+                if not re.search(rf"^ *(?:(?:async )?def|class) {part}\b|^ *{part}\b *[:=]", source, re.MULTILINE):
+                    missing.append(f"{path}: {name}")
+    assert not missing
+
+
+def _named_code(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each file that a paragraph **Code.** names, with the names that follow it."""
+    for paragraph in re.findall(r"\*\*Code\.\*\*(.*?)\n\n", text, re.DOTALL):
+        path = ""
+        names: list[str] = []
+        for span in _CODE_SPAN.findall(paragraph):
+            if span.endswith(".py"):
+                if path:
+                    yield path, names
+                path, names = span, []
+            elif path and re.fullmatch(r"\w+(\.\w+)?", span):
+                names.append(span)
+        if path:
+            yield path, names
+
+
+def test_the_invariants_are_fourteen_and_each_has_its_code_and_its_tests() -> None:
+    text = (DOCS / "invariants.md").read_text()
+    sections = re.split(r"^## (S\d+) ", text, flags=re.MULTILINE)
+    assert sections[1::2] == [f"S{number}" for number in range(1, 15)]
+    for number, body in zip(sections[1::2], sections[2::2], strict=True):
+        for part in ("**Statement.**", "**Why.**", "**Code.**", "**Tests.**"):
+            assert part in body, f"{number} has no {part}"
+
+
+def test_every_test_that_the_invariants_name_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "invariants.md").read_text()))
+    defined = {
+        name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert named
+    assert not sorted(named - defined)
+
+
+def test_every_property_that_the_simulation_checks_is_described() -> None:
+    text = section("invariants.md", "What follows from them, and is checked")
+    checked = {
+        name
+        for file in (ROOT / "tests" / "simulation").glob("*.py")
+        for name in re.findall(r'\bViolation\(\s*"(\w+)"', file.read_text())
+    }
+    assert checked
+    assert not sorted(name for name in checked if f"| {name} |" not in text)
+
+
+def test_every_invariant_that_the_code_refers_to_is_described() -> None:
+    described = set(re.findall(r"^## (S\d+) ", (DOCS / "invariants.md").read_text(), re.MULTILINE))
+    sources = [*(ROOT / "safekeeper").rglob("*.py"), *(ROOT / "walproxy").rglob("*.py")]
+    used = {name for source in sources for name in re.findall(r"\(S\d+\)|\bS\d+(?= )", source.read_text())}
+    unknown = {name.strip("()") for name in used} - described
+    assert not unknown
+
+
+def test_every_page_of_the_documentation_that_the_code_mentions_is_there() -> None:
+    sources = [*(ROOT / "safekeeper").rglob("*.py"), *(ROOT / "walproxy").rglob("*.py")]
+    mentioned = {page for source in sources for page in re.findall(r"docs/[\w/-]+\.md", source.read_text())}
+    assert mentioned
+    assert not sorted(page for page in mentioned if not (ROOT / page).exists())
+
+
+def test_every_state_is_described() -> None:
+    text = section("operations.md", "States")
+    of_proxy = returned_words(Proposer.state) | {_initial_state_of_the_proxy()}
+    of_safekeeper = returned_words(vars(Acceptor)["state"].fget)
+    of_member = returned_words(safekeeper_state)
+    assert len(of_proxy) >= 6
+    assert len(of_safekeeper) == 4
+    assert len(of_member) == 7
+    assert not sorted(state for state in of_proxy | of_safekeeper | of_member if f"| `{state}` |" not in text)
+
+
+def _initial_state_of_the_proxy() -> str:
+    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.Proxy.__init__))
+    assert match is not None
+    return match[1]
+
+
+def test_every_exit_code_is_described() -> None:
+    text = section("cli.md", "Exit codes")
+    codes = {value for name, value in vars(safekeeper.errors).items() if name.startswith("EXIT_")}
+    assert codes == {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+
+
+def test_every_refusal_is_described_with_what_follows_from_it() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", section("protocol.md", "Refusals"), re.MULTILINE)
+    assert sorted(rows) == sorted(RefusalCode)
+
+
+def test_every_message_is_in_the_protocol() -> None:
+    text = (DOCS / "protocol.md").read_text()
+    messages = {*ProposerMessage.__args__, *AcceptorMessage.__args__}
+    assert len(messages) == 18
+    assert not sorted(message.__name__ for message in messages if f"`{message.__name__}`" not in text)
+
+
+def test_every_field_of_the_control_state_is_in_the_protocol() -> None:
+    text = section("protocol.md", "What an acceptor keeps").replace("\n", " ")
+    spelled_out = {"tli_histories": "timeline history files", "history": "term history", "promised": "promised NodeId"}
+    missing = [
+        field
+        for field in ControlState.__struct_fields__
+        if f"`{field}`" not in text and spelled_out.get(field, field.replace("_", " ")) not in text
+    ]
+    assert not missing
+
+
+def test_the_versions_that_the_documents_state_are_those_of_the_code() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert f"Protocol version {PROTOCOL_VERSION}, wire version {WIRE_VERSION}" in changelog
+    assert f"wire version {WIRE_VERSION}" in section("protocol.md", "Bytes on the wire")
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_command_and_option_is_described(name: str, command: click.Command) -> None:
+    text = section("cli.md", name)
+    tables = (DOCS / "configuration.md").read_text()
+    assert f"\n{name}" in text, f"docs/cli.md shows no example of {name}"
+    options = [
+        option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts
+    ]
+    missing = [option for option in options if not re.search(rf"`{option}(?![\w-])", text + tables)]
+    assert not missing
+
+
+def test_no_command_is_described_that_does_not_exist() -> None:
+    described = set(re.findall(r"^## ((?:safekeeper|walproxy) \w+)$", (DOCS / "cli.md").read_text(), re.MULTILINE))
+    assert described == {name for name, _ in commands()}
+
+
+def test_the_tables_of_options_are_those_of_the_code() -> None:
+    text = (DOCS / "configuration.md").read_text()
+    assert {match[2] for match in _TABLE.finditer(text)} == set(SETTINGS)
+    assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
+
+
+def test_the_examples_of_configuration_files_are_accepted(tmp_path: Path) -> None:
+    for heading, program in (("safekeeper run", "safekeeper"), ("walproxy run", "walproxy")):
+        example = re.search(r"^```toml\n(.*?)^```$", section("configuration.md", heading), re.MULTILINE | re.DOTALL)
+        assert example is not None
+        settings_type, prefix = SETTINGS[program]
+        file = tmp_path / f"{program}.toml"
+        file.write_text(example[1])
+        loaded: object = safekeeper.settings.load(settings_type, prefix, command_line={}, environment={}, file=file)
+        assert isinstance(loaded, settings_type)
+
+
+def test_every_target_of_the_makefile_is_described() -> None:
+    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    text = section("hacking.md", "Targets")
+    assert not [target for target in targets if target != "help" and not re.search(rf"`make {target}\b", text)]
+
+
+if __name__ == "__main__":
+    page = DOCS / "configuration.md"
+    page.write_text(with_tables(page.read_text()))
