@@ -4,8 +4,8 @@ Events come one at a time: a message, a lost connection, a flush that has return
 that runs to its end before the next event is looked at, so the acceptor's text is the order in which things happen.
 
     append     written into the operating system at once, on the loop's thread; then a flush begins if none runs
-    flush      on the loop's thread while the disk is quick, in the disk's thread from the first slow flush on until it
-               has been quick for a while; what is written or received meanwhile gathers, and the next flush covers it
+    flush      on the loop's thread while the disk is quick, else in the disk's thread; what is received or written
+               meanwhile gathers, and the next flush covers all of it
     the rest   control file, cuts, reads: in the disk's thread, behind a flush that runs; until then the node takes no
                message (`ready` is False) and the loop stays free to answer HTTP
 
@@ -51,12 +51,13 @@ from safekeeper.worker import Worker
 
 # A leader that waits this long for a flush is told what has been received meanwhile.
 REPORT_WRITE_AFTER_S = 0.001
-# A flush within this time is quick. After so many quick ones in the disk's thread, the loop's thread takes over: to
-# hand over to a thread and back costs more than the fdatasync itself. Measured with 8 appends of 8 KiB in flight, in
-# turns, on two shared cores: 84-100 us of CPU per append through the thread, 47-59 on the loop; 5,300-6,400 appends a
-# second against 9,000-10,800. What it costs is that the loop stands still during the first slow flush.
+# While a flush takes less than this on average, the loop's thread does it itself: to hand over to a thread and back
+# costs more than the fdatasync. Measured with 8 appends of 8 KiB in flight, in turns, on two shared cores: 84-100 us of
+# CPU per append through the thread, 47-59 on the loop; 5,300-6,400 appends a second against 9,000-10,800. The price is
+# that the loop stands still while the first slow flushes last. Everything but system calls is 16 us of an append.
 QUICK_FLUSH_S = 0.001
-QUICK_FLUSHES = 16
+# The average is a moving one over about this many flushes. It begins slow.
+FLUSHES_AVERAGED = 8
 # How long to wait for space before the next segment is tried again.
 PREPARE_AGAIN_AFTER_S = 1.0
 
@@ -123,10 +124,10 @@ class Node:
         self._events: deque[Callable[[], Effects | None]] = deque()
         self._flush: Flush | None = None  # The one that runs.
         self._flush_began_at = 0.0
-        self._quick_flushes = 0  # In a row.
+        self._average_flush_s = 10 * QUICK_FLUSH_S
         self._report_timer_runs = False
         self._prepare_not_before = 0.0
-        self._draining = False
+        self._deaf = False  # It is drained or has failed: no message is taken any more.
         self._quiet: asyncio.Future[None] | None = None
         self._logged = self._to_log()
 
@@ -137,7 +138,7 @@ class Node:
     @property
     def ready(self) -> bool:
         """Whether `receive` may be called."""
-        return self._effects is None and not self._draining and not self.failed.done()
+        return self._effects is None and not self._deaf
 
     # Events.
 
@@ -152,8 +153,7 @@ class Node:
     def messages_handled(self) -> None:
         """No further message is at hand: what was written is flushed, or begins to be."""
         if self._effects is None:
-            if self._start_flush():
-                self._handle_events()
+            self._start_flush()
             self._log_changes()
 
     def disconnected(self, connection: int) -> None:
@@ -166,7 +166,7 @@ class Node:
 
     async def drain(self) -> None:
         """Take no message any more. Return when all WAL is on disk, which was said, and the lazy positions are."""
-        self._draining = True
+        self._deaf = True
         await self._become_quiet()
         self._post(self._checkpoint)
         await self._become_quiet()
@@ -185,24 +185,23 @@ class Node:
 
     def _handle_events(self) -> None:
         """Handle what is queued, until there is nothing left to do or an effect has to wait for the disk."""
-        more = True
-        while more:
-            while self._events and self._effects is None and not self.failed.done():
-                try:
-                    self._effects = self._events.popleft()()
-                except Exception as error:
-                    self._fail(error)
-                    return
-                if self._effects is not None:
-                    self._step(None, None)
-            if self._effects is not None or self.failed.done():
+        while self._events and self._effects is None and not self.failed.done():
+            try:
+                effects = self._events.popleft()()
+            except Exception as error:
+                self._fail(error)
                 return
-            more = self._start_flush()
+            if effects is not None:
+                self._effects = effects
+                self._step(None, None)
+        if self._effects is not None or self.failed.done():
+            return
+        self._start_flush()
         self._log_changes()
         if self._quiet is not None and self._flush is None:
             self._quiet.set_result(None)
             self._quiet = None
-        if not self._draining:
+        if not self._deaf:
             self._outbox.resume()
 
     def _step(self, result: Any, full: StorageFull | None) -> None:
@@ -266,6 +265,7 @@ class Node:
 
     def _fail(self, error: BaseException) -> None:
         """Come to an end: nothing is done or said any more."""
+        self._deaf = True
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -285,33 +285,30 @@ class Node:
 
     # Flushes.
 
-    def _start_flush(self) -> bool:
-        """Flush what is written, unless a flush runs: the next one will cover it. Return whether there is an event."""
+    def _start_flush(self) -> None:
+        """Flush what is written, or begin to, unless a flush runs: then the next one will cover it."""
         storage = self.folder.storage
-        if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn:
-            return False
+        if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn or self.failed.done():
+            return
         try:
             flush = self._flush = storage.start_flush()
-        except StorageFailed as error:
-            self._fail(error)
-            return False
-        assert flush is not None  # There is something to flush, and no flush runs.
-        self._flush_began_at = time.monotonic()
-        if self._flush_began_at >= self._prepare_not_before:
-            self._prepare_ahead()
-        if self._quick_flushes < QUICK_FLUSHES:
-            self.disk.submit(flush.run, self._flush_returned, flush)
-            if not self._report_timer_runs:
-                self._report_timer_runs = True
-                self._loop.call_later(REPORT_WRITE_AFTER_S, self._report_timer)
-            return False
-        try:
-            flush.run()
+            assert flush is not None  # There is something to flush, and no flush runs.
+            self._flush_began_at = time.monotonic()
+            if self._flush_began_at >= self._prepare_not_before:
+                self._prepare_ahead()
+            if self._average_flush_s < QUICK_FLUSH_S:
+                flush.run()
+                self._effects = self._flushed(flush)
         except Exception as error:
             self._fail(error)
-            return False
-        self._events.append(partial(self._flushed, flush))
-        return True
+            return
+        if self._effects is not None:
+            self._step(None, None)  # It sends the answer, no more: what it may do to the disk is nothing.
+            return
+        self.disk.submit(flush.run, self._flush_returned, flush)
+        if not self._report_timer_runs:
+            self._report_timer_runs = True
+            self._loop.call_later(REPORT_WRITE_AFTER_S, self._report_timer)
 
     def _flush_returned(self, flush: Flush, _: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -325,8 +322,8 @@ class Node:
         storage = self.folder.opened_storage()
         storage.finish_flush(flush)
         self._flush = None
-        quick = time.monotonic() - self._flush_began_at < QUICK_FLUSH_S
-        self._quick_flushes = self._quick_flushes + 1 if quick else 0
+        took_s = time.monotonic() - self._flush_began_at
+        self._average_flush_s += (took_s - self._average_flush_s) / FLUSHES_AVERAGED
         if WAL in self.room.lacking and storage.flush_lsn > self.room.wal_ends_at_lsn:
             self.room.note(WAL, None)
         return self.acceptor.flushed(flush.end_lsn)

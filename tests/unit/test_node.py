@@ -40,7 +40,7 @@ from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.control_file import ControlFile
 from safekeeper.data_folder import WAL_FOLDER, DataFolder
 from safekeeper.errors import ConfigurationError, DiskLost, InvariantViolation, StorageFailed, WalproxyError
-from safekeeper.node import QUICK_FLUSHES, Node
+from safekeeper.node import Node
 from safekeeper.room import CONTROL_FILE, WAL
 from safekeeper.wal.filesystem import RealFileSystem
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
@@ -189,9 +189,10 @@ async def test_a_quick_disk_is_flushed_on_the_loop_and_a_slow_one_in_its_thread(
         async with asyncio.timeout(DEADLINE_S):
             while sk.fs.synced_by[-1] is not here:
                 await sk.append_durably(b"x" * 10)
-        sk.fs.delay_s = 0.005
-        await sk.append_durably(b"the last one that the loop waits for")
-        for _ in range(QUICK_FLUSHES + 2):
+        sk.fs.delay_s = 0.01
+        while sk.fs.synced_by[-1] is here:
+            assert await sk.append_durably(b"x" * 10) < BASE_LSN + SEGMENT_SIZE
+        for _ in range(3):
             await sk.append_durably(b"x" * 10)
             assert sk.fs.synced_by[-1] is not here
 
