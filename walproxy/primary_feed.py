@@ -97,6 +97,7 @@ class PrimaryFeed:
         self._connection: ReplicationConnection | None = None
         self._wanted: asyncio.Queue[StartReplication | None] = asyncio.Queue()
         self._told = ""
+        self._pause_s = PAUSE_MIN_S
         self._told_positions = (0, 0, 0)
         self._told_positions_at = 0.0
         self._caught_up_at = 0.0
@@ -153,13 +154,11 @@ class PrimaryFeed:
 
     async def run(self) -> None:
         """Keep a connection up until cancelled or failed."""
-        pause_s = PAUSE_MIN_S
         status_task = asyncio.create_task(self._repeat_status())
         try:
             while True:
                 try:
                     await self._connect()
-                    pause_s = PAUSE_MIN_S
                     await self._serve()
                 except (PrimaryProblem, RemoteProtocolError) as problem:
                     if isinstance(problem, PrimaryProblem) and self._is_final(problem):
@@ -169,8 +168,8 @@ class PrimaryFeed:
                 except WalproxyError as error:
                     self._owner.failed(error)
                     return
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
         finally:
             status_task.cancel()
             self._close()
@@ -189,9 +188,7 @@ class PrimaryFeed:
         )
         await self._connection.ensure_slot(config.slot)
         identity = await self._identify(self._connection)
-        if self._told:
-            logger.info("connected to the primary")
-        self.problem = self._told = ""
+        self.problem = ""
         self._was_connected = True
         self._owner.primary_identified(identity)
 
@@ -234,6 +231,7 @@ class PrimaryFeed:
             except TimeoutError:
                 # Nobody reads this connection while it is idle: ask something, to see that it lives.
                 await self._identify(self._connection)
+                self._note_that_it_works()
                 continue
             if order is None:
                 self._owner.primary_identified(await self._identify(self._connection))
@@ -285,6 +283,7 @@ class PrimaryFeed:
         loop = asyncio.get_running_loop()
         self._caught_up_at = loop.time()
         self.streams = True
+        self._note_that_it_works()
         if self._paused:
             connection.pause_reading()
         logger.info("streaming timeline %d from %s", tli, format_lsn(begin_lsn))
@@ -301,7 +300,15 @@ class PrimaryFeed:
             except PrimaryProblem as problem:
                 if problem.kind is not ProblemKind.SLOT_IN_USE or loop.time() > deadline:
                     raise
-            pid = await terminate_slot_holder(self._config.conninfo, self._config.slot)
+                self.problem = str(problem)
+            try:
+                pid = await terminate_slot_holder(self._config.conninfo, self._config.slot)
+            except PrimaryProblem as problem:
+                if problem.kind is ProblemKind.SLOT_IN_USE:
+                    raise
+                # A role that may log in for replication only cannot free the slot; its holder may go by itself.
+                reason = f'slot "{self._config.slot}" is in use and could not be freed: {problem}'
+                raise PrimaryProblem(ProblemKind.SLOT_IN_USE, reason, problem.sqlstate) from None
             if pid is not None:
                 logger.warning('ended walsender %d, which held slot "%s" for a deposed proxy', pid, self._config.slot)
 
@@ -384,6 +391,14 @@ class PrimaryFeed:
             await asyncio.sleep(interval_s if interval_s < STATUS_INTERVAL_S else STATUS_INTERVAL_S / 4)
 
     # ------------------------------------------------------------------ the end
+
+    def _note_that_it_works(self) -> None:
+        """The connection is of use: a problem that comes from now on is a new one, and may pass quickly."""
+        self.problem = ""
+        self._pause_s = PAUSE_MIN_S
+        if self._told:
+            self._told = ""
+            logger.info("connected to the primary")
 
     def _lost(self, reason: str) -> None:
         self._close()

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, parse_lsn
-from walproxy.primary_check import problem_of_connect, problem_of_error
+from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_connect, problem_of_error
 
 _POLL_S = 0.05
 
@@ -80,14 +80,22 @@ async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 
     For the winner of a term only: its term proves that the holder's proxy is deposed.
 
     Raises:
-        PrimaryProblem: no connection, no right to end it (another role's), or it has not ended in time.
+        PrimaryProblem: no connection, no right to end it (SLOT_IN_USE), or it has not ended in time.
     """
     async with _connection(conninfo, f'end the walsender that holds slot "{name}"', timeout_s) as connection:
         slot = await _read_slot(connection, name)
         holder = slot.active_pid if slot is not None else None
         if holder is None:
             return None
-        await connection.execute("SELECT pg_terminate_backend(%s)", (holder,))
+        try:
+            await connection.execute("SELECT pg_terminate_backend(%s)", (holder,))
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PrimaryProblem(
+                ProblemKind.SLOT_IN_USE,
+                f'slot "{name}" is in use by walsender {holder}, which this role may not end: run '
+                f"SELECT pg_terminate_backend({holder}) as a superuser; waiting for it",
+                error.sqlstate,
+            ) from None
         while slot is not None and slot.active_pid == holder:
             await asyncio.sleep(_POLL_S)
             slot = await _read_slot(connection, name)

@@ -148,7 +148,7 @@ class Proxy:
 
     def _watch_state(self) -> None:
         now = self._loop.time()
-        state = self.proposer.state(now)
+        state = self.public_state(now)
         if state != self.state:
             missing = [
                 f"safekeeper {i}: {self.member_problem(i)}" for i in sorted(self.links) if self.member_problem(i)
@@ -156,6 +156,13 @@ class Proxy:
             note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
             logger.info("%s -> %s after %.1f s%s", self.state, state, now - self.state_since, note)
             self.state, self.state_since = state, now
+
+    def public_state(self, now: float) -> str:
+        """Return the state as /status shows it. It streams only if PostgreSQL hears of commits, too."""
+        state, leadership = self.proposer.state(now), self.proposer.leadership
+        if state == "streaming" and not (self.feed.streams and leadership is not None and leadership.streaming):
+            return "waiting_for_primary"
+        return state
 
     def member_problem(self, safekeeper_id: int) -> str:
         """Return why a safekeeper counts as missing, empty if it does not."""

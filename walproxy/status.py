@@ -24,7 +24,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     count = len(membership.members) if membership is not None else len(proxy.links)
     received_lsn = leadership.received_lsn if leadership is not None else proxy.window.end_lsn
     return {
-        "state": proposer.state(now),
+        "state": proxy.public_state(now),
         "term": proposer.term,
         "system_id": str(primary.system_id) if primary is not None else None,
         "tli": leadership.tli if leadership is not None else primary.tli if primary is not None else None,
@@ -87,7 +87,7 @@ def safekeeper_state(proxy: Proxy, safekeeper_id: int) -> str:
 
 def not_ready_reason(proxy: Proxy, now: float) -> str:
     """Return why commits do not go through now, empty if they do: for /readyz."""
-    state = proxy.proposer.state(now)
+    state = proxy.public_state(now)
     if state in SERVING_STATES:
         return ""
     if proxy.proposer.is_spare:

@@ -1,0 +1,243 @@
+"""A whole cluster to which bad things are given, and what it must say about them.
+
+`Stand` is a `LocalCluster` whose proxies may end: `end_of` returns the exit code and the one line that says why.
+`untouched` is what a refusal must leave as it was. `Relay` stands between a proxy and a safekeeper and reads along.
+"""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safekeeper.consensus.messages import ProposerMessage
+from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder
+from walproxy.local_cluster import LocalCluster, LocalProcess
+from walproxy.local_postgres import LocalPostgres, ServerBinaries
+from walproxy.wal_compare import compare_wal
+
+SEGMENT_SIZE = 1 << 20
+SETTINGS = {
+    "max_connections": "20",
+    "shared_buffers": "16MB",
+    "log_checkpoints": "off",
+    "min_wal_size": "2MB",
+    "max_wal_size": "8MB",
+    "wal_keep_size": "64MB",  # What is compared must still be there at the end.
+    "checkpoint_timeout": "1h",
+}
+_POLL_S = 0.02
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait until `condition()`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain until {what}"
+        time.sleep(_POLL_S)
+
+
+def run_walproxy(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `walproxy` to its end, with `answer` on its standard input."""
+    return subprocess.run(
+        [sys.executable, "-m", "walproxy", *arguments], input=answer, capture_output=True, text=True, timeout=60
+    )
+
+
+def only_line(text: str) -> str:
+    """Return the only line of `text`, which is no part of a traceback."""
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    assert "Traceback" not in text and "unexpected" not in text, text
+    return lines[0]
+
+
+class Stand(LocalCluster):
+    """A cluster with 1 MiB segments; its first proxy is started by `serve`."""
+
+    def serve(self) -> "Stand":
+        """Start everything; commits wait for the quorum from then on."""
+        self.start()
+        self.postgres.execute("CREATE TABLE ledger (number int)")
+        return self
+
+    def proxy_for(self, name: str, *options: str, conninfo: str = "") -> LocalProcess:
+        """Make and start another proxy, which is closed with the cluster."""
+        proxy = self.make_proxy(name, *options, conninfo=conninfo)
+        self.proxies.append(proxy)
+        return self.start_proxy(proxy)
+
+    def commit(self, number: int = 0) -> None:
+        """Commit a row; returns when the quorum has it."""
+        self.postgres.execute("INSERT INTO ledger VALUES (%s)", number)
+
+    def member(self, safekeeper_id: int, proxy: LocalProcess | None = None) -> dict[str, Any]:
+        """Return what a proxy, the first by default, says of a safekeeper."""
+        status = (proxy or self.proxy).status()
+        assert status is not None
+        return next(each for each in status["safekeepers"] if each["id"] == safekeeper_id)
+
+    def wait_for_member(self, safekeeper_id: int, state: str, proxy: LocalProcess | None = None) -> dict[str, Any]:
+        """Wait until a proxy says that a safekeeper is in `state`; return what it says of it."""
+        wait_for(lambda: self.member(safekeeper_id, proxy)["state"] == state, f"safekeeper {safekeeper_id} is {state}")
+        return self.member(safekeeper_id, proxy)
+
+    def untouched(self) -> dict[int, dict[str, Any]]:
+        """Return what a refused proxy must not change on the safekeepers that run."""
+        names = ("term", "promised", "history", "flush_lsn", "commit_lsn", "incarnation", "cluster_id", "generation")
+        statuses = {i: safekeeper.status() for i, safekeeper in self.safekeepers.items() if safekeeper.pid}
+        return {i: {name: status[name] for name in names} for i, status in statuses.items() if status}
+
+    def verify(self, *safekeeper_ids: int) -> None:
+        """The safekeepers, by default all, have the primary's bytes, all of them."""
+        commit_lsn = self.primary_lsn()
+        wait_for(lambda: self.commit_lsn() >= commit_lsn, "the quorum has the primary's WAL")
+        for safekeeper_id in safekeeper_ids or tuple(self.safekeepers):
+            wait_for(
+                lambda i=safekeeper_id: self.flush_lsn_of(i) >= commit_lsn,  # type: ignore[misc]
+                f"safekeeper {safekeeper_id} has the primary's WAL",
+            )
+            wal = self.safekeeper_directory(safekeeper_id) / "wal"
+            compare_wal(wal, self.postgres.pg_wal, SEGMENT_SIZE, commit_lsn)
+
+    def primary_lsn(self) -> int:
+        """Return where the primary's WAL on disk ends."""
+        row = self.postgres.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::text")[0]
+        return int(row[0])
+
+    def flush_lsn_of(self, safekeeper_id: int) -> int:
+        """Return a safekeeper's flush_lsn by its own word, 0 if it does not answer."""
+        status = self.safekeepers[safekeeper_id].status()
+        if status is None:
+            return 0
+        high, low = status["flush_lsn"].split("/")
+        return int(high, 16) << 32 | int(low, 16)
+
+    def wipe(self, safekeeper_id: int) -> None:
+        """Take a safekeeper's disk away: an empty folder is in its place."""
+        self.safekeepers[safekeeper_id].kill9()
+        shutil.rmtree(self.safekeeper_directory(safekeeper_id))
+
+    def switch_to(self, postgres: LocalPostgres) -> None:
+        """Let another server be the primary; the old one is closed with the cluster."""
+        self.formerly.append(self.postgres)
+        self.postgres = postgres
+
+    formerly: list[LocalPostgres]
+
+    def close(self) -> None:
+        super().close()
+        for postgres in self.formerly:
+            postgres.close()
+
+
+def end_of(process: LocalProcess, timeout_s: float = 20.0) -> tuple[int, str]:
+    """Wait for the end of a process; return its exit code and the only line of its log that says why."""
+    code = process.wait(timeout_s)
+    lines = process.log_path.read_text().splitlines()
+    assert not any("Traceback" in line or "unexpected" in line for line in lines), lines
+    errors = [line for line in lines if " ERROR " in line or line.startswith(("walproxy: ", "safekeeper: "))]
+    assert errors and errors[-1] == lines[-1], lines
+    assert len(errors) == 1, errors
+    return code, errors[0]
+
+
+def log_of(process: LocalProcess) -> str:
+    """Return the whole log of a process, without a traceback in it."""
+    text = process.log_path.read_text()
+    assert "Traceback" not in text and "unexpected" not in text, text
+    return text
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that the servers' user can enter."""
+    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def make_server(binaries: ServerBinaries, template: Path, directory: Path, **settings: str) -> LocalPostgres:
+    """Return a server, not started, on a copy of a folder that was stopped; equal copies have one system id."""
+    server = LocalPostgres(binaries, directory, settings={**SETTINGS, **settings})
+    subprocess.run(["cp", "-a", template, directory], check=True)
+    server.configure({})
+    return server
+
+
+def make_stand(directory: Path, postgres: LocalPostgres, safekeeper_count: int = 3) -> Stand:
+    """Return a cluster whose processes do not run yet."""
+    stand = Stand(directory, postgres, safekeeper_count)
+    stand.formerly = []
+    return stand
+
+
+class Relay:
+    """Hands on what a proxy and a safekeeper say to each other, reads along, and can break off or fall silent.
+
+    Attributes:
+        port: where it listens.
+        cut_at: it closes a connection instead of handing on a message of this type; None: hands on everything.
+        silent: while set, it hands on nothing and closes nothing: a half-open connection.
+        cut: how often it has closed one.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.cut_at: type[ProposerMessage] | None = None
+        self.silent = threading.Event()
+        self.cut = 0
+        self.connections = 0
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Relay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        for sock in self._sockets:
+            sock.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target_port), timeout=5)
+                except OSError:
+                    client.close()
+                    continue
+                server.settimeout(None)
+                self._sockets += [client, server]
+                decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
+                threading.Thread(target=self._pass_on, args=(client, server, decoder), daemon=True).start()
+                threading.Thread(target=self._pass_on, args=(server, client, None), daemon=True).start()
+
+    def _pass_on(
+        self, source: socket.socket, sink: socket.socket, decoder: FrameDecoder[ProposerMessage] | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self.silent.is_set():
+                    continue
+                if decoder is not None and self.cut_at is not None:
+                    if any(isinstance(message, self.cut_at) for message in decoder.feed(data)):
+                        self.cut += 1
+                        break
+                elif decoder is not None:
+                    decoder.feed(data)
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)

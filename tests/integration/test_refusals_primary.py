@@ -1,0 +1,206 @@
+"""Primaries that cannot be streamed, or not yet: what the proxy says, when it waits, and with what it ends."""
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
+from tests.integration.conftest import EVERY, NEWEST
+from tests.integration.refusal_fixtures import (
+    Stand,
+    end_of,
+    log_of,
+    make_server,
+    make_stand,
+    temporary_folder,
+    wait_for,
+)
+from walproxy.local_cluster import LocalProcess
+from walproxy.local_postgres import LocalPostgres, ServerBinaries
+
+NewStand = Callable[..., Stand]
+
+
+@pytest.fixture(scope="session")
+def small_template(servers: dict[int, ServerBinaries], major: int) -> Iterator[Path]:
+    """The data folder of a cluster with 1 MiB segments that was never started."""
+    with temporary_folder() as path:
+        LocalPostgres(servers[major], path / "data").init(wal_segment_mib=1)
+        yield path / "data"
+
+
+@pytest.fixture
+def new_stand(servers: dict[int, ServerBinaries], major: int, small_template: Path, folder: Path) -> Iterator[NewStand]:
+    """Return a function that makes a cluster, of which nothing runs; its arguments are PostgreSQL's settings."""
+    with contextlib.ExitStack() as stack:
+
+        def make(safekeeper_count: int = 3, **settings: str) -> Stand:
+            server = make_server(servers[major], small_template, folder / "data", **settings)
+            return stack.enter_context(make_stand(folder, server, safekeeper_count))
+
+        yield make
+
+
+def problem_of(proxy: LocalProcess) -> str:
+    """Return what the proxy says is wrong with the primary, empty if nothing or if it does not answer."""
+    status = proxy.status()
+    return (status["primary"]["problem"] or "") if status else ""
+
+
+@NEWEST
+def test_the_proxy_waits_for_whatever_is_not_there_yet_and_says_for_what(new_stand: NewStand) -> None:
+    stand = new_stand()
+    stand.postgres.start()
+    conninfo = stand.postgres.conninfo()
+    stand.postgres.stop()
+    stand.proxies[0] = stand.make_proxy("walproxy", conninfo=conninfo)
+    stand.start_proxy()
+    stand.wait_for_state("waiting_for_primary")
+    wait_for(lambda: "Connection refused; waiting for it" in problem_of(stand.proxy), "it says that nobody listens")
+    stand.postgres.start()
+    stand.wait_for_state("waiting_for_quorum")
+    assert "could not connect to safekeeper 2" in (stand.member(2)["problem"] or "")
+    assert stand.member(2)["state"] == "disconnected"
+    for safekeeper in stand.safekeepers.values():
+        safekeeper.start()
+    stand.wait_for_state("streaming")
+    assert log_of(stand.proxy).count("no primary: ") == 1  # said once, not at each attempt
+
+
+@NEWEST
+def test_settings_of_postgresql_that_cannot_work_end_the_proxy_with_what_to_change(new_stand: NewStand) -> None:
+    stand = new_stand(wal_level="minimal", max_wal_senders="0")
+    stand.postgres.start()
+    code, line = end_of(stand.proxy_for("minimal"))
+    assert code == EXIT_CONFIGURATION
+    assert "wal_level" in line and "wal_level = replica" in line
+    stand.postgres.configure({"wal_level": "replica", "max_wal_senders": "5", "fsync": "off"})
+    stand.postgres.restart()
+    code, line = end_of(stand.proxy_for("no-fsync"))
+    assert code == EXIT_PRIMARY_REFUSED
+    assert "set fsync = on and restart it" in line
+
+
+@NEWEST
+def test_roles_that_may_not_replicate_end_the_proxy_with_what_to_grant(new_stand: NewStand) -> None:
+    stand = new_stand()
+    stand.postgres.start()
+    stand.postgres.execute("CREATE ROLE plain LOGIN")
+    code, line = end_of(stand.proxy_for("plain", conninfo=stand.postgres.conninfo(user="plain")))
+    assert code == EXIT_CONFIGURATION
+    assert "ALTER ROLE ... REPLICATION" in line
+    code, line = end_of(stand.proxy_for("nobody", conninfo=stand.postgres.conninfo(user="nobody")))
+    assert code == EXIT_CONFIGURATION
+    assert 'role "nobody" does not exist' in line and "pg_hba.conf" in line
+
+
+@NEWEST
+def test_exhausted_walsenders_and_slots_are_waited_for(new_stand: NewStand) -> None:
+    stand = new_stand(safekeeper_count=1, max_wal_senders="1", max_replication_slots="1")
+    stand.postgres.start()
+    stand.safekeepers[1].start()
+    stand.postgres.execute("SELECT pg_create_physical_replication_slot('other')")
+    with psycopg.connect(stand.postgres.conninfo(replication="true"), autocommit=True):
+        stand.start_proxy()
+        wait_for(lambda: "raise max_wal_senders" in problem_of(stand.proxy), "it says that no walsender is free")
+        stand.wait_for_state("waiting_for_primary")
+    wait_for(lambda: "raise max_replication_slots or drop" in problem_of(stand.proxy), "it says that no slot is free")
+    stand.postgres.execute("SELECT pg_drop_replication_slot('other')")
+    stand.wait_for_state("streaming")
+
+
+@NEWEST
+def test_a_standby_is_waited_for_and_streamed_once_it_is_promoted(new_stand: NewStand) -> None:
+    stand = new_stand(safekeeper_count=1)
+    stand.postgres.start()
+    stand.postgres.stop()
+    (stand.postgres.data_directory / "standby.signal").touch()
+    stand.postgres.start()
+    stand.safekeepers[1].start()
+    stand.start_proxy()
+    wait_for(lambda: "standby in recovery; promote it" in problem_of(stand.proxy), "it says that this is a standby")
+    stand.wait_for_state("waiting_for_primary")
+    stand.postgres.promote()
+    stand.wait_for_state("streaming")
+    status = stand.proxy.status()
+    assert status is not None and status["tli"] == 2
+
+
+@contextlib.contextmanager
+def receivewal(stand: Stand, user: str = "postgres") -> Iterator[int]:
+    """Run a pg_receivewal that holds the slot; the value is the pid of its walsender."""
+    target = stand.directory / "receivewal"
+    target.mkdir()
+    process = subprocess.Popen(
+        [
+            *(str(stand.postgres.binaries.path("pg_receivewal")), "-D", str(target), "-S", "walproxy", "--no-loop"),
+            *("-d", stand.postgres.conninfo(user=user, dbname="replication")),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+
+    def holder() -> int | None:
+        rows = stand.postgres.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'walproxy'")
+        return rows[0][0] if rows else None
+
+    try:
+        wait_for(lambda: holder() is not None, "pg_receivewal holds the slot")
+        pid = holder()
+        assert pid is not None
+        yield pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@NEWEST
+def test_the_winner_of_a_term_ends_whoever_holds_its_slot(new_stand: NewStand) -> None:
+    stand = new_stand(safekeeper_count=1)
+    stand.postgres.start()
+    stand.postgres.execute("SELECT pg_create_physical_replication_slot('walproxy', true)")
+    stand.safekeepers[1].start()
+    with receivewal(stand) as pid:
+        stand.start_proxy()
+        stand.wait_for_state("streaming")
+        assert f'ended walsender {pid}, which held slot "walproxy"' in log_of(stand.proxy)
+
+
+@NEWEST
+def test_a_slot_whose_holder_may_not_be_ended_is_waited_for(new_stand: NewStand) -> None:
+    stand = new_stand(safekeeper_count=1)
+    stand.postgres.start()
+    stand.postgres.execute("SELECT pg_create_physical_replication_slot('walproxy', true)")
+    stand.postgres.execute("CREATE ROLE replicator LOGIN REPLICATION")
+    stand.safekeepers[1].start()
+    with receivewal(stand) as pid:
+        stand.proxies[0] = stand.proxy_for("replicator", conninfo=stand.postgres.conninfo(user="replicator"))
+        wait_for(lambda: f"SELECT pg_terminate_backend({pid})" in problem_of(stand.proxy), "it says who is in the way")
+        assert stand.proxy.pid is not None
+        (line,) = [line for line in log_of(stand.proxy).splitlines() if "pg_terminate_backend" in line]
+        assert 'slot "walproxy"' in line and "as a superuser" in line
+        stand.wait_for_state("waiting_for_primary")
+    stand.wait_for_state("streaming")
+
+
+@EVERY
+def test_an_invalidated_slot_ends_the_proxy_with_the_way_out(new_stand: NewStand) -> None:
+    stand = new_stand(safekeeper_count=1, max_slot_wal_keep_size="2MB", wal_keep_size="0").serve()
+    stand.commit()
+    stand.postgres.configure({"synchronous_standby_names": ""})
+    stand.postgres.reload()
+    assert stand.proxy.stop() == 0
+    for _ in range(6):
+        stand.postgres.execute("INSERT INTO ledger SELECT generate_series(1, 10000); SELECT pg_switch_wal()")
+        stand.postgres.execute("CHECKPOINT")
+    wal_status = stand.postgres.execute("SELECT wal_status FROM pg_replication_slots")
+    assert wal_status == [("lost",)]
+    before = {key: value for key, value in stand.untouched()[1].items() if key not in ("term", "promised")}
+    code, line = end_of(stand.proxy_for("again"))
+    assert code == EXIT_PRIMARY_REFUSED
+    assert "rebootstrap" in line
+    # A term was won to find out: a promise, and nothing else.
+    assert {key: value for key, value in stand.untouched()[1].items() if key not in ("term", "promised")} == before
