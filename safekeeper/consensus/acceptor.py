@@ -93,8 +93,8 @@ class Acceptor:
             flush_lsn: the end of the WAL as recovery found it (S13), 0 if there is none.
         """
         self.control = control
-        self.write_lsn = flush_lsn
-        self.flush_lsn = flush_lsn
+        # WAL that is being dropped is not claimed any more.
+        self.write_lsn = self.flush_lsn = 0 if control.set_aside or control.base_lsn is not None else flush_lsn
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
         self.leader: NodeId | None = None
@@ -120,7 +120,10 @@ class Acceptor:
     # ------------------------------------------------------------------ events
 
     def start(self) -> Effects:
-        """Finish what a crash interrupted: a cut, a new beginning, a setting aside."""
+        """Finish what a crash interrupted: a cut, a new beginning, a setting aside.
+
+        May raise `StorageFull`: what is unfinished is then not claimed, and finished before the next adoption.
+        """
         yield from self._finish_adoption()
         if self.flush_lsn:
             # The next byte may belong to another timeline than the last one: its segment must bear that name.
@@ -339,7 +342,9 @@ class Acceptor:
         check_history(message.history)
         if last_term(message.history) != message.node_id.term:
             raise RemoteProtocolError(f"Elected of {message.node_id} with a history that ends in another term")
-        if control.cluster_id not in ("", message.cluster_id):
+        # A bootstrap that came to nothing binds nobody: without a promise and a history this folder is still empty.
+        is_empty = not control.promised.term and not control.history
+        if control.cluster_id not in ("", message.cluster_id) and not is_empty:
             reason = (
                 f"this safekeeper holds WAL of cluster {control.cluster_id[:8]}, not of "
                 f"{message.cluster_id[:8]}: wipe its data folder to let it join"
@@ -364,6 +369,9 @@ class Acceptor:
                 return
         elif (message.node_id, message.membership) != (self.control.promised, self.control.membership):
             yield from self._persist(promised=message.node_id, membership=message.membership)
+        if any(entry.start_lsn == self.write_lsn for entry in self.control.history):
+            # A connection may have broken just where the timeline changes: the next segment bears the new one's name.
+            yield TruncateWal(self.write_lsn, tli_at(self.control.history, self.write_lsn))
         if self.leader_connection not in (None, connection):
             # The newest connection of a proposer wins; what still arrives on the older one is void.
             yield Close(self.leader_connection, "the same proposer has connected anew")
@@ -403,10 +411,13 @@ class Acceptor:
             raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
         if base_lsn is not None:
             commit_lsn = base_lsn if base_lsn <= message.commit_lsn else 0
+            truncate_lsn = min(self.truncate_lsn, commit_lsn)
             truncate_to = None
         else:
             assert cut is not None  # the two cases above
             commit_lsn = min(self.commit_lsn, cut.lsn)
+            # What is cut is on every member no more (S9 may cut below what they all had).
+            truncate_lsn = min(self.truncate_lsn, cut.lsn)
             same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
             truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
         yield from self._persist(
@@ -419,6 +430,7 @@ class Acceptor:
             history=message.history,
             tli_histories=message.tli_histories,
             commit_lsn=commit_lsn,
+            truncate_lsn=truncate_lsn,
             base_lsn=base_lsn,
             truncate_to=truncate_to,
         )
@@ -445,13 +457,15 @@ class Acceptor:
         """Carry out what an adoption wrote down, then clear the note; all of it can be repeated after a crash."""
         control = self.control
         if control.set_aside:
-            yield SetWalAside(control.cluster_id)
             self.write_lsn = self.flush_lsn = 0
+            yield SetWalAside(control.cluster_id)
             yield from self._persist(set_aside=False)
         elif control.base_lsn is not None:
+            # Nothing is claimed before all of it is done: there may be no room for the segment or the control file.
+            self.write_lsn = self.flush_lsn = 0
             yield ResetWal(control.base_lsn, tli_at(control.history, control.base_lsn))
-            self.write_lsn = self.flush_lsn = control.base_lsn
             yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
+            self.write_lsn = self.flush_lsn = control.base_lsn
         elif control.truncate_to is not None:
             yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
             self.write_lsn = self.flush_lsn = control.truncate_to

@@ -89,7 +89,7 @@ class Leadership:
         write_lsn: received by a quorum, in this term; 0 until then as well.
         truncate_lsn: on every member.
         sequence: number of the last word sent.
-        streaming: whether the primary streams.
+        streaming: whether the primary streams, and its bytes were found to be ours (S10).
     """
 
     def __init__(self, elected: Elected, donor: int, truncate_lsn: Lsn, timing: Timing, now: float) -> None:
@@ -203,7 +203,7 @@ class Leadership:
             if self.membership.ids() <= flush_lsns.keys():
                 self.truncate_lsn = max(self.truncate_lsn, min(min(flush_lsns.values()), committed))
         self._update_write()
-        if (self.write_lsn, self.commit_lsn) != self._told:
+        if self.streaming and (self.write_lsn, self.commit_lsn) != self._told:
             self._told = (self.write_lsn, self.commit_lsn)
             yield self.status()
         if advanced:
@@ -220,8 +220,19 @@ class Leadership:
         self.write_lsn = max(self.commit_lsn, quorum_lsn(write_lsns, self.membership, self.term_start_lsn))
 
     def status(self) -> ReportStatus:
-        """Return what PostgreSQL may be told (S1). Nobody replays yet, so `apply` follows `flush`."""
+        """Return what PostgreSQL may be told (S1): nothing before it is known to have our bytes (S10).
+
+        Nobody replays yet, so `apply` follows `flush`.
+        """
+        if not self.streaming:
+            return ReportStatus(0, 0, 0)
         return ReportStatus(self.write_lsn, self.commit_lsn, self.commit_lsn)
+
+    def set_streaming(self, streaming: bool) -> ReportStatus:
+        """The primary was checked and streams, or does not any more; return what it may be told from now on."""
+        self.streaming = streaming
+        self._told = (self.write_lsn, self.commit_lsn)
+        return self.status()
 
     # ------------------------------------------------------------------ bytes go out
 

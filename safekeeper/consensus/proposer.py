@@ -52,6 +52,7 @@ from safekeeper.consensus.messages import (
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
+    ProposerMessage,
     ReadResponse,
     Refusal,
     RefusalCode,
@@ -72,6 +73,8 @@ from safekeeper.consensus.term_history import check_history, last_term
 from safekeeper.errors import Fenced, PrimaryRefused, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 
+BACKOFF_DOUBLINGS_MAX = 5
+
 
 class Phase(Enum):
     """Where a proposer is; each comment says what moves it on."""
@@ -91,11 +94,13 @@ class Peer:
 
     Attributes:
         greeting: its greeting on the present connection, None before.
+        waiting_since: when it was asked something that it has not answered, None if it has: a connection may be dead
+            without anybody having said so.
         refused: why it counts as missing, empty if it does not.
     """
 
     connected: bool = False
-    connected_at: float = 0.0
+    waiting_since: float | None = None
     greeting: AcceptorGreeting | None = None
     refused: str = ""
     refused_code: RefusalCode | None = None
@@ -124,6 +129,7 @@ class Campaign:
     """One attempt to win a term: who was asked, what they said, what follows from it."""
 
     began_at: float
+    cluster_id: str
     membership: Membership
     asked: set[int]
     node_id: NodeId | None = None
@@ -166,6 +172,10 @@ class Proposer:
         self._next_attempt_at = 0.0
         self._copying = False
         self._copied_tli = 0
+        self._copy_is_checked = False
+        self._awaits_link = False
+        self._failed_campaigns = 0
+        self._jitter = 0.5
         self._received_lsn: Lsn = 0
         self._window_begin_lsn: Lsn = 0
         self._held_term = 0
@@ -180,8 +190,8 @@ class Proposer:
     def connected(self, safekeeper_id: int, now: float) -> list[Action]:
         """A connection to a safekeeper is open."""
         known = self.peers[safekeeper_id]
-        self.peers[safekeeper_id] = Peer(True, now, None, known.refused, known.refused_code)
-        self._greet(safekeeper_id)
+        self.peers[safekeeper_id] = Peer(True, None, None, known.refused, known.refused_code)
+        self._greet(safekeeper_id, now)
         return self._take()
 
     def disconnected(self, safekeeper_id: int, now: float) -> list[Action]:
@@ -211,6 +221,8 @@ class Proposer:
         peer = self.peers[safekeeper_id]
         if not peer.connected or self.phase is Phase.FINISHED:
             return []
+        # What was on its way already says nothing about the greeting that is awaited.
+        peer.waiting_since = now if peer.greeting is None else None
         if isinstance(message, AppendResponse):
             if self.leadership is not None:
                 self._out.extend(self.leadership.on_append_response(safekeeper_id, message, now))
@@ -253,10 +265,16 @@ class Proposer:
             # What was greeted without an identity is greeted again with one, so that both sides check it.
             for safekeeper_id, peer in self.peers.items():
                 if peer.connected:
-                    self._greet(safekeeper_id)
+                    self._greet(safekeeper_id, now)
         leadership = self.leadership
         if leadership is not None:
-            if primary.tli != leadership.tli:
+            ours = (leadership.elected.system_id, leadership.elected.segment_size)
+            if (primary.system_id, primary.segment_size) != ours:
+                self._refuse_primary(
+                    f"the primary has system identifier {primary.system_id} and segment size {primary.segment_size}, "
+                    f"the quorum's log has {ours[0]} and {ours[1]}: it is another PostgreSQL"
+                )
+            elif primary.tli != leadership.tli:
                 self._end_term(now, f"the primary is on timeline {primary.tli}, the term on {leadership.tli}")
             elif primary.flush_lsn < leadership.received_lsn:
                 self._refuse_primary(
@@ -300,10 +318,11 @@ class Proposer:
     def primary_lost(self, now: float) -> list[Action]:
         """The connection to the primary is gone."""
         self.primary = None
-        self._copying = False
-        self._probe_sequence = None
+        self._copying = self._awaits_link = False
+        self._probe_sequence = self._ended_tli_at = None
         if self.leadership is not None:
-            self.leadership.streaming = False
+            # The next connection may lead to another server: it is told nothing before it was checked (S10).
+            self._out.append(self.leadership.set_streaming(False))
         elif self.phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING):
             self._abandon_campaign(now, "the primary is gone")
         return self._take()
@@ -315,7 +334,7 @@ class Proposer:
             if differs_lsn is not None:
                 self._refuse_primary(_differs(differs_lsn, "what it sent before"))
             else:
-                self.leadership.streaming = True
+                self._primary_is_ours(self.leadership)
         elif self.phase is Phase.VERIFYING and self._campaign is not None:
             self._campaign.their_page_crcs = page_crcs
             self._verify(now)
@@ -328,21 +347,30 @@ class Proposer:
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn, now: float) -> list[Action]:
         """The primary has streamed the term's timeline to its end; the next one is another term's (S9)."""
+        if end_lsn != self._received_lsn:
+            reason = f"timeline ended at {format_lsn(end_lsn)}, not where its WAL did"
+            if self._campaign is not None:
+                self._abandon_campaign(now, reason)
+            else:
+                self.primary = None
+                self._out.append(StopReplication(reason))
+        else:
+            # It may end before the donor's checksums are there, and so before the term is led.
+            self._ended_tli_at = end_lsn
         self._copying = False
         if self.leadership is not None:
-            self.leadership.streaming = False
-            if end_lsn != self.leadership.received_lsn:
-                self.primary = None
-                self._out.append(StopReplication(f"timeline ended at {format_lsn(end_lsn)}, not where its WAL did"))
-            else:
-                self._ended_tli_at = end_lsn
-                self._follow_up(now)
+            self._out.append(self.leadership.set_streaming(False))
+            self._follow_up(now)
         return self._take()
 
     def wal_received(self, end_lsn: Lsn, now: float) -> list[Action]:
         """The window has grown up to `end_lsn`."""
         self._received_lsn = end_lsn
         if self.leadership is not None:
+            if self._awaits_link:
+                self._awaits_link = False
+                # The first record links to our last one, else the shell would not have handed it on.
+                self._primary_is_ours(self.leadership)
             self._out.extend(self.leadership.on_wal_received(end_lsn, now))
         return self._take()
 
@@ -357,11 +385,12 @@ class Proposer:
     def tick(self, now: float, jitter: float) -> list[Action]:
         """Time has passed. `jitter` is uniform in [0, 1): it keeps candidates from stepping on each other (step 2)."""
         campaign = self._campaign
+        self._jitter = jitter
         for safekeeper_id, peer in self.peers.items():
-            waited_s = now - peer.connected_at
-            if peer.connected and peer.greeting is None and waited_s > self.timing.response_timeout_s:
-                peer.connected_at = now
-                self._out.append(Disconnect(safekeeper_id, f"no greeting for {waited_s:.1f} s"))
+            waited_s = now - peer.waiting_since if peer.waiting_since is not None else 0.0
+            if peer.connected and waited_s > self.timing.response_timeout_s:
+                peer.waiting_since = None
+                self._out.append(Disconnect(safekeeper_id, f"no answer for {waited_s:.1f} s"))
         if self.leadership is not None:
             self._out.extend(self.leadership.tick(now))
             self._follow_up(now)
@@ -381,7 +410,14 @@ class Proposer:
 
     # ------------------------------------------------------------------ gathering
 
-    def _greet(self, safekeeper_id: int) -> None:
+    def _ask(self, safekeeper_id: int, message: ProposerMessage, now: float) -> None:
+        """Send what must be answered soon."""
+        peer = self.peers[safekeeper_id]
+        if peer.waiting_since is None:
+            peer.waiting_since = now
+        self._out.append(SendMessage(safekeeper_id, message))
+
+    def _greet(self, safekeeper_id: int, now: float) -> None:
         primary = self.primary
         greeting = ProposerGreeting(
             PROTOCOL_VERSION,
@@ -390,7 +426,7 @@ class Proposer:
             primary.system_id if primary else None,
             primary.segment_size if primary else None,
         )
-        self._out.append(SendMessage(safekeeper_id, greeting))
+        self._ask(safekeeper_id, greeting, now)
 
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         if greeting.safekeeper_id != safekeeper_id or greeting.protocol_version != PROTOCOL_VERSION:
@@ -399,6 +435,7 @@ class Proposer:
             )
         peer = self.peers[safekeeper_id]
         peer.greeting, peer.refused, peer.refused_code = greeting, "", None
+        peer.waiting_since = None
         for other_id, other in self.peers.items():
             if (
                 other_id != safekeeper_id
@@ -411,7 +448,7 @@ class Proposer:
                 return
         leadership = self.leadership
         if leadership is not None:
-            if greeting.cluster_id not in ("", leadership.elected.cluster_id):
+            if greeting.cluster_id not in ("", leadership.elected.cluster_id) and not greeting.is_empty:
                 self._refuse_peer(safekeeper_id, RefusalCode.OTHER_CLUSTER, _other_cluster(greeting))
                 return
             if greeting.membership and greeting.membership.generation > leadership.membership.generation:
@@ -420,7 +457,7 @@ class Proposer:
             voter = leadership.membership.is_voter(safekeeper_id, greeting.incarnation)
             self._out.extend(leadership.welcome(safekeeper_id, voter, now))
         elif self.phase is Phase.VOTING and self._campaign is not None and self._campaign.node_id is not None:
-            self._ask_for_vote(safekeeper_id)
+            self._ask_for_vote(safekeeper_id, now)
         else:
             self._try_to_begin(now)
 
@@ -510,7 +547,7 @@ class Proposer:
         self.phase = Phase.BOOTSTRAPPING
         self._note(Level.INFO, f"bootstrapping cluster {cluster_id[:8]} with {len(members)} empty safekeepers")
         for safekeeper_id in greetings:
-            self._out.append(SendMessage(safekeeper_id, self._bootstrap))
+            self._ask(safekeeper_id, self._bootstrap, now)
 
     def _on_bootstrapped(self, safekeeper_id: int, message: Bootstrapped, now: float) -> None:
         bootstrap = self._bootstrap
@@ -522,16 +559,17 @@ class Proposer:
             self._bootstrap = None
             self.phase = Phase.GATHERING
             for other_id in self.peers:
-                self._greet(other_id)
+                self._greet(other_id, now)
 
     # ------------------------------------------------------------------ pre-vote (step 2)
 
     def _pre_vote(self, membership: Membership, now: float) -> None:
-        voters = self._voters(membership, self._cluster_id(membership))
-        self._campaign = Campaign(now, membership, voters)
+        cluster_id = self._cluster_id(membership)
+        voters = self._voters(membership, cluster_id)
+        self._campaign = Campaign(now, cluster_id, membership, voters)
         self.phase = Phase.PRE_VOTING
         for safekeeper_id in sorted(voters):
-            self._out.append(SendMessage(safekeeper_id, PreVoteRequest(self.config.run, self.config.takeover)))
+            self._ask(safekeeper_id, PreVoteRequest(self.config.run, self.config.takeover), now)
 
     def _on_pre_vote(self, safekeeper_id: int, response: PreVoteResponse, now: float) -> None:
         campaign = self._campaign
@@ -569,13 +607,14 @@ class Proposer:
         self.term = max([self.term, *promised]) + 1
         campaign.node_id = NodeId(self.term, self.config.run)
         campaign.began_at = now
-        campaign.refusals = {i for i in campaign.asked if not self.peers[i].connected}
+        # Whoever is connected anew has yet to greet, and is asked then.
+        campaign.refusals = {i for i in campaign.asked if self.peers[i].greeting is None}
         self.phase = Phase.VOTING
         self.is_spare = False
         for safekeeper_id in sorted(campaign.asked - campaign.refusals):
-            self._ask_for_vote(safekeeper_id)
+            self._ask_for_vote(safekeeper_id, now)
 
-    def _ask_for_vote(self, safekeeper_id: int) -> None:
+    def _ask_for_vote(self, safekeeper_id: int, now: float) -> None:
         campaign, peer = self._campaign, self.peers[safekeeper_id]
         assert campaign is not None and campaign.node_id is not None and peer.greeting is not None  # by the callers
         if not campaign.membership.is_voter(safekeeper_id, peer.greeting.incarnation):
@@ -584,18 +623,17 @@ class Proposer:
         campaign.refusals.discard(safekeeper_id)
         if peer.greeting.membership is None:
             # It missed the bootstrap's end; it is in it by name.
-            self._out.append(SendMessage(safekeeper_id, self._bootstrap_of(campaign.membership)))
-        request = VoteRequest(campaign.node_id, campaign.membership.generation)
-        self._out.append(SendMessage(safekeeper_id, request))
+            self._ask(safekeeper_id, self._bootstrap_of(campaign), now)
+        self._ask(safekeeper_id, VoteRequest(campaign.node_id, campaign.membership.generation), now)
 
-    def _bootstrap_of(self, membership: Membership) -> Bootstrap:
+    def _bootstrap_of(self, campaign: Campaign) -> Bootstrap:
         assert self.primary is not None  # a campaign needs one
         return Bootstrap(
-            self._cluster_id(membership),
+            campaign.cluster_id,
             self.primary.system_id,
             self.primary.segment_size,
             self.primary.server_version,
-            membership,
+            campaign.membership,
         )
 
     def _on_vote(self, safekeeper_id: int, response: VoteResponse, now: float) -> None:
@@ -642,7 +680,11 @@ class Proposer:
             self._out.append(IdentifyPrimary())
             return
         vote = campaign.votes[campaign.donor]
-        same_log = last_term(vote.history) == self._held_term and vote.history[-1].tli == self._copied_tli
+        same_log = (
+            self._copy_is_checked
+            and last_term(vote.history) == self._held_term
+            and vote.history[-1].tli == self._copied_tli
+        )
         if same_log and self._window_begin_lsn <= vote.flush_lsn <= self._received_lsn:
             # The bytes before the term's start came through this very COPY: it goes on, unchecked.
             campaign.plan = LogPlan(vote.flush_lsn, self._copied_tli, cuts=False)
@@ -693,7 +735,9 @@ class Proposer:
                 plan.start_lsn, plan.tli, plan.start_lsn, plan.tli, previous_record_lsn=response.last_record_lsn
             )
             self._out.append(action)
-            self._lead(campaign, now)
+            self._copying, self._copied_tli = True, plan.tli
+            self._received_lsn = self._window_begin_lsn = plan.start_lsn
+            self._lead(campaign, now, is_checked=False)
             return
         possible_lsn = highest_possible_commit(
             campaign.votes, campaign.donor, campaign.membership, self._held_term, self._held_commit_lsn
@@ -726,7 +770,7 @@ class Proposer:
             self._out.append(SendMessage(campaign.donor, request))
         else:
             campaign.our_page_crcs = campaign.their_page_crcs = ()
-        self._copying, self._copied_tli = True, plan.tli
+        self._copying, self._copied_tli, self._ended_tli_at = True, plan.tli, None
         self._out.append(StartReplication(begin_lsn, check_tli, plan.start_lsn, plan.tli))
         self._received_lsn = self._window_begin_lsn = plan.start_lsn
 
@@ -761,13 +805,13 @@ class Proposer:
 
     # ------------------------------------------------------------------ lead (steps 5 to 7)
 
-    def _lead(self, campaign: Campaign, now: float) -> None:
+    def _lead(self, campaign: Campaign, now: float, is_checked: bool = True) -> None:
         assert campaign.plan is not None and campaign.node_id is not None and self.primary is not None
         vote = campaign.votes[campaign.donor]
         history = extend_history(vote.history, campaign.plan, campaign.node_id)
         elected = Elected(
             campaign.node_id,
-            self._cluster_id(campaign.membership),
+            campaign.cluster_id,
             self.primary.system_id,
             self.primary.segment_size,
             self.primary.server_version,
@@ -778,11 +822,14 @@ class Proposer:
             0,
             self.config.allow_data_loss,
         )
-        truncate_lsn = max(vote.truncate_lsn for vote in campaign.votes.values())
+        # A fork may cut what every member had (S9).
+        truncate_lsn = min(max(vote.truncate_lsn for vote in campaign.votes.values()), campaign.plan.start_lsn)
         leadership = Leadership(elected, campaign.donor, truncate_lsn, self.timing, now)
         leadership.received_lsn = self._received_lsn
         leadership.window_begin_lsn = self._window_begin_lsn
-        leadership.streaming = True
+        leadership.streaming = self._copy_is_checked = is_checked and self._copying
+        self._awaits_link = not is_checked
+        self._failed_campaigns = 0
         self.leadership = leadership
         self._campaign = None
         self.phase = Phase.LEADING
@@ -803,18 +850,19 @@ class Proposer:
             self._try_to_begin(now, due=True)
         elif self._probe_sequence is not None and leadership.confirmed_since(self._probe_sequence):
             self._probe_sequence = None
-            self._resume_primary(leadership)
+            self._resume_primary(leadership, now)
         else:
             self._check_start_is_there(now)
 
-    def _resume_primary(self, leadership: Leadership) -> None:
+    def _resume_primary(self, leadership: Leadership, now: float) -> None:
         """The term stands: stream from where the primary left off, after a check of what it sent (S10)."""
         assert self.primary is not None  # a probe is dropped with its connection
         begin_lsn = leadership.received_lsn
-        if self._own_page_crcs:
+        if begin_lsn > leadership.elected.history[0].start_lsn:
+            if not self._own_page_crcs:
+                self._end_term(now, "what was received is not known any more, the donor's bytes are compared instead")
+                return
             begin_lsn = check_range_begin(leadership.received_lsn, self.primary.segment_size)
-        else:
-            leadership.streaming = True
         check_tli = leadership.tli
         if leadership.received_lsn % self.primary.segment_size == 0:
             history = leadership.elected.history
@@ -822,6 +870,14 @@ class Proposer:
         self._copying, self._copied_tli = True, leadership.tli
         action = StartReplication(begin_lsn, check_tli, leadership.received_lsn, leadership.tli, resumes=True)
         self._out.append(action)
+        self._copy_is_checked = False
+        if begin_lsn == leadership.received_lsn:
+            self._primary_is_ours(leadership)
+
+    def _primary_is_ours(self, leadership: Leadership) -> None:
+        """The primary's bytes were found to be ours: it may be told what a quorum holds (S1, S10)."""
+        self._copy_is_checked = True
+        self._out.append(leadership.set_streaming(True))
 
     def _check_start_is_there(self, now: float) -> None:
         if self.leadership is not None and self.leadership.has_lost_its_start():
@@ -840,8 +896,8 @@ class Proposer:
         for safekeeper_id, peer in self.peers.items():
             if peer.connected:
                 # Fresh greetings: positions and promises may have moved since the last ones.
-                peer.greeting, peer.connected_at = None, now
-                self._greet(safekeeper_id)
+                peer.greeting = None
+                self._greet(safekeeper_id, now)
 
     # ------------------------------------------------------------------ refusals
 
@@ -894,13 +950,19 @@ class Proposer:
             self._copying = False
             self.primary = None
             self._out.append(StopReplication("no term is held"))
+        if self.phase in (Phase.VOTING, Phase.VERIFYING):
+            # Candidates that depose each other must get out of each other's way.
+            self._failed_campaigns += 1
         self._gather(now)
 
     def _gather(self, now: float) -> None:
         self._campaign = None
         self._bootstrap = None
         self.phase = Phase.GATHERING
-        self._next_attempt_at = max(self._next_attempt_at, now + self.timing.retry_interval_s / 2)
+        wait_s = self.timing.retry_interval_s / 2
+        if self._failed_campaigns:
+            wait_s *= 2 ** min(self._failed_campaigns, BACKOFF_DOUBLINGS_MAX) * (0.5 + self._jitter)
+        self._next_attempt_at = max(self._next_attempt_at, now + wait_s)
 
     def _finish(self, error: WalproxyError) -> None:
         self.phase = Phase.FINISHED

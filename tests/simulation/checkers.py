@@ -1,0 +1,432 @@
+"""What must hold, looked at from outside: the checkers see every disk, every word and every byte.
+
+Truth is kept in two forms. `_terms` has the bytes of each term, as the first safekeeper that wrote them got them: a
+term is won once, so all must write the same (LogMatching). `committed` has every byte below any commit_lsn that was
+ever announced: it may only grow, but for the bytes of an incomplete record that a fork of the timeline replaces (S9).
+`acked_lsn` is how far clients were told that their commits are safe; nothing below it may ever change.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from safekeeper.consensus.actions import ReportStatus
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Membership, quorum_size
+from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
+from safekeeper.consensus.term_history import TermHistory, check_history, divergence
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import Lsn, format_lsn
+from tests.simulation.synthetic_wal import last_complete_end, records
+
+if TYPE_CHECKING:
+    from safekeeper.consensus.messages import AcceptorMessage
+    from safekeeper.consensus.proposer import Proposer
+    from tests.simulation.primary import VirtualPrimary
+    from tests.simulation.proxy import SimProxy
+    from tests.simulation.safekeeper import SimSafekeeper
+    from tests.simulation.world import World
+
+
+class Violation(Exception):
+    """An invariant does not hold. `invariant` is its name in docs/invariants.md."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+
+
+@dataclass
+class Won:
+    """A term that was won: by whom, and the log that it stands for."""
+
+    node_id: NodeId
+    history: TermHistory
+    membership: Membership
+    commit_lsn: Lsn = 0
+
+
+@dataclass
+class TermBytes:
+    """The bytes of one term, from its start on."""
+
+    begin_lsn: Lsn
+    data: bytearray = field(default_factory=bytearray)
+
+
+@dataclass
+class Seen:
+    """What the readers of one safekeeper have seen in its present life."""
+
+    begin_lsn: Lsn
+    data: bytearray = field(default_factory=bytearray)
+
+    @property
+    def end_lsn(self) -> Lsn:
+        return self.begin_lsn + len(self.data)
+
+
+class Checker:
+    """Looks at everything, changes nothing.
+
+    Attributes:
+        committed: the committed log, from `base_lsn` on.
+        acked_lsn: the end of the last record whose commit a client was told.
+        acks: how many status updates released somebody.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.base_lsn: Lsn = 0
+        self.committed = bytearray()
+        self.acked_lsn: Lsn = 0
+        self.acks = 0
+        self.won: dict[int, Won] = {}
+        self._terms: dict[int, TermBytes] = {}
+        self._generations: dict[tuple[str, int], Membership] = {}
+        self._received: dict[tuple[str, int], Lsn] = {}
+        self._seen: dict[int, Seen] = {}
+
+    @property
+    def committed_lsn(self) -> Lsn:
+        """End of the committed log, 0 if nothing is committed."""
+        return self.base_lsn + len(self.committed) if self.base_lsn else 0
+
+    # ------------------------------------------------------------------ elections and commits
+
+    def on_proposer_stepped(self, proxy: "SimProxy", proposer: "Proposer") -> None:
+        """A proposer has handled an event: did it win a term, did it count something as committed?"""
+        leadership = proposer.leadership
+        if leadership is None:
+            return
+        node_id = leadership.node_id
+        won = self.won.get(node_id.term)
+        if won is None:
+            history = leadership.elected.history
+            won = self.won[node_id.term] = Won(node_id, history, leadership.membership)
+            self._on_won(won)
+        elif won.node_id != node_id:
+            raise Violation("ElectionSafety", f"term {node_id.term} is won by {won.node_id} and by {node_id}")
+        if leadership.commit_lsn > won.commit_lsn:
+            won.commit_lsn = leadership.commit_lsn
+            self._on_committed(won, proxy.name)
+        elif leadership.commit_lsn < won.commit_lsn:
+            raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {node_id.term}")
+
+    def _on_won(self, won: Won) -> None:
+        """A later leader's log holds what was committed (LeaderCompleteness)."""
+        start_lsn = won.history[-1].start_lsn
+        check_history(won.history)
+        self._terms[won.node_id.term] = TermBytes(start_lsn)
+        if not self.base_lsn:
+            return
+        same = self.log_of(won.history, self.base_lsn, min(start_lsn, self.committed_lsn))
+        if same != self.committed[: len(same)]:
+            raise Violation("LeaderCompleteness", f"the log of {won.node_id} has other bytes than were committed")
+        if self.base_lsn + len(same) < self.committed_lsn:
+            self._cut_committed(self.base_lsn + len(same), f"{won.node_id} was elected on a log that ends there")
+
+    def _cut_committed(self, lsn: Lsn, why: str) -> None:
+        """Bytes above a fork may go if no record is complete among them (S9)."""
+        lost = next(records(self.committed, self.base_lsn, lsn), None)
+        if lost is not None or lsn < self.acked_lsn:
+            shown = lost or (lsn, self.acked_lsn)
+            raise Violation(
+                "LeaderCompleteness",
+                f"the committed record [{format_lsn(shown[0])}, {format_lsn(shown[1])}) is cut: {why}",
+            )
+        del self.committed[lsn - self.base_lsn :]
+
+    def _on_committed(self, won: Won, who: str) -> None:
+        """Some position was announced to be committed in a term (S4)."""
+        commit_lsn = won.commit_lsn
+        if not self.base_lsn:
+            self.base_lsn = won.history[0].start_lsn
+        self._require_quorum("CommittedNotOverwritten", won, commit_lsn, f"{who} counts it as committed")
+        for term, later in self.won.items():
+            if term > won.node_id.term:
+                parted = divergence(won.history, commit_lsn, later.history)
+                if parted is None or parted.lsn < commit_lsn:
+                    self._require_incomplete(won, parted.lsn if parted else self.base_lsn, commit_lsn, later)
+                    return
+        log = self.log_of(won.history, self.base_lsn, commit_lsn)
+        if self.base_lsn + len(log) < commit_lsn:
+            raise Violation("CommittedNotOverwritten", f"nobody holds the bytes below {format_lsn(commit_lsn)}")
+        shared = min(len(log), len(self.committed))
+        if log[:shared] != self.committed[:shared]:
+            raise Violation("CommittedNotOverwritten", f"{won.node_id} commits other bytes than were committed before")
+        self.committed += log[shared:]
+
+    def _require_incomplete(self, won: Won, lsn: Lsn, commit_lsn: Lsn, later: Won) -> None:
+        """A term was won above this one without these bytes: only an incomplete record may be among them."""
+        lost = next(records(self.log_of(won.history, lsn, commit_lsn), lsn, lsn), None)
+        if lost is not None:
+            raise Violation(
+                "LeaderCompleteness",
+                f"{won.node_id} commits up to {format_lsn(commit_lsn)}, but {later.node_id} lacks it",
+            )
+
+    def on_commit_said(self, proxy: "SimProxy", node_id: NodeId, commit_lsn: Lsn) -> None:
+        """A proposer tells a safekeeper what is committed."""
+        won = self.won.get(node_id.term)
+        if won is None or commit_lsn > won.commit_lsn:
+            raise Violation(
+                "CommittedNotOverwritten", f"{proxy.name} says commit_lsn {format_lsn(commit_lsn)} too early"
+            )
+
+    # ------------------------------------------------------------------ what PostgreSQL is told
+
+    def on_status(self, proxy: "SimProxy", primary: "VirtualPrimary", status: ReportStatus) -> None:
+        """PostgreSQL is told positions, and releases whoever waits for them (S1)."""
+        if not status.write_lsn and not status.flush_lsn and not status.apply_lsn:
+            return
+        term = proxy.proposer.leadership.node_id.term if proxy.proposer and proxy.proposer.leadership else 0
+        if not term:
+            raise Violation("NeverOverReport", f"{proxy.name} reports {status} without leading a term")
+        won = self.won[term]
+        if status.flush_lsn > won.commit_lsn or status.apply_lsn > status.flush_lsn:
+            raise Violation("NeverOverReport", f"{proxy.name} reports {status}, committed is {won.commit_lsn}")
+        received = sum(
+            self._received.get((member.incarnation, term), 0) >= status.write_lsn for member in won.membership.members
+        )
+        if received < quorum_size(len(won.membership.members)):
+            raise Violation(
+                "NeverOverReport", f"{proxy.name} reports write {format_lsn(status.write_lsn)}, a quorum lacks it"
+            )
+        self._on_acked(primary, status.flush_lsn)
+
+    def _on_acked(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
+        """Commits up to `flush_lsn` on this primary are released: its bytes must be the committed ones."""
+        begin_lsn = max(self.base_lsn, primary.told_lsn)
+        acked_lsn = primary.record_end_at_or_below(min(flush_lsn, primary.insert_lsn))
+        if acked_lsn <= begin_lsn:
+            return
+        self.acks += 1
+        ours = self.committed[begin_lsn - self.base_lsn : acked_lsn - self.base_lsn]
+        if primary.read(begin_lsn, acked_lsn) != ours:
+            raise Violation(
+                "NeverOverReport",
+                f"{primary.name} releases commits up to {format_lsn(acked_lsn)}, its bytes are not the committed ones",
+            )
+        self.acked_lsn = max(self.acked_lsn, acked_lsn)
+
+    # ------------------------------------------------------------------ what an acceptor says and does
+
+    def on_acceptor_says(self, safekeeper: "SimSafekeeper", message: "AcceptorMessage") -> None:
+        """What leaves a safekeeper must be true of its disk (S2)."""
+        disk = safekeeper.disk
+        control = disk.control
+        if isinstance(message, AppendResponse):
+            if message.flush_lsn > disk.durable_lsn:
+                raise Violation(
+                    "AckImpliesFlushed",
+                    f"{safekeeper.name} says flush {format_lsn(message.flush_lsn)}, {format_lsn(disk.durable_lsn)} is durable",
+                )
+            if message.write_lsn > disk.write_lsn:
+                raise Violation("AckImpliesFlushed", f"{safekeeper.name} says it received what it did not write")
+            won = self.won[message.node_id.term]
+            if control is None or control.history != won.history or control.promised.term < message.node_id.term:
+                raise Violation(
+                    "DurableBeforeSaid", f"{safekeeper.name} answers in a term that it has not adopted on disk"
+                )
+            key = (control.incarnation, message.node_id.term)
+            self._received[key] = max(self._received.get(key, 0), message.write_lsn)
+        elif isinstance(message, VoteResponse) and message.granted:
+            if control is None or control.promised != message.node_id:
+                raise Violation("DurableBeforeSaid", f"{safekeeper.name} promises what is not on its disk")
+            if message.flush_lsn > disk.durable_lsn:
+                raise Violation("AckImpliesFlushed", f"{safekeeper.name} votes with WAL that is not durable")
+        elif isinstance(message, Bootstrapped) and (control is None or control.cluster_id != message.cluster_id):
+            raise Violation("DurableBeforeSaid", f"{safekeeper.name} confirms a membership that is not on its disk")
+
+    def on_write(self, safekeeper: "SimSafekeeper", begin_lsn: Lsn, payload: bytes) -> None:
+        """Same term and position, same bytes (LogMatching)."""
+        assert safekeeper.acceptor is not None  # it has just written
+        control = safekeeper.acceptor.control
+        history, end_lsn = control.history, begin_lsn + len(payload)
+        for index in range(len(history) - 1, -1, -1):
+            entry = history[index]
+            part_end = history[index + 1].start_lsn if index + 1 < len(history) else end_lsn
+            first, last = max(begin_lsn, entry.start_lsn), min(end_lsn, part_end)
+            if first < last:
+                self._compare(safekeeper.name, entry.term, first, payload[first - begin_lsn : last - begin_lsn])
+            if entry.start_lsn <= begin_lsn:
+                break
+
+    def _compare(self, who: str, term: int, begin_lsn: Lsn, data: bytes | bytearray) -> None:
+        known = self._terms.get(term)
+        if known is None:
+            raise Violation("LogMatching", f"{who} holds bytes of term {term}, which nobody won")
+        offset = begin_lsn - known.begin_lsn
+        if offset < 0 or offset > len(known.data):
+            raise Violation("LogMatching", f"{who} writes at {format_lsn(begin_lsn)} in term {term}, beside its log")
+        shared = known.data[offset : offset + len(data)]
+        if shared != data[: len(shared)]:
+            raise Violation("LogMatching", f"{who} has other bytes in term {term} from {format_lsn(begin_lsn)} on")
+        known.data += data[len(shared) :]
+
+    def on_persist(self, safekeeper: "SimSafekeeper") -> None:
+        """The control file was replaced: it makes sense, and one generation is one membership."""
+        control = safekeeper.disk.control
+        assert control is not None  # it was just written
+        try:
+            check_history(control.history)
+        except RemoteProtocolError as error:
+            raise Violation("LogIsMonotonic", f"{safekeeper.name}: {error}") from error
+        if control.membership is not None:
+            key = (control.cluster_id, control.membership.generation)
+            if self._generations.setdefault(key, control.membership) != control.membership:
+                raise Violation("OneConfigPerGeneration", f"{safekeeper.name} has another membership for {key}")
+
+    def on_cut(self, safekeeper: "SimSafekeeper") -> None:
+        """WAL was cut: what is committed must still be on a quorum."""
+        self.check_committed_is_held()
+
+    def on_handled(self, safekeeper: "SimSafekeeper") -> None:
+        """A handler is through: look at what readers may see now."""
+        acceptor = safekeeper.acceptor
+        assert acceptor is not None  # it has just run
+        visible_lsn = min(acceptor.commit_lsn, acceptor.flush_lsn)
+        seen = self._seen.get(safekeeper.id)
+        if seen is None:
+            seen = self._seen[safekeeper.id] = Seen(max(safekeeper.disk.begin_lsn, self.base_lsn))
+        if visible_lsn != seen.end_lsn and self.base_lsn:
+            self._check_visible(safekeeper, seen, visible_lsn)
+
+    def _check_visible(self, safekeeper: "SimSafekeeper", seen: "Seen", visible_lsn: Lsn) -> None:
+        """Readers see what is committed and it stays (LearnerSafety), but for the bytes of an incomplete record (S9)."""
+        disk = safekeeper.disk
+        if visible_lsn < seen.end_lsn:
+            lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
+            if lost is not None:
+                raise Violation(
+                    "CommitMonotonic",
+                    f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",
+                )
+            del seen.data[max(0, visible_lsn - seen.begin_lsn) :]
+        if disk.begin_lsn > seen.begin_lsn or visible_lsn <= seen.begin_lsn:
+            seen.begin_lsn, seen.data = max(disk.begin_lsn, self.base_lsn), bytearray()
+        if visible_lsn <= seen.begin_lsn:
+            return
+        begin_lsn = seen.end_lsn
+        more = disk.wal[begin_lsn - disk.begin_lsn : visible_lsn - disk.begin_lsn]
+        seen.data += more
+        ours = self.committed[begin_lsn - self.base_lsn : visible_lsn - self.base_lsn]
+        if more != ours:
+            same = next((i for i, (a, b) in enumerate(zip(more, ours, strict=False)) if a != b), len(ours))
+            # Above a fork an old member may still show bytes of a record that was never complete.
+            lost = next(records(disk.wal[: visible_lsn - disk.begin_lsn], disk.begin_lsn, begin_lsn + same), None)
+            complete_lsn = last_complete_end(disk.wal, disk.begin_lsn, visible_lsn)
+            if lost is not None or complete_lsn > begin_lsn + same:
+                raise Violation(
+                    "LearnerSafety",
+                    f"readers of {safekeeper.name} see bytes at {format_lsn(begin_lsn + same)} that are not committed",
+                )
+
+    # ------------------------------------------------------------------ life and death
+
+    def on_start(self, safekeeper: "SimSafekeeper") -> None:
+        """After a restart the lazy positions may be older ones."""
+        self._seen.pop(safekeeper.id, None)
+
+    def on_crash(self, safekeeper: "SimSafekeeper") -> None:
+        """A crash must not take what is committed."""
+        self._seen.pop(safekeeper.id, None)
+        self.check_committed_is_held()
+
+    def on_wipe(self, safekeeper: "SimSafekeeper") -> None:
+        """The disk is gone, by the fault's own hand."""
+
+    # ------------------------------------------------------------------ logs and quorums
+
+    def log_of(self, history: TermHistory, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
+        """Return the bytes [begin_lsn, end_lsn) of the log with this history, fewer if nobody holds all of them."""
+        pieces = []
+        for index, entry in enumerate(history):
+            known = self._terms[entry.term]
+            last = min(end_lsn, history[index + 1].start_lsn) if index + 1 < len(history) else end_lsn
+            first = max(begin_lsn, entry.start_lsn)
+            if first < last:
+                piece = known.data[first - known.begin_lsn : last - known.begin_lsn]
+                pieces.append(bytes(piece))
+                if len(piece) < last - first:
+                    break
+        return b"".join(pieces)
+
+    def _require_quorum(self, invariant: str, won: Won, lsn: Lsn, why: str) -> None:
+        """No quorum of members may be formed without one that holds the term's log up to `lsn` on its disk."""
+        members = won.membership.members
+        without = [m.id for m in members if not self._is_lost(m.id, m.incarnation) and not self._holds(m.id, won, lsn)]
+        if len(without) >= quorum_size(len(members)):
+            raise Violation(
+                invariant,
+                f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.node_id} on their disks: {why}",
+            )
+
+    def _is_lost(self, safekeeper_id: int, incarnation: str) -> bool:
+        control = self.world.safekeepers[safekeeper_id].disk.control
+        return control is None or control.incarnation != incarnation
+
+    def _holds(self, safekeeper_id: int, won: Won, lsn: Lsn) -> bool:
+        disk = self.world.safekeepers[safekeeper_id].disk
+        control = disk.control
+        if control is None or not control.history or control.base_lsn is not None:
+            return False
+        end_lsn = disk.durable_lsn
+        if control.truncate_to is not None:
+            end_lsn = min(end_lsn, control.truncate_to)
+        if end_lsn < lsn:
+            return False
+        if control.history == won.history:
+            return True
+        parted = divergence(control.history, end_lsn, won.history)
+        return parted is not None and parted.lsn >= lsn
+
+    def check_committed_is_held(self) -> None:
+        """The committed bytes are on the disks of so many that no quorum can be formed without them."""
+        if not self.committed:
+            return
+        any_won = next(iter(self.won.values()))
+        members = any_won.membership.members
+        # The last record may be incomplete, and then a fork may replace it on one disk before it does on another.
+        end_lsn = self.committed_lsn
+        checked_lsn = end_lsn
+        without = [m.id for m in members if not self._has_committed(m.id, m.incarnation, checked_lsn)]
+        if len(without) >= quorum_size(len(members)):
+            checked_lsn = last_complete_end(self.committed, self.base_lsn, end_lsn)
+            without = [m.id for m in members if not self._has_committed(m.id, m.incarnation, checked_lsn)]
+            if len(without) >= quorum_size(len(members)):
+                raise Violation(
+                    "CommittedNotOverwritten",
+                    f"safekeepers {without} lack the committed WAL up to {format_lsn(checked_lsn)} on their disks",
+                )
+
+    def _has_committed(self, safekeeper_id: int, incarnation: str, lsn: Lsn) -> bool:
+        """Compare the bytes themselves, the last few KiB of them each time."""
+        if self._is_lost(safekeeper_id, incarnation):
+            return True
+        disk = self.world.safekeepers[safekeeper_id].disk
+        if disk.durable_lsn < lsn:
+            return False
+        begin_lsn = max(self.base_lsn, disk.begin_lsn, lsn - 8192)
+        return (
+            disk.wal[begin_lsn - disk.begin_lsn : lsn - disk.begin_lsn]
+            == self.committed[begin_lsn - self.base_lsn : lsn - self.base_lsn]
+        )
+
+    def check_logs(self) -> None:
+        """Every byte on every disk is the one that its term has there."""
+        for safekeeper in self.world.safekeepers.values():
+            disk, control = safekeeper.disk, safekeeper.disk.control
+            if control is None or not disk.begin_lsn or control.base_lsn is not None:
+                continue
+            end_lsn = disk.durable_lsn
+            if control.truncate_to is not None:
+                end_lsn = min(end_lsn, control.truncate_to)
+            log = self.log_of(control.history, disk.begin_lsn, end_lsn)
+            held = disk.wal[: end_lsn - disk.begin_lsn]
+            if log != held:
+                at = next((i for i, (a, b) in enumerate(zip(log, held, strict=False)) if a != b), len(log))
+                raise Violation(
+                    "LogMatching",
+                    f"{safekeeper.name} holds other bytes at {format_lsn(disk.begin_lsn + at)} than its history says",
+                )

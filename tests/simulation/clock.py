@@ -1,0 +1,34 @@
+"""Virtual time: a heap of what is to happen, in an order that depends on nothing but the seed."""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+
+class Clock:
+    """Runs what was scheduled, in the order of its time; what falls on one instant runs as it was scheduled.
+
+    Attributes:
+        now: virtual seconds since the start.
+        steps: events run so far.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.steps = 0
+        self._scheduled = 0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def after(self, delay_s: float, event: Callable[..., None], *args: Any) -> None:
+        """Run `event(*args)` in `delay_s` seconds."""
+        self._scheduled += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._scheduled, event, args))
+
+    def run(self, until_s: float) -> None:
+        """Let time pass up to `until_s`."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            self.now, _, event, args = heapq.heappop(heap)
+            self.steps += 1
+            event(*args)
+        self.now = until_s

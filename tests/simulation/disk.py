@@ -1,0 +1,261 @@
+"""What a virtual safekeeper's disk holds: a model for most seeds, the real storage over a virtual disk for the others.
+
+`ModelDisk` is two positions over one run of bytes: what is durable, what is only written. A crash keeps all that is
+durable and any part of the rest. `StorageDisk` puts the project's `WalStorage` and control file on a
+`VirtualFileSystem`, keeps the model beside it, and compares the two at every restart: nothing durable may be missing,
+nothing may be there that was not written. The checkers look at the model's bytes in both cases.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import msgspec
+
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.messages import DIGEST_PAGE_SIZE
+from safekeeper.errors import StorageFailed, StorageFull
+from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.wal.disk_work import Flush
+from safekeeper.wal.filesystem import read_whole, replace_durably
+from safekeeper.wal.storage import WalStorage
+from tests.simulation.synthetic_wal import SEGMENT_SIZE, find_records
+from tests.simulation.virtual_disk import VirtualFileSystem
+
+
+class ModelDisk:
+    """The durable state of one safekeeper.
+
+    Attributes:
+        control: the control file.
+        begin_lsn: the first byte; 0 while there is no WAL.
+        wal: every byte that was written, from begin_lsn on.
+        durable_lsn: below it a crash takes nothing.
+        full: whether there is no room for anything new.
+    """
+
+    is_real = False
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.full = False
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Replace the disk with an empty one."""
+        self.control: ControlState | None = None
+        self.begin_lsn: Lsn = 0
+        self.wal = bytearray()
+        self.durable_lsn: Lsn = 0
+
+    @property
+    def write_lsn(self) -> Lsn:
+        """End of what was written."""
+        return self.begin_lsn + len(self.wal)
+
+    def open(self) -> tuple[ControlState | None, Lsn]:
+        """Start a process on this disk; return the control file and where the WAL ends."""
+        return self.control, self.durable_lsn
+
+    def write(self, begin_lsn: Lsn, payload: bytes) -> None:
+        if begin_lsn != self.write_lsn or not self.begin_lsn:
+            raise AssertionError(f"the disk is asked to write at {format_lsn(begin_lsn)}, not at its end")
+        if self.full and self.rng.random() < 0.5:
+            raise StorageFull("no space left on the virtual disk")
+        self.wal += payload
+
+    def start_flush(self) -> Any:
+        """Take a snapshot of what is written; `finish_flush` makes it durable."""
+        return self.write_lsn
+
+    def finish_flush(self, flush: Any) -> Lsn:
+        self.durable_lsn = max(self.durable_lsn, min(flush, self.write_lsn))
+        return self.durable_lsn
+
+    def flush_all(self, under_way: Any) -> None:
+        """Make everything written durable, after the flush that is under way (None if none is)."""
+        self.durable_lsn = self.write_lsn
+
+    def persist(self, control: ControlState) -> None:
+        if self.full and self.rng.random() < 0.5:
+            raise StorageFull("no space left on the virtual disk")
+        self.control = control
+
+    def truncate(self, lsn: Lsn, tli: int) -> None:
+        if not self.begin_lsn <= lsn <= self.write_lsn or not self.begin_lsn:
+            raise AssertionError(f"the disk is asked to cut at {format_lsn(lsn)}, which it does not hold")
+        del self.wal[lsn - self.begin_lsn :]
+        self.durable_lsn = lsn
+
+    def reset(self, base_lsn: Lsn, tli: int) -> None:
+        self.begin_lsn, self.durable_lsn = 0, 0
+        self.wal = bytearray()
+        if self.full and self.rng.random() < 0.5:
+            raise StorageFull("no space left on the virtual disk")
+        self.begin_lsn = self.durable_lsn = base_lsn
+
+    def set_aside(self) -> None:
+        self.begin_lsn, self.durable_lsn = 0, 0
+        self.wal = bytearray()
+
+    def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
+        return bytes(self.wal[begin_lsn - self.begin_lsn : end_lsn - self.begin_lsn])
+
+    def digests(self, begin_lsn: Lsn, end_lsn: Lsn) -> tuple[int, ...]:
+        return page_crcs(self.read(begin_lsn, end_lsn), begin_lsn)
+
+    def find_records(self, lsn: Lsn) -> tuple[Lsn, Lsn]:
+        return find_records(self.wal, self.begin_lsn, lsn)
+
+    def crash(self, power_cut: bool) -> None:
+        """End the process: of what was not durable any part may remain, and is durable after the restart."""
+        if self.durable_lsn < self.write_lsn:
+            kept_lsn = self.rng.choice((self.durable_lsn, self.rng.randint(self.durable_lsn, self.write_lsn)))
+            del self.wal[kept_lsn - self.begin_lsn :]
+            self.durable_lsn = kept_lsn
+
+
+class StorageDisk(ModelDisk):
+    """The real storage beside the model, which says what must be there after a crash."""
+
+    is_real = True
+    _WAL = Path("/data/wal")
+    _CONTROL = Path("/data/control")
+
+    def __init__(self, rng: random.Random) -> None:
+        self.fs = VirtualFileSystem(rng)
+        self.storage: WalStorage | None = None
+        super().__init__(rng)
+
+    def wipe(self) -> None:
+        super().wipe()
+        self.fs.wipe()
+        self.storage = None
+        self._next_control: ControlState | None = None
+        self._resetting_to: Lsn | None = None
+
+    def open(self) -> tuple[ControlState | None, Lsn]:
+        self.fs.capacity_bytes = 1 << 40
+        control = self._read_control()
+        if control is not None and control not in (self.control, self._next_control):
+            raise AssertionError("the control file is neither the old one nor the new one")
+        if control is None and self.control is not None:
+            raise AssertionError("the control file is gone")
+        self.control, self._next_control = control, None
+        if control is not None:
+            # What was read may stand in the cache only (S12).
+            self.persist(control)
+        tli = control.history[-1].tli if control is not None and control.history else 1
+        self.storage = storage = WalStorage.open(self.fs, self._WAL, segment_size=SEGMENT_SIZE, tli=tli)
+        found = b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn)
+        begun_anew = self._resetting_to is not None and storage.begin_lsn == self._resetting_to and not found
+        if not begun_anew:
+            self._compare(storage, found)
+        self._resetting_to = None
+        self.begin_lsn, self.wal, self.durable_lsn = storage.begin_lsn, bytearray(found), storage.flush_lsn
+        return self.control, storage.flush_lsn
+
+    def _compare(self, storage: WalStorage, found: bytes) -> None:
+        floor_lsn = self.durable_lsn if self._resetting_to is None else 0
+        if not floor_lsn <= storage.flush_lsn <= self.write_lsn:
+            raise AssertionError(
+                f"the WAL ends at {format_lsn(storage.flush_lsn)} after a restart, not within "
+                f"[{format_lsn(floor_lsn)}, {format_lsn(self.write_lsn)}] (S13)"
+            )
+        if found != self.wal[: len(found)] or (found and storage.begin_lsn != self.begin_lsn):
+            raise AssertionError("the WAL has other bytes after a restart than were written")
+
+    def _read_control(self) -> ControlState | None:
+        if not self.fs.exists(self._CONTROL):
+            return None
+        content = read_whole(self.fs, self._CONTROL)
+        if google_crc32c.value(content[4:]) != int.from_bytes(content[:4], "big"):
+            raise AssertionError("the control file is torn")
+        return msgspec.msgpack.decode(content[4:], type=ControlState)
+
+    def _opened(self) -> WalStorage:
+        assert self.storage is not None  # `open` comes first
+        return self.storage
+
+    def write(self, begin_lsn: Lsn, payload: bytes) -> None:
+        self._squeeze()
+        before = len(self.wal)
+        self.wal += payload
+        try:
+            self._opened().append(begin_lsn, payload)
+        except StorageFull:
+            del self.wal[before:]
+            raise
+
+    def start_flush(self) -> Any:
+        return self._opened().start_flush()
+
+    def finish_flush(self, flush: Any) -> Lsn:
+        if isinstance(flush, Flush):
+            flush.run()
+            self._opened().finish_flush(flush)
+        self.durable_lsn = self._opened().flush_lsn
+        return self.durable_lsn
+
+    def flush_all(self, under_way: Any) -> None:
+        self.finish_flush(under_way)
+        self._opened().flush_now()
+        self.durable_lsn = self._opened().flush_lsn
+
+    def persist(self, control: ControlState) -> None:
+        self._squeeze()
+        content = msgspec.msgpack.encode(control)
+        self._next_control = control
+        try:
+            replace_durably(self.fs, self._CONTROL, google_crc32c.value(content).to_bytes(4, "big") + content)
+        except StorageFull:
+            self._next_control = None
+            raise
+        self.control, self._next_control = control, None
+
+    def truncate(self, lsn: Lsn, tli: int) -> None:
+        # While it is under way, any part above the cut may be there or not.
+        self.durable_lsn = min(self.durable_lsn, lsn)
+        self._opened().truncate(lsn, tli)
+        super().truncate(lsn, tli)
+
+    def reset(self, base_lsn: Lsn, tli: int) -> None:
+        self._resetting_to = base_lsn
+        self._squeeze()
+        try:
+            self._opened().reset(base_lsn, tli)
+        except StorageFull:
+            self._resetting_to = None
+            self.set_aside()
+            raise
+        self._resetting_to = None
+        self.begin_lsn = self.durable_lsn = base_lsn
+        self.wal = bytearray()
+
+    def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
+        return self._opened().read(begin_lsn, end_lsn)
+
+    def digests(self, begin_lsn: Lsn, end_lsn: Lsn) -> tuple[int, ...]:
+        return tuple(self._opened().page_digests(begin_lsn, end_lsn))
+
+    def crash(self, power_cut: bool) -> None:
+        if power_cut:
+            self.fs.crash()
+        else:
+            self.fs.kill()
+        self.storage = None
+
+    def _squeeze(self) -> None:
+        self.fs.capacity_bytes = self.fs.used_bytes() if self.full else 1 << 40
+
+
+def page_crcs(data: bytes | bytearray | memoryview, begin_lsn: Lsn) -> tuple[int, ...]:
+    """Return the CRC-32C of each page of `data`, which begins at `begin_lsn`, a page's start."""
+    return tuple(
+        google_crc32c.value(bytes(data[offset : offset + DIGEST_PAGE_SIZE]))
+        for offset in range(0, len(data), DIGEST_PAGE_SIZE)
+    )
+
+
+__all__ = ["ModelDisk", "StorageDisk", "StorageFailed", "page_crcs"]

@@ -1,0 +1,219 @@
+"""What goes wrong in the first phase: one fault at a time, drawn by the profile's weights."""
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.disk import StorageDisk
+from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
+from tests.simulation.primary import FIRST_LSN, VirtualPrimary
+from tests.simulation.synthetic_wal import SEGMENT_SIZE
+
+if TYPE_CHECKING:
+    from tests.simulation.proxy import SimProxy
+    from tests.simulation.safekeeper import SimSafekeeper
+    from tests.simulation.world import World
+
+
+class Faults:
+    """Draws and does faults until its time is over."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.rng = world.rng
+        self.kinds = list(world.profile.weights)
+        self.weights = list(world.profile.weights.values())
+        self.ends_at = 0.0
+
+    def begin(self, first_after_s: float, ends_at_s: float) -> None:
+        """Let faults happen from then to then."""
+        self.ends_at = ends_at_s
+        self.world.clock.after(first_after_s, self._happen)
+
+    def _happen(self) -> None:
+        world = self.world
+        if world.clock.now >= self.ends_at:
+            return
+        kind = self.rng.choices(self.kinds, self.weights)[0]
+        getattr(self, kind)()
+        world.clock.after(self.rng.expovariate(1.0) * world.profile.fault_every_s, self._happen)
+
+    def _safekeeper(self) -> "SimSafekeeper":
+        return self.rng.choice(list(self.world.safekeepers.values()))
+
+    def _proxy(self) -> "SimProxy":
+        return self.rng.choice(self.world.proxies)
+
+    def _soon(self) -> float:
+        return self.rng.choice((0.1, 0.5, 2.0)) * (0.5 + self.rng.random())
+
+    # ------------------------------------------------------------------ safekeepers
+
+    def crash_safekeeper(self) -> None:
+        """At once, or at one of the next effects, so that every place between two effects is met."""
+        safekeeper = self._safekeeper()
+        safekeeper.dies_of_power_cut = self.rng.random() < 0.5
+        if safekeeper.acceptor is None:
+            return
+        if self.rng.random() < 0.2:
+            safekeeper.crash(safekeeper.dies_of_power_cut)
+        else:
+            safekeeper.effects_left = self.rng.randint(1, 12)
+
+    def wipe(self) -> None:
+        """Lose a disk: a minority in a run, and only of a cluster that has begun."""
+        world = self.world
+        lost = sum(safekeeper.wiped > 0 for safekeeper in world.safekeepers.values())
+        if not world.checker.won or lost >= (len(world.safekeepers) - 1) // 2:
+            return
+        safekeeper = self._safekeeper()
+        if safekeeper.acceptor is not None:
+            safekeeper.crash(power_cut=True)
+        safekeeper.wipe()
+
+    def slow_disk(self) -> None:
+        safekeeper = self._safekeeper()
+        safekeeper.flush_delay_s = 1.0
+        self.world.clock.after(self._soon(), self._heal_disk, safekeeper)
+
+    def fill_disk(self) -> None:
+        safekeeper = self._safekeeper()
+        safekeeper.disk.full = True
+        self.world.clock.after(self._soon(), self._heal_disk, safekeeper)
+
+    def _heal_disk(self, safekeeper: "SimSafekeeper") -> None:
+        safekeeper.disk.full = False
+        safekeeper.flush_delay_s = self.world.profile.flush_delay_s
+
+    def fail_disk(self) -> None:
+        """A write or sync fails, or the process dies in the middle of the storage's work."""
+        disk = self._safekeeper().disk
+        if not isinstance(disk, StorageDisk):
+            self.crash_safekeeper()
+        elif self.rng.random() < 0.5:
+            disk.fs.fail_in(self.rng.randint(1, 20), only=self.rng.choice((None, "sync")))
+        else:
+            disk.fs.crash_in(self.rng.randint(1, 20))
+
+    # ------------------------------------------------------------------ the network
+
+    def break_connection(self) -> None:
+        connections = list(self.world.network.connections.values())
+        if connections:
+            self.world.network.break_connection(self.rng.choice(connections), silent=self.rng.random() < 0.4)
+
+    def block(self) -> None:
+        """A partition of one pair, one way or both, until it is healed; sometimes of a proxy from all."""
+        proxy = self._proxy()
+        ways = self.rng.choice(((TO_SAFEKEEPER,), (TO_PROXY,), (TO_SAFEKEEPER, TO_PROXY)))
+        safekeepers = [self._safekeeper()] if self.rng.random() < 0.7 else list(self.world.safekeepers.values())
+        for safekeeper in safekeepers:
+            for way in ways:
+                self.world.network.blocked.add((proxy.name, safekeeper.id, way))
+
+    def unblock(self) -> None:
+        blocked = sorted(self.world.network.blocked)
+        for each in blocked if self.rng.random() < 0.3 else blocked[: self.rng.randint(0, 2)]:
+            self.world.network.unblock(*each)
+
+    # ------------------------------------------------------------------ proxies
+
+    def restart_proxy(self) -> None:
+        proxy = self._proxy()
+        proxy.stop()
+        self.world.clock.after(self._soon(), proxy.start)
+
+    def take_over(self) -> None:
+        """Another proxy is told to take over at once: its candidature does not wait for the serving one."""
+        world = self.world
+        if len(world.proxies) < 3:
+            world.add_proxy(takeover=True)
+        else:
+            proxy = self._proxy()
+            proxy.stop()
+            proxy.takeover = True
+            proxy.start()
+
+    def lose_primary(self) -> None:
+        proxy = self._proxy()
+        proxy.lose_primary()
+        proxy.primary_is_cut_off = self.rng.random() < 0.3
+        self.world.clock.after(self._soon(), self._reconnect, proxy)
+
+    def _reconnect(self, proxy: "SimProxy") -> None:
+        proxy.primary_is_cut_off = False
+
+    def repoint(self) -> None:
+        """The name that a proxy connects to leads elsewhere from now on, with or without a restart."""
+        proxy = self._proxy()
+        proxy.primary = self.world.current if self.rng.random() < 0.6 else self.rng.choice(self.world.primaries)
+        if self.rng.random() < 0.5:
+            proxy.stop()
+            proxy.start()
+        else:
+            proxy.lose_primary()
+
+    # ------------------------------------------------------------------ primaries
+
+    def crash_primary(self) -> None:
+        primary = self.rng.choice(self.world.primaries)
+        if primary.up:
+            primary.crash()
+            self.world.clock.after(self._soon(), primary.start)
+
+    def switch_segment(self) -> None:
+        if self.world.current.up:
+            self.world.current.switch_segment()
+            self.world.current.flush()
+
+    def recycle(self) -> None:
+        self.world.current.recycle()
+
+    def promote(self) -> None:
+        """A standby of some primary becomes one, at a record's end; the old one may die, or stay."""
+        world = self.world
+        if len(world.primaries) >= 8:
+            return
+        source = world.current if self.rng.random() < 0.8 else self.rng.choice(world.primaries)
+        acked_lsn = world.checker.acked_lsn
+        lowest_lsn = source.ancestors[-1].end_lsn if source.ancestors else FIRST_LSN
+        if self.rng.random() >= world.profile.low_fork:
+            lowest_lsn = max(lowest_lsn, min(acked_lsn, source.flush_lsn))
+        near_lsn = max(lowest_lsn, source.flush_lsn - 4 * SEGMENT_SIZE)
+        at_lsn = self.rng.choice((source.flush_lsn, acked_lsn, self.rng.randint(near_lsn, source.flush_lsn)))
+        fork_lsn = source.record_end_at_or_below(min(max(at_lsn, lowest_lsn), source.flush_lsn))
+        if fork_lsn < lowest_lsn or fork_lsn <= FIRST_LSN:
+            return
+        isolated = self.rng.random() < world.profile.isolated_promotion
+        tli = source.tli + 1 if isolated else max(primary.tli for primary in world.primaries) + 1
+        self._settle_on(world.new_primary(source.promoted(world.next_primary_name(), fork_lsn, tli)), source)
+
+    def restore_backup(self) -> None:
+        """A primary comes back from a backup: the same timeline, behind, and then bytes of its own."""
+        world = self.world
+        if len(world.primaries) >= 8:
+            return
+        source = self.rng.choice(world.primaries)
+        lowest_lsn = source.ancestors[-1].end_lsn if source.ancestors else FIRST_LSN
+        end_lsn = source.record_end_at_or_below(self.rng.randint(lowest_lsn, source.flush_lsn))
+        if end_lsn >= max(lowest_lsn, FIRST_LSN + 1):
+            self._settle_on(world.new_primary(source.restored(world.next_primary_name(), end_lsn)), source)
+
+    def go_back(self) -> None:
+        """The operator believes in an older primary again."""
+        self._settle_on(self.rng.choice(self.world.primaries), self.world.current)
+
+    def _settle_on(self, primary: VirtualPrimary, instead_of: VirtualPrimary) -> None:
+        world = self.world
+        world.current = primary
+        if primary.own_lsn == primary.insert_lsn:
+            world.start_workload(primary)
+        if instead_of is not primary and instead_of.up and self.rng.random() < 0.5:
+            instead_of.crash()
+            world.clock.after(self._soon(), instead_of.start)
+        for proxy in world.proxies:
+            if self.rng.random() < 0.7:
+                proxy.primary = primary
+                if self.rng.random() < 0.5:
+                    proxy.stop()
+                    proxy.start()
+                else:
+                    proxy.lose_primary()

@@ -1,0 +1,140 @@
+"""The network between proxies and safekeepers: ordered streams, each of which may stall, break, or lie about it.
+
+A connection is two streams. What is sent on one arrives in order, after a delay, or not at all. A blocked direction
+holds what is sent until it is unblocked, so messages can arrive long after their sender has opened another connection.
+A broken connection loses what is in flight; each side hears of it later, or, if it is broken silently, only when it
+gives up waiting.
+"""
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.clock import Clock
+
+if TYPE_CHECKING:
+    from tests.simulation.proxy import SimProxy
+    from tests.simulation.safekeeper import SimSafekeeper
+
+TO_SAFEKEEPER, TO_PROXY = 0, 1
+_END = object()
+
+
+class Connection:
+    """One connection. Its number is never used again; `closed` says whose receiver does not listen any more."""
+
+    __slots__ = ("broken", "closed", "held", "last_at", "number", "proxy", "proxy_life", "safekeeper", "sk_life")
+
+    def __init__(self, number: int, proxy: "SimProxy", safekeeper: "SimSafekeeper") -> None:
+        self.number = number
+        self.proxy = proxy
+        self.proxy_life = proxy.life
+        self.safekeeper = safekeeper
+        self.sk_life = safekeeper.life
+        self.broken = False
+        self.closed = [False, False]
+        self.last_at = [0.0, 0.0]
+        self.held: tuple[deque[Any], deque[Any]] = (deque(), deque())
+
+
+class Network:
+    """All connections.
+
+    Attributes:
+        delay_s: the longest delay of a message when nothing is wrong.
+        blocked: (proxy's name, safekeeper's id, direction) of the streams that stand still.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random, delay_s: float) -> None:
+        self._clock = clock
+        self._rng = rng
+        self.delay_s = delay_s
+        self.blocked: set[tuple[str, int, int]] = set()
+        self.connections: dict[int, Connection] = {}
+        self._number = 0
+
+    def connect(self, proxy: "SimProxy", safekeeper: "SimSafekeeper") -> Connection | None:
+        """Return a new connection, None if the safekeeper cannot be reached."""
+        if not safekeeper.is_serving or any(
+            (proxy.name, safekeeper.id, way) in self.blocked for way in (TO_SAFEKEEPER, TO_PROXY)
+        ):
+            return None
+        self._number += 1
+        connection = Connection(self._number, proxy, safekeeper)
+        self.connections[connection.number] = connection
+        return connection
+
+    def send(self, connection: Connection, way: int, message: Any) -> None:
+        """Put `message` on its way."""
+        if connection.broken:
+            return
+        held = connection.held[way]
+        if held or (connection.proxy.name, connection.safekeeper.id, way) in self.blocked:
+            held.append(message)
+            return
+        now = self._clock.now
+        arrives_at = max(now + self._rng.random() * self.delay_s, connection.last_at[way])
+        connection.last_at[way] = arrives_at
+        self._clock.after(arrives_at - now, self._arrive, connection, way, message)
+
+    def close(self, connection: Connection, by: int) -> None:
+        """One side closes: the other hears of it behind everything that was sent. `by` is the way that it spoke."""
+        connection.closed[1 - by] = True
+        self.send(connection, by, _END)
+
+    def break_connection(self, connection: Connection, silent: bool) -> None:
+        """Lose what is in flight. Unless it is silent, both sides hear of it, each in its time."""
+        if connection.broken:
+            return
+        connection.broken = True
+        del self.connections[connection.number]
+        if not silent:
+            self._clock.after(self._rng.random() * self.delay_s, self._hand_over, connection, TO_SAFEKEEPER, _END)
+            self._clock.after(self._rng.random() * self.delay_s, self._hand_over, connection, TO_PROXY, _END)
+
+    def unblock(self, proxy_name: str, safekeeper_id: int, way: int) -> None:
+        """Let a direction flow again: what was held comes late."""
+        self.blocked.discard((proxy_name, safekeeper_id, way))
+        for connection in list(self.connections.values()):
+            if connection.proxy.name == proxy_name and connection.safekeeper.id == safekeeper_id:
+                late = list(connection.held[way])
+                connection.held[way].clear()
+                for message in late:
+                    self.send(connection, way, message)
+
+    def unblock_all(self) -> None:
+        """Heal every partition."""
+        for blocked in sorted(self.blocked):
+            self.unblock(*blocked)
+
+    def _arrive(self, connection: Connection, way: int, message: Any) -> None:
+        if connection.broken:
+            return
+        if (connection.proxy.name, connection.safekeeper.id, way) in self.blocked:
+            connection.held[way].append(message)
+            return
+        if message is _END:
+            connection.broken = True
+            del self.connections[connection.number]
+        self._hand_over(connection, way, message)
+
+    def _hand_over(self, connection: Connection, way: int, message: Any) -> None:
+        if connection.closed[way]:
+            return
+        if way == TO_SAFEKEEPER:
+            safekeeper = connection.safekeeper
+            if safekeeper.life != connection.sk_life:
+                # The host answers for a process that is gone: the connection is reset.
+                self.break_connection(connection, silent=False)
+            elif message is _END:
+                safekeeper.disconnected(connection)
+            else:
+                safekeeper.received(connection, message)
+        else:
+            proxy = connection.proxy
+            if proxy.life != connection.proxy_life:
+                self.break_connection(connection, silent=False)
+            elif message is _END:
+                proxy.disconnected(connection)
+            else:
+                proxy.received(connection, message)

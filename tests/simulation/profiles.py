@@ -1,0 +1,80 @@
+"""How much of which fault: each profile puts other rules under strain."""
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Rates and sizes of what goes wrong.
+
+    Attributes:
+        faults_s: how long faults happen, in virtual seconds.
+        fault_every_s: mean time between two of them.
+        weights: how often each kind is drawn; kinds are methods of `Faults`.
+        record_every_s: mean time between two records of a primary.
+        delay_s: the longest delay of a message.
+        flush_delay_s: the longest fdatasync.
+        slow_effect: probability that an effect on a disk takes time, in which others wait.
+        evict_early: probability that a proxy drops committed bytes at once, so that members that lag read from peers.
+        isolated_promotion: probability that a promotion takes the next TLI without knowing of others.
+        low_fork: probability that a promotion forks below what was acknowledged.
+        spare: probability of a second proxy.
+    """
+
+    faults_s: float = 6.0
+    fault_every_s: float = 0.2
+    weights: dict[str, int] = field(default_factory=dict)
+    record_every_s: float = 0.04
+    delay_s: float = 0.02
+    flush_delay_s: float = 0.03
+    slow_effect: float = 0.2
+    evict_early: float = 0.3
+    isolated_promotion: float = 0.3
+    low_fork: float = 0.3
+    spare: float = 0.5
+
+
+_BALANCED = {
+    "crash_safekeeper": 6,
+    "break_connection": 5,
+    "block": 5,
+    "unblock": 5,
+    "restart_proxy": 4,
+    "take_over": 2,
+    "crash_primary": 3,
+    "promote": 3,
+    "restore_backup": 1,
+    "go_back": 1,
+    "repoint": 2,
+    "lose_primary": 2,
+    "wipe": 1,
+    "slow_disk": 2,
+    "fill_disk": 2,
+    "fail_disk": 1,
+    "switch_segment": 2,
+    "recycle": 1,
+}
+
+
+def _with(**changes: int) -> dict[str, int]:
+    return {**_BALANCED, **changes}
+
+
+BALANCED = Profile(weights=_BALANCED)
+PROFILES: dict[str, Profile] = {
+    "balanced": BALANCED,
+    "crashy": replace(BALANCED, weights=_with(crash_safekeeper=30), slow_effect=0.4, flush_delay_s=0.1),
+    "partitions": replace(BALANCED, weights=_with(block=25, unblock=20, break_connection=10)),
+    "elections": replace(
+        BALANCED, weights=_with(restart_proxy=15, take_over=25, break_connection=10, block=8, unblock=8), spare=1.0
+    ),
+    "switches": replace(
+        BALANCED,
+        weights=_with(promote=25, repoint=8, restore_backup=5, go_back=5, crash_primary=8),
+        isolated_promotion=0.5,
+        low_fork=0.5,
+    ),
+    "disks": replace(BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, wipe=3, crash_safekeeper=12)),
+    "slow": replace(BALANCED, weights=_with(slow_disk=10), delay_s=0.2, flush_delay_s=0.3),
+    "calm": replace(BALANCED, fault_every_s=0.8),
+}

@@ -1,0 +1,396 @@
+"""A virtual proxy: the real `Proposer`, a window of bytes, connections to safekeepers and to one primary.
+
+Its process may be killed and started at any time; each start is another run. It carries out the proposer's actions in
+order, sends the last status again and again for as long as a COPY is open, and keeps the checksums that the proposer
+asks for when the primary comes back.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from safekeeper.consensus.actions import (
+    Action,
+    Disconnect,
+    Finish,
+    IdentifyPrimary,
+    Note,
+    ReportStatus,
+    SendAppend,
+    SendMessage,
+    StartReplication,
+    StopReplication,
+)
+from safekeeper.consensus.messages import AppendRequest, Elected, ProposerMessage
+from safekeeper.consensus.proposer import Proposer, ProposerConfig
+from safekeeper.errors import WalproxyError
+from safekeeper.lsn import Lsn, segment_start
+from tests.simulation.disk import page_crcs
+from tests.simulation.network import TO_SAFEKEEPER, Connection
+from tests.simulation.synthetic_wal import SEGMENT_SIZE, previous_link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.primary import VirtualPrimary
+    from tests.simulation.world import World
+
+TICK_S = 0.1
+CONNECT_RETRY_S = 0.2
+WINDOW_BYTES = 24 << 10
+
+
+class PrimaryLink:
+    """A connection to a primary. `position_lsn` is None while no COPY is open."""
+
+    def __init__(self, primary: "VirtualPrimary") -> None:
+        self.primary = primary
+        self.primary_life = primary.life
+        self.copying = False
+        self.checked = False
+        self.tli = 0
+        self.links_to_lsn: Lsn | None = None
+
+
+class SimProxy:
+    """One proxy's process.
+
+    Attributes:
+        life: grows at every start and end; what belongs to an older life is void.
+        primary: the one that its configuration names.
+        proposer: the state machine of the present run, None while the process is down.
+        refusal: why the last run ended by itself, None if it did not.
+    """
+
+    def __init__(self, world: "World", name: str, primary: "VirtualPrimary", takeover: bool = False) -> None:
+        self.world = world
+        self.name = name
+        self.primary = primary
+        self.takeover = takeover
+        self.life = 0
+        self.proposer: Proposer | None = None
+        self.refusal: WalproxyError | None = None
+        self.primary_is_cut_off = False
+
+    # ------------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """Start a run, unless one is alive or the proxy was taken out."""
+        if self.proposer is not None or self not in self.world.proxies:
+            return
+        self.life += 1
+        self.refusal = None
+        run = self.world.new_run()
+        self.world.note(self.name, "starts", f"run {run[:8]} on {self.primary.name}")
+        config = ProposerConfig(
+            run=run,
+            safekeeper_ids=tuple(sorted(self.world.safekeepers)),
+            takeover=self.takeover,
+            timing=self.world.timing,
+        )
+        self.proposer = self.world.proposer_class(config)
+        self._connections: dict[int, Connection] = {}
+        self._link: PrimaryLink | None = None
+        self._status: ReportStatus | None = None
+        self._window_begin_lsn = 0
+        self._window = bytearray()
+        self._tail_begin_lsn = 0
+        self._tail = bytearray()
+        self._unlinked = bytearray()
+        self._pump_is_due = False
+        for safekeeper_id in self.world.safekeepers:
+            self._later(0.0, self._connect, safekeeper_id)
+        self._later(0.0, self._connect_primary)
+        self._later(self.world.rng.random() * TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """End the process, by a crash or because it has finished."""
+        if self.proposer is None:
+            return
+        self.world.note(self.name, "ends")
+        self.life += 1
+        self.proposer = None
+        self._close_link()
+        for connection in self._connections.values():
+            self.world.network.break_connection(connection, silent=self.world.rng.random() < 0.2)
+        self._connections = {}
+
+    def _later(self, delay_s: float, event: "Callable[..., None]", *args: Any) -> None:
+        self.world.clock.after(delay_s, self._if_alive, self.life, event, args)
+
+    def _if_alive(self, life: int, event: "Callable[..., None]", args: tuple[Any, ...]) -> None:
+        if life == self.life:
+            event(*args)
+
+    # ------------------------------------------------------------------ the state machine
+
+    def _step(self, actions: list[Action]) -> None:
+        proposer = self.proposer
+        assert proposer is not None  # events come to the living only
+        self.world.checker.on_proposer_stepped(self, proposer)
+        for action in actions:
+            self._execute(action, proposer)
+            if self.proposer is not proposer:
+                return
+
+    def _execute(self, action: Action, proposer: Proposer) -> None:
+        now = self.world.clock.now
+        if isinstance(action, SendAppend):
+            leadership = proposer.leadership
+            if leadership is not None:
+                begin, end = action.begin_lsn - self._window_begin_lsn, action.end_lsn - self._window_begin_lsn
+                if begin != end and not 0 <= begin <= end <= len(self._window):
+                    raise AssertionError(f"{self.name} is to send {action}, which its window does not hold")
+                payload = bytes(self._window[begin:end]) if begin != end else b""
+                message = leadership.append_request(action.begin_lsn, now, payload)
+                self._send(action.safekeeper_id, message)
+            return
+        if isinstance(action, SendMessage):
+            self._send(action.safekeeper_id, action.message)
+            return
+        self.world.note(self.name, "does", action)
+        if isinstance(action, ReportStatus):
+            self._status = action
+            self._send_status()
+            self._schedule_pump()
+        elif isinstance(action, Disconnect):
+            connection = self._connections.pop(action.safekeeper_id, None)
+            if connection is not None:
+                self.world.network.close(connection, TO_SAFEKEEPER)
+                self._later(0.0, self._lost, action.safekeeper_id)
+        elif isinstance(action, IdentifyPrimary):
+            if self._link is not None:
+                self._later(self._primary_delay_s(), self._identify, self._link)
+        elif isinstance(action, StartReplication):
+            if not action.resumes:
+                self._window_begin_lsn, self._window = action.begin_lsn, bytearray()
+                self._tail_begin_lsn, self._tail = action.begin_lsn, bytearray()
+            if self._link is not None:
+                self._later(self._primary_delay_s(), self._open_copy, self._link, action)
+        elif isinstance(action, StopReplication):
+            self._close_link()
+            self._later(CONNECT_RETRY_S, self._connect_primary)
+        elif isinstance(action, Finish):
+            self.refusal = action.error
+            self.world.proxy_finished(self)
+            self.stop()
+        else:
+            assert isinstance(action, Note)
+
+    # ------------------------------------------------------------------ safekeepers
+
+    def _connect(self, safekeeper_id: int) -> None:
+        if safekeeper_id in self._connections:
+            return
+        connection = self.world.network.connect(self, self.world.safekeepers[safekeeper_id])
+        if connection is None:
+            self._later(CONNECT_RETRY_S, self._connect, safekeeper_id)
+            return
+        self._connections[safekeeper_id] = connection
+        assert self.proposer is not None
+        self._step(self.proposer.connected(safekeeper_id, self.world.clock.now))
+
+    def _send(self, safekeeper_id: int, message: ProposerMessage) -> None:
+        connection = self._connections.get(safekeeper_id)
+        if connection is None:
+            return
+        if isinstance(message, (AppendRequest, Elected)):
+            self.world.checker.on_commit_said(self, message.node_id, message.commit_lsn)
+        self.world.note(self.name, "says", message, connection.number)
+        self.world.network.send(connection, TO_SAFEKEEPER, message)
+
+    def received(self, connection: Connection, message: Any) -> None:
+        """A safekeeper's message has arrived."""
+        safekeeper_id = connection.safekeeper.id
+        if self.proposer is not None and self._connections.get(safekeeper_id) is connection:
+            self.world.note(self.name, "gets", message, connection.number)
+            self._step(self.proposer.message(safekeeper_id, message, self.world.clock.now))
+
+    def disconnected(self, connection: Connection) -> None:
+        """A safekeeper has closed, or the connection broke."""
+        safekeeper_id = connection.safekeeper.id
+        if self.proposer is not None and self._connections.get(safekeeper_id) is connection:
+            del self._connections[safekeeper_id]
+            self._lost(safekeeper_id)
+
+    def _lost(self, safekeeper_id: int) -> None:
+        assert self.proposer is not None
+        self.world.note(self.name, "loses", safekeeper_id)
+        self._later(CONNECT_RETRY_S * (0.5 + self.world.rng.random()), self._connect, safekeeper_id)
+        self._step(self.proposer.disconnected(safekeeper_id, self.world.clock.now))
+
+    # ------------------------------------------------------------------ the primary
+
+    def _primary_delay_s(self) -> float:
+        return self.world.rng.random() * self.world.network.delay_s
+
+    def _link_stands(self, link: PrimaryLink) -> bool:
+        return self._link is link and link.primary.up and link.primary.life == link.primary_life
+
+    def _is_dead(self, link: PrimaryLink) -> bool:
+        """Tell whether the present connection leads to a server that is gone: the next command finds out."""
+        return self._link is link and not self._link_stands(link)
+
+    def _connect_primary(self) -> None:
+        if self._link is not None:
+            return
+        if not self.primary.up or self.primary_is_cut_off:
+            self._later(CONNECT_RETRY_S, self._connect_primary)
+            return
+        self._link = PrimaryLink(self.primary)
+        self._later(self._primary_delay_s(), self._identify, self._link)
+
+    def _identify(self, link: PrimaryLink) -> None:
+        if self._is_dead(link):
+            self._primary_is_lost()
+        elif self._link is link:
+            assert self.proposer is not None
+            identity = link.primary.identity()
+            self.world.note(self.name, "sees", identity)
+            actions = self.proposer.primary_identified(identity, self.world.clock.now, self._own_page_crcs())
+            self._step(actions)
+
+    def _own_page_crcs(self) -> tuple[int, ...]:
+        """Return the checksums of what was received of the segment that holds the last byte, () if not all is known."""
+        end_lsn = self._tail_begin_lsn + len(self._tail)
+        begin_lsn = segment_start(end_lsn - 1, SEGMENT_SIZE)
+        if not self._tail or self._tail_begin_lsn > begin_lsn:
+            return ()
+        return page_crcs(self._tail[begin_lsn - self._tail_begin_lsn :], begin_lsn)
+
+    def _open_copy(self, link: PrimaryLink, action: StartReplication) -> None:
+        if self._is_dead(link):
+            self._primary_is_lost()
+        if self._link is not link:
+            return
+        assert self.proposer is not None
+        primary, now = link.primary, self.world.clock.now
+        tli_end = primary.tli_end(action.tli)
+        if tli_end is None or tli_end < action.begin_lsn:
+            # "requested starting point is ahead of the WAL flush position", or a timeline it does not know.
+            self._primary_is_lost()
+            return
+        if action.check_begin_lsn < primary.oldest_lsn:
+            self._step(self.proposer.primary_segment_removed(now))
+            return
+        if primary.walsender is not self:
+            # There is one slot; the winner of a term ends the holder's walsender.
+            primary.drop_walsender()
+            primary.walsender = self
+        link.copying, link.tli, link.links_to_lsn = True, action.tli, action.previous_record_lsn
+        self._unlinked.clear()
+        checked = primary.read(action.check_begin_lsn, action.begin_lsn)
+        if not action.resumes:
+            self._tail_begin_lsn, self._tail = action.check_begin_lsn, bytearray(checked)
+        self._later(self._primary_delay_s(), self._check, link, action, page_crcs(checked, action.check_begin_lsn))
+        self._send_status()
+
+    def _check(self, link: PrimaryLink, action: StartReplication, crcs: tuple[int, ...]) -> None:
+        if not self._link_stands(link):
+            return
+        link.checked = True
+        if crcs:
+            assert self.proposer is not None
+            now = self.world.clock.now
+            self._step(self.proposer.primary_checked(action.check_begin_lsn, action.begin_lsn, crcs, now))
+        self._schedule_pump()
+
+    def primary_has_more(self) -> None:
+        """The primary has flushed: its walsender will send it."""
+        self._schedule_pump()
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_is_due and self.proposer is not None:
+            self._pump_is_due = True
+            self._later(self._primary_delay_s(), self._pump)
+
+    def _pump(self) -> None:
+        """Take what the walsender has sent, as much as the window holds."""
+        self._pump_is_due = False
+        link, proposer = self._link, self.proposer
+        if link is None or proposer is None or not self._link_stands(link) or not link.copying or not link.checked:
+            return
+        self._evict(proposer)
+        primary, begin_lsn = link.primary, self._window_begin_lsn + len(self._window) + len(self._unlinked)
+        tli_end = primary.tli_end(link.tli)
+        assert tli_end is not None  # the COPY was opened on it
+        size = min(tli_end - begin_lsn, WINDOW_BYTES - len(self._window))
+        if size > 0:
+            size = self.world.rng.choice((size, self.world.rng.randint(1, size)))
+            self._take(link, proposer, primary.read(begin_lsn, begin_lsn + size))
+            self._schedule_pump()
+        elif begin_lsn == tli_end and link.tli != primary.tli:
+            link.copying = link.checked = False
+            self._step(proposer.timeline_ended(primary.next_tli(link.tli), tli_end, self.world.clock.now))
+
+    def _take(self, link: PrimaryLink, proposer: Proposer, data: bytes) -> None:
+        now = self.world.clock.now
+        if link.links_to_lsn is not None:
+            self._unlinked += data
+            previous_lsn = previous_link(self._unlinked, 0)
+            if previous_lsn is None:
+                return
+            if previous_lsn != link.links_to_lsn:
+                self._step(proposer.primary_refused("the next record does not link to the last one", now))
+                return
+            data, link.links_to_lsn = bytes(self._unlinked), None
+            self._unlinked.clear()
+        self._window += data
+        self._tail += data
+        surplus = segment_start(self._tail_begin_lsn + len(self._tail) - 1, SEGMENT_SIZE) - self._tail_begin_lsn
+        if surplus > 0:
+            del self._tail[:surplus]
+            self._tail_begin_lsn += surplus
+        self._step(proposer.wal_received(self._window_begin_lsn + len(self._window), now))
+
+    def _evict(self, proposer: Proposer) -> None:
+        """Make room: what is committed may go."""
+        leadership = proposer.leadership
+        if leadership is None or leadership.commit_lsn <= self._window_begin_lsn:
+            return
+        if len(self._window) > WINDOW_BYTES // 2 or self.world.rng.random() < self.world.profile.evict_early:
+            surplus = min(leadership.commit_lsn - self._window_begin_lsn, len(self._window))
+            del self._window[:surplus]
+            self._window_begin_lsn += surplus
+            proposer.wal_evicted(self._window_begin_lsn)
+
+    def primary_hung_up(self) -> None:
+        """The primary closed the connection: it died, or another proxy has taken the slot."""
+        if self.proposer is not None and self._link is not None:
+            self._later(self._primary_delay_s(), self._notice_hang_up, self._link)
+
+    def _notice_hang_up(self, link: PrimaryLink) -> None:
+        if self._link is link:
+            self._primary_is_lost()
+
+    def lose_primary(self) -> None:
+        """The connection to the primary breaks."""
+        if self.proposer is not None and self._link is not None:
+            self._primary_is_lost()
+
+    def _primary_is_lost(self) -> None:
+        assert self.proposer is not None
+        self.world.note(self.name, "loses", self.primary.name)
+        self._close_link()
+        self._later(CONNECT_RETRY_S * (0.5 + self.world.rng.random()), self._connect_primary)
+        self._step(self.proposer.primary_lost(self.world.clock.now))
+
+    def _close_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None and link.primary.walsender is self:
+            link.primary.walsender = None
+
+    def _send_status(self) -> None:
+        link, status = self._link, self._status
+        if link is not None and status is not None and link.copying and self._link_stands(link):
+            if link.primary.walsender is self:
+                self.world.checker.on_status(self, link.primary, status)
+                link.primary.told(status.flush_lsn)
+
+    # ------------------------------------------------------------------ time
+
+    def _tick(self) -> None:
+        assert self.proposer is not None
+        self._step(self.proposer.tick(self.world.clock.now, self.world.rng.random()))
+        if self.proposer is not None:
+            self._send_status()
+            self._schedule_pump()
+            self._later(TICK_S, self._tick)

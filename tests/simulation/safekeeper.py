@@ -1,0 +1,293 @@
+"""A virtual safekeeper: the real `Acceptor`, its effects carried out on a virtual disk, and crashes in between.
+
+One handler runs at a time. Effects that reach the disk may take time, in which other messages wait; a flush that the
+shell began by itself runs beside them. The process can be made to die before or after any effect, and the generator
+that was running is then simply dropped, as a crash would drop it.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.effects import (
+    Close,
+    DigestWal,
+    Effect,
+    Effects,
+    FindRecords,
+    FlushWal,
+    Persist,
+    ReadWal,
+    ResetWal,
+    Send,
+    SetWalAside,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.errors import StorageFailed, StorageFull
+from tests.simulation.disk import ModelDisk
+from tests.simulation.network import TO_PROXY, Connection
+from tests.simulation.virtual_disk import VirtualCrash
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_DURABLE_EFFECTS = (FlushWal, Persist, TruncateWal, ResetWal, SetWalAside)
+
+
+class SimSafekeeper:
+    """One safekeeper's process and its disk.
+
+    Attributes:
+        life: grows at every crash and start; what belongs to an older life is void.
+        acceptor: the state machine of the present life, None while the process is down.
+        is_serving: whether it accepts connections.
+        effects_left: the process dies at this effect from now on, None for never.
+        flush_delay_s: how long an fdatasync may take.
+        wiped: how often its disk was lost.
+    """
+
+    def __init__(self, world: "World", safekeeper_id: int, disk: ModelDisk) -> None:
+        self.world = world
+        self.id = safekeeper_id
+        self.name = f"S{safekeeper_id}"
+        self.disk = disk
+        self.life = 0
+        self.acceptor: Acceptor | None = None
+        self.is_serving = False
+        self.effects_left: int | None = None
+        self.dies_of_power_cut = False
+        self.flush_delay_s = world.profile.flush_delay_s
+        self.wiped = 0
+        self._inbox: deque[tuple[str, Any, Any]] = deque()
+        self._task: Effects | None = None
+        self._connections: dict[int, Connection] = {}
+        self._flush: Any = None
+        self._flush_is_due = False
+
+    # ------------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """Start the process, if it is not running, on whatever the disk holds."""
+        if self.acceptor is not None:
+            return
+        self.life += 1
+        self.effects_left = None
+        try:
+            control, flush_lsn = self.disk.open()
+            if control is None:
+                control = ControlState(safekeeper_id=self.id, incarnation=f"{self.id:04x}{self.wiped:028x}")
+                self.disk.persist(control)
+        except (VirtualCrash, StorageFailed, StorageFull) as error:
+            self.world.note(self.name, "does not start", error)
+            self.crash()
+            return
+        lacks_wal = control.wal_begin_lsn and not flush_lsn
+        if lacks_wal and control.base_lsn is None and not control.set_aside:
+            raise AssertionError(f"{self.name}: the control file records WAL that is not there")
+        self.acceptor = self.world.acceptor_class(control, flush_lsn)
+        self.world.note(self.name, "starts", control, flush_lsn)
+        self.world.checker.on_start(self)
+        self._inbox.append(("start", None, None))
+        self._pump()
+
+    def crash(self, power_cut: bool = False) -> None:
+        """End the process at once; with a power cut, what is not durable is at the disk's mercy."""
+        self.world.note(self.name, "crashes", "power cut" if power_cut else "killed")
+        self.life += 1
+        self.acceptor = None
+        self.is_serving = False
+        self._task = None
+        self._inbox.clear()
+        self._flush = None
+        self._flush_is_due = False
+        self.disk.crash(power_cut)
+        silent = power_cut and self.world.rng.random() < 0.5
+        for connection in self._connections.values():
+            self.world.network.break_connection(connection, silent)
+        self._connections.clear()
+        self.world.checker.on_crash(self)
+        self.world.safekeeper_died(self)
+
+    def wipe(self) -> None:
+        """Lose the disk: what starts next is a new incarnation (S8). The process must be down."""
+        self.world.note(self.name, "loses its disk")
+        self.disk.wipe()
+        self.wiped += 1
+        self.world.checker.on_wipe(self)
+
+    def _dies_here(self) -> bool:
+        if self.effects_left is None:
+            return False
+        self.effects_left -= 1
+        if self.effects_left > 0:
+            return False
+        self.effects_left = None
+        self.crash(self.dies_of_power_cut)
+        return True
+
+    # ------------------------------------------------------------------ what arrives
+
+    def received(self, connection: Connection, message: Any) -> None:
+        """A message has arrived."""
+        if connection.number not in self._connections:
+            self._connections[connection.number] = connection
+        self._inbox.append(("message", connection, message))
+        self._pump()
+
+    def disconnected(self, connection: Connection) -> None:
+        """The other side has closed, or the connection broke."""
+        self._inbox.append(("end", connection, None))
+        self._pump()
+
+    def checkpoint(self) -> None:
+        """It is time to write down the lazy positions."""
+        if self.acceptor is not None:
+            self._inbox.append(("checkpoint", None, None))
+            self._pump()
+
+    def _pump(self) -> None:
+        while self.acceptor is not None and self._task is None and self._inbox:
+            kind, connection, content = self._inbox.popleft()
+            acceptor, now = self.acceptor, self.world.clock.now
+            if kind == "message":
+                if connection.number in self._connections:
+                    self.world.note(self.name, "gets", content, connection.number)
+                    self._run(acceptor.receive(connection.number, content, now))
+            elif kind == "end":
+                if self._connections.pop(connection.number, None) is not None:
+                    acceptor.disconnected(connection.number)
+            elif kind == "flushed":
+                if content is self._flush:
+                    self._flush = None
+                    try:
+                        flush_lsn = self.disk.finish_flush(content[0])
+                    except (StorageFailed, VirtualCrash) as failure:
+                        self.world.note(self.name, "fails", failure)
+                        self.crash(power_cut=self.world.rng.random() < 0.5)
+                        return
+                    self._run(acceptor.flushed(flush_lsn))
+            elif kind == "report_write":
+                self._run(acceptor.report_write())
+            elif kind == "checkpoint":
+                self._run(acceptor.checkpoint())
+            else:
+                self._run(acceptor.start())
+                self.is_serving = self.acceptor is not None
+
+    # ------------------------------------------------------------------ effects
+
+    def _run(self, effects: Effects) -> None:
+        self._task = effects
+        self._resume(self.life, None)
+
+    def _resume_later(self, life: int, result: Any) -> None:
+        if life == self.life:
+            self._resume(life, result)
+            self._pump()
+
+    def _resume(self, life: int, result: Any) -> None:
+        task = self._task
+        assert task is not None  # by the callers
+        error: StorageFull | None = None
+        while True:
+            try:
+                effect = task.throw(error) if error is not None else task.send(result)
+            except StopIteration:
+                break
+            except StorageFull as full:
+                self.world.note(self.name, "is full", full)
+                break
+            error = result = None
+            if self._dies_here():
+                return
+            try:
+                result = self._execute(effect)
+            except StorageFull as full:
+                error = full
+                continue
+            except (StorageFailed, VirtualCrash) as failure:
+                self.world.note(self.name, "fails", failure)
+                self.crash(power_cut=self.world.rng.random() < 0.5)
+                return
+            if self._dies_here():
+                return
+            if isinstance(effect, _DURABLE_EFFECTS):
+                delay_s = self.world.durable_effect_delay_s(self)
+                if delay_s:
+                    self.world.clock.after(delay_s, self._resume_later, life, result)
+                    return
+        self._task = None
+        self.world.checker.on_handled(self)
+        if self._flush_is_due and self._flush is None:
+            self._begin_flush()
+
+    def _execute(self, effect: Effect) -> Any:
+        world, disk = self.world, self.disk
+        if not isinstance(effect, Send):
+            world.note(self.name, "does", effect)
+        if isinstance(effect, Send):
+            world.note(self.name, "says", effect.message, effect.connection)
+            world.checker.on_acceptor_says(self, effect.message)
+            connection = self._connections.get(effect.connection)
+            if connection is not None:
+                world.network.send(connection, TO_PROXY, effect.message)
+        elif isinstance(effect, Close):
+            connection = self._connections.pop(effect.connection, None)
+            if connection is not None:
+                world.network.close(connection, TO_PROXY)
+                assert self.acceptor is not None  # it runs
+                self.acceptor.disconnected(effect.connection)
+        elif isinstance(effect, WriteWal):
+            payload = bytes(effect.payload)
+            disk.write(effect.begin_lsn, payload)
+            world.checker.on_write(self, effect.begin_lsn, payload)
+            self._flush_is_due = True
+        elif isinstance(effect, FlushWal):
+            under_way, self._flush = self._flush, None
+            disk.flush_all(under_way[0] if under_way is not None else None)
+        elif isinstance(effect, Persist):
+            disk.persist(effect.control)
+            world.checker.on_persist(self)
+        elif isinstance(effect, TruncateWal):
+            disk.truncate(effect.lsn, effect.tli)
+            world.checker.on_cut(self)
+        elif isinstance(effect, ResetWal):
+            disk.reset(effect.base_lsn, effect.tli)
+            world.checker.on_cut(self)
+        elif isinstance(effect, SetWalAside):
+            disk.set_aside()
+        elif isinstance(effect, ReadWal):
+            return disk.read(effect.begin_lsn, effect.end_lsn)
+        elif isinstance(effect, DigestWal):
+            return disk.digests(effect.begin_lsn, effect.end_lsn)
+        else:
+            assert isinstance(effect, FindRecords)
+            return disk.find_records(effect.lsn)
+        return None
+
+    # ------------------------------------------------------------------ flushing beside the handlers
+
+    def _begin_flush(self) -> None:
+        self._flush_is_due = False
+        snapshot = self.disk.start_flush()
+        if snapshot is None:
+            return
+        flush = self._flush = (snapshot,)
+        delay_s = self.world.rng.random() * self.flush_delay_s
+        self.world.clock.after(delay_s, self._flush_returned, self.life, flush)
+        if delay_s > 0.01:
+            self.world.clock.after(0.005, self._flush_takes_its_time, self.life, flush)
+
+    def _flush_returned(self, life: int, flush: Any) -> None:
+        if life == self.life and flush is self._flush:
+            self._inbox.appendleft(("flushed", None, flush))
+            self._pump()
+            if self._flush is None and self._flush_is_due and self._task is None and self.acceptor is not None:
+                self._begin_flush()
+
+    def _flush_takes_its_time(self, life: int, flush: Any) -> None:
+        if life == self.life and flush is self._flush:
+            self._inbox.append(("report_write", None, None))
+            self._pump()

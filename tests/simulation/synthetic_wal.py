@@ -1,0 +1,106 @@
+"""WAL as the virtual primaries write it: records whose borders can be seen in the bytes, from anywhere.
+
+    0           1          4           9
+    | 0x80      | length   | previous  | content ...
+    The first byte alone has its high bit set; length and previous record's start are written in base 128.
+
+So a record begins wherever a byte is above 0x7F, and no page or segment needs a header. A record that is followed by
+another one before its announced end is one that a crash of the primary has cut short: PostgreSQL marks such a place
+with an overwrite-contrecord page; the record is never complete, but what follows it counts.
+"""
+
+import random
+from collections.abc import Iterator
+
+from safekeeper.lsn import Lsn
+
+SEGMENT_SIZE = 16 << 10
+HEADER_BYTES = 9
+_START = 0x80
+_CONTENT = bytes(byte & 0x7F for byte in range(256))
+
+
+def make_record(size: int, previous_lsn: Lsn, rng: random.Random) -> bytes:
+    """Return a record of `size` bytes with a content of its own."""
+    header = bytes([_START, *_base_128(size, 3), *_base_128(previous_lsn, 5)])
+    return header + rng.randbytes(size - HEADER_BYTES).translate(_CONTENT)
+
+
+def records(wal: bytes | bytearray, begin_lsn: Lsn, from_lsn: Lsn) -> Iterator[tuple[Lsn, Lsn]]:
+    """Yield (start, end) of the complete records that begin at or above `from_lsn`.
+
+    Args:
+        wal: the bytes from `begin_lsn` on.
+    """
+    position = from_lsn - begin_lsn
+    while (position := _next_start(wal, position)) < len(wal):
+        following = _next_start(wal, position + 1)
+        length = _length(wal, position)
+        if length and position + length <= len(wal) and position + length <= following:
+            yield begin_lsn + position, begin_lsn + position + length
+        position = following
+
+
+def find_records(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple[Lsn, Lsn]:
+    """Return (end of the first complete record at or above `lsn`, start of the last record below it), 0 for unknown.
+
+    The record at `lsn` itself may have been cut short by a crash of the primary and have others behind it, which may
+    be acknowledged: then the first of those counts.
+    """
+    end_lsn = next((end for _, end in records(wal, begin_lsn, lsn)), 0)
+    return end_lsn, last_record_start(wal, begin_lsn, lsn)
+
+
+def last_record_start(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> Lsn:
+    """Return the start of the last record that begins below `lsn`, 0 if there is none."""
+    position = wal.rfind(_START, 0, max(0, lsn - begin_lsn))
+    return begin_lsn + position if position >= 0 else 0
+
+
+def last_complete_end(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> Lsn:
+    """Return the end of the last record that is complete at `lsn`, at least `begin_lsn`.
+
+    What lies between a record's end and `lsn` belongs to a record that nobody has been promised.
+    """
+    start_lsn = lsn
+    while start_lsn := last_record_start(wal, begin_lsn, start_lsn):
+        length = _length(wal, start_lsn - begin_lsn)
+        if (
+            length
+            and start_lsn + length <= lsn
+            and _next_start(wal, start_lsn - begin_lsn + 1) >= length + (start_lsn - begin_lsn)
+        ):
+            return start_lsn + length
+    return begin_lsn
+
+
+def previous_link(wal: bytes | bytearray, begin_lsn: Lsn) -> Lsn | None:
+    """Return what the first record that begins in `wal` names as the one before it, None while that is not seen."""
+    position = _next_start(wal, 0)
+    header = wal[position : position + HEADER_BYTES]
+    if len(header) < HEADER_BYTES:
+        return None
+    return _number(header[4:])
+
+
+def _next_start(wal: bytes | bytearray, position: int) -> int:
+    """Return the position of the next record start at or above `position`, len(wal) if there is none."""
+    found = wal.find(_START, position)
+    return found if found >= 0 else len(wal)
+
+
+def _length(wal: bytes | bytearray, position: int) -> int:
+    """Return the announced length of the record at `position`, 0 if it cannot be seen."""
+    digits = wal[position + 1 : position + 4]
+    return _number(digits) if len(digits) == 3 else 0
+
+
+def _base_128(number: int, digits: int) -> bytes:
+    return bytes(number >> 7 * (digits - 1 - i) & 0x7F for i in range(digits))
+
+
+def _number(digits: bytes | bytearray) -> int:
+    number = 0
+    for digit in digits:
+        number = number << 7 | digit
+    return number

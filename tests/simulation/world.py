@@ -1,0 +1,348 @@
+"""One simulated cluster: safekeepers, proxies, primaries, a network, a clock, and one seed that decides everything.
+
+A run has two phases. In the first, faults happen and only safety is asked for. In the second everything is healed: one
+primary, proxies that point at it, all safekeepers up. Then everything must converge within bounded virtual time.
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from safekeeper.consensus import leadership as leadership_module
+from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.leadership import Timing
+from safekeeper.consensus.primary import plan_log
+from safekeeper.consensus.proposer import Phase, Proposer
+from safekeeper.consensus.term_history import HistoryEntry, last_term
+from safekeeper.errors import PrimaryRefused, WalproxyError
+from safekeeper.lsn import Lsn, format_lsn
+from tests.simulation.checkers import Checker, Violation
+from tests.simulation.clock import Clock
+from tests.simulation.disk import ModelDisk, StorageDisk
+from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER, Network
+from tests.simulation.primary import FIRST_LSN, VirtualPrimary
+from tests.simulation.profiles import Profile
+from tests.simulation.proxy import SimProxy
+from tests.simulation.safekeeper import SimSafekeeper
+from tests.simulation.synthetic_wal import HEADER_BYTES
+
+TRACE_LINES = 60
+LIVENESS_S = 40.0
+SETTLE_S = 3.0
+CHECKPOINT_S = 1.0
+TIMING = Timing(
+    heartbeat_interval_s=0.25,
+    heartbeat_timeout_s=1.0,
+    response_timeout_s=1.5,
+    vote_timeout_s=0.8,
+    vote_grace_s=0.05,
+    verify_timeout_s=2.0,
+    retry_interval_s=0.1,
+    catchup_bytes_per_s=1 << 20,
+)
+
+
+class SimulationFailed(Exception):
+    """A run has failed: `trace` is what happened last, a line each."""
+
+    def __init__(self, cause: Exception, trace: list[str]) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.cause = cause
+        self.trace = trace
+
+    @property
+    def invariant(self) -> str:
+        """The name of what was violated."""
+        return self.cause.invariant if isinstance(self.cause, Violation) else type(self.cause).__name__
+
+
+class World:
+    """Everything that there is.
+
+    Attributes:
+        rng: the only source of chance.
+        current: the primary that the operator believes to be the right one.
+        acceptor_class, proposer_class: the state machines; planted bugs put their own here.
+    """
+
+    acceptor_class: type[Acceptor] = Acceptor
+    proposer_class: type[Proposer] = Proposer
+
+    def __init__(self, seed: int, profile: Profile, safekeeper_count: int = 3, real_storage: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.profile = profile
+        self.timing = TIMING
+        self.clock = Clock()
+        self.network = Network(self.clock, self.rng, profile.delay_s)
+        self.checker = Checker(self)
+        self.is_healing = False
+        self._trace: deque[tuple[Any, ...]] = deque(maxlen=4 * TRACE_LINES)
+        self._runs = 0
+        disk_class = StorageDisk if real_storage else ModelDisk
+        self.safekeepers = {i: SimSafekeeper(self, i, disk_class(self.rng)) for i in range(1, safekeeper_count + 1)}
+        self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
+        self.current = self.primaries[0]
+        self.proxies: list[SimProxy] = []
+
+    # ------------------------------------------------------------------ building
+
+    def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
+        """Start another proxy."""
+        proxy = SimProxy(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
+        self.proxies.append(proxy)
+        proxy.start()
+        return proxy
+
+    def new_primary(self, primary: VirtualPrimary) -> VirtualPrimary:
+        """Let a promoted or restored primary join."""
+        self.primaries.append(primary)
+        self.note(primary.name, "begins", f"timeline {primary.tli} at {format_lsn(primary.own_lsn)}", primary.ancestors)
+        return primary
+
+    def next_primary_name(self) -> str:
+        """Return a name that no primary has."""
+        return chr(ord("A") + len(self.primaries) % 26) + (str(len(self.primaries) // 26) or "")
+
+    def new_run(self) -> str:
+        """Return the id of a new run of a proxy."""
+        self._runs += 1
+        return f"{self._runs:08x}{self.rng.getrandbits(96):024x}"
+
+    # ------------------------------------------------------------------ what the parts ask for
+
+    def note(self, who: str, verb: str, *what: Any) -> None:
+        """Remember what happened; it is put into words only if the run fails."""
+        self._trace.append((self.clock.now, who, verb, what))
+
+    def durable_effect_delay_s(self, safekeeper: SimSafekeeper) -> float:
+        """Return how long an effect on a safekeeper's disk takes; mostly no time, so that little waits."""
+        if self.rng.random() < self.profile.slow_effect:
+            return self.rng.random() * safekeeper.flush_delay_s
+        return 0.0
+
+    def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
+        """It is restarted by its supervisor, sooner or later."""
+        self.clock.after(self.rng.choice((0.05, 0.3, 1.0)) * (0.5 + self.rng.random()), safekeeper.start)
+
+    def proxy_finished(self, proxy: SimProxy) -> None:
+        """A proxy has ended by itself; the operator looks at it, and starts it again, maybe on another primary."""
+        self.clock.after(0.3 + self.rng.random(), self._start_again, proxy)
+
+    def _start_again(self, proxy: SimProxy) -> None:
+        if proxy.proposer is None and proxy in self.proxies:
+            if self.is_healing or self.rng.random() < 0.7:
+                proxy.primary = self.current
+            else:
+                proxy.primary = self.rng.choice(self.primaries)
+            proxy.start()
+
+    # ------------------------------------------------------------------ running
+
+    def trace(self) -> list[str]:
+        """Return what happened last, a line each."""
+        lines = []
+        for now, who, verb, what in list(self._trace)[-TRACE_LINES:]:
+            lines.append(f"{now:9.4f} {who:>3} {verb} {' '.join(_shown(item) for item in what)}".rstrip())
+        return lines
+
+    def run(self, until_s: float) -> None:
+        """Let time pass.
+
+        Raises:
+            SimulationFailed: an invariant does not hold, or the code fails in any other way.
+        """
+        try:
+            with _small_frames():
+                self.clock.run(until_s)
+        except Exception as error:
+            raise SimulationFailed(error, self.trace()) from error
+
+    def start(self) -> None:
+        """Start the safekeepers, a proxy, the workload."""
+        for safekeeper in self.safekeepers.values():
+            safekeeper.start()
+            self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
+
+    def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
+        safekeeper.checkpoint()
+        self.clock.after(CHECKPOINT_S, self._checkpoint, safekeeper)
+
+    def start_workload(self, primary: VirtualPrimary) -> None:
+        """Let a primary write records, of all sizes, and flush them as it likes."""
+        self.clock.after(self._record_delay_s(), self._write, primary, self.is_healing)
+
+    def _record_delay_s(self) -> float:
+        return self.rng.expovariate(1.0) * self.profile.record_every_s
+
+    def _write(self, primary: VirtualPrimary, is_healing: bool) -> None:
+        if is_healing is not self.is_healing:
+            return
+        rng = self.rng
+        if primary.up and (primary is self.current or primary.walsender is not None):
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                primary.write_record(HEADER_BYTES + int(rng.expovariate(1.0) * rng.choice((20, 200, 600))))
+            if rng.random() < 0.3:
+                # PostgreSQL flushes by pages: the last record may be there in part.
+                primary.flush(max(primary.flush_lsn, primary.insert_lsn - rng.randint(0, 300)))
+            else:
+                primary.flush()
+        self.clock.after(self._record_delay_s(), self._write, primary, self.is_healing)
+
+    # ------------------------------------------------------------------ the second phase
+
+    def heal(self) -> None:
+        """Repair everything that can be repaired; when all is still, settle on the primary that the log came from."""
+        self.is_healing = True
+        for proxy in self.proxies:
+            proxy.stop()
+        self.proxies, proxies = [], self.proxies[:2]
+        self.network.unblock_all()
+        for safekeeper in self.safekeepers.values():
+            safekeeper.effects_left = None
+            safekeeper.disk.full = False
+            safekeeper.flush_delay_s = self.profile.flush_delay_s
+        for primary in self.primaries:
+            primary.start()
+        self.run(self.clock.now + SETTLE_S)
+        self.current = self.best_primary()
+        self.note("operator", "settles on", self.current.name)
+        self.current.flush()
+        self.start_workload(self.current)
+        self.proxies = proxies
+        for proxy in self.proxies:
+            proxy.primary_is_cut_off = False
+            proxy.takeover = False
+            proxy.primary = self.current
+            proxy.start()
+
+    def best_primary(self) -> VirtualPrimary:
+        """Return a primary that the newest log among the voters came from: there is one, disks of primaries last."""
+        best = None
+        for safekeeper in self.safekeepers.values():
+            disk = safekeeper.disk
+            control = disk.control
+            if control is None or not safekeeper_is_voter(safekeeper) or not disk.begin_lsn:
+                continue
+            history = [e for e in control.history if e.start_lsn <= disk.durable_lsn]
+            rank = (last_term(tuple(history)), disk.durable_lsn)
+            if best is None or rank > best[0]:
+                best = (rank, disk, history)
+        if best is None:
+            return self.primaries[0]
+        _, disk, history = best
+        fitting = [
+            p
+            for p in self.primaries
+            if _continues(p, disk.begin_lsn, bytes(disk.wal[: disk.durable_lsn - disk.begin_lsn]), history)
+        ]
+        return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
+
+    def converge(self) -> None:
+        """Let time pass until everything has converged.
+
+        Raises:
+            SimulationFailed: it has not within LIVENESS_S, or a check failed on the way.
+        """
+        began_at = self.clock.now
+        written_at = None
+        acked_before = self.checker.acked_lsn
+        while self.clock.now < began_at + LIVENESS_S:
+            self.run(self.clock.now + 0.25)
+            if written_at is None and self.clock.now > began_at + 1.0 and self.checker.acked_lsn > acked_before:
+                # Commits advance: let the workload end, so that all can catch up.
+                written_at = self.clock.now
+                self.profile = _quiet(self.profile)
+            if written_at is not None and not self._missing():
+                return
+        error = Violation(
+            "Convergence", f"after {LIVENESS_S} s without faults: {self._missing() or 'no commit advanced'}"
+        )
+        raise SimulationFailed(error, self.trace())
+
+    def _missing(self) -> str:
+        """Return what keeps the cluster from having converged, empty if nothing does."""
+        primary = self.current
+        end_lsn = primary.flush_lsn
+        for safekeeper in self.safekeepers.values():
+            disk = safekeeper.disk
+            if safekeeper.acceptor is None:
+                return f"{safekeeper.name} is down"
+            if disk.durable_lsn != end_lsn:
+                return f"{safekeeper.name} has WAL up to {format_lsn(disk.durable_lsn)}, not {format_lsn(end_lsn)}"
+            if disk.wal != primary.read(disk.begin_lsn, end_lsn):
+                return f"{safekeeper.name} has other bytes than the primary"
+        if primary.told_lsn < end_lsn:
+            return f"{primary.name} was told {format_lsn(primary.told_lsn)}, not {format_lsn(end_lsn)}"
+        return ""
+
+    def check_all(self) -> None:
+        """Compare every byte on every disk with what it must be."""
+        try:
+            self.checker.check_logs()
+            self.checker.check_committed_is_held()
+        except (Violation, WalproxyError) as error:
+            raise SimulationFailed(error, self.trace()) from error
+
+    def leader(self) -> SimProxy | None:
+        """Return a proxy that leads a term, the one of the highest term."""
+        leading = [p for p in self.proxies if p.proposer is not None and p.proposer.phase is Phase.LEADING]
+        return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
+
+
+def safekeeper_is_voter(safekeeper: SimSafekeeper) -> bool:
+    """Tell whether this disk is a member's, whether or not the process runs."""
+    control = safekeeper.disk.control
+    membership = control.membership if control is not None else None
+    return membership is not None and control is not None and membership.is_voter(safekeeper.id, control.incarnation)
+
+
+def _continues(primary: VirtualPrimary, begin_lsn: Lsn, wal: bytes, history: list[HistoryEntry]) -> bool:
+    """Tell whether a primary's WAL goes on where this log ends, and has the same bytes before."""
+    end_lsn = begin_lsn + len(wal)
+    if not history or primary.flush_lsn < end_lsn or primary.oldest_lsn > end_lsn:
+        return not history
+    try:
+        plan = plan_log(tuple(history), end_lsn, primary.identity())
+    except PrimaryRefused:
+        return False
+    return not plan.cuts and plan.start_lsn == end_lsn and primary.read(begin_lsn, end_lsn) == wal
+
+
+def _quiet(profile: Profile) -> Profile:
+    from dataclasses import replace
+
+    return replace(profile, record_every_s=1e9)
+
+
+@contextmanager
+def _small_frames() -> Iterator[None]:
+    """Make the proposer cut its frames small, so that a few KiB of WAL are many messages."""
+    names = ("APPEND_BYTES_MAX", "IN_FLIGHT_BYTES_MAX", "READ_BYTES")
+    before = [getattr(leadership_module, name) for name in names]
+    for name, value in zip(names, (2000, 12000, 3000), strict=True):
+        setattr(leadership_module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(leadership_module, name, value)
+
+
+def _shown(item: Any) -> str:
+    """Put a value of the trace into few words."""
+    if isinstance(item, int):
+        return f"#{item}"
+    if isinstance(item, bytes | bytearray | memoryview):
+        return f"<{len(item)} bytes>"
+    if isinstance(item, str):
+        return item
+    text = str(item)
+    payload = getattr(item, "payload", None)
+    if payload is not None:
+        text = text.replace(str(payload), f"<{len(payload)} bytes>")
+    return text if len(text) <= 600 else text[:600] + "..."
+
+
+__all__ = ["FIRST_LSN", "TO_PROXY", "TO_SAFEKEEPER", "SimulationFailed", "World"]
