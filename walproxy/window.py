@@ -75,7 +75,7 @@ class Window:
 
     def evict(self, truncate_lsn: Lsn, commit_lsn: Lsn) -> bool:
         """Drop what nobody needs, and beyond the capacity what is committed. Returns whether `begin_lsn` moved."""
-        limit_lsn = max(truncate_lsn, min(commit_lsn, self.end_lsn - self.capacity_bytes))
+        limit_lsn = min(commit_lsn, max(truncate_lsn, self.end_lsn - self.capacity_bytes))
         head = self._head
         while head < len(self._chunks) and self._begins[head] + len(self._chunks[head]) <= limit_lsn:
             head += 1

@@ -1,27 +1,37 @@
-"""The command line of walproxy. Each command's module parses, calls, prints; this one ends the process.
+"""The command line of walproxy. Each command's module parses, calls, prints; this one finds it and ends the process.
 
+A command's module is imported when the command is used: a proxy that is restarted must not wait for the libraries of
+the demo (0.67 s of CPU time with all commands imported, 0.45 s for `run` alone).
 An expected error is one line on stderr and an exit code of safekeeper/errors.py; a traceback is a bug.
 """
+
+import importlib
 
 import click
 
 from safekeeper.command import run_command
-from walproxy import __version__
-from walproxy.cli.bench import bench
-from walproxy.cli.demo import demo
-from walproxy.cli.rebootstrap import rebootstrap
-from walproxy.cli.run import run
-from walproxy.cli.status import status
+
+_COMMANDS = ("run", "status", "demo", "rebootstrap", "bench")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="walproxy")
+class _Commands(click.Group):
+    """Commands that are imported from `walproxy.cli.NAME` when they are needed."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"walproxy.cli.{name}"), name)
+        assert isinstance(command, click.Command)  # by the naming above
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="walproxy", prog_name="walproxy")
 def cli() -> None:
     """Zero-loss commits for a stock PostgreSQL: its WAL on a quorum of safekeepers before COMMIT returns."""
-
-
-for _command in (run, status, demo, rebootstrap, bench):
-    cli.add_command(_command)
 
 
 def main() -> None:
