@@ -2,47 +2,14 @@
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import psycopg
-import pytest
 
 from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
-from tests.integration.conftest import EVERY, NEWEST
-from tests.integration.refusal_fixtures import (
-    Stand,
-    end_of,
-    log_of,
-    make_server,
-    make_stand,
-    temporary_folder,
-    wait_for,
-)
+from tests.integration.conftest import EVERY, NEWEST, NewStand
+from tests.integration.refusal_fixtures import Stand, end_of, log_of, wait_for
 from walproxy.local_cluster import LocalProcess
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
-
-NewStand = Callable[..., Stand]
-
-
-@pytest.fixture(scope="session")
-def small_template(servers: dict[int, ServerBinaries], major: int) -> Iterator[Path]:
-    """The data folder of a cluster with 1 MiB segments that was never started."""
-    with temporary_folder() as path:
-        LocalPostgres(servers[major], path / "data").init(wal_segment_mib=1)
-        yield path / "data"
-
-
-@pytest.fixture
-def new_stand(servers: dict[int, ServerBinaries], major: int, small_template: Path, folder: Path) -> Iterator[NewStand]:
-    """Return a function that makes a cluster, of which nothing runs; its arguments are PostgreSQL's settings."""
-    with contextlib.ExitStack() as stack:
-
-        def make(safekeeper_count: int = 3, **settings: str) -> Stand:
-            server = make_server(servers[major], small_template, folder / "data", **settings)
-            return stack.enter_context(make_stand(folder, server, safekeeper_count))
-
-        yield make
 
 
 def problem_of(proxy: LocalProcess) -> str:
