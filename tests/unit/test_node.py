@@ -271,6 +271,23 @@ async def test_reads_digests_and_tails_see_what_is_on_disk(tmp_path: Path) -> No
 
 
 @on_the_loop
+async def test_an_append_across_a_timeline_switch_goes_on_in_a_segment_of_the_new_timelines_name(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        await sk.append_durably(b"a" * 100)
+        vote = await sk.vote(2)
+        await sk.ask(sk.elected((*vote.history, HistoryEntry(2, BASE_LSN + 300, 2))), AppendResponse)
+        sk.append(b"b" * 500)
+        await until(lambda: sk.told_flush_lsn() >= BASE_LSN + 600)
+        read = await sk.ask(ReadRequest(NodeId(2, "run"), 1, BASE_LSN, BASE_LSN + 600), ReadResponse)
+        assert read.payload == b"a" * 100 + b"b" * 500
+        names = [file.name for file in (tmp_path / "sk" / WAL_FOLDER).iterdir()]
+        assert names == ["000000020000000000000003"]
+
+
+@on_the_loop
 async def test_flush_lsn_after_a_restart_is_what_was_said(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()

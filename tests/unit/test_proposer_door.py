@@ -234,6 +234,9 @@ async def test_a_peer_that_does_not_read_its_answers_costs_a_bounded_amount_of_m
         # The node goes on with others meanwhile, and this one's requests wait.
         other = await there.client()
         await other.greet()
+        for _ in range(100):
+            other.send(PreVoteRequest("run2"))
+            assert isinstance(await other.receive(), PreVoteResponse)
         assert connection._transport.get_write_buffer_size() <= WRITE_HIGH_WATER_BYTES + 2 * MIB
         numbers = []
         for _ in range(40):
