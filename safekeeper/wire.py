@@ -59,6 +59,8 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import TermHistory, check_history
 from safekeeper.errors import LocalProtocolError, RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
+from safekeeper.wal.format import RECORD_HEADER_SIZE
+from safekeeper.wal.records import LogTail
 
 WIRE_VERSION = 1
 PAYLOAD_BYTES_MAX = 1 << 20
@@ -487,6 +489,11 @@ def _check_crcs(page_crcs: tuple[int, ...]) -> None:
         raise RemoteProtocolError("a CRC has more than 32 bits")
 
 
+def _check_log_tail(tail: LogTail) -> None:
+    if len(tail.record_head) > RECORD_HEADER_SIZE or tail.record_crc > 0xFFFFFFFF or tail.previous_lsn >= tail.end_lsn:
+        raise RemoteProtocolError(f"{tail} is the end of no log")
+
+
 _CHECKS: dict[str, Callable[[Any], None]] = {
     "protocol_version": _check_positive,
     "run": _check_word,
@@ -501,6 +508,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "promised": _check_anybody,
     "history": _check_term_history,
     "page_crcs": _check_crcs,
+    "log_tail": _check_log_tail,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),

@@ -20,6 +20,7 @@ from safekeeper.consensus.control_state import TliHistory
 from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
 from safekeeper.errors import EXIT_PRIMARY_REFUSED, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.wal.continuity import LinkCheck
 from walproxy.digest import SegmentDigest
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
 from walproxy.primary_sql import terminate_slot_holder
@@ -34,6 +35,8 @@ STATUS_INTERVAL_S = 1.0
 CATCHUP_STATUS_INTERVAL_S = 0.02
 CATCHUP_LINGER_S = 1.0
 UNCHANGED_REPLY_INTERVAL_S = 0.1
+# A record that is longer than this and not complete yet cannot be waited for.
+UNLINKED_BYTES_MAX = 64 << 20
 SLOT_WAIT_S = 10.0
 
 
@@ -57,6 +60,9 @@ class FeedOwner(Protocol):
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
         """The timeline that streamed is over."""
+
+    def primary_refused(self, reason: str) -> None:
+        """The primary's WAL does not continue ours."""
 
     def failed(self, error: WalproxyError) -> None:
         """Waiting does not help."""
@@ -104,6 +110,8 @@ class PrimaryFeed:
         self._status_scheduled = False
         self._check: SegmentDigest | None = None
         self._check_begin_lsn: Lsn = 0
+        self._link_check: LinkCheck | None = None
+        self._unlinked: list[memoryview] = []
         self._start: StartReplication | None = None
         self._paused = False
         self._warned: set[str] = set()
@@ -242,6 +250,15 @@ class PrimaryFeed:
         """Stream the bytes to check, then those to keep, up to the end of the timeline."""
         self._start = order
         self._check = None
+        self._unlinked = []
+        self._link_check = LinkCheck(order.log_tail, self._segment_size) if order.log_tail is not None else None
+        if order.previous_record_lsn is not None and self._link_check is None:
+            # What cannot be checked is not streamed (S10).
+            self._owner.primary_refused(
+                f"the WAL before {format_lsn(order.begin_lsn)} is gone from the primary and no record of ours is known "
+                "that what follows could link to (see walproxy rebootstrap)"
+            )
+            return
         self._told_positions = (0, 0, 0)
         try:
             if order.check_begin_lsn < order.begin_lsn and order.check_tli != order.tli:
@@ -319,6 +336,8 @@ class PrimaryFeed:
         assert start is not None  # set before the stream began
         if begin_lsn < start.begin_lsn:
             begin_lsn, chunks = self._take_checked(begin_lsn, chunks, start.begin_lsn)
+        if self._link_check is not None:
+            begin_lsn, chunks = self._take_unlinked(self._link_check, start.begin_lsn, chunks)
         if chunks:
             self._owner.wal_received(begin_lsn, chunks)
 
@@ -338,6 +357,23 @@ class PrimaryFeed:
             self._check = None
             self._owner.primary_checked(self._check_begin_lsn, end_lsn, check.page_crcs())
         return begin_lsn, rest
+
+    def _take_unlinked(
+        self, check: LinkCheck, begin_lsn: Lsn, chunks: list[memoryview]
+    ) -> tuple[Lsn, list[memoryview]]:
+        """Hold WAL back until its first record is known to link to our last one (S10); return what may go on."""
+        for chunk in chunks:
+            self._unlinked.append(chunk)
+            if check.feed(bytes(chunk)) is False:
+                break
+        if check.linked is None and sum(map(len, self._unlinked)) < UNLINKED_BYTES_MAX:
+            return begin_lsn, []
+        held, self._unlinked, self._link_check = self._unlinked, [], None
+        if check.linked:
+            logger.info("the primary's WAL continues ours: %s", check.reason)
+            return begin_lsn, held
+        self._owner.primary_refused(f"the primary's WAL does not continue the quorum's log: {check.reason}")
+        return begin_lsn, []
 
     def _on_keepalive(self, server_end_lsn: Lsn, reply_requested: bool) -> None:
         if reply_requested:

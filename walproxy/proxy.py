@@ -223,6 +223,10 @@ class Proxy:
         """The primary has streamed a timeline to its end."""
         self._execute(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
 
+    def primary_refused(self, reason: str) -> None:
+        """What the primary sends does not continue our log (S10)."""
+        self._execute(self.proposer.primary_refused(reason, self._loop.time()))
+
     def failed(self, error: WalproxyError) -> None:
         """The feed cannot go on."""
         self._finish(error)

@@ -444,7 +444,7 @@ class Acceptor:
         if tli_changes and message.allow_data_loss:
             return None
         if tli_changes:
-            record_end_lsn, _ = yield FindRecords(lsn)
+            record_end_lsn, _, _ = yield FindRecords(lsn)
             if not record_end_lsn or record_end_lsn > self.commit_lsn:
                 # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
                 return None
@@ -563,8 +563,9 @@ class Acceptor:
     def _tail(self, connection: int, message: TailRequest, now: float) -> Effects:
         if not (yield from self._may_read(connection, message.node_id, message.lsn, self.flush_lsn)):
             return
-        record_end_lsn, last_record_lsn = yield FindRecords(message.lsn)
-        yield Send(connection, TailResponse(message.request_id, message.lsn, record_end_lsn, last_record_lsn))
+        record_end_lsn, last_record_lsn, log_tail = yield FindRecords(message.lsn)
+        answer = TailResponse(message.request_id, message.lsn, record_end_lsn, last_record_lsn, log_tail)
+        yield Send(connection, answer)
 
     def _may_read(self, connection: int, node_id: NodeId, begin_lsn: Lsn, end_lsn: Lsn) -> EffectsThen[bool]:
         """Tell whether the range may be read by `node_id` (S7); if not, the refusal was sent."""

@@ -6,6 +6,7 @@ from enum import Enum
 from safekeeper.consensus.messages import ProposerMessage
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn
+from safekeeper.wal.records import LogTail
 
 
 class Level(Enum):
@@ -60,8 +61,9 @@ class StartReplication:
 
     Attributes:
         resumes: the window goes on where it ends; otherwise it is emptied and begins at `begin_lsn`.
-        previous_record_lsn: set when the segment to check is gone from the primary: the first record that arrives must
-            link to this one, or the primary is refused (`primary_refused`). Nothing is handed on before that is known.
+        previous_record_lsn, log_tail: set when the segment to check is gone from the primary: the first record that
+            arrives must link to this one, our last, or the primary is refused (`primary_refused`). Nothing is handed
+            on before that is known.
     """
 
     check_begin_lsn: Lsn
@@ -70,6 +72,7 @@ class StartReplication:
     tli: int
     resumes: bool = False
     previous_record_lsn: Lsn | None = None
+    log_tail: LogTail | None = None
 
 
 @dataclass(frozen=True, slots=True)

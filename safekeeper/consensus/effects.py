@@ -92,7 +92,10 @@ class DigestWal:
 
 @dataclass(frozen=True, slots=True)
 class FindRecords:
-    """Return (end of the record that begins at `lsn`, start of the last record below `lsn`), 0 for unknown."""
+    """Return (end of the record that begins at `lsn`, start of the last record below `lsn`, LogTail or None).
+
+    0 stands for unknown. The tail is that of the log cut at `lsn`, a segment's start; None for any other position.
+    """
 
     lsn: Lsn
 

@@ -25,6 +25,7 @@ from safekeeper.consensus.control_state import NodeId, TliHistory
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
 from safekeeper.lsn import Lsn
+from safekeeper.wal.records import LogTail
 
 PROTOCOL_VERSION = 1
 DIGEST_PAGE_SIZE = 8192
@@ -244,12 +245,15 @@ class TailResponse(msgspec.Struct, frozen=True, tag="tail_response"):
     Attributes:
         record_end_lsn: end of the record that begins at `lsn`; 0 if the log does not hold all of it.
         last_record_lsn: start of the last record that begins below `lsn`; 0 if unknown.
+        log_tail: what a primary's WAL must link to that is known from `lsn` on only; None unless `lsn` is a segment's
+            start.
     """
 
     request_id: int
     lsn: Lsn
     record_end_lsn: Lsn
     last_record_lsn: Lsn
+    log_tail: LogTail | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

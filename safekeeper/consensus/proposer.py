@@ -732,7 +732,12 @@ class Proposer:
         if campaign.links:
             plan = campaign.plan
             action = StartReplication(
-                plan.start_lsn, plan.tli, plan.start_lsn, plan.tli, previous_record_lsn=response.last_record_lsn
+                plan.start_lsn,
+                plan.tli,
+                plan.start_lsn,
+                plan.tli,
+                previous_record_lsn=response.last_record_lsn,
+                log_tail=response.log_tail,
             )
             self._out.append(action)
             self._copying, self._copied_tli = True, plan.tli

@@ -5,40 +5,52 @@ byte before the position, and from an earlier segment when no record begins in t
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from safekeeper.lsn import Lsn, segment_start
 from safekeeper.wal.format import WalFormatError
-from safekeeper.wal.records import RecordDecoder
+from safekeeper.wal.records import LogTail, RecordDecoder
 
 _READ_BYTES = 1 << 20
 
 Read = Callable[[Lsn, Lsn], bytes]
 
 
-def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> tuple[Lsn, Lsn]:
+class RecordsAround(NamedTuple):
+    """The records around a position.
+
+    Attributes:
+        record_end_lsn: the end of the first complete record that ends above it, that is, of the first one that a cut
+            there would destroy: the record that begins there or, if none does, the one that the position lies in.
+            0 if the log does not hold all of it. If the WAL up to there cannot be decoded, it is the position itself:
+            what cannot be judged must count as a complete record to whoever asks whether it may be cut.
+        last_record_lsn: the start of the last record that begins below it, complete or not; 0 if there is none.
+        log_tail: of the log cut at the position, for a `LinkCheck`; None unless it is a segment's start.
+    """
+
+    record_end_lsn: Lsn
+    last_record_lsn: Lsn
+    log_tail: LogTail | None
+
+
+def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> RecordsAround:
     """Find the records around `lsn`.
 
     Args:
         read: returns the log's bytes [begin, end).
         lsn: where the log may be cut.
         begin_lsn, end_lsn: the log; begin_lsn is a segment start, `lsn` lies within.
-
-    Returns:
-        record_end_lsn: the end of the first complete record that ends above `lsn`, that is, of the first one that a
-            cut at `lsn` would destroy: the record that begins there or, if none does, the one that `lsn` lies in.
-            0 if the log does not hold all of it. If the WAL up to there cannot be decoded, it is `lsn`: what cannot be
-            judged must count as a complete record to whoever asks whether it may be cut.
-        last_record_lsn: the start of the last record that begins below `lsn`, complete or not; 0 if there is none.
     """
     start_lsn = segment_start(max(lsn - 1, begin_lsn), segment_size)
     while True:
-        record_end_lsn, last_record_lsn = _search(read, lsn, start_lsn, end_lsn, segment_size)
-        if last_record_lsn or start_lsn <= begin_lsn:
-            return record_end_lsn, last_record_lsn
+        found = _search(read, lsn, start_lsn, end_lsn, segment_size)
+        enough = found.last_record_lsn and (found.log_tail is not None or lsn % segment_size)
+        if enough or start_lsn <= begin_lsn:
+            return found
         start_lsn -= segment_size
 
 
-def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> tuple[Lsn, Lsn]:
+def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> RecordsAround:
     decoder = RecordDecoder(start_lsn, segment_size)
     last_record_lsn = 0
     try:
@@ -46,9 +58,10 @@ def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: in
             for record in decoder.walk(read(begin, min(begin + _READ_BYTES, lsn))):
                 last_record_lsn = record.start_lsn
                 if record.end_lsn > lsn:  # A switch record, which fills its segment.
-                    return record.end_lsn, last_record_lsn
+                    return RecordsAround(record.end_lsn, last_record_lsn, None)
     except WalFormatError:
-        return lsn, last_record_lsn
+        return RecordsAround(lsn, last_record_lsn, None)
+    log_tail = decoder.tail() if lsn % segment_size == 0 and lsn > start_lsn else None
     if decoder.pending is not None and decoder.pending < lsn:
         last_record_lsn = decoder.pending
     record_end_lsn = 0
@@ -64,4 +77,4 @@ def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: in
     if skipped_until > lsn:
         # lsn lies in a record that began before the search did.
         record_end_lsn = skipped_until
-    return record_end_lsn, last_record_lsn
+    return RecordsAround(record_end_lsn, last_record_lsn, log_tail)

@@ -105,8 +105,8 @@ class ModelDisk:
     def digests(self, begin_lsn: Lsn, end_lsn: Lsn) -> tuple[int, ...]:
         return page_crcs(self.read(begin_lsn, end_lsn), begin_lsn)
 
-    def find_records(self, lsn: Lsn) -> tuple[Lsn, Lsn]:
-        return find_records(self.wal, self.begin_lsn, lsn)
+    def find_records(self, lsn: Lsn) -> tuple[Lsn, Lsn, None]:
+        return (*find_records(self.wal, self.begin_lsn, lsn), None)
 
     def crash(self, power_cut: bool) -> None:
         """End the process: of what was not durable any part may remain, and is durable after the restart."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from safekeeper.wal.continuity import LinkCheck
 from safekeeper.wal.format import PAGE_SIZE
 from safekeeper.wal.record_search import find_records
 from tests.unit.wal_builder import MIB, WalBuilder
@@ -20,7 +21,7 @@ def reader(wal: WalBuilder) -> Callable[[int, int], bytes]:
 
 
 def search(wal: WalBuilder, lsn: int) -> tuple[int, int]:
-    return find_records(reader(wal), lsn, wal.begin_lsn, wal.position, MIB)
+    return find_records(reader(wal), lsn, wal.begin_lsn, wal.position, MIB)[:2]
 
 
 def written(*sizes: int) -> WalBuilder:
@@ -107,3 +108,32 @@ def test_a_damaged_record_at_the_position_counts_as_complete_and_damage_behind_i
     wal.data[third.start_lsn - wal.begin_lsn + 30] ^= 0xFF
     assert search(wal, second.start_lsn) == (second.end_lsn, first.start_lsn)
     assert search(wal, third.start_lsn) == (third.start_lsn, second.start_lsn)
+
+
+def test_on_a_border_the_tail_is_what_the_next_segment_must_link_to() -> None:
+    wal = WalBuilder()
+    while wal.position < wal.begin_lsn + 3 * MIB:
+        wal.add(b"r" * 90_000)
+    for border in (wal.begin_lsn + MIB, wal.begin_lsn + 2 * MIB):
+        tail = find_records(reader(wal), border, wal.begin_lsn, border, MIB).log_tail
+        assert tail is not None
+        check = LinkCheck(tail, MIB)
+        assert check.feed(reader(wal)(border, wal.position)) is True
+        damaged = bytearray(reader(wal)(border, wal.position))
+        damaged[60] ^= 1  # within the record that goes over the border
+        assert LinkCheck(tail, MIB).feed(bytes(damaged)) is False
+
+
+def test_a_tail_is_looked_for_in_earlier_segments_when_one_record_takes_all_of_the_last() -> None:
+    wal = written(100)
+    wal.add(b"h" * (2 * MIB + MIB // 2))
+    border = wal.begin_lsn + 2 * MIB
+    tail = find_records(reader(wal), border, wal.begin_lsn, border, MIB).log_tail
+    assert tail is not None
+    assert tail.record_lsn == wal.records[1].start_lsn
+    assert LinkCheck(tail, MIB).feed(reader(wal)(border, wal.position)) is True
+
+
+def test_there_is_no_tail_anywhere_else() -> None:
+    wal = written(100, 200)
+    assert find_records(reader(wal), wal.position, wal.begin_lsn, wal.position, MIB).log_tail is None
