@@ -109,7 +109,8 @@ class DataFolder:
     @property
     def wal_bytes(self) -> int:
         """How much WAL is kept, in bytes."""
-        return self.storage.write_lsn - self.storage.begin_lsn if self.storage is not None else 0
+        storage = self.storage  # The disk's thread may be replacing it.
+        return storage.write_lsn - storage.begin_lsn if storage is not None else 0
 
     def space(self) -> Space:
         """Return the room on the folder's disk."""

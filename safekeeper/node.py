@@ -23,10 +23,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from safekeeper.change_log import ChangeLog
 from safekeeper.consensus.acceptor import Acceptor
-from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.effects import (
     Close,
     Effect,
@@ -40,10 +40,9 @@ from safekeeper.consensus.effects import (
     WriteWal,
 )
 from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage
-from safekeeper.consensus.term_history import describe_history
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import RemoteProtocolError, StorageFailed, StorageFull
-from safekeeper.lsn import format_lsn, segment_start
+from safekeeper.lsn import segment_start
 from safekeeper.room import CONTROL_FILE, WAL, Room
 from safekeeper.wal.disk_work import Flush, Preparation
 from safekeeper.wal.filesystem import Space
@@ -77,15 +76,6 @@ class Outbox(Protocol):
 
     def resume(self) -> None:
         """The node is ready for messages again."""
-
-
-class Logged(NamedTuple):
-    """What the log has said last about whom this safekeeper follows."""
-
-    control: ControlState
-    state: str
-    leader: NodeId | None
-    connection: int | None
 
 
 class Node:
@@ -129,7 +119,7 @@ class Node:
         self._prepare_not_before = 0.0
         self._deaf = False  # It is drained or has failed: no message is taken any more.
         self._quiet: asyncio.Future[None] | None = None
-        self._logged = self._to_log()
+        self._change_log = ChangeLog(self.acceptor)
 
     def attach(self, outbox: Outbox) -> None:
         """Say where words go. Before the first message."""
@@ -154,7 +144,7 @@ class Node:
         """No further message is at hand: what was written is flushed, or begins to be."""
         if self._effects is None:
             self._start_flush()
-            self._log_changes()
+            self._change_log.update()
 
     def disconnected(self, connection: int) -> None:
         """The connection is closed, by whomever."""
@@ -197,10 +187,11 @@ class Node:
         if self._effects is not None or self.failed.done():
             return
         self._start_flush()
-        self._log_changes()
+        self._change_log.update()
         if self._quiet is not None and self._flush is None:
-            self._quiet.set_result(None)
-            self._quiet = None
+            quiet, self._quiet = self._quiet, None
+            if not quiet.done():  # Nobody waits any more.
+                quiet.set_result(None)
         if not self._deaf:
             self._outbox.resume()
 
@@ -385,37 +376,3 @@ class Node:
             self.room.measured(space)
         else:
             _log.warning("could not measure the disk's space: %s", error)
-
-    def _to_log(self) -> Logged:
-        acceptor = self.acceptor
-        return Logged(acceptor.control, acceptor.state, acceptor.leader, acceptor.leader_connection)
-
-    def _log_changes(self) -> None:
-        """Log whom the safekeeper follows, when that has changed."""
-        old, acceptor = self._logged, self.acceptor
-        # In this order the comparisons cost nothing on the path of an append.
-        if acceptor.leader is old.leader and acceptor.control is old.control:
-            return
-        new = self._logged = self._to_log()
-        if new.control.promised != old.control.promised:
-            _log.info("has promised %s", new.control.promised)
-        if new.control.membership != old.control.membership and new.control.membership is not None:
-            ids = ", ".join(str(i) for i in sorted(new.control.membership.ids()))
-            _log.info(
-                "membership generation %d of cluster %s: safekeepers %s; this one %s",
-                new.control.membership.generation,
-                new.control.cluster_id[:8],
-                ids,
-                "votes" if acceptor.is_voter else "is a learner",
-            )
-        if (new.leader, new.connection) != (old.leader, old.connection):
-            if new.leader is not None:
-                _log.info(
-                    "follows %s on connection %s from %s; history %s",
-                    new.leader,
-                    new.connection,
-                    format_lsn(acceptor.write_lsn),
-                    describe_history(new.control.history),
-                )
-            else:
-                _log.info("follows %s no longer; WAL ends at %s", old.leader, format_lsn(acceptor.write_lsn))

@@ -146,6 +146,8 @@ async def bench(directory: Path, fs: FaultyFileSystem | None = None) -> AsyncIte
         yield bench
     finally:
         bench.fs.release()
+        if not bench.node.failed.done():
+            await bench.node.drain()
         bench.node.stop()
         bench.node.folder.close()
 

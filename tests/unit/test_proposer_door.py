@@ -151,6 +151,7 @@ async def house(
             with contextlib.suppress(ConnectionError):
                 await client.writer.wait_closed()
         await until(lambda: there.door.connection_count == 0)
+        await there.node.drain()
         there.node.stop()
         there.node.folder.close()
 
