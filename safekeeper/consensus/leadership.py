@@ -56,7 +56,8 @@ class Progress:
         sent_lsn, write_lsn, flush_lsn: sent to it, received by it, on its disk.
         acked_sequence: the newest word of ours that it has heard.
         waiting_since: when the oldest word without an answer was sent, None if all are answered.
-        read_request: the outstanding read of its missing WAL: (request id, safekeeper asked).
+        read_request, read_end_lsn: the outstanding read of its missing WAL: (request id, safekeeper asked), and the
+            end of the range asked for.
         read_allowed_at: not before this time may more be read for it, so that the hot path does not feel it.
         has_readers: it streams to others, so it wants to hear of commits at once.
     """
@@ -73,6 +74,7 @@ class Progress:
     last_response_at: float | None = None
     waiting_since: float | None = None
     read_request: tuple[int, int] | None = None
+    read_end_lsn: Lsn = 0
     read_allowed_at: float = 0.0
     has_readers: bool = False
 
@@ -271,7 +273,7 @@ class Leadership:
         source_flush_lsn, source = max(sources)
         end_lsn = min(source_flush_lsn, self.window_begin_lsn, progress.sent_lsn + READ_BYTES)
         self._request_id += 1
-        progress.read_request = (self._request_id, source)
+        progress.read_request, progress.read_end_lsn = (self._request_id, source), end_lsn
         yield SendMessage(source, ReadRequest(self.node_id, self._request_id, progress.sent_lsn, end_lsn))
 
     def on_read_response(self, source: int, response: ReadResponse, now: float) -> Iterator[Action]:
@@ -282,7 +284,8 @@ class Leadership:
             return
         progress = self.members[safekeeper_id]
         progress.read_request = None
-        if response.begin_lsn != progress.sent_lsn or not response.payload:
+        end_lsn = response.begin_lsn + len(response.payload)
+        if response.begin_lsn != progress.sent_lsn or not progress.sent_lsn < end_lsn <= progress.read_end_lsn:
             raise RemoteProtocolError(
                 f"a read at {format_lsn(progress.sent_lsn)} was answered with {len(response.payload)} bytes "
                 f"at {format_lsn(response.begin_lsn)}"

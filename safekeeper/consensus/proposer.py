@@ -40,6 +40,7 @@ from safekeeper.consensus.election import (
 from safekeeper.consensus.leadership import Leadership, Timing
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
+    DIGEST_PAGE_SIZE,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AcceptorMessage,
@@ -154,6 +155,8 @@ class Proposer:
         primary: the primary's identity, None while there is no connection.
         is_spare: another proposer is alive; this one waits.
         term: the last term that this run asked for or holds.
+        refusal: why it has finished, empty if it has not.
+        stuck: why only an operator can help, empty if that is not so.
     """
 
     def __init__(self, config: ProposerConfig) -> None:
@@ -166,6 +169,7 @@ class Proposer:
         self.is_spare = False
         self.term = 0
         self.refusal = ""
+        self.stuck = ""
         self._campaign: Campaign | None = None
         self._bootstrapped: set[int] = set()
         self._bootstrap: Bootstrap | None = None
@@ -500,6 +504,7 @@ class Proposer:
             return
         membership = self._cluster()
         if membership is not None:
+            self.stuck = ""
             self._pre_vote(membership, now)
         elif all(peer.greeting is not None and not peer.refused for peer in self.peers.values()):
             self._begin_bootstrap(now)
@@ -535,6 +540,7 @@ class Proposer:
         members = tuple(Member(i, greeting.incarnation) for i, greeting in sorted(greetings.items()))
         cluster_id = bootstrap_cluster_id(self.primary.system_id, members)
         if any(not g.is_empty or g.cluster_id not in ("", cluster_id) for g in greetings.values()):
+            self._note_stuck(greetings)
             return
         self._bootstrap = Bootstrap(
             cluster_id,
@@ -548,6 +554,18 @@ class Proposer:
         self._note(Level.INFO, f"bootstrapping cluster {cluster_id[:8]} with {len(members)} empty safekeepers")
         for safekeeper_id in greetings:
             self._ask(safekeeper_id, self._bootstrap, now)
+
+    def _note_stuck(self, greetings: dict[int, AcceptorGreeting]) -> None:
+        """All are there, they are not all empty, and no quorum of members is among them: only an operator can help."""
+        empty = sorted(i for i, greeting in greetings.items() if greeting.is_empty)
+        holding = sorted(i for i, greeting in greetings.items() if not greeting.is_empty)
+        stuck = (
+            f"safekeepers {holding} hold WAL or votes, {empty or 'none'} are empty, and no cluster has a quorum among "
+            "them: data folders were lost; nothing starts by itself (see walproxy rebootstrap)"
+        )
+        if stuck != self.stuck:
+            self.stuck = stuck
+            self._note(Level.ERROR, stuck)
 
     def _on_bootstrapped(self, safekeeper_id: int, message: Bootstrapped, now: float) -> None:
         bootstrap = self._bootstrap
@@ -787,7 +805,15 @@ class Proposer:
             and campaign.plan is not None
             and safekeeper_id == campaign.donor
             and response.end_lsn == campaign.plan.start_lsn
+            and self.primary is not None
         ):
+            begin_lsn = check_range_begin(campaign.plan.start_lsn, self.primary.segment_size)
+            pages = -(-(response.end_lsn - begin_lsn) // DIGEST_PAGE_SIZE)
+            if response.begin_lsn != begin_lsn or len(response.page_crcs) != pages:
+                raise RemoteProtocolError(
+                    f"{len(response.page_crcs)} checksums from {format_lsn(response.begin_lsn)} on are not those of "
+                    f"the {pages} pages from {format_lsn(begin_lsn)} on that were asked for"
+                )
             campaign.our_page_crcs = response.page_crcs
             self._verify(now)
 
@@ -985,7 +1011,8 @@ class Proposer:
         if self.phase is Phase.FINISHED:
             return "fenced"
         if self.primary is None:
-            return "waiting_for_primary"
+            nobody = not self.term and all(peer.greeting is None for peer in self.peers.values())
+            return "connecting" if nobody else "waiting_for_primary"
         if self.leadership is not None:
             if not self.leadership.answers(now):
                 return "waiting_for_quorum"
