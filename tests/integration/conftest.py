@@ -2,10 +2,13 @@
 
 `major` runs a test on the oldest and on the newest server that this machine has; EVERY and NEWEST change that.
 `primary` is one server per major for the whole session: a test leaves it as it found it. `new_cluster` makes servers
-that a test may stop, kill or configure.
+that a test may stop, kill or configure. `cluster` is one whole cluster per major for the session, healed after each
+test; `new_gated` makes whole clusters for a test that needs another one. `new_stand` makes one to which bad things are
+given (refusal_fixtures.py).
 """
 
 import asyncio
+import contextlib
 import inspect
 import shutil
 import subprocess
@@ -15,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Gated
+from tests.integration.refusal_fixtures import Stand, make_server, make_stand
 from walproxy.local_postgres import LocalPostgres, ServerBinaries, find_servers
 
 SERVERS = find_servers()
@@ -22,6 +27,8 @@ TEST_TIMEOUT_S = 60.0
 SETTINGS = {"max_connections": "30", "shared_buffers": "16MB", "log_checkpoints": "off"}
 
 NewCluster = Callable[..., LocalPostgres]
+NewGated = Callable[..., Gated]
+NewStand = Callable[..., Stand]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -100,3 +107,68 @@ def new_cluster(servers: dict[int, ServerBinaries], major: int, template: Path, 
     yield make
     for server in made:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def small_template(servers: dict[int, ServerBinaries], major: int) -> Iterator[Path]:
+    """Like `template`, with segments of 1 MiB: many of them are cheap."""
+    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
+    path.chmod(0o755)
+    LocalPostgres(servers[major], path / "data").init(wal_segment_mib=1)
+    yield path / "data"
+    shutil.rmtree(path)
+
+
+def _gated(binaries: ServerBinaries, template: Path, folder: Path, settings: dict[str, str]) -> Gated:
+    server = LocalPostgres(binaries, folder / "primary", settings={**CLUSTER_SETTINGS, **settings})
+    subprocess.run(["cp", "-a", template, server.data_directory], check=True)
+    server.configure({})
+    return Gated(folder, server)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[Gated]:
+    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
+    path.chmod(0o755)
+    with _gated(servers[major], small_template, path, {}) as made:
+        yield made.start_gated()
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def cluster(shared_cluster: Gated) -> Iterator[Gated]:
+    """The shared cluster: three safekeepers and one proxy, all well. A test may do anything that heals."""
+    yield shared_cluster
+    shared_cluster.heal()
+
+
+@pytest.fixture
+def new_gated(
+    servers: dict[int, ServerBinaries], major: int, template: Path, small_template: Path, folder: Path
+) -> Iterator[NewGated]:
+    """Return a function that makes a whole cluster, not started; its keyword arguments are PostgreSQL's settings."""
+    made: list[Gated] = []
+
+    def make(*proxy_options: str, segment_mib: int = 1, **settings: str) -> Gated:
+        place = folder / f"cluster{len(made)}"
+        place.mkdir(mode=0o755)
+        cluster = _gated(servers[major], template if segment_mib == 16 else small_template, place, settings)
+        cluster.proxies = [cluster.make_proxy("walproxy", *proxy_options)]
+        made.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def new_stand(servers: dict[int, ServerBinaries], major: int, small_template: Path, folder: Path) -> Iterator[NewStand]:
+    """Return a function that makes a whole cluster, of which nothing runs; its arguments are PostgreSQL's settings."""
+    with contextlib.ExitStack() as stack:
+
+        def make(safekeeper_count: int = 3, **settings: str) -> Stand:
+            server = make_server(servers[major], small_template, folder / "data", **settings)
+            return stack.enter_context(make_stand(folder, server, safekeeper_count))
+
+        yield make

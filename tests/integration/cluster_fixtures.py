@@ -1,0 +1,345 @@
+"""Whole clusters for the integration tests: a gated PostgreSQL, safekeepers and proxies, and a load that keeps books.
+
+Whatever a test does to a cluster, it ends with `Gated.verify`: every row whose commit was acknowledged is there, and
+each safekeeper holds exactly the primary's bytes up to commit_lsn. `Load` does the bookkeeping and calls it.
+"""
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from safekeeper.lsn import Lsn, parse_lsn
+from walproxy.local_cluster import LocalCluster, LocalProcess
+from walproxy.local_postgres import LocalPostgres
+from walproxy.wal_compare import compare_wal, list_segments
+
+MIB = 1 << 20
+POLL_S = 0.01
+CLUSTER_SETTINGS = {
+    "max_connections": "40",
+    "shared_buffers": "16MB",
+    "log_checkpoints": "off",
+    # What is compared must still be there at the end.
+    "wal_keep_size": "4GB",
+}
+_SLOW_DISK = Path(__file__).with_name("slow_disk_safekeeper.py")
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> float:
+    """Wait until `condition()`; return how many seconds that took."""
+    began_at = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_at < timeout_s, f"waited {timeout_s:g} s in vain until {what}"
+        time.sleep(POLL_S)
+    return time.monotonic() - began_at
+
+
+def said(process: LocalProcess, name: str) -> Any:
+    """Return a field of a daemon's /status, None while it does not answer."""
+    status = process.status() if process.pid is not None else None
+    return status[name] if status is not None else None
+
+
+class Gated(LocalCluster):
+    """A cluster under test, with 1 MiB segments unless its PostgreSQL was made otherwise."""
+
+    segment_size: int
+    _added_proxies = 0
+
+    def start_gated(self) -> Self:
+        """Start everything; commits wait for the quorum from then on."""
+        self.start()
+        self.segment_size = int(self.scalar("SELECT setting FROM pg_settings WHERE name = 'wal_segment_size'"))
+        self.postgres.execute("CREATE TABLE ledger (worker int, number int)")
+        return self
+
+    # What one asks it.
+
+    def scalar(self, sql: str, *parameters: object) -> Any:
+        """Return the only value that `sql` has."""
+        return self.postgres.execute(sql, *parameters)[0][0]
+
+    def primary_flush_lsn(self) -> Lsn:
+        """Return where the primary's WAL on disk ends."""
+        return parse_lsn(self.scalar("SELECT pg_current_wal_flush_lsn()::text"))
+
+    def serving(self) -> LocalProcess | None:
+        """Return the proxy that streams."""
+        return next((proxy for proxy in self.proxies if said(proxy, "state") == "streaming"), None)
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the proxy that streams, once there is one."""
+        wait_for(lambda: self.serving() is not None, "a proxy streams")
+        proxy = self.serving()
+        status = proxy.status() if proxy is not None else None
+        assert status is not None
+        return status
+
+    def member(self, safekeeper_id: int) -> dict[str, Any]:
+        """Return what the serving proxy says of a safekeeper."""
+        return next(s for s in self.status()["safekeepers"] if s["id"] == safekeeper_id)
+
+    def flush_lsn_of(self, safekeeper_id: int) -> Lsn:
+        """Return a safekeeper's flush_lsn by its own word, 0 if it does not answer."""
+        return parse_lsn(said(self.safekeepers[safekeeper_id], "flush_lsn") or "0/0")
+
+    def waiters(self) -> int:
+        """Return how many `Commit`s wait for the quorum."""
+        condition = "wait_event = 'SyncRep' AND application_name = 'commit'"
+        return int(self.scalar(f"SELECT count(*) FROM pg_stat_activity WHERE {condition}"))
+
+    # What one does to it.
+
+    def add_proxy(self, *options: str) -> LocalProcess:
+        """Start another proxy, named after how many there were in this cluster."""
+        self._added_proxies += 1
+        proxy = self.make_proxy(f"walproxy-{self._added_proxies}", *options)
+        self.proxies.append(proxy)
+        return self.start_proxy(proxy)
+
+    @contextlib.contextmanager
+    def on_slow_disk(self, safekeeper_id: int) -> Iterator["SlowDisk"]:
+        """Restart a safekeeper on a disk that the test can slow down and hold."""
+        process = self.safekeepers[safekeeper_id]
+        ordinary = process.arguments
+        assert ordinary[:3] == ["-m", "safekeeper", "run"]
+        disk = SlowDisk(self.directory / f"disk-{safekeeper_id}")
+        process.kill9()
+        process.arguments = [str(_SLOW_DISK), str(disk.directory), *ordinary[3:]]
+        process.start()
+        try:
+            yield disk
+        finally:
+            process.kill9()
+            process.arguments = ordinary
+            process.start()
+
+    def heal(self) -> None:
+        """End spare proxies, start what is dead, resume what is paused, and wait until commits go through."""
+        for spare in self.proxies[1:]:
+            spare.kill9()
+        del self.proxies[1:]
+        if not self.postgres.is_running:
+            self.postgres.start()
+        for process in [*self.safekeepers.values(), *self.proxies]:
+            if process.pid is None:
+                process.start()
+            else:
+                process.resume()
+        wait_for(lambda: self.serving() is not None, "a proxy streams")
+
+    # What must hold.
+
+    def commit_lsn_of_all(self, timeout_s: float = 20.0) -> Lsn:
+        """Wait until all that the primary has is committed and on every safekeeper; return where that ends."""
+        target_lsn = self.primary_flush_lsn()
+        wait_for(lambda: self.commit_lsn() >= target_lsn, "the quorum has all of the primary's WAL", timeout_s)
+        for safekeeper_id in self.safekeepers:
+            wait_for(
+                lambda i=safekeeper_id: self.flush_lsn_of(i) >= target_lsn,  # type: ignore[misc]
+                f"safekeeper {safekeeper_id} has all of the primary's WAL",
+                timeout_s,
+            )
+        return target_lsn
+
+    def wal_directory(self, safekeeper_id: int) -> Path:
+        """Return the folder of a safekeeper's segments."""
+        return self.safekeeper_directory(safekeeper_id) / "wal"
+
+    def assert_bytes_are_equal(self, end_lsn: Lsn) -> None:
+        """Compare all WAL of the safekeepers below `end_lsn` with the primary's; what it recycled, with another's.
+
+        One safekeeper's WAL and the primary's make up the whole: links to their files in a folder of its own.
+        """
+        whole = self.directory / "whole-wal"
+        whole.mkdir()
+        try:
+            for source in (self.wal_directory(min(self.safekeepers)), self.postgres.pg_wal):
+                for segment in list_segments(source, self.segment_size):
+                    link = whole / segment.path.name
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(segment.path)
+            for safekeeper_id in self.safekeepers:
+                compare_wal(self.wal_directory(safekeeper_id), whole, self.segment_size, end_lsn)
+        finally:
+            shutil.rmtree(whole)
+
+    def verify(self) -> None:
+        """Every safekeeper has the primary's bytes, all of them."""
+        self.assert_bytes_are_equal(self.commit_lsn_of_all())
+
+    def load(self, workers: int = 2) -> "Load":
+        """Return a load on this cluster, to be used in a `with` statement."""
+        return Load(self, workers)
+
+
+class SlowDisk:
+    """The disk of a safekeeper that `put_on_slow_disk` made: every sync slow, or none returning."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+
+    @contextlib.contextmanager
+    def slow(self) -> Iterator[None]:
+        """Each sync takes some 20 ms."""
+        with self._while_exists("slow"):
+            yield
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No sync returns."""
+        with self._while_exists("held"):
+            yield
+
+    @contextlib.contextmanager
+    def _while_exists(self, name: str) -> Iterator[None]:
+        (self.directory / name).touch()
+        try:
+            yield
+        finally:
+            (self.directory / name).unlink()
+
+
+class Load:
+    """Threads that insert rows, one per commit, and remember which commits were acknowledged, and when.
+
+    A thread whose connection breaks connects anew and goes on with the next number: a commit without an answer may or
+    may not have happened, and is not in the books. Leaving the `with` block stops the threads and verifies the cluster.
+
+    Attributes:
+        acknowledged: (time.monotonic(), worker, number) in the order in which the answers came.
+    """
+
+    _worker_ids = iter(range(1, 1 << 30))
+
+    def __init__(self, cluster: Gated, workers: int) -> None:
+        self.cluster = cluster
+        self.acknowledged: list[tuple[float, int, int]] = []
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=(next(Load._worker_ids),), daemon=True) for _ in range(workers)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        self.wait_for_commits()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop(timeout_s=20.0 if error is None else 1.0)
+        if error is None:
+            self.cluster.verify()
+            self.verify()
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """End the threads; a commit that still waits must come to its end first."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+        alive = [thread for thread in self._threads if thread.is_alive()]
+        assert not alive or timeout_s < 2, "a commit of the load still waits"
+
+    def verify(self) -> None:
+        """Every acknowledged row is there, once."""
+        workers = sorted({worker for _, worker, _ in self.acknowledged})
+        found = self.cluster.postgres.execute(
+            "SELECT worker, number FROM ledger WHERE worker = ANY (%s) ORDER BY 1, 2", workers
+        )
+        assert len(found) == len(set(found))
+        lost = {(worker, number) for _, worker, number in self.acknowledged} - set(found)
+        assert not lost, f"{len(lost)} acknowledged rows are lost, e.g. {sorted(lost)[:5]}"
+
+    def wait_for_commits(self, count: int = 1, since: float | None = None, timeout_s: float = 20.0) -> float:
+        """Wait for `count` acknowledged commits that began after `since`, by default now; return how long it took."""
+        since = time.monotonic() if since is None else since
+        # A commit that began before may still be answered: one per worker.
+        needed = count + len(self._threads)
+
+        def newer() -> int:
+            number = 0
+            for answered_at, _, _ in reversed(self.acknowledged):
+                if answered_at < since or number >= needed:
+                    break
+                number += 1
+            return number
+
+        wait_for(lambda: newer() >= needed, f"{count} commits were acknowledged", timeout_s)
+        return time.monotonic() - since
+
+    def assert_stalled(self, for_s: float = 0.5) -> None:
+        """What was on its way when the quorum was lost may still be answered; then nothing is for `for_s`."""
+        began_at = time.monotonic()
+        wait_for(
+            lambda: time.monotonic() - max(began_at, self.acknowledged[-1][0]) > for_s,
+            f"nothing is acknowledged for {for_s:g} s",
+            for_s + 1,
+        )
+
+    def _work(self, worker: int) -> None:
+        number = 0
+        while not self._stopping.is_set():
+            try:
+                conninfo = self.cluster.postgres.conninfo()
+                with psycopg.connect(conninfo, autocommit=True, connect_timeout=5) as connection:
+                    while not self._stopping.is_set():
+                        number += 1
+                        connection.execute("INSERT INTO ledger VALUES (%s, %s)", (worker, number))
+                        self.acknowledged.append((time.monotonic(), worker, number))
+            except psycopg.Error:
+                self._stopping.wait(0.02)
+
+
+class Commit:
+    """One transaction in a thread of its own: whether its commit has returned can be asked."""
+
+    def __init__(self, postgres: LocalPostgres, sql: str = "", *, synchronous_commit: str = "on") -> None:
+        self.error: psycopg.Error | None = None
+        self._conninfo = postgres.conninfo(
+            options=f"-c synchronous_commit={synchronous_commit}", application_name="commit"
+        )
+        self._sql = sql or "INSERT INTO ledger VALUES (0, 0)"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self._conninfo, autocommit=True, connect_timeout=5) as connection:
+                connection.execute(self._sql.encode())
+        except psycopg.Error as error:
+            self.error = error
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not returned."""
+        return self._thread.is_alive()
+
+    def wait(self, timeout_s: float = 20.0) -> None:
+        """Wait until it has returned without an error."""
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the commit still waits"
+        assert self.error is None, self.error
+
+
+def cpu_seconds(process: LocalProcess) -> float:
+    """Return the processor time that a process has used."""
+    assert process.pid is not None
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def resident_bytes(process: LocalProcess) -> int:
+    """Return the memory that a process holds."""
+    assert process.pid is not None
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))

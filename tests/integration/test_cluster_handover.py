@@ -1,0 +1,87 @@
+"""Proxies that follow one another: spares, deposed ones, and orderly stops."""
+
+from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, said, wait_for
+from walproxy.local_cluster import LocalProcess
+
+TAKEOVER_S = 3.0
+EXIT_FENCED = 5
+
+
+def _add_spare(cluster: Gated) -> LocalProcess:
+    """Start a second proxy and wait until it waits."""
+    spare = cluster.add_proxy()
+    wait_for(lambda: said(spare, "spare") is True, "the second proxy waits as a spare")
+    return spare
+
+
+def test_spare_disturbs_nobody_and_takes_over_from_a_killed_proxy(cluster: Gated) -> None:
+    with cluster.load() as load:
+        term = cluster.status()["term"]
+        spare = _add_spare(cluster)
+        used_s = cpu_seconds(spare)
+        load.wait_for_commits(300)
+        assert cluster.status()["term"] == term
+        assert said(spare, "flush_lsn") == "0/0"
+        assert cpu_seconds(spare) - used_s < 1
+        cluster.proxy.kill9()
+        assert load.wait_for_commits() < TAKEOVER_S
+        assert said(spare, "term") > term
+
+
+def test_proxy_that_hung_while_a_spare_took_over_ends_as_fenced(cluster: Gated) -> None:
+    with cluster.load() as load:
+        deposed, spare = cluster.proxy, _add_spare(cluster)
+        deposed.pause()
+        assert load.wait_for_commits() < TAKEOVER_S
+        term = said(spare, "term")
+        deposed.resume()
+        assert deposed.wait() == EXIT_FENCED
+        assert "follows another proxy" in deposed.log_tail()
+        load.wait_for_commits(20)
+        assert said(spare, "term") == term
+
+
+def test_proxy_that_hung_without_a_quorum_acknowledges_nothing_of_its_successors_term(cluster: Gated) -> None:
+    with cluster.load() as load:
+        deposed, spare = cluster.proxy, _add_spare(cluster)
+        cluster.safekeepers[1].kill9()
+        cluster.safekeepers[2].kill9()
+        load.assert_stalled()
+        waiting = Commit(cluster.postgres)
+        wait_for(lambda: cluster.waiters() == 1, "a commit waits")
+        deposed.pause()
+        cluster.safekeepers[1].start()
+        assert load.wait_for_commits() < TAKEOVER_S + 1
+        waiting.wait()
+        term = said(spare, "term")
+        deposed.resume()
+        wait_for(lambda: deposed.pid is None or said(deposed, "spare") is True, "it sees that it is deposed")
+        cluster.safekeepers[2].start()
+        load.wait_for_commits(20)
+        assert said(spare, "term") == term
+
+
+def test_proxy_with_takeover_deposes_a_serving_one(cluster: Gated) -> None:
+    with cluster.load() as load:
+        successor = cluster.add_proxy("--takeover", "true")
+        assert cluster.proxy.wait() == EXIT_FENCED
+        load.wait_for_commits(20)
+        assert said(successor, "state") == "streaming"
+
+
+def test_stopped_proxy_exits_well_and_the_next_one_goes_on(cluster: Gated) -> None:
+    with cluster.load() as load:
+        assert cluster.proxy.stop() == 0
+        load.assert_stalled()
+        cluster.proxy.start()
+        assert load.wait_for_commits() < TAKEOVER_S
+
+
+def test_stopped_safekeepers_exit_well_and_come_back_with_all_they_had(cluster: Gated) -> None:
+    with cluster.load() as load:
+        for safekeeper_id, safekeeper in cluster.safekeepers.items():
+            flush_lsn = cluster.flush_lsn_of(safekeeper_id)
+            assert safekeeper.stop() == 0
+            load.wait_for_commits(20)
+            safekeeper.start()
+            assert cluster.commit_lsn_of_all() > flush_lsn
