@@ -37,6 +37,7 @@ from safekeeper.lsn import Lsn
 from safekeeper.wire import Buffers, encode, encode_append_header
 from walproxy.config import ProxyConfig
 from walproxy.digest import SegmentDigest
+from walproxy.member_problem import member_problem
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.safekeeper_link import SafekeeperLink
 from walproxy.window import Window
@@ -87,6 +88,7 @@ class Proxy:
         self.status = ReportStatus(0, 0, 0)
         self.state = "connecting"
         self.state_since = 0.0
+        self._told_problems: dict[int, str] = {}
         self._digest: SegmentDigest | None = None
         self._actions: deque[Action] = deque()
         self._executing = False
@@ -156,6 +158,13 @@ class Proxy:
             note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
             logger.info("%s -> %s after %.1f s%s", self.state, state, now - self.state_since, note)
             self.state, self.state_since = state, now
+        for safekeeper_id, link in self.links.items():
+            # What the link or a refusal has to say was logged by them.
+            if link.is_up and not self.proposer.peers[safekeeper_id].refused:
+                problem = self.member_problem(safekeeper_id)
+                if problem and problem != self._told_problems.get(safekeeper_id):
+                    logger.warning("safekeeper %d: %s", safekeeper_id, problem)
+                    self._told_problems[safekeeper_id] = problem
 
     def public_state(self, now: float) -> str:
         """Return the state as /status shows it. It streams only if PostgreSQL hears of commits, too."""
@@ -166,8 +175,7 @@ class Proxy:
 
     def member_problem(self, safekeeper_id: int) -> str:
         """Return why a safekeeper counts as missing, empty if it does not."""
-        link, peer = self.links[safekeeper_id], self.proposer.peers[safekeeper_id]
-        return peer.refused or link.problem
+        return member_problem(safekeeper_id, self.proposer.peers, self.links[safekeeper_id].problem)
 
     # ------------------------------------------------------------------ events: links
 

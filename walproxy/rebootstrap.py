@@ -1,9 +1,9 @@
 """The operator's way out: begin a new cluster on safekeepers that may hold WAL (protocol step 0).
 
 For the loss of most disks, and for a primary that no longer has the WAL that the quorum needs. Nothing here happens by
-itself: `survey` looks and says what may be lost, `execute` does it after the operator has agreed. Every safekeeper must
-be there, because one that is left out would come back with the old cluster. Their old WAL is set aside in their data
-folders, not deleted.
+itself: `survey` looks, changes nothing and says what may be lost, `execute` does it after the operator has agreed.
+Every safekeeper must be there, because one that is left out would come back with the old cluster; no proxy may serve,
+because its clients' commits would be given up. The old WAL is set aside in the data folders, not deleted.
 
 The new cluster has a random id and a higher generation, so messages and members of the old one are refused. A crash in
 the middle is repaired by doing it again.
@@ -22,21 +22,25 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     Bootstrap,
     Bootstrapped,
+    PreVoteRequest,
+    PreVoteResponse,
     ProposerGreeting,
     ProposerMessage,
     Refusal,
 )
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.errors import ConfigurationError, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import format_lsn
 from safekeeper.settings import Address
 from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
 from walproxy.config import ProxyConfig
+from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity
+from walproxy.primary_sql import SlotState, read_slot
 from walproxy.replication import PrimaryFacts
 from walproxy.walreceiver import ReplicationConnection
 
 _TIMEOUT_S = 10.0
 _READ_BYTES = 64 << 10
-_Answer = TypeVar("_Answer", AcceptorGreeting, Bootstrapped)
+_Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped)
 
 
 @dataclass(frozen=True)
@@ -87,20 +91,47 @@ async def survey(config: ProxyConfig) -> Survey:
     """Ask the primary and every safekeeper what they have.
 
     Raises:
-        WalproxyError: one of them does not answer.
+        WalproxyError: one of them does not answer, or is not fit for a new cluster.
     """
-    connection = await ReplicationConnection.connect(
-        config.primary, application_name=config.application_name, timeout_s=config.connect_timeout
-    )
-    try:
-        await connection.ensure_slot(config.slot)
-        primary = await connection.identify()
-    finally:
-        connection.close()
+    primary = await _look_at_primary(config)
     talks = await _greet_all(config.safekeepers)
     for talk in talks.values():
         talk.close()
     return Survey(primary, {i: talk.greeting for i, talk in talks.items()})
+
+
+async def _look_at_primary(config: ProxyConfig) -> PrimaryFacts:
+    try:
+        connection = await ReplicationConnection.connect(
+            config.primary, application_name=config.application_name, timeout_s=config.connect_timeout
+        )
+        try:
+            primary = await connection.identify()
+        finally:
+            connection.close()
+        slot = await _look_at_slot(config)
+    except PrimaryProblem as problem:
+        # Its advice is for a proxy, which can wait.
+        raise PrimaryProblem(problem.kind, problem.message.removesuffix("; waiting for it"), problem.sqlstate) from None
+    unfit = problem_of_identity(primary)
+    if unfit is not None:
+        raise unfit
+    if slot is not None and slot.wal_status == "lost":
+        raise ConfigurationError(
+            f"slot \"{config.slot}\" was invalidated: run SELECT pg_drop_replication_slot('{config.slot}') first; "
+            "walproxy run makes it anew"
+        )
+    return primary
+
+
+async def _look_at_slot(config: ProxyConfig) -> SlotState | None:
+    try:
+        return await read_slot(config.primary, config.slot, timeout_s=config.connect_timeout)
+    except PrimaryProblem as problem:
+        if problem.kind is not ProblemKind.NO_LOGIN:
+            raise
+        # A role that may do nothing but replicate cannot look; walproxy run finds out.
+        return None
 
 
 async def execute(config: ProxyConfig, before: Survey) -> str:
@@ -126,7 +157,10 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
             replace=True,
         )
         for talk in talks.values():
-            await talk.ask(bootstrap, Bootstrapped)
+            try:
+                await talk.ask(bootstrap, Bootstrapped)
+            except WalproxyError as error:
+                raise WalproxyError(f"{error}; some safekeepers may have begun the new cluster: run it again") from None
     finally:
         for talk in talks.values():
             talk.close()
@@ -143,6 +177,11 @@ async def _greet_all(safekeepers: Iterable[tuple[int, Address]]) -> dict[int, "_
             talk.greeting = await talk.ask(
                 ProposerGreeting(PROTOCOL_VERSION, run, safekeeper_id, None, None), AcceptorGreeting
             )
+            live_run = (await talk.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)).live_run
+            if live_run:
+                raise ConfigurationError(
+                    f"a proxy serves on safekeeper {safekeeper_id} (run {live_run[:8]}): stop it first"
+                )
     except BaseException:
         for talk in talks.values():
             talk.close()
@@ -175,8 +214,8 @@ class _Talk:
 
     async def ask(self, question: ProposerMessage, expected: type[_Answer]) -> _Answer:
         assert self._writer is not None  # connect was awaited
-        self._writer.writelines(encode(question))
         try:
+            self._writer.writelines(encode(question))
             async with asyncio.timeout(_TIMEOUT_S):
                 while not self._answers:
                     data = await self._reader.read(_READ_BYTES)
@@ -184,7 +223,11 @@ class _Talk:
                         raise WalproxyError(f"{self._who} closed the connection; see its log")
                     self._answers += self._decoder.feed(data)
         except TimeoutError:
-            raise WalproxyError(f"{self._who} gave no answer within {_TIMEOUT_S:.0f} s") from None
+            raise WalproxyError(f"{self._who} gave no answer within {_TIMEOUT_S:.0f} s; see its log") from None
+        except OSError as error:
+            raise WalproxyError(f"{self._who} is gone ({error}); see its log") from None
+        except RemoteProtocolError as error:
+            raise WalproxyError(f"{self._who} is no safekeeper, or of another release: {error}") from None
         answer = self._answers.pop(0)
         if isinstance(answer, Refusal):
             raise WalproxyError(f"{self._who} refuses: {answer.reason}")

@@ -52,6 +52,7 @@ class SafekeeperLink:
         self._owner = owner
         self._protocol: _LinkProtocol | None = None
         self._told = ""
+        self._flaps = False  # The last connection was closed as soon as it was open.
 
     @property
     def is_up(self) -> bool:
@@ -74,7 +75,8 @@ class SafekeeperLink:
                 else:
                     began_at = loop.time()
                     await protocol.closed
-                    if loop.time() - began_at > PAUSE_MAX_S:
+                    self._flaps = loop.time() - began_at <= PAUSE_MAX_S
+                    if not self._flaps:
                         pause_s = PAUSE_MIN_S
                 await asyncio.sleep(pause_s * (0.5 + random.random()))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
@@ -95,9 +97,18 @@ class SafekeeperLink:
 
     def _came_up(self, protocol: "_LinkProtocol") -> None:
         self._protocol = protocol
-        self.problem = self._told = ""
-        logger.info("connected to safekeeper %d at %s", self.safekeeper_id, self.address)
+        self.problem = ""
+        if self._flaps:
+            # A safekeeper that refuses us is asked again each second: worth a line only when it no longer does.
+            asyncio.get_running_loop().call_later(PAUSE_MAX_S, self._stays_up, protocol)
+        else:
+            self._stays_up(protocol)
         self._owner.link_up(self.safekeeper_id)
+
+    def _stays_up(self, protocol: "_LinkProtocol") -> None:
+        if self._protocol is protocol:
+            self._told = ""
+            logger.info("connected to safekeeper %d at %s", self.safekeeper_id, self.address)
 
     def _went_down(self) -> None:
         protocol = self._protocol

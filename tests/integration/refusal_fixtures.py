@@ -92,8 +92,14 @@ class Stand(LocalCluster):
     def untouched(self) -> dict[int, dict[str, Any]]:
         """Return what a refused proxy must not change on the safekeepers that run."""
         names = ("term", "promised", "history", "flush_lsn", "commit_lsn", "incarnation", "cluster_id", "generation")
-        statuses = {i: safekeeper.status() for i, safekeeper in self.safekeepers.items() if safekeeper.pid}
-        return {i: {name: status[name] for name in names} for i, status in statuses.items() if status}
+        found: dict[int, dict[str, Any]] = {}
+        for safekeeper_id, safekeeper in self.safekeepers.items():
+            if safekeeper.pid is not None:
+                self.wait_until(lambda s=safekeeper: s.status() is not None, "it answers", process=safekeeper)  # type: ignore[misc]
+                status = safekeeper.status()
+                assert status is not None
+                found[safekeeper_id] = {name: status[name] for name in names}
+        return found
 
     def verify(self, *safekeeper_ids: int) -> None:
         """The safekeepers, by default all, have the primary's bytes, all of them."""

@@ -8,7 +8,7 @@ import psycopg
 
 from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
 from tests.integration.conftest import EVERY, NEWEST, NewStand
-from tests.integration.refusal_fixtures import Stand, end_of, log_of, wait_for
+from tests.integration.refusal_fixtures import Stand, end_of, log_of, only_line, run_walproxy, wait_for
 from walproxy.local_cluster import LocalProcess
 
 
@@ -171,3 +171,15 @@ def test_an_invalidated_slot_ends_the_proxy_with_the_way_out(new_stand: NewStand
     assert "rebootstrap" in line
     # A term was won to find out: a promise, and nothing else.
     assert {key: value for key, value in stand.untouched()[1].items() if key not in ("term", "promised")} == before
+    # The way out: without the slot, a new cluster.
+    options = ("--primary", stand.postgres.conninfo(), "--safekeepers", stand.safekeepers_option, "--yes")
+    answer = run_walproxy("rebootstrap", *options)
+    assert answer.returncode == EXIT_CONFIGURATION
+    assert "pg_drop_replication_slot('walproxy')" in only_line(answer.stderr)
+    stand.postgres.execute("SELECT pg_drop_replication_slot('walproxy')")
+    assert run_walproxy("rebootstrap", *options).returncode == 0
+    stand.proxies[0] = stand.proxy_for("new-cluster")
+    stand.wait_for_state("streaming")
+    stand.gate_commits()
+    stand.commit(2)
+    stand.verify()
