@@ -390,7 +390,7 @@ class Acceptor:
         cut = divergence(self.control.history, self.flush_lsn, message.history) if self.flush_lsn else None
         base_lsn: Lsn | None = None
         if cut is None:
-            if self.commit_lsn:
+            if self.commit_lsn > self.control.wal_begin_lsn:
                 return RefusalCode.HISTORY, (
                     f"WAL up to {format_lsn(self.commit_lsn)} is committed here and shares no term with the "
                     f"history of {message.node_id}: it is another log"

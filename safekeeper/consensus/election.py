@@ -49,9 +49,14 @@ def highest_possible_commit(
 def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId) -> TermHistory:
     """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
 
-    An empty entry at the start itself goes too if it belongs to a timeline that is cut: timelines never go back.
+    An empty entry at the start itself goes too if it belongs to another timeline: nothing was streamed of it, and it
+    may be none of this primary's.
     """
-    kept = tuple(entry for entry in cut_history(history, plan.start_lsn) if entry.tli <= plan.tli)
+    kept = tuple(
+        entry
+        for entry in cut_history(history, plan.start_lsn)
+        if entry.start_lsn < plan.start_lsn or entry.tli == plan.tli
+    )
     return (*kept, HistoryEntry(node_id.term, plan.start_lsn, plan.tli))
 
 

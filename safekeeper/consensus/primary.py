@@ -79,7 +79,10 @@ def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -
         PrimaryRefused: the log is not in the primary's line of descent, or the primary is behind it.
     """
     ours = _stretches(history, log_end_lsn)
-    theirs = [*primary.ancestors, Ancestor(primary.tli, primary.flush_lsn)]
+    theirs = _lineage(primary)
+    if not ours:
+        # Terms were won, but nothing was ever streamed: any line of descent may begin here.
+        return _plan_empty_log(log_end_lsn, theirs)
     offset = next((i for i, stretch in enumerate(theirs) if stretch.tli == ours[0].tli), None)
     if offset is None:
         raise PrimaryRefused(
@@ -107,11 +110,35 @@ def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -
     raise AssertionError("the last stretch of either line returns or raises above")
 
 
+def _lineage(primary: PrimaryIdentity) -> list[Ancestor]:
+    """Return the primary's timelines, without those that it left where it had entered them; its present one is last."""
+    lineage: list[Ancestor] = []
+    for ancestor in primary.ancestors:
+        if not lineage or ancestor.end_lsn > lineage[-1].end_lsn:
+            lineage.append(ancestor)
+    return [*lineage, Ancestor(primary.tli, primary.flush_lsn)]
+
+
+def _plan_empty_log(base_lsn: Lsn, theirs: list[Ancestor]) -> LogPlan:
+    tli = next((their.tli for their in theirs if their.end_lsn > base_lsn), theirs[-1].tli)
+    if theirs[-1].end_lsn < base_lsn:
+        raise PrimaryRefused(
+            f"the primary's WAL ends at {format_lsn(theirs[-1].end_lsn)}, the quorum's log begins at "
+            f"{format_lsn(base_lsn)}: it was restored from a backup or lost its disk"
+        )
+    return LogPlan(base_lsn, tli, cuts=False)
+
+
 def _stretches(history: TermHistory, log_end_lsn: Lsn) -> list[Ancestor]:
-    """Return the log's timelines in order, each with the position where the log leaves it (or ends)."""
+    """Return the timelines that the log has bytes of, in order, each with the position where the log leaves it.
+
+    A timeline that was adopted and never streamed is no part of the log: another one may fork off at the same place.
+    """
     stretches: list[Ancestor] = []
     for index, entry in enumerate(history):
         end_lsn = history[index + 1].start_lsn if index + 1 < len(history) else log_end_lsn
+        if end_lsn == entry.start_lsn:
+            continue
         if stretches and stretches[-1].tli == entry.tli:
             stretches.pop()
         stretches.append(Ancestor(entry.tli, end_lsn))

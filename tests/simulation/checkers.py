@@ -72,11 +72,16 @@ class Checker:
         committed: the committed log, from `base_lsn` on.
         acked_lsn: the end of the last record whose commit a client was told.
         acks: how many status updates released somebody.
+        believes: whether an acceptor's words are taken on trust instead of being compared with its disk. A planted bug
+            that makes it lie is found at once by its words; if they are believed, the harm that follows must be found.
     """
+
+    believes = False
 
     def __init__(self, world: "World") -> None:
         self.world = world
         self.base_lsn: Lsn = 0
+        self.committed_term = 0
         self.committed = bytearray()
         self.acked_lsn: Lsn = 0
         self.acks = 0
@@ -106,6 +111,8 @@ class Checker:
             self._on_won(won)
         elif won.node_id != node_id:
             raise Violation("ElectionSafety", f"term {node_id.term} is won by {won.node_id} and by {node_id}")
+        elif won.history is not leadership.elected.history:
+            raise Violation("ElectionSafety", f"{node_id} has won its term twice")
         if leadership.commit_lsn > won.commit_lsn:
             won.commit_lsn = leadership.commit_lsn
             self._on_committed(won, proxy.name)
@@ -117,7 +124,8 @@ class Checker:
         start_lsn = won.history[-1].start_lsn
         check_history(won.history)
         self._terms[won.node_id.term] = TermBytes(start_lsn)
-        if not self.base_lsn:
+        if not self.base_lsn or won.node_id.term < self.committed_term:
+            # A deposed winner may lead late, on an older log: what it could still commit is checked when it does.
             return
         same = self.log_of(won.history, self.base_lsn, min(start_lsn, self.committed_lsn))
         if same != self.committed[: len(same)]:
@@ -141,6 +149,7 @@ class Checker:
         commit_lsn = won.commit_lsn
         if not self.base_lsn:
             self.base_lsn = won.history[0].start_lsn
+        self.committed_term = max(self.committed_term, won.node_id.term)
         self._require_quorum("CommittedNotOverwritten", won, commit_lsn, f"{who} counts it as committed")
         for term, later in self.won.items():
             if term > won.node_id.term:
@@ -213,13 +222,20 @@ class Checker:
 
     def on_acceptor_says(self, safekeeper: "SimSafekeeper", message: "AcceptorMessage") -> None:
         """What leaves a safekeeper must be true of its disk (S2)."""
+        if isinstance(message, AppendResponse):
+            control = safekeeper.disk.control
+            key = (control.incarnation if control else "", message.node_id.term)
+            self._received[key] = max(self._received.get(key, 0), message.write_lsn)
+        if self.believes:
+            return
         disk = safekeeper.disk
         control = disk.control
         if isinstance(message, AppendResponse):
             if message.flush_lsn > disk.durable_lsn:
                 raise Violation(
                     "AckImpliesFlushed",
-                    f"{safekeeper.name} says flush {format_lsn(message.flush_lsn)}, {format_lsn(disk.durable_lsn)} is durable",
+                    f"{safekeeper.name} says flush {format_lsn(message.flush_lsn)}, "
+                    f"but {format_lsn(disk.durable_lsn)} is durable",
                 )
             if message.write_lsn > disk.write_lsn:
                 raise Violation("AckImpliesFlushed", f"{safekeeper.name} says it received what it did not write")
@@ -228,8 +244,6 @@ class Checker:
                 raise Violation(
                     "DurableBeforeSaid", f"{safekeeper.name} answers in a term that it has not adopted on disk"
                 )
-            key = (control.incarnation, message.node_id.term)
-            self._received[key] = max(self._received.get(key, 0), message.write_lsn)
         elif isinstance(message, VoteResponse) and message.granted:
             if control is None or control.promised != message.node_id:
                 raise Violation("DurableBeforeSaid", f"{safekeeper.name} promises what is not on its disk")
@@ -293,7 +307,7 @@ class Checker:
             self._check_visible(safekeeper, seen, visible_lsn)
 
     def _check_visible(self, safekeeper: "SimSafekeeper", seen: "Seen", visible_lsn: Lsn) -> None:
-        """Readers see what is committed and it stays (LearnerSafety), but for the bytes of an incomplete record (S9)."""
+        """Readers see what is committed, and it stays; but for the bytes of an incomplete record (S9)."""
         disk = safekeeper.disk
         if visible_lsn < seen.end_lsn:
             lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)

@@ -165,7 +165,26 @@ class Faults:
             self.world.current.flush()
 
     def recycle(self) -> None:
-        self.world.current.recycle()
+        """The log ends on a segment's border, and everything before it is recycled while the proxy is away."""
+        primary = self.world.current
+        if primary.up:
+            primary.switch_segment()
+            primary.flush()
+            primary.quiet = True
+            self.world.clock.after(0.5 * self.rng.random(), self._recycle_now, primary)
+
+    def _recycle_now(self, primary: VirtualPrimary) -> None:
+        primary.recycle()
+        for proxy in self.world.proxies:
+            if proxy.primary is primary and self.rng.random() < 0.5:
+                proxy.stop()
+                proxy.start()
+            elif proxy.primary is primary:
+                proxy.lose_primary()
+        self.world.clock.after(0.5 * self.rng.random(), self._write_again, primary)
+
+    def _write_again(self, primary: VirtualPrimary) -> None:
+        primary.quiet = False
 
     def promote(self) -> None:
         """A standby of some primary becomes one, at a record's end; the old one may die, or stay."""

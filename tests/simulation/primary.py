@@ -30,6 +30,7 @@ class VirtualPrimary:
         own_lsn: where its own writing began; commits before that are its source's.
         told_lsn: the highest flush position that it was told.
         oldest_lsn: what is below this was recycled, a segment start.
+        quiet: whether nobody writes at the moment.
         walsender: the proxy that streams from it, one at most: there is one slot.
         life: grows at every crash.
     """
@@ -45,6 +46,7 @@ class VirtualPrimary:
         self.oldest_lsn = FIRST_LSN
         self.walsender: SimProxy | None = None
         self.up = True
+        self.quiet = False
         self.life = 0
         self._last_record_lsn = last_record_start(self.wal, FIRST_LSN, self.insert_lsn)
 

@@ -24,7 +24,7 @@ class Profile:
     faults_s: float = 6.0
     fault_every_s: float = 0.2
     weights: dict[str, int] = field(default_factory=dict)
-    record_every_s: float = 0.04
+    record_every_s: float = 0.07
     delay_s: float = 0.02
     flush_delay_s: float = 0.03
     slow_effect: float = 0.2
@@ -52,7 +52,7 @@ _BALANCED = {
     "fill_disk": 2,
     "fail_disk": 1,
     "switch_segment": 2,
-    "recycle": 1,
+    "recycle": 2,
 }
 
 
@@ -70,7 +70,7 @@ PROFILES: dict[str, Profile] = {
     ),
     "switches": replace(
         BALANCED,
-        weights=_with(promote=25, repoint=8, restore_backup=5, go_back=5, crash_primary=8),
+        weights=_with(promote=25, repoint=8, restore_backup=5, go_back=5, crash_primary=8, recycle=5),
         isolated_promotion=0.5,
         low_fork=0.5,
     ),

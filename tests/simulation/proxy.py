@@ -380,10 +380,11 @@ class SimProxy:
 
     def _send_status(self) -> None:
         link, status = self._link, self._status
-        if link is not None and status is not None and link.copying and self._link_stands(link):
-            if link.primary.walsender is self:
-                self.world.checker.on_status(self, link.primary, status)
-                link.primary.told(status.flush_lsn)
+        if link is None or status is None or not link.copying or not self._link_stands(link):
+            return
+        if link.primary.walsender is self:
+            self.world.checker.on_status(self, link.primary, status)
+            link.primary.told(status.flush_lsn)
 
     # ------------------------------------------------------------------ time
 

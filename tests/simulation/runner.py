@@ -1,14 +1,20 @@
-"""One seed, one run: faults first, then convergence."""
+"""One seed, one run: faults first, then convergence. Many seeds, on as many cores as there are."""
 
+import multiprocessing
 import random
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+from tests.simulation.bugs import BUGS, planted
 from tests.simulation.faults import Faults
-from tests.simulation.profiles import PROFILES
-from tests.simulation.world import World
+from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.world import SimulationFailed, World
 
 STORAGE_ONE_IN = 8
 STARTS_S = 1.0
+SEEDS_FOR_ALL_CORES = 100
+SEEDS_PER_TASK = 8
 
 
 @dataclass(frozen=True)
@@ -21,27 +27,65 @@ class Outcome:
     acked_bytes: int
 
 
-def profile_of(seed: int) -> str:
-    """Return the profile that a seed runs under when none is asked for: they take turns."""
-    names = list(PROFILES)
-    return names[seed % len(names)]
+@dataclass(frozen=True)
+class Task:
+    """A seed, and how to run it: without a profile they take turns, without a bug none is planted."""
+
+    seed: int
+    profile: str | None = None
+    bug: str | None = None
+
+    @property
+    def profile_name(self) -> str:
+        """The profile that it runs under, as a person names it."""
+        names = list(PROFILES)
+        return self.profile or (f"that of {self.bug}" if self.bug else names[self.seed % len(names)])
+
+    def faults(self) -> Profile:
+        """The profile itself."""
+        if self.bug is not None and self.profile is None:
+            return BUGS[self.bug].profile
+        return PROFILES[self.profile_name]
+
+    def as_test(self) -> str:
+        """Return a test that runs just this."""
+        arguments = ", ".join(
+            [str(self.seed)]
+            + ([f'"{self.profile_name}"'] if self.bug is None or self.profile else [])
+            + ([f'bug="{self.bug}"'] if self.bug else [])
+        )
+        return (
+            "from tests.simulation.runner import run_seed\n\n\n"
+            f"def test_seed_{self.seed}_holds() -> None:\n    run_seed({arguments})"
+        )
 
 
-def build(seed: int, profile_name: str) -> World:
-    """Return the cluster of a seed, before anything has happened in it."""
-    shape = random.Random(seed ^ 0x5EED)
-    count = shape.choice((3, 3, 3, 3, 5, 1, 2))
-    return World(seed, PROFILES[profile_name], count, real_storage=shape.randrange(STORAGE_ONE_IN) == 0)
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not hold."""
+
+    task: Task
+    invariant: str
+    text: str
+    trace: list[str]
 
 
-def run_seed(seed: int, profile_name: str | None = None) -> Outcome:
+def run_seed(seed: int, profile: str | None = None, bug: str | None = None) -> Outcome:
     """Run one seed to its end.
 
     Raises:
         SimulationFailed: something that must hold did not.
     """
-    world = build(seed, profile_name or profile_of(seed))
-    return run_world(world)
+    task = Task(seed, profile, bug)
+    with planted(BUGS[bug]) if bug is not None else nullcontext():
+        return run_world(build(task))
+
+
+def build(task: Task) -> World:
+    """Return the cluster of a seed, before anything has happened in it."""
+    shape = random.Random(task.seed ^ 0x5EED)
+    count = shape.choice((3, 3, 3, 3, 5, 1, 2))
+    return World(task.seed, task.faults(), count, real_storage=shape.randrange(STORAGE_ONE_IN) == 0)
 
 
 def run_world(world: World) -> Outcome:
@@ -60,3 +104,21 @@ def run_world(world: World) -> Outcome:
     world.check_all()
     checker = world.checker
     return Outcome(world.clock.steps, len(checker.won), checker.acks, max(0, checker.acked_lsn - checker.base_lsn))
+
+
+def attempt(task: Task) -> Outcome | Failure:
+    """Run one seed; return how it went either way."""
+    try:
+        return run_seed(task.seed, task.profile, task.bug)
+    except SimulationFailed as failed:
+        return Failure(task, failed.invariant, str(failed), failed.trace)
+
+
+def attempt_all(tasks: list[Task]) -> Iterator[Outcome | Failure]:
+    """Run all seeds, on every core if they are many; yield how they went, in their order."""
+    cores = multiprocessing.cpu_count()
+    if len(tasks) < SEEDS_FOR_ALL_CORES or cores < 2:
+        yield from map(attempt, tasks)
+        return
+    with multiprocessing.Pool(cores) as pool:
+        yield from pool.imap(attempt, tasks, chunksize=SEEDS_PER_TASK)

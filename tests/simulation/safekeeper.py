@@ -77,7 +77,7 @@ class SimSafekeeper:
         try:
             control, flush_lsn = self.disk.open()
             if control is None:
-                control = ControlState(safekeeper_id=self.id, incarnation=f"{self.id:04x}{self.wiped:028x}")
+                control = ControlState(safekeeper_id=self.id, incarnation=self.world.incarnation_of(self))
                 self.disk.persist(control)
         except (VirtualCrash, StorageFailed, StorageFull) as error:
             self.world.note(self.name, "does not start", error)

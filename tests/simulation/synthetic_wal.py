@@ -42,13 +42,13 @@ def records(wal: bytes | bytearray, begin_lsn: Lsn, from_lsn: Lsn) -> Iterator[t
 
 
 def find_records(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple[Lsn, Lsn]:
-    """Return (end of the first complete record at or above `lsn`, start of the last record below it), 0 for unknown.
+    """Return (end of the first complete record that ends above `lsn`, start of the last record below), 0 for unknown.
 
     The record at `lsn` itself may have been cut short by a crash of the primary and have others behind it, which may
     be acknowledged: then the first of those counts.
     """
-    end_lsn = next((end for _, end in records(wal, begin_lsn, lsn)), 0)
-    return end_lsn, last_record_start(wal, begin_lsn, lsn)
+    last_lsn = last_record_start(wal, begin_lsn, lsn)
+    return next((end for _, end in records(wal, begin_lsn, last_lsn or begin_lsn) if end > lsn), 0), last_lsn
 
 
 def last_record_start(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> Lsn:

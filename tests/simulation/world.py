@@ -27,6 +27,7 @@ from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.synthetic_wal import HEADER_BYTES
+from tests.simulation.trace import line
 
 TRACE_LINES = 60
 LIVENESS_S = 40.0
@@ -64,11 +65,13 @@ class World:
     Attributes:
         rng: the only source of chance.
         current: the primary that the operator believes to be the right one.
-        acceptor_class, proposer_class: the state machines; planted bugs put their own here.
+        acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
     """
 
     acceptor_class: type[Acceptor] = Acceptor
     proposer_class: type[Proposer] = Proposer
+    model_disk_class: type[ModelDisk] = ModelDisk
+    wiped_keeps_incarnation = False
 
     def __init__(self, seed: int, profile: Profile, safekeeper_count: int = 3, real_storage: bool = False) -> None:
         self.rng = random.Random(seed)
@@ -78,9 +81,9 @@ class World:
         self.network = Network(self.clock, self.rng, profile.delay_s)
         self.checker = Checker(self)
         self.is_healing = False
-        self._trace: deque[tuple[Any, ...]] = deque(maxlen=4 * TRACE_LINES)
+        self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
-        disk_class = StorageDisk if real_storage else ModelDisk
+        disk_class = StorageDisk if real_storage else self.model_disk_class
         self.safekeepers = {i: SimSafekeeper(self, i, disk_class(self.rng)) for i in range(1, safekeeper_count + 1)}
         self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
         self.current = self.primaries[0]
@@ -116,6 +119,10 @@ class World:
         """Remember what happened; it is put into words only if the run fails."""
         self._trace.append((self.clock.now, who, verb, what))
 
+    def incarnation_of(self, safekeeper: SimSafekeeper) -> str:
+        """Return the random id of a safekeeper's next new data folder (S8)."""
+        return f"{safekeeper.id:04x}{0 if self.wiped_keeps_incarnation else safekeeper.wiped:028x}"
+
     def durable_effect_delay_s(self, safekeeper: SimSafekeeper) -> float:
         """Return how long an effect on a safekeeper's disk takes; mostly no time, so that little waits."""
         if self.rng.random() < self.profile.slow_effect:
@@ -142,10 +149,7 @@ class World:
 
     def trace(self) -> list[str]:
         """Return what happened last, a line each."""
-        lines = []
-        for now, who, verb, what in list(self._trace)[-TRACE_LINES:]:
-            lines.append(f"{now:9.4f} {who:>3} {verb} {' '.join(_shown(item) for item in what)}".rstrip())
-        return lines
+        return [line(*happened) for happened in list(self._trace)[-TRACE_LINES:]]
 
     def run(self, until_s: float) -> None:
         """Let time pass.
@@ -180,7 +184,7 @@ class World:
         if is_healing is not self.is_healing:
             return
         rng = self.rng
-        if primary.up and (primary is self.current or primary.walsender is not None):
+        if primary.up and not primary.quiet and (primary is self.current or primary.walsender is not None):
             for _ in range(rng.choice((1, 1, 2, 5))):
                 primary.write_record(HEADER_BYTES + int(rng.expovariate(1.0) * rng.choice((20, 200, 600))))
             if rng.random() < 0.3:
@@ -204,6 +208,7 @@ class World:
             safekeeper.disk.full = False
             safekeeper.flush_delay_s = self.profile.flush_delay_s
         for primary in self.primaries:
+            primary.quiet = False
             primary.start()
         self.run(self.clock.now + SETTLE_S)
         self.current = self.best_primary()
@@ -328,21 +333,6 @@ def _small_frames() -> Iterator[None]:
     finally:
         for name, value in zip(names, before, strict=True):
             setattr(leadership_module, name, value)
-
-
-def _shown(item: Any) -> str:
-    """Put a value of the trace into few words."""
-    if isinstance(item, int):
-        return f"#{item}"
-    if isinstance(item, bytes | bytearray | memoryview):
-        return f"<{len(item)} bytes>"
-    if isinstance(item, str):
-        return item
-    text = str(item)
-    payload = getattr(item, "payload", None)
-    if payload is not None:
-        text = text.replace(str(payload), f"<{len(payload)} bytes>")
-    return text if len(text) <= 600 else text[:600] + "..."
 
 
 __all__ = ["FIRST_LSN", "TO_PROXY", "TO_SAFEKEEPER", "SimulationFailed", "World"]

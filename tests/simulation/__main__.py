@@ -1,0 +1,101 @@
+"""Command line of the simulator: `python -m tests.simulation --seeds 1000 --first 0`."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.simulation.bugs import BUGS
+from tests.simulation.profiles import PROFILES
+from tests.simulation.runner import Failure, Outcome, Task, attempt_all
+
+PLAIN_EVERY = 500
+SEEDS_TO_FIND_A_BUG = 2000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=_positive, default=300, help="how many seeds (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--profile", choices=PROFILES, help="run all under one profile; otherwise they take turns")
+    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
+    parser.add_argument("--bugs", action="store_true", help="plant every bug in turn; exit 1 if any is not found")
+    options = parser.parse_args(arguments)
+    if options.bugs:
+        return _hunt_all(options.first)
+    tasks = [Task(seed, options.profile, options.bug) for seed in range(options.first, options.first + options.seeds)]
+    print(
+        f"seeds {options.first}..{options.first + options.seeds - 1}, "
+        f"profile {options.profile or 'each in turn'}, bug {options.bug or 'none'}",
+        flush=True,
+    )
+    began_at = time.monotonic()
+    steps = terms = acks = 0
+    for outcome in _with_progress(attempt_all(tasks), len(tasks)):
+        if isinstance(outcome, Failure):
+            _print_failure(outcome)
+            return 1
+        steps, terms, acks = steps + outcome.steps, terms + outcome.terms, acks + outcome.acks
+    took_s = time.monotonic() - began_at
+    print(
+        f"all {len(tasks)} held in {took_s:.1f} s ({len(tasks) / took_s:.1f} seeds/s): "
+        f"{steps} steps, {terms} terms won, {acks} acknowledgements compared byte by byte"
+    )
+    return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _with_progress(outcomes: Iterator[Outcome | Failure], total: int) -> Iterator[Outcome | Failure]:
+    """Pass the outcomes on, with a bar on a terminal and a line now and then elsewhere."""
+    if sys.stdout.isatty():
+        columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(), transient=True) as progress:
+            yield from progress.track(outcomes, total=total)
+        return
+    for done, outcome in enumerate(outcomes, 1):
+        if done % PLAIN_EVERY == 0 and done < total:
+            print(f"{done} of {total}", flush=True)
+        yield outcome
+
+
+def _print_failure(failure: Failure) -> None:
+    task = failure.task
+    print(f"\nseed {task.seed}, profile {task.profile_name}: {failure.invariant} does not hold\n")
+    print("\n".join(failure.trace))
+    print(f"\n{failure.text}\n\nTo run only this again, paste it into a test:\n\n{task.as_test()}")
+
+
+def _hunt_all(first: int) -> int:
+    """Plant each bug until a seed finds it."""
+    print(f"seeds {first}.., at most {SEEDS_TO_FIND_A_BUG} for each of {len(BUGS)} bugs", flush=True)
+    missed = 0
+    for name, bug in BUGS.items():
+        began_at = time.monotonic()
+        failure = find(name, first, SEEDS_TO_FIND_A_BUG)
+        took_s = time.monotonic() - began_at
+        if failure is None:
+            missed += 1
+            print(f"{bug.rule:>4} {name}: NOT FOUND in {took_s:.1f} s", flush=True)
+        else:
+            print(f"{bug.rule:>4} {name}: seed {failure.task.seed}, {took_s:.1f} s: {failure.invariant}", flush=True)
+    return 1 if missed else 0
+
+
+def find(bug: str, first: int, seeds: int) -> Failure | None:
+    """Return the first failure that a planted bug causes, None if none of the seeds does."""
+    outcomes = attempt_all([Task(seed, None, bug) for seed in range(first, first + seeds)])
+    return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

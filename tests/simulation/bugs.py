@@ -1,0 +1,218 @@
+"""Bugs to plant: each drops one rule, in the test tree only, and the simulation must find what follows.
+
+A simulator that finds nothing proves nothing unless it finds these. Some of them make a safekeeper lie; its words are
+then believed (`Checker.believes`), so that it is the harm that must be found, and not the lie.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from safekeeper.consensus import leadership as leadership_module
+from safekeeper.consensus import proposer as proposer_module
+from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.commitment import quorum_lsn
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TruncateWal
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
+from safekeeper.consensus.proposer import Campaign, Proposer
+from safekeeper.consensus.term_history import tli_at
+from safekeeper.errors import StorageFull
+from safekeeper.lsn import Lsn
+from tests.simulation.checkers import Checker
+from tests.simulation.disk import ModelDisk
+from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.synthetic_wal import last_complete_end
+from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A rule that is dropped.
+
+    Attributes:
+        rule: the rule of docs/invariants.md that it breaks.
+        profile: the faults that bring it to light.
+        swaps: (object, attribute, value) to put in place while it is planted.
+    """
+
+    rule: str
+    profile: Profile
+    swaps: tuple[tuple[Any, str, Any], ...]
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Plant a bug while the block runs."""
+    with ExitStack() as stack:
+        for holder, name, value in bug.swaps:
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+        yield
+
+
+class _AckBeforeFlush(Acceptor):
+    """Says that it has flushed what it has only received."""
+
+    def _answer_append(self) -> Effects:
+        for effect in super()._answer_append():
+            if isinstance(effect, Send) and isinstance(effect.message, AppendResponse):
+                message = msgspec.structs.replace(effect.message, flush_lsn=effect.message.write_lsn)
+                effect = Send(effect.connection, message)
+            yield effect
+
+
+class _VoteNotPersisted(Acceptor):
+    """Keeps a promise in memory only, as if the control file needed no fsync."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if changes.keys() == {"promised"}:
+            self.control = msgspec.structs.replace(self.control, **changes)
+            return
+        yield from super()._persist(**changes)
+
+
+class _ComparedAsPair(Acceptor):
+    """Votes for (5, runB) after (5, runA), because the pair is higher."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        promised = self.control.promised
+        if message.node_id.term == promised.term and message.node_id.run > promised.run:
+            lower = NodeId(promised.term - 1, promised.run)
+            self.control = msgspec.structs.replace(self.control, promised=lower)
+        yield from super()._vote(connection, message, now)
+
+
+class _NoTruncate(Acceptor):
+    """Takes the new history over whatever WAL it has."""
+
+    def _finish_adoption(self) -> Effects:
+        if self.control.truncate_to is not None:
+            yield from self._persist(truncate_to=None)
+        else:
+            yield from super()._finish_adoption()
+
+
+class _CutBeforeHistory(Acceptor):
+    """Cuts first and writes down why afterwards; a crash in between leaves a log that seems older than it is."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        cut_lsn = changes.get("truncate_to")
+        if cut_lsn is not None:
+            yield TruncateWal(cut_lsn, tli_at(changes["history"], cut_lsn))
+        yield from super()._persist(**changes)
+
+
+class _CommitAboveCut(Acceptor):
+    """Keeps its commit_lsn through a cut below it."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if "truncate_to" in changes:
+            changes["commit_lsn"] = max(self.commit_lsn, changes.get("commit_lsn", 0))
+        yield from super()._persist(**changes)
+
+
+class _GapAccepted(Acceptor):
+    """Drops a frame when the disk is full, and takes the next one."""
+
+    def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
+        if not isinstance(message, AppendRequest):
+            yield from super().receive(connection, message, now)
+            return
+        try:
+            yield from self._append(connection, message, now)
+        except StorageFull:
+            return
+
+    def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
+        if message.node_id == self.leader and message.begin_lsn > self.write_lsn:
+            self.write_lsn = message.begin_lsn
+        yield from super()._append(connection, message, now)
+
+
+class _CutUnfenced(Acceptor):
+    """Lets any cut pass."""
+
+    def _refusal_of_cut(self, lsn: Lsn, tli_changes: bool, message: Elected) -> EffectsThen[Any]:
+        return None
+        yield Persist(self.control)  # Never reached: it makes this a generator.
+
+
+class _TermUsedTwice(Proposer):
+    """Asks for the term after the highest promise that it sees, even if it has won that one before."""
+
+    def _vote(self, campaign: Campaign, now: float) -> None:
+        self.term = 0
+        super()._vote(campaign, now)
+
+
+class _RescanningDisk(ModelDisk):
+    """Finds the end of its WAL by looking for the last whole record, and drops what was acked of the next one."""
+
+    def crash(self, power_cut: bool) -> None:
+        super().crash(power_cut)
+        if self.begin_lsn:
+            self.durable_lsn = last_complete_end(self.wal, self.begin_lsn, self.durable_lsn)
+            del self.wal[self.durable_lsn - self.begin_lsn :]
+
+
+def _quorum_without_term_start(positions: Any, membership: Membership, term_start_lsn: Lsn) -> Lsn:
+    return quorum_lsn(positions, membership, 0)
+
+
+def _nothing_committed(*_: Any) -> Lsn:
+    return 0
+
+
+def _known_commit(votes: Any, donor: int, *_: Any) -> Lsn:
+    return max(0, *(int(vote.commit_lsn) for vote in votes.values()))
+
+
+def _no_difference(*_: Any) -> None:
+    return None
+
+
+def _biased(profile_name: str, **weights: int) -> Profile:
+    profile = PROFILES[profile_name]
+    return replace(profile, weights={**profile.weights, **weights})
+
+
+_BELIEVES = (Checker, "believes", True)
+BUGS: dict[str, Bug] = {
+    "ack_before_flush": Bug("S2", PROFILES["crashy"], ((World, "acceptor_class", _AckBeforeFlush), _BELIEVES)),
+    "vote_not_persisted": Bug(
+        "S2", _biased("elections", crash_safekeeper=30), ((World, "acceptor_class", _VoteNotPersisted), _BELIEVES)
+    ),
+    "node_id_compared_as_pair": Bug(
+        "S3", PROFILES["elections"], ((World, "acceptor_class", _ComparedAsPair), _BELIEVES)
+    ),
+    "term_used_twice": Bug("S3", PROFILES["elections"], ((World, "proposer_class", _TermUsedTwice),)),
+    "commit_before_term_start": Bug(
+        "S4",
+        _biased("elections", block=25, unblock=10),
+        ((leadership_module, "quorum_lsn", _quorum_without_term_start),),
+    ),
+    "no_truncate": Bug("S5", PROFILES["elections"], ((World, "acceptor_class", _NoTruncate),)),
+    "cut_before_history": Bug(
+        "S5", _biased("switches", crash_safekeeper=25), ((World, "acceptor_class", _CutBeforeHistory),)
+    ),
+    "commit_above_cut": Bug("S5", PROFILES["switches"], ((World, "acceptor_class", _CommitAboveCut),)),
+    "gap_accepted": Bug("S6", PROFILES["disks"], ((World, "acceptor_class", _GapAccepted), _BELIEVES)),
+    "wiped_member_votes": Bug("S8", _biased("disks", wipe=15), ((World, "wiped_keeps_incarnation", True),)),
+    "tli_cut_unchecked": Bug(
+        "S9",
+        PROFILES["switches"],
+        ((proposer_module, "highest_possible_commit", _nothing_committed), (World, "acceptor_class", _CutUnfenced)),
+    ),
+    "tli_cut_guarded_by_commit_lsn": Bug(
+        "S9", PROFILES["switches"], ((proposer_module, "highest_possible_commit", _known_commit),)
+    ),
+    "primary_unchecked": Bug("S10", PROFILES["switches"], ((proposer_module, "first_difference", _no_difference),)),
+    "end_of_wal_underestimated": Bug(
+        "S13", _biased("crashy", promote=10, block=10), ((World, "model_disk_class", _RescanningDisk),)
+    ),
+}
