@@ -94,5 +94,7 @@ def not_ready_reason(proxy: Proxy, now: float) -> str:
         return "another proxy serves; this one waits as a spare"
     if state == "waiting_for_primary":
         return f"{state}: {proxy.feed.problem}" if proxy.feed.problem else state
+    if proxy.proposer.stuck:
+        return f"{state}: {proxy.proposer.stuck}"
     problems = [f"safekeeper {i}: {proxy.member_problem(i)}" for i in sorted(proxy.links) if proxy.member_problem(i)]
     return f"{state}: {'; '.join(problems)}" if problems else state

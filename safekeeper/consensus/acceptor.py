@@ -351,6 +351,11 @@ class Acceptor:
             )
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason, close=True)
             return
+        theirs, ours = (message.system_id, message.segment_size), (control.system_id, control.segment_size)
+        if control.system_id and theirs != ours:
+            reason = f"the WAL here has system identifier and segment size {ours}, the proposer's log has {theirs}"
+            yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
+            return
         if control.membership is not None and message.membership.generation < control.membership.generation:
             yield from self._refuse_generation(connection, message.membership.generation)
             return

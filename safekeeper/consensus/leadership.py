@@ -28,6 +28,8 @@ from safekeeper.lsn import Lsn, format_lsn
 APPEND_BYTES_MAX = 1 << 20
 IN_FLIGHT_BYTES_MAX = 8 << 20
 READ_BYTES = 256 << 10
+# Reads go on until they are so far ahead of their rate: the shell's ticks, which let them go on, come less often.
+READ_AHEAD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Progress:
         waiting_since: when the oldest word without an answer was sent, None if all are answered.
         read_request, read_end_lsn: the outstanding read of its missing WAL: (request id, safekeeper asked), and the
             end of the range asked for.
-        read_allowed_at: not before this time may more be read for it, so that the hot path does not feel it.
+        read_allowed_at: when the rate of reads for it allows the next one, so that the hot path does not feel them.
         has_readers: it streams to others, so it wants to hear of commits at once.
     """
 
@@ -261,7 +263,7 @@ class Leadership:
 
     def _read_for(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
         """Ask another member for WAL that the window has no more; slowly, unless a quorum waits for it."""
-        if now < progress.read_allowed_at and not self._quorum_needs(safekeeper_id, now):
+        if progress.read_allowed_at > now + READ_AHEAD_S and not self._quorum_needs(safekeeper_id, now):
             return
         sources = [
             (p.flush_lsn, source)
@@ -302,7 +304,7 @@ class Leadership:
         for progress in self.members.values():
             if progress.read_request is not None and progress.read_request[1] == source:
                 progress.read_request = None
-                progress.read_allowed_at = now + self._timing.heartbeat_interval_s
+                progress.read_allowed_at = now + READ_AHEAD_S + self._timing.heartbeat_interval_s
 
     def append_request(self, begin_lsn: Lsn, now: float, payload: bytes | memoryview = b"") -> AppendRequest:
         """Return an append with everything that is known now; the shell sends the window's bytes behind it."""

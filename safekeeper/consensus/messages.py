@@ -214,7 +214,7 @@ class ReadResponse(msgspec.Struct, frozen=True, tag="read_response"):
 
 
 class DigestRequest(msgspec.Struct, frozen=True, tag="digest_request"):
-    """Send the CRC-32C of each 8 KiB page of [begin_lsn, end_lsn), the last one cut at end_lsn."""
+    """Send the CRC-32C of each aligned 8 KiB page of [begin_lsn, end_lsn), first and last cut at the range's ends."""
 
     node_id: NodeId
     request_id: int
