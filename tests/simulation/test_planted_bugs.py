@@ -1,0 +1,42 @@
+"""The simulator finds what it is made to find: each rule that is dropped is seen to lose or corrupt something."""
+
+import pytest
+
+from tests.simulation.__main__ import find, main
+from tests.simulation.bugs import BUGS
+from tests.simulation.runner import Failure, Task, attempt
+
+QUICK = (
+    "ack_before_flush",
+    "node_id_compared_as_pair",
+    "no_truncate",
+    "gap_accepted",
+    "wiped_member_votes",
+    "tli_cut_unchecked",
+    "tli_cut_guarded_by_commit_lsn",
+    "primary_unchecked",
+    "commit_above_cut",
+    "end_of_wal_underestimated",
+)
+SEEDS = 90
+
+
+@pytest.mark.parametrize("bug", QUICK)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    failure = find(bug, 0, SEEDS)
+    assert failure is not None, f"{bug} ({BUGS[bug].rule}) was not found in {SEEDS} seeds"
+    assert failure.trace
+
+
+def test_a_planted_bug_is_gone_afterwards() -> None:
+    failure = find("ack_before_flush", 0, SEEDS)
+    assert failure is not None
+    assert not isinstance(attempt(Task(failure.task.seed, "crashy")), Failure)
+
+
+def test_a_failure_names_its_seed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "20", "--bug", "ack_before_flush"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("seeds 0..19")
+    assert "CommittedNotOverwritten" in printed
+    assert 'run_seed(0, bug="ack_before_flush")' in printed

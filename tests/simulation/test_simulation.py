@@ -1,0 +1,27 @@
+"""A few hundred seeds of every profile. More of them: `make sim SEEDS=3000`."""
+
+import pytest
+
+from tests.simulation.profiles import PROFILES
+from tests.simulation.runner import Failure, Task, attempt, build, run_world
+
+SEEDS_PER_PROFILE = 30
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_everything_holds_and_converges_under(profile: str) -> None:
+    first = 10_000 + 1_000 * list(PROFILES).index(profile)
+    outcomes = [attempt(Task(seed, profile)) for seed in range(first, first + SEEDS_PER_PROFILE)]
+    failures = [f"seed {o.task.seed}: {o.text}" for o in outcomes if isinstance(o, Failure)]
+    assert failures == []
+    # A run in which nothing was acknowledged, or nobody was elected anew, shows nothing.
+    assert sum(o.acks for o in outcomes if not isinstance(o, Failure)) > 5 * SEEDS_PER_PROFILE
+    assert sum(o.terms for o in outcomes if not isinstance(o, Failure)) > 2 * SEEDS_PER_PROFILE
+
+
+@pytest.mark.parametrize("seed", [3, 11, 29])
+def test_a_seed_decides_everything(seed: int) -> None:
+    first, again = (build(Task(seed)) for _ in range(2))
+    assert run_world(first) == run_world(again)
+    assert first.trace() == again.trace()
+    assert first.checker.committed == again.checker.committed

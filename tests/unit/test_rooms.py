@@ -1,0 +1,83 @@
+"""Who may import what: the rooms of the house, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PURE = sorted(
+    [
+        *(ROOT / "safekeeper" / "consensus").glob("*.py"),
+        *(ROOT / "safekeeper" / "wal" / name for name in ("format.py", "records.py", "continuity.py")),
+        ROOT / "safekeeper" / "wire.py",
+        ROOT / "safekeeper" / "lsn.py",
+    ]
+)
+PURE_MAY_IMPORT = {
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "functools",
+    "google_crc32c",
+    "hashlib",
+    "math",
+    "msgspec",
+    "re",
+    "struct",
+    "typing",
+}
+PURE_ROOMS = ("safekeeper.consensus", "safekeeper.wal.format", "safekeeper.wal.records", "safekeeper.wal.continuity")
+PURE_ROOMS_AND_FILES = (*PURE_ROOMS, "safekeeper.errors", "safekeeper.lsn", "safekeeper.wire")
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            found.add(node.module or "")
+    return found
+
+
+def calls(path: Path) -> set[str]:
+    """Return the plain names that a file calls."""
+    tree = ast.parse(path.read_text())
+    return {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+
+
+@pytest.mark.parametrize("path", PURE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_pure_room_reads_no_clock_no_chance_and_no_file(path: Path) -> None:
+    foreign = {
+        module
+        for module in imports(path)
+        if module not in PURE_MAY_IMPORT
+        and not any(module == room or module.startswith(f"{room}.") for room in PURE_ROOMS_AND_FILES)
+    }
+    assert foreign == set()
+    assert calls(path) & {"open", "print", "input", "exec", "eval", "__import__"} == set()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "safekeeper").rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_the_safekeeper_never_imports_the_proxy(path: Path) -> None:
+    assert {module for module in imports(path) if module.split(".")[0] in ("walproxy", "tests")} == set()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "walproxy").rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_nothing_that_is_shipped_imports_a_test(path: Path) -> None:
+    assert {module for module in imports(path) if module.split(".")[0] == "tests"} == set()
+
+
+def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
+    file = tmp_path / "some.py"
+    file.write_text("import os.path\ndef f():\n    from asyncio import sleep\n    return open('x')\n")
+    assert imports(file) == {"os.path", "asyncio"}
+    assert calls(file) == {"open"}
