@@ -10,6 +10,7 @@ returned (S2).
 The folder is one process's: `DataDirectoryLock` keeps a second one out.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -106,6 +107,7 @@ class DataDirectoryLock:
 
         Raises:
             ConfigurationError: another process holds it (the message says which), or the folder cannot be used.
+            StorageFailed: the disk is full.
         """
         path = directory / LOCK_FILE_NAME
         try:
@@ -124,6 +126,8 @@ class DataDirectoryLock:
             ) from error
         except OSError as error:
             self.release()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFailed(f"no room to start in {directory}: free some space ({error.strerror})") from error
             raise ConfigurationError(f"could not lock {path}: {error.strerror}; choose another --data-dir") from error
 
     @staticmethod

@@ -26,7 +26,7 @@ def test_the_proxy_waits_for_whatever_is_not_there_yet_and_says_for_what(new_sta
     stand.postgres.stop()
     stand.proxies[0] = stand.make_proxy("walproxy", conninfo=conninfo)
     stand.start_proxy()
-    stand.wait_for_state("waiting_for_primary")
+    stand.wait_for_state("connecting", "waiting_for_primary")
     wait_for(lambda: "Connection refused; waiting for it" in problem_of(stand.proxy), "it says that nobody listens")
     stand.postgres.start()
     stand.wait_for_state("waiting_for_quorum")
