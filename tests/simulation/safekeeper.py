@@ -44,6 +44,7 @@ class SimSafekeeper:
         acceptor: the state machine of the present life, None while the process is down.
         is_serving: whether it accepts connections.
         effects_left: the process dies at this effect from now on, None for never.
+        dies_after: the process dies right after the next effect of this name, empty for never.
         flush_delay_s: how long an fdatasync may take.
         wiped: how often its disk was lost.
     """
@@ -57,6 +58,7 @@ class SimSafekeeper:
         self.acceptor: Acceptor | None = None
         self.is_serving = False
         self.effects_left: int | None = None
+        self.dies_after = ""
         self.dies_of_power_cut = False
         self.flush_delay_s = world.profile.flush_delay_s
         self.wiped = 0
@@ -211,6 +213,8 @@ class SimSafekeeper:
                 self.world.note(self.name, "fails", failure)
                 self.crash(power_cut=self.world.rng.random() < 0.5)
                 return
+            if type(effect).__name__ == self.dies_after:
+                self.dies_after, self.effects_left = "", 1
             if self._dies_here():
                 return
             if isinstance(effect, _DURABLE_EFFECTS):

@@ -1,0 +1,324 @@
+"""Schedules as a person writes them, replayed on the real state machines.
+
+A scenario is a text file: one command or condition a line, `#` begins a comment. Nothing happens by chance in it, and
+nothing goes wrong that it does not say. Proxies are called P1, P2 ..., safekeepers S1, S2 ..., primaries by a capital
+letter; A is there from the start. Records have names of their own, 100 bytes each unless it says otherwise.
+
+    P1 starts on A [and takes over]         S1 crashes | loses power | loses its disk | starts
+    P1 stops                                S1 dies after Persist           (the name of an effect)
+    P1 and S1 S2 are apart                  A writes a b [of 300 bytes]
+    P1 cannot tell S1 | cannot hear S1      A writes a and flushes 40 bytes of it
+    P1 and S1 meet again                    B is A promoted after a | before a
+    P1 loses its primary | now uses B       B is A restored after a
+    A stops | starts                        run 0.5 s
+
+    until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
+
+    P1 leads | does not lead | is refused | runs          a b are committed | acknowledged | not acknowledged
+    P1 has greeted S1 S2                                  S1 S2 hold a b | lack a b
+
+The checkers look on all the time; a scenario that ends without `everything converges on` has ended safely as well.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from safekeeper.consensus.proposer import Phase
+from safekeeper.lsn import Lsn
+from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
+from tests.simulation.primary import VirtualPrimary
+from tests.simulation.profiles import Profile
+from tests.simulation.proxy import SimProxy
+from tests.simulation.safekeeper import SimSafekeeper
+from tests.simulation.world import World
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+WAIT_S = 10.0
+RECORD_BYTES = 100
+_CALM = Profile(delay_s=0.002, flush_delay_s=0.002, slow_effect=0.0, evict_early=0.0, record_every_s=1e9)
+
+
+class ScenarioFailed(AssertionError):
+    """A line did not do or find what it says."""
+
+
+class Record(NamedTuple):
+    """A record that a scenario has named."""
+
+    primary: VirtualPrimary
+    start_lsn: Lsn
+    end_lsn: Lsn
+
+    @property
+    def wal(self) -> bytes:
+        """Its bytes."""
+        return self.primary.read(self.start_lsn, self.end_lsn)
+
+
+class Stage(World):
+    """A world in which only what the scenario says goes wrong: nothing restarts by itself."""
+
+    def __init__(self, safekeeper_count: int = 3) -> None:
+        super().__init__(seed=0, profile=_CALM, safekeeper_count=safekeeper_count)
+        self.records: dict[str, Record] = {}
+        self.start()
+
+    def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
+        """It stays down."""
+
+    def proxy_finished(self, proxy: SimProxy) -> None:
+        """It stays down, except at the end."""
+        if self.is_healing:
+            super().proxy_finished(proxy)
+
+    def proxy(self, name: str) -> SimProxy:
+        """Return a proxy by its name."""
+        return next(proxy for proxy in self.proxies if proxy.name == name)
+
+    def primary(self, name: str) -> VirtualPrimary:
+        """Return a primary by its name."""
+        return next(primary for primary in self.primaries if primary.name == name)
+
+    def each_safekeeper(self, names: str) -> list[SimSafekeeper]:
+        """Return the safekeepers of a list of names."""
+        return [self.safekeepers[int(name[1:])] for name in names.split()]
+
+    def each_record(self, names: str) -> list[Record]:
+        """Return the records of a list of names."""
+        return [self.records[name] for name in names.split()]
+
+    # ------------------------------------------------------------------ commands
+
+    def starts(self, name: str, primary: str, takes_over: str | None) -> None:
+        known = next((proxy for proxy in self.proxies if proxy.name == name), None)
+        if known is None:
+            known = SimProxy(self, name, self.primary(primary))
+            self.proxies.append(known)
+        known.primary, known.takeover = self.primary(primary), takes_over is not None
+        known.start()
+
+    def stops(self, name: str) -> None:
+        self.proxy(name).stop()
+
+    def loses_primary(self, name: str) -> None:
+        self.proxy(name).lose_primary()
+
+    def now_uses(self, name: str, primary: str) -> None:
+        self.proxy(name).primary = self.primary(primary)
+        self.proxy(name).lose_primary()
+
+    def apart(self, name: str, safekeepers: str) -> None:
+        self.cannot(name, "tell", safekeepers)
+        self.cannot(name, "hear", safekeepers)
+
+    def cannot(self, name: str, what: str, safekeepers: str) -> None:
+        way = TO_SAFEKEEPER if what == "tell" else TO_PROXY
+        for safekeeper in self.each_safekeeper(safekeepers):
+            self.network.blocked.add((name, safekeeper.id, way))
+
+    def meet(self, name: str, safekeepers: str) -> None:
+        for safekeeper in self.each_safekeeper(safekeepers):
+            for way in (TO_SAFEKEEPER, TO_PROXY):
+                self.network.unblock(name, safekeeper.id, way)
+
+    def writes(self, name: str, records: str, size: str | None) -> None:
+        primary = self.primary(name)
+        for record in records.split():
+            self._write_one(primary, record, int(size or RECORD_BYTES))
+        primary.flush()
+
+    def writes_in_part(self, name: str, record: str, flushed: str) -> None:
+        primary = self.primary(name)
+        self._write_one(primary, record, RECORD_BYTES)
+        primary.flush(self.records[record].start_lsn + int(flushed))
+
+    def _write_one(self, primary: VirtualPrimary, name: str, size: int) -> None:
+        start_lsn = primary.insert_lsn
+        self.records[name] = Record(primary, start_lsn, primary.write_record(size))
+
+    def primary_stops(self, name: str) -> None:
+        self.primary(name).crash()
+
+    def primary_starts(self, name: str) -> None:
+        self.primary(name).start()
+
+    def promoted(self, name: str, source: str, side: str, record: str) -> None:
+        fork_lsn = self._beside(side, record)
+        tli = max(primary.tli for primary in self.primaries) + 1
+        self.current = self.new_primary(self.primary(source).promoted(name, fork_lsn, tli))
+
+    def restored(self, name: str, source: str, side: str, record: str) -> None:
+        self.current = self.new_primary(self.primary(source).restored(name, self._beside(side, record)))
+
+    def _beside(self, side: str, record: str) -> Lsn:
+        known = self.records[record]
+        return known.end_lsn if side == "after" else known.start_lsn
+
+    def crashes(self, name: str, how: str) -> None:
+        (safekeeper,) = self.each_safekeeper(name)
+        if safekeeper.acceptor is not None:
+            safekeeper.crash(power_cut=how != "crashes")
+        if how == "loses its disk":
+            safekeeper.wipe()
+
+    def dies_after(self, name: str, effect: str) -> None:
+        (safekeeper,) = self.each_safekeeper(name)
+        safekeeper.dies_after = effect
+
+    def safekeeper_starts(self, name: str) -> None:
+        (safekeeper,) = self.each_safekeeper(name)
+        safekeeper.start()
+
+    def runs(self, seconds: str) -> None:
+        self.run(self.clock.now + float(seconds))
+
+    def until(self, condition: str) -> None:
+        deadline_s = self.clock.now + WAIT_S
+        while not self.holds(condition):
+            if self.clock.now >= deadline_s:
+                raise ScenarioFailed(f"not within {WAIT_S} s: {condition}\n" + "\n".join(self.trace()))
+            # So small a step that what follows finds the world as it was when the condition began to hold.
+            self.run(self.clock.now + 0.0005)
+
+    def expect(self, condition: str) -> None:
+        if not self.holds(condition):
+            raise ScenarioFailed(f"does not hold: {condition}\n" + "\n".join(self.trace()))
+
+    def converges(self, name: str) -> None:
+        self._chosen = self.primary(name)
+        self.profile = replace(self.profile, record_every_s=0.1)
+        for safekeeper in self.safekeepers.values():
+            safekeeper.start()
+        if not self.proxies:
+            self.add_proxy()
+        self.heal()
+        self.converge()
+        self.check_all()
+        for safekeeper in self.safekeepers.values():
+            lost = [n for n, r in self.records.items() if r.end_lsn <= self.checker.acked_lsn and self._is_lost(r)]
+            if lost:
+                raise ScenarioFailed(f"acknowledged and not on {safekeeper.name}: {lost}")
+
+    def best_primary(self) -> VirtualPrimary:
+        """The scenario says which."""
+        return self._chosen
+
+    def _is_lost(self, record: Record) -> bool:
+        return record.primary.told_lsn >= record.end_lsn and record.wal not in self.checker.committed
+
+    # ------------------------------------------------------------------ conditions
+
+    def holds(self, condition: str) -> bool:
+        """Tell whether a condition holds now."""
+        for pattern, check in _CONDITIONS:
+            match = re.fullmatch(pattern, condition)
+            if match is not None:
+                return check(self, *match.groups())
+        raise ScenarioFailed(f"no such condition: {condition!r}")
+
+    def leads(self, name: str) -> bool:
+        proposer = self.proxy(name).proposer
+        return proposer is not None and proposer.phase is Phase.LEADING
+
+    def has_greeted(self, name: str, safekeepers: str) -> bool:
+        proposer = self.proxy(name).proposer
+        if proposer is None:
+            return False
+        return all(proposer.peers[safekeeper.id].greeting for safekeeper in self.each_safekeeper(safekeepers))
+
+    def committed(self, records: str) -> bool:
+        checker = self.checker
+        return all(
+            record.end_lsn <= checker.committed_lsn
+            and checker.committed[record.start_lsn - checker.base_lsn :].startswith(record.wal)
+            for record in self.each_record(records)
+        )
+
+    def acknowledged(self, records: str) -> bool:
+        return self.committed(records) and all(r.primary.told_lsn >= r.end_lsn for r in self.each_record(records))
+
+    def unacknowledged(self, records: str) -> bool:
+        return all(r.primary.told_lsn < r.end_lsn for r in self.each_record(records))
+
+    def hold(self, safekeepers: str, records: str) -> bool:
+        return all(_holds(s, r) for s in self.each_safekeeper(safekeepers) for r in self.each_record(records))
+
+    def lack(self, safekeepers: str, records: str) -> bool:
+        return not any(_holds(s, r) for s in self.each_safekeeper(safekeepers) for r in self.each_record(records))
+
+
+def _holds(safekeeper: SimSafekeeper, record: Record) -> bool:
+    disk = safekeeper.disk
+    if not disk.begin_lsn or disk.durable_lsn < record.end_lsn:
+        return False
+    begin = record.start_lsn - disk.begin_lsn
+    return bytes(disk.wal[begin : begin + len(record.wal)]) == record.wal
+
+
+_P, _S, _SS, _A, _R, _RR = r"(P\d)", r"(S\d)", r"((?:S\d ?)+?)", r"([A-Z])", r"(\w+)", r"(\w+(?: \w+)*?)"
+_COMMANDS: list[tuple[str, Callable[..., None]]] = [
+    (rf"{_P} starts on {_A}( and takes over)?", Stage.starts),
+    (rf"{_P} stops", Stage.stops),
+    (rf"{_P} loses its primary", Stage.loses_primary),
+    (rf"{_P} now uses {_A}", Stage.now_uses),
+    (rf"{_P} and {_SS} are apart", Stage.apart),
+    (rf"{_P} cannot (tell|hear) {_SS}", Stage.cannot),
+    (rf"{_P} and {_SS} meet again", Stage.meet),
+    (rf"{_A} writes {_R} and flushes (\d+) bytes of it", Stage.writes_in_part),
+    (rf"{_A} writes {_RR}(?: of (\d+) bytes)?", Stage.writes),
+    (rf"{_A} stops", Stage.primary_stops),
+    (rf"{_A} starts", Stage.primary_starts),
+    (rf"{_A} is {_A} promoted (after|before) {_R}", Stage.promoted),
+    (rf"{_A} is {_A} restored (after|before) {_R}", Stage.restored),
+    (rf"{_S} (crashes|loses power|loses its disk)", Stage.crashes),
+    (rf"{_S} dies after (\w+)", Stage.dies_after),
+    (rf"{_S} starts", Stage.safekeeper_starts),
+    (r"run ([\d.]+) s", Stage.runs),
+    (r"until (.+)", Stage.until),
+    (r"expect (.+)", Stage.expect),
+    (rf"everything converges on {_A}", Stage.converges),
+]
+_CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
+    (rf"{_P} leads", Stage.leads),
+    (rf"{_P} does not lead", lambda stage, name: not stage.leads(name)),
+    (rf"{_P} is refused", lambda stage, name: stage.proxy(name).refusal is not None),
+    (rf"{_P} runs", lambda stage, name: stage.proxy(name).proposer is not None),
+    (rf"{_P} has greeted {_SS}", Stage.has_greeted),
+    (rf"{_RR} (?:is|are) committed", Stage.committed),
+    (rf"{_RR} (?:is|are) acknowledged", Stage.acknowledged),
+    (rf"{_RR} (?:is|are) not acknowledged", Stage.unacknowledged),
+    (rf"{_SS} holds? {_RR}", Stage.hold),
+    (rf"{_SS} lacks? {_RR}", Stage.lack),
+]
+
+
+def play(path: Path) -> Stage:
+    """Replay a scenario; return the stage as it is at the end.
+
+    Raises:
+        ScenarioFailed: a line did not do or find what it says.
+        SimulationFailed: an invariant does not hold.
+    """
+    stage = Stage()
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        command = text.split("#")[0].strip()
+        if command:
+            try:
+                perform(stage, command)
+            except ScenarioFailed as failed:
+                raise ScenarioFailed(f"{path.name}:{number}: {failed}") from failed
+    stage.check_all()
+    return stage
+
+
+def perform(stage: Stage, command: str) -> None:
+    """Carry out one line."""
+    for pattern, do in _COMMANDS:
+        match = re.fullmatch(pattern, command)
+        if match is not None:
+            do(stage, *match.groups())
+            return
+    raise ScenarioFailed(f"no such command: {command!r}")
