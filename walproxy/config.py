@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from safekeeper.config import LOG_LEVELS
+from safekeeper.consensus.acceptor import HEARTBEAT_TIMEOUT_S
 from safekeeper.settings import Address, address, one_of, option, positive_integer, seconds, size_bytes, text
 
 ENVIRONMENT_PREFIX = "WALPROXY"
 DEFAULT_HTTP = "127.0.0.1:7667"
+SIZE_MIN_BYTES = 1 << 20
 
 
 def safekeeper_addresses(written: Any) -> tuple[tuple[int, Address], ...]:
@@ -29,6 +31,24 @@ def safekeeper_addresses(written: Any) -> tuple[tuple[int, Address], ...]:
     if len(set(places)) != len(places):
         raise ValueError(f"{next(p for p in places if places.count(p) > 1)} is given for two safekeepers")
     return tuple(members)
+
+
+def memory_or_rate(written: Any) -> int:
+    """A number of bytes that WAL can pass through: at least 1 MiB, the size of the largest frame."""
+    size = size_bytes(written)
+    if size < SIZE_MIN_BYTES:
+        raise ValueError(f"{written!r} is less than 1MiB, too little for WAL to pass")
+    return size
+
+
+def heartbeat_seconds(written: Any) -> float:
+    """Seconds well below those after which safekeepers take a silent proxy for dead."""
+    interval_s = seconds(written)
+    if interval_s > HEARTBEAT_TIMEOUT_S / 2:
+        raise ValueError(
+            f"{written!r} is too long: a proxy that is silent for {HEARTBEAT_TIMEOUT_S:g} s counts as dead"
+        )
+    return interval_s
 
 
 def yes_or_no(written: Any) -> bool:
@@ -68,18 +88,18 @@ class ProxyConfig:
     )
     window: int = option(
         "Memory for WAL that safekeepers still need; uncommitted WAL beyond it holds PostgreSQL back",
-        parse=size_bytes,
+        parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
     )
     catchup_rate: int = option(
         "Bytes a second at which a safekeeper that lags is fed from another",
-        parse=size_bytes,
+        parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
     )
     heartbeat_interval: float = option(
-        "Seconds between heartbeats to an idle safekeeper", parse=seconds, default="0.25", metavar="SECONDS"
+        "Seconds between heartbeats to an idle safekeeper", parse=heartbeat_seconds, default="0.25", metavar="SECONDS"
     )
     response_timeout: float = option(
         "Seconds until a safekeeper that does not answer is connected anew",

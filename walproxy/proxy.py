@@ -14,6 +14,7 @@ import logging
 import random
 import secrets
 from collections import deque
+from typing import Any
 
 from safekeeper.consensus.actions import (
     Action,
@@ -101,6 +102,7 @@ class Proxy:
     async def run(self) -> WalproxyError | None:
         """Serve until stopped; returns the error that ended it, None after `stop`."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._callback_failed)
         self._finished = self._loop.create_future()
         self.state_since = self._loop.time()
         count = len(self.links)
@@ -137,9 +139,17 @@ class Proxy:
             self._finished.set_result(error)
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        """A task of ours that fails is a bug: the process ends with its traceback in the log, not half alive."""
+        """A task of ours that fails is a bug: the process ends, rather than go on half alive."""
         if not task.cancelled() and task.exception() is not None and not self._finished.done():
             self._finished.set_exception(task.exception())  # type: ignore[arg-type]  # is not None: above
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """So is a callback of ours that fails; the event loop would only log it."""
+        error = context.get("exception")
+        if error is None or isinstance(error, OSError):
+            logger.warning("%s%s", context["message"], f": {error}" if error is not None else "")
+        elif not self._finished.done():
+            self._finished.set_exception(error)
 
     async def _tick_for_ever(self) -> None:
         while True:

@@ -98,11 +98,14 @@ def _results(expression: ast.expr) -> Iterator[ast.expr]:
 
 
 def commands() -> list[tuple[str, click.Command]]:
-    return [
-        (f"{program} {name}", command)
-        for program, group in PROGRAMS.items()
-        for name, command in sorted(group.commands.items())
-    ]
+    found = []
+    for program, group in PROGRAMS.items():
+        context = click.Context(group)
+        for name in sorted(group.list_commands(context)):
+            command = group.get_command(context, name)
+            assert command is not None
+            found.append((f"{program} {name}", command))
+    return found
 
 
 def option_table(program: str) -> str:

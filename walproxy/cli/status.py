@@ -84,6 +84,7 @@ def fetch_status(url: str) -> dict[str, Any]:
     except (http.client.InvalidURL, ValueError, OverflowError) as error:
         raise ConfigurationError(f"{url!r} is not a URL: {error}; write http://HOST:PORT") from None
     except urllib.error.HTTPError as error:
+        error.close()
         raise WalproxyError(
             f"{address} answers {error.code} {error.reason}: it is no walproxy; correct --url"
         ) from None
