@@ -314,11 +314,14 @@ async def test_the_next_segment_is_prepared_before_it_is_needed(tmp_path: Path) 
 async def test_a_failed_fdatasync_ends_the_node_and_nothing_is_said_any_more(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        said = len(sk.said)
+        durable_lsn = sk.told_flush_lsn()
         sk.fs.failing = True
         sk.append(b"x" * 100)
         assert isinstance(await failure(sk.node), StorageFailed)
         assert not sk.node.ready
+        # That it was received may have been said before the sync failed; that it is on disk never is.
+        assert sk.told_flush_lsn() == durable_lsn
+        said = len(sk.said)
         sk.node.disconnected(CONNECTION)
         assert len(sk.said) == said
 
