@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from walproxy.demo.story import tell
 from walproxy.server_binaries import ServerBinaries, find_servers, newest_server
 
 _OLDEST_MAJOR = 13
@@ -33,9 +34,6 @@ def demo(clients: int, major: int | None, keep: Path | None) -> None:
       walproxy demo
       walproxy demo --keep /tmp/walproxy-demo
     """
-    # Imported here: `walproxy run`, which must start fast, needs none of it.
-    from walproxy.demo.story import tell
-
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH

@@ -1,0 +1,108 @@
+"""What the steps play on: the cluster, the load, and the clients' ledger, with the waits that steps share."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safekeeper.data_folder import WAL_FOLDER
+from safekeeper.errors import WalproxyError
+from safekeeper.lsn import Lsn, parse_lsn
+from walproxy.demo.ledger import Ledger
+from walproxy.demo.workload import Workload
+from walproxy.local_cluster import LocalCluster, LocalProcess
+
+_POLL_S = 0.005
+
+
+class StepFailed(WalproxyError):
+    """What a step promises did not happen."""
+
+
+@dataclass
+class Stage:
+    """Everything that a step may use.
+
+    Attributes:
+        cluster: the processes.
+        clients: how many of them the load has.
+        ledger: what the clients were told.
+        workload: the load, from the first step on.
+        dead_since_lsn: commit_lsn when each dead safekeeper was killed, by its id.
+        segment_size: of the WAL, in bytes.
+        end_lsn: the end of the WAL that is compared, once PostgreSQL is shut down.
+    """
+
+    cluster: LocalCluster
+    clients: int
+    ledger: Ledger = field(default_factory=Ledger)
+    workload: Workload | None = None
+    dead_since_lsn: dict[int, Lsn] = field(default_factory=dict)
+    segment_size: int = 0
+    end_lsn: Lsn = 0
+
+    def require(self, holds: bool, otherwise: str) -> None:
+        """Raise StepFailed with the message `otherwise` unless `holds`."""
+        if not holds:
+            raise StepFailed(otherwise)
+
+    def observe(self, duration_s: float) -> tuple[float, float]:
+        """Let the load run for a while; return the moments of begin and end."""
+        begin = time.monotonic()
+        time.sleep(duration_s)
+        return begin, time.monotonic()
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> float:
+        """Wait until `condition()` holds, and return how many seconds that took.
+
+        Raises:
+            StepFailed: it did not within `timeout_s`.
+        """
+        begin = time.monotonic()
+        while not condition():
+            if time.monotonic() - begin > timeout_s:
+                problem = f"; a client's last error: {self.ledger.last_error}" if self.ledger.last_error else ""
+                raise StepFailed(f"waited {timeout_s:g} s in vain until {what}{problem}")
+            time.sleep(_POLL_S)
+        return time.monotonic() - begin
+
+    def seconds_to_new_commit(self, since: float, begun_after: float, within_s: float) -> float:
+        """Wait for the acknowledgement of a transfer begun after `begun_after`; return the seconds since `since`.
+
+        Raises:
+            StepFailed: they are more than `within_s`.
+        """
+        self.wait_until(
+            lambda: self.ledger.first_begun_after(begun_after) is not None, "a new transfer was acknowledged", within_s
+        )
+        first = self.ledger.first_begun_after(begun_after)
+        assert first is not None  # it was there just now
+        seconds = first.returned_at - since
+        self.require(seconds <= within_s, f"the first new commit took {seconds:.2f} s, more than {within_s:g} s")
+        return seconds
+
+    def kill_safekeeper(self, safekeeper_id: int) -> None:
+        """Crash a safekeeper."""
+        self.dead_since_lsn[safekeeper_id] = self.cluster.commit_lsn()
+        self.cluster.safekeepers[safekeeper_id].kill9()
+
+    def safekeeper_lsns(self, name: str) -> dict[int, Lsn]:
+        """Return one position, e.g. "flush_lsn", as each safekeeper says it; 0 for one that is silent."""
+        answers = {i: process.status() for i, process in self.cluster.safekeepers.items()}
+        return {i: parse_lsn(answer[name]) if answer else 0 for i, answer in answers.items()}
+
+    def wal_folder(self, safekeeper_id: int) -> Path:
+        """Return where a safekeeper keeps its segments."""
+        return self.cluster.safekeeper_directory(safekeeper_id) / WAL_FOLDER
+
+
+def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, dict[str, Any]] | None:
+    """Return the proxy that is closest to serving, and its /status; None if no proxy answers."""
+    answers = [(process, status) for process in cluster.proxies if (status := process.status()) is not None]
+
+    def closeness(answer: tuple[LocalProcess, dict[str, Any]]) -> tuple[bool, bool, Lsn]:
+        status = answer[1]
+        return status["state"] == "streaming", not status["spare"], parse_lsn(status["commit_lsn"])
+
+    return max(answers, key=closeness, default=None)

@@ -1,0 +1,219 @@
+"""The steps of the demo. Each makes something happen, checks what clients saw, and returns it as one line.
+
+A step that returns has held; one that has not raises. The bounds are those that the project promises on an idle
+machine (see docs/operations.md), or, where it promises no number, far above what is usual.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from safekeeper.lsn import format_lsn
+from walproxy.cli.status import format_bytes
+from walproxy.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, audit
+from walproxy.demo.stage import Stage, leading_proxy
+from walproxy.demo.workload import APPLICATION_NAME, Workload
+from walproxy.wal_compare import compare_wal, count_records
+
+TAKEOVER_S_MAX = 3.0
+_RESUME_S_MAX = 10.0
+_CATCH_UP_S_MAX = 20.0
+_SHUTDOWN_S_MAX = 10.0
+_WATCH_S = 2.0
+_SHORT_WATCH_S = 1.0
+
+_WAITING_CLIENTS = f"""
+    SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), count(*) FILTER (WHERE wait_event_type = 'Lock')
+    FROM pg_stat_activity WHERE application_name = '{APPLICATION_NAME}'
+"""
+
+
+class Step(NamedTuple):
+    """One step: what it is called, and what it does; that returns what was seen, or raises."""
+
+    title: str
+    act: Callable[[Stage], str]
+
+
+def _start(stage: Stage) -> str:
+    cluster = stage.cluster
+    # The smallest segments, so that even a short load crosses many of their borders.
+    cluster.postgres.init(wal_segment_mib=1)
+    cluster.start()
+    cluster.postgres.execute(CREATE)
+    status = cluster.safekeepers[1].status()
+    stage.require(status is not None, "safekeeper 1 does not answer")
+    assert status is not None  # required above
+    stage.segment_size = status["segment_size"]
+    stage.workload = Workload(cluster.postgres.port, stage.clients, stage.ledger)
+    stage.workload.start()
+    stage.wait_until(lambda: bool(stage.ledger.acknowledged), "a transfer was acknowledged", _RESUME_S_MAX)
+    begin, end = stage.observe(_WATCH_S)
+    rate = stage.ledger.returned_between(begin, end) / (end - begin)
+    return (
+        f"PostgreSQL {cluster.postgres.binaries.version}, {len(cluster.safekeepers)} safekeepers, a proxy; "
+        f"{stage.clients} clients commit {rate:,.0f} transfers/s"
+    )
+
+
+def _kill_one_safekeeper(stage: Stage) -> str:
+    stage.kill_safekeeper(1)
+    begin, end = stage.observe(_WATCH_S)
+    committed = stage.ledger.returned_between(begin, end)
+    pause_s = stage.ledger.longest_pause_s(begin, end)
+    stage.require(stage.ledger.first_begun_after(begin) is not None, "no commit went through with two of three")
+    stage.require(pause_s < _SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
+    return f"{committed:,} commits in {end - begin:.1f} s went on; the longest pause was {pause_s * 1000:.0f} ms"
+
+
+def _kill_second_safekeeper(stage: Stage) -> str:
+    stage.kill_safekeeper(2)
+    killed = time.monotonic()
+
+    def all_wait() -> bool:
+        [(for_quorum, for_locks)] = stage.cluster.postgres.execute(_WAITING_CLIENTS)
+        return bool(for_quorum) and for_quorum + for_locks == stage.clients
+
+    stage.wait_until(all_wait, "every client's commit waits", _RESUME_S_MAX)
+    begin, end = stage.observe(_WATCH_S)
+    [(for_quorum, for_locks)] = stage.cluster.postgres.execute(_WAITING_CLIENTS)
+    acknowledged = stage.ledger.returned_between(begin, end)
+    stage.require(acknowledged == 0, f"{acknowledged} commits were acknowledged with one safekeeper of three")
+    stage.require(
+        stage.ledger.first_begun_after(killed) is None, "a commit begun after the quorum was lost was acknowledged"
+    )
+    stage.require(for_quorum > 0, "no commit waits with wait_event SyncRep")
+    behind_locks = f" ({for_locks} more behind their locks)" if for_locks else ""
+    return f"{for_quorum} commits wait{behind_locks}, 0 acknowledged in {end - begin:.1f} s"
+
+
+def _start_one_safekeeper(stage: Stage) -> str:
+    waited_from = time.monotonic()
+    stage.cluster.safekeepers[2].start()
+    seconds = stage.seconds_to_new_commit(waited_from, waited_from, _RESUME_S_MAX)
+    return f"commits resumed by themselves; the first new one {seconds:.2f} s after the start"
+
+
+def _start_other_safekeeper(stage: Stage) -> str:
+    target_lsn = stage.cluster.commit_lsn()
+    missed_bytes = target_lsn - stage.dead_since_lsn[1]
+    stage.cluster.safekeepers[1].start()
+    seconds = stage.wait_until(
+        lambda: stage.safekeeper_lsns("flush_lsn")[1] >= target_lsn, "safekeeper 1 has caught up", _CATCH_UP_S_MAX
+    )
+    return f"it was fed the {format_bytes(missed_bytes)} that it had missed within {seconds:.2f} s, under load"
+
+
+def _restart_proxy(stage: Stage) -> str:
+    proxy = stage.cluster.proxy
+    before = time.monotonic()
+    proxy.kill9()
+    killed = time.monotonic()
+    stage.cluster.start_proxy(proxy)
+    seconds = stage.seconds_to_new_commit(before, killed, TAKEOVER_S_MAX)
+    stage.observe(_SHORT_WATCH_S)
+    return f"the first new commit {seconds:.2f} s after the kill (less than {TAKEOVER_S_MAX:g} s)"
+
+
+def _take_over(stage: Stage) -> str:
+    cluster = stage.cluster
+    spare = cluster.make_proxy("walproxy-spare")
+    cluster.proxies.append(spare)
+    cluster.start_proxy(spare)
+    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare", _RESUME_S_MAX)
+    leading = leading_proxy(cluster)
+    stage.require(leading is not None and leading[0] is cluster.proxy, "the first proxy does not serve any more")
+    before = time.monotonic()
+    cluster.proxy.kill9()
+    killed = time.monotonic()
+    seconds = stage.seconds_to_new_commit(before, killed, TAKEOVER_S_MAX)
+    term = (spare.status() or {}).get("term")
+    cluster.start_proxy(cluster.proxy)
+    stage.wait_until(
+        lambda: (cluster.proxy.status() or {}).get("spare") is True, "the old proxy is the spare now", _RESUME_S_MAX
+    )
+    return (
+        f"the first commit through the spare (term {term}) {seconds:.2f} s after the kill; the old one is the spare now"
+    )
+
+
+def _crash_postgres(stage: Stage) -> str:
+    before = time.monotonic()
+    doubtful = len(stage.ledger.in_doubt)
+    stage.cluster.postgres.kill9()
+    killed = time.monotonic()
+    stage.cluster.postgres.start()
+    seconds = stage.seconds_to_new_commit(before, killed, _CATCH_UP_S_MAX)
+    stage.observe(_SHORT_WATCH_S)
+    lost = len(stage.ledger.in_doubt) - doubtful
+    return f"the first new commit {seconds:.2f} s after the kill, recovery included; {lost} clients were left in doubt"
+
+
+def _check_books(stage: Stage) -> str:
+    assert stage.workload is not None  # the first step made it
+    stage.workload.stop()
+    acknowledged = {entry.transfer for entry in stage.ledger.acknowledged}
+    found = audit(stage.cluster.postgres, acknowledged, set(stage.ledger.in_doubt))
+    stage.require(
+        not found.missing, f"{len(found.missing)} acknowledged transfers are lost, the first is {found.missing[:1]}"
+    )
+    stage.require(not found.strangers, f"{len(found.strangers)} transfers are there that nobody has committed")
+    stage.require(not found.wrong_accounts, f"{found.wrong_accounts} accounts do not follow from the transfers")
+    total = ACCOUNTS * OPENING_BALANCE
+    stage.require(found.total_balance == total, f"the total balance is {found.total_balance}, not {total}")
+    return (
+        f"all {len(acknowledged):,} acknowledged transfers are there, and {found.in_doubt_found} of "
+        f"{len(stage.ledger.in_doubt)} in doubt; total balance {total:,}, unchanged"
+    )
+
+
+def _shut_down(stage: Stage) -> str:
+    begin = time.monotonic()
+    stage.cluster.postgres.stop("fast", _SHUTDOWN_S_MAX)
+    end = time.monotonic()
+    # The quorum has the last record, the shutdown's checkpoint; the third safekeeper gets it a moment later.
+    stage.end_lsn = max(stage.safekeeper_lsns("flush_lsn").values())
+    stage.wait_until(
+        lambda: min(stage.safekeeper_lsns("flush_lsn").values()) >= stage.end_lsn,
+        f"all safekeepers have the WAL up to {format_lsn(stage.end_lsn)}",
+        _CATCH_UP_S_MAX,
+    )
+    return f"a fast shutdown took {end - begin:.2f} s; all safekeepers end at {format_lsn(stage.end_lsn)}"
+
+
+def _compare_bytes(stage: Stage) -> str:
+    primary_wal = stage.cluster.postgres.pg_wal
+    found = {
+        compare_wal(stage.wal_folder(i), primary_wal, stage.segment_size, stage.end_lsn)
+        for i in stage.cluster.safekeepers
+    }
+    stage.require(len(found) == 1, "the safekeepers' WAL does not begin at the same segment")
+    [compared] = found
+    return (
+        f"{format_bytes(compared.end_lsn - compared.begin_lsn)} in {compared.segments} segments of each safekeeper "
+        f"equal pg_wal, from {format_lsn(compared.begin_lsn)} to {format_lsn(compared.end_lsn)}"
+    )
+
+
+def _dump_records(stage: Stage) -> str:
+    postgres = stage.cluster.postgres
+    folders = [stage.wal_folder(i) for i in stage.cluster.safekeepers]
+    found = {count_records(postgres.binaries, folder, stage.segment_size, stage.end_lsn) for folder in folders}
+    stage.require(len(found) == 1, f"pg_waldump finds different numbers of records: {sorted(found)}")
+    return f"pg_waldump reads {found.pop():,} records in each safekeeper's files"
+
+
+STEPS = (
+    Step("start everything", _start),
+    Step("kill -9 a safekeeper: commits go on", _kill_one_safekeeper),
+    Step("kill -9 a second one: commits wait", _kill_second_safekeeper),
+    Step("start one of them: commits resume", _start_one_safekeeper),
+    Step("start the other one: it catches up", _start_other_safekeeper),
+    Step("kill -9 the proxy, start it again", _restart_proxy),
+    Step("kill -9 the proxy: a spare takes over", _take_over),
+    Step("kill -9 PostgreSQL, start it again", _crash_postgres),
+    Step("what was acknowledged is there", _check_books),
+    Step("shut PostgreSQL down", _shut_down),
+    Step("compare the bytes with pg_wal", _compare_bytes),
+    Step("read them with pg_waldump", _dump_records),
+)
