@@ -625,8 +625,8 @@ class Proposer:
         self.term = max([self.term, *promised]) + 1
         campaign.node_id = NodeId(self.term, self.config.run)
         campaign.began_at = now
-        # Who has greeted since the pre-vote is asked too: the more votes, the more exact is M (S9). Whoever is connected
-        # and has yet to greet is asked then.
+        # Who has greeted since the pre-vote is asked too: the more votes, the more exact is M (S9). Whoever has yet to
+        # greet is asked then.
         campaign.asked |= self._voters(campaign.membership, campaign.cluster_id)
         campaign.refusals = {i for i in campaign.asked if self.peers[i].greeting is None}
         self.phase = Phase.VOTING

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.simulation.bugs import BUGS
+from tests.simulation.bugs import BUGS, Bug, planted
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Failure, Outcome, Task, attempt_all
+from tests.simulation.scenario import SCENARIOS, ScenarioFailed, play
+from tests.simulation.world import SimulationFailed
 
 PLAIN_EVERY = 500
 SEEDS_TO_FIND_A_BUG = 2000
@@ -81,14 +83,24 @@ def _hunt_all(first: int) -> int:
     missed = 0
     for name, bug in BUGS.items():
         began_at = time.monotonic()
-        failure = find(name, first, SEEDS_TO_FIND_A_BUG)
-        took_s = time.monotonic() - began_at
-        if failure is None:
-            missed += 1
-            print(f"{bug.rule:>4} {name}: NOT FOUND in {took_s:.1f} s", flush=True)
-        else:
-            print(f"{bug.rule:>4} {name}: seed {failure.task.seed}, {took_s:.1f} s: {failure.invariant}", flush=True)
+        found = _hunt_in_scenario(bug) if bug.scenario else _hunt_in_seeds(name, first)
+        missed += not found
+        print(f"{bug.rule:>4} {name}: {found or 'NOT FOUND'} ({time.monotonic() - began_at:.1f} s)", flush=True)
     return 1 if missed else 0
+
+
+def _hunt_in_seeds(name: str, first: int) -> str:
+    failure = find(name, first, SEEDS_TO_FIND_A_BUG)
+    return f"seed {failure.task.seed}, {failure.invariant}" if failure is not None else ""
+
+
+def _hunt_in_scenario(bug: Bug) -> str:
+    with planted(bug):
+        try:
+            play(SCENARIOS / f"{bug.scenario}.txt")
+        except (ScenarioFailed, SimulationFailed) as failed:
+            return f"scenario {bug.scenario}, {str(failed).splitlines()[0]}"
+    return ""
 
 
 def find(bug: str, first: int, seeds: int) -> Failure | None:

@@ -24,10 +24,13 @@ class Clock:
         self._scheduled += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._scheduled, event, args))
 
-    def run(self, until_s: float) -> None:
-        """Let time pass up to `until_s`."""
+    def run(self, until_s: float, events: int | None = None) -> None:
+        """Let time pass up to `until_s`, or until so many events have been run."""
         heap = self._heap
+        last_step = self.steps + events if events is not None else None
         while heap and heap[0][0] <= until_s:
+            if self.steps == last_step:
+                return
             self.now, _, event, args = heapq.heappop(heap)
             self.steps += 1
             event(*args)

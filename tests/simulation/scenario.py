@@ -15,7 +15,8 @@ letter; A is there from the start. Records have names of their own, 100 bytes ea
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
     P1 leads | does not lead | is refused | runs          a b are committed | acknowledged | not acknowledged
-    P1 has greeted S1 S2                                  S1 S2 hold a b | lack a b
+    P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
+    P1 asks for votes
 
 The checkers look on all the time; a scenario that ends without `everything converges on` has ended safely as well.
 """
@@ -180,8 +181,8 @@ class Stage(World):
         while not self.holds(condition):
             if self.clock.now >= deadline_s:
                 raise ScenarioFailed(f"not within {WAIT_S} s: {condition}\n" + "\n".join(self.trace()))
-            # So small a step that what follows finds the world as it was when the condition began to hold.
-            self.run(self.clock.now + 0.0005)
+            # One event at a time: what follows finds the world as it was when the condition began to hold.
+            self.run(deadline_s, events=1)
 
     def expect(self, condition: str) -> None:
         if not self.holds(condition):
@@ -228,6 +229,15 @@ class Stage(World):
         if proposer is None:
             return False
         return all(proposer.peers[safekeeper.id].greeting for safekeeper in self.each_safekeeper(safekeepers))
+
+    def asks_for_votes(self, name: str) -> bool:
+        proposer = self.proxy(name).proposer
+        return proposer is not None and proposer.phase is Phase.VOTING
+
+    def has_vote(self, name: str, safekeeper: str) -> bool:
+        proposer = self.proxy(name).proposer
+        campaign = proposer._campaign if proposer is not None else None
+        return campaign is not None and int(safekeeper[1:]) in campaign.votes
 
     def committed(self, records: str) -> bool:
         checker = self.checker
@@ -287,6 +297,8 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_P} is refused", lambda stage, name: stage.proxy(name).refusal is not None),
     (rf"{_P} runs", lambda stage, name: stage.proxy(name).proposer is not None),
     (rf"{_P} has greeted {_SS}", Stage.has_greeted),
+    (rf"{_P} asks for votes", Stage.asks_for_votes),
+    (rf"{_P} has the vote of {_S}", Stage.has_vote),
     (rf"{_RR} (?:is|are) committed", Stage.committed),
     (rf"{_RR} (?:is|are) acknowledged", Stage.acknowledged),
     (rf"{_RR} (?:is|are) not acknowledged", Stage.unacknowledged),

@@ -8,10 +8,34 @@ from tests.simulation.bugs import BUGS, planted
 from tests.simulation.scenario import SCENARIOS, ScenarioFailed, Stage, perform, play
 from tests.simulation.world import SimulationFailed
 
+BITES = {
+    "a_primary_from_a_backup": "primary_unchecked",
+    "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
+    "a_promise_survives_a_crash": "vote_not_persisted",
+    "b_terms_are_unique": "no_truncate",
+    "d_recovery_truncates_at_the_divergence": "no_truncate",
+    "e_own_term_first": "commit_before_term_start",
+    "f_no_spliced_log": "no_truncate",
+    "g_history_is_on_disk_before_the_first_ack": "no_truncate",
+    "h_two_proxies_of_one_primary": "node_id_compared_as_pair",
+    "i_the_end_of_the_log_is_exact": "end_of_wal_underestimated",
+    "j_adoption_is_atomic": "cut_before_history",
+    "k_a_wiped_member_does_not_vote": "wiped_member_votes",
+    "l_commit_is_lowered_with_the_cut": "commit_above_cut",
+    "n_a_fork_below_what_was_acknowledged": "tli_cut_guarded_by_commit_lsn",
+    "zenith_example_1_longer_but_older": "no_truncate",
+}
+
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
     play(path)
+
+
+@pytest.mark.parametrize("name", BITES)
+def test_scenario_fails_without_the_rule_that_it_is_about(name: str) -> None:
+    with planted(BUGS[BITES[name]]), pytest.raises((SimulationFailed, ScenarioFailed)):
+        play(SCENARIOS / f"{name}.txt")
 
 
 def test_a_scenario_says_which_line_it_does_not_understand(tmp_path: Path) -> None:

@@ -151,15 +151,15 @@ class World:
         """Return what happened last, a line each."""
         return [line(*happened) for happened in list(self._trace)[-TRACE_LINES:]]
 
-    def run(self, until_s: float) -> None:
-        """Let time pass.
+    def run(self, until_s: float, events: int | None = None) -> None:
+        """Let time pass, or so many events.
 
         Raises:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
             with _small_frames():
-                self.clock.run(until_s)
+                self.clock.run(until_s, events)
         except Exception as error:
             raise SimulationFailed(error, self.trace()) from error
 
