@@ -128,12 +128,17 @@ class Gated(LocalCluster):
         del self.proxies[1:]
         if not self.postgres.is_running:
             self.postgres.start()
-        for process in [*self.safekeepers.values(), *self.proxies]:
+        for process in [*self.safekeepers.values(), self.proxy]:
+            if process.pid is not None:
+                process.resume()
+        wait_for(self._is_well, "a proxy streams and every safekeeper answers")
+
+    def _is_well(self) -> bool:
+        for process in [*self.safekeepers.values(), self.proxy]:
+            # Also one that ends only now, as a proxy does that learns that it was deposed.
             if process.pid is None:
                 process.start()
-            else:
-                process.resume()
-        wait_for(lambda: self.serving() is not None, "a proxy streams")
+        return self.serving() is not None and all(s.status() is not None for s in self.safekeepers.values())
 
     # What must hold.
 

@@ -62,8 +62,8 @@ def test_commit_that_ends_exactly_on_a_border_is_released(cluster: Gated, border
     modulus = PAGE_SIZE if border == "page" else cluster.segment_size
     with cluster.load(workers=1) as load:
         load.stop()
+        # Each try is a synchronous commit, which has returned.
         wait_for(lambda: _commit_ends_at(cluster, modulus), f"a commit ends on a {border}'s border")
-        assert cluster.commit_lsn_of_all() % modulus == 0
         Commit(cluster.postgres).wait()
 
 
