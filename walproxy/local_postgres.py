@@ -27,9 +27,9 @@ from typing import Any, Literal, Self
 import psycopg
 
 from safekeeper.errors import ConfigurationError, WalproxyError
-from walproxy.server_binaries import ServerBinaries, find_servers, newest_server, reachable_binaries, server_user
+from walproxy.server_binaries import ServerBinaries, find_servers, reachable_binaries, server_user
 
-__all__ = ["LocalPostgres", "LocalPostgresFailed", "ServerBinaries", "find_servers", "newest_server"]
+__all__ = ["LocalPostgres", "LocalPostgresFailed", "ServerBinaries", "find_servers"]
 
 StopMode = Literal["smart", "fast", "immediate"]
 

