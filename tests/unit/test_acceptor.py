@@ -1,0 +1,481 @@
+"""The acceptor's handlers, effect by effect, over a disk that is a few attributes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from safekeeper.consensus.acceptor import HEARTBEAT_TIMEOUT_S, Acceptor
+from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.effects import (
+    Close,
+    Effect,
+    Effects,
+    FlushWal,
+    Persist,
+    ReadWal,
+    ResetWal,
+    Send,
+    SetWalAside,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendRequest,
+    AppendResponse,
+    Bootstrap,
+    Bootstrapped,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.errors import InvariantViolation, RemoteProtocolError, StorageFull
+
+SEGMENT = 1 << 20
+BASE = 4 * SEGMENT
+OWN = "1" * 32
+MEMBERS = Membership(1, (Member(1, OWN), Member(2, "2" * 32), Member(3, "3" * 32)))
+P1, P2 = NodeId(1, "run1"), NodeId(2, "run2")
+CLUSTER = "c" * 32
+
+
+class Bench:
+    """Runs an acceptor's handlers; `effects` is what the last one did, `full` what the disk has no room for."""
+
+    def __init__(self, control: ControlState | None = None, flush_lsn: int = 0) -> None:
+        control = control or ControlState(safekeeper_id=1, incarnation=OWN)
+        self.acceptor = Acceptor(control, flush_lsn)
+        self.control = control
+        self.full: type[Any] | None = None
+        self.effects: list[Effect] = []
+        self.now = 100.0
+        self.run(self.acceptor.start())
+
+    def run(self, effects: Effects) -> list[Effect]:
+        self.effects = []
+        error: StorageFull | None = None
+        try:
+            while True:
+                effect = effects.throw(error) if error is not None else next(effects)
+                self.effects.append(effect)
+                error = StorageFull("no space") if self.full is not None and isinstance(effect, self.full) else None
+                if error is None and isinstance(effect, Persist):
+                    self.control = effect.control
+                if error is None and isinstance(effect, ReadWal):
+                    effect = effects.send(b"x" * (effect.end_lsn - effect.begin_lsn))
+                    self.effects.append(effect)
+        except StopIteration:
+            return self.effects
+
+    def tell(self, message: Any, connection: int = 1) -> Any:
+        """Let a message arrive; return the first answer."""
+        self.run(self.acceptor.receive(connection, message, self.now))
+        return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
+
+    def kinds(self) -> list[str]:
+        return [type(effect).__name__ for effect in self.effects]
+
+    def greet(self, connection: int = 1, **changes: Any) -> Any:
+        greeting = ProposerGreeting(PROTOCOL_VERSION, "run1", 1)
+        return self.tell(msgspec.structs.replace(greeting, **changes), connection)
+
+    def append(self, begin_lsn: int, payload: bytes = b"", connection: int = 1, **changes: Any) -> Any:
+        request = AppendRequest(P1, 1, begin_lsn, 0, 0, 0, True, payload)
+        return self.tell(msgspec.structs.replace(request, **changes), connection)
+
+    def flush(self) -> Any:
+        self.run(self.acceptor.flushed(self.acceptor.write_lsn))
+        return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
+
+
+def elected(node_id: NodeId, *entries: tuple[int, int, int], **changes: Any) -> Elected:
+    history = tuple(HistoryEntry(*entry) for entry in entries)
+    message = Elected(node_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, 0)
+    return msgspec.structs.replace(message, **changes)
+
+
+def member() -> Bench:
+    """Return a member that has promised nobody and has no WAL."""
+    bench = Bench()
+    bench.greet()
+    assert isinstance(bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS)), Bootstrapped)
+    return bench
+
+
+def following(wal_bytes: int = 0) -> Bench:
+    """Return a member that follows P1 on connection 1, with so much WAL on disk."""
+    bench = member()
+    bench.tell(elected(P1, (1, BASE, 1)))
+    if wal_bytes:
+        bench.append(BASE, b"w" * wal_bytes)
+        bench.flush()
+    return bench
+
+
+# Greeting and bootstrap.
+
+
+def test_a_greeting_says_what_is_here() -> None:
+    answer = following(100).greet(connection=2)
+    assert isinstance(answer, AcceptorGreeting)
+    assert (answer.last_term, answer.wal_begin_lsn, answer.flush_lsn) == (1, BASE, BASE + 100)
+    assert answer.promised == P1
+    assert not answer.is_empty
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, RefusalCode.VERSION),
+        ({"safekeeper_id": 2}, RefusalCode.WRONG_ID),
+        ({"system_id": 8}, RefusalCode.OTHER_SYSTEM),
+        ({"system_id": 7, "segment_size": SEGMENT * 2}, RefusalCode.OTHER_SYSTEM),
+    ],
+)
+def test_a_greeting_that_does_not_fit_is_refused_and_closed(changes: dict[str, Any], code: RefusalCode) -> None:
+    bench = member()
+    answer = bench.greet(connection=2, **changes)
+    assert isinstance(answer, Refusal)
+    assert answer.code is code
+    assert bench.kinds() == ["Send", "Close"]
+
+
+def test_nothing_is_heard_before_the_greeting() -> None:
+    with pytest.raises(RemoteProtocolError, match="before the greeting"):
+        Bench().tell(VoteRequest(P1, 1))
+
+
+def test_a_bootstrap_is_on_disk_before_it_is_confirmed() -> None:
+    bench = member()
+    assert bench.kinds() == ["Persist", "Send"]
+    assert bench.control.membership == MEMBERS
+
+
+def test_a_repeated_bootstrap_is_confirmed_again() -> None:
+    bench = member()
+    assert isinstance(bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS)), Bootstrapped)
+    assert bench.kinds() == ["Send"]
+
+
+def test_a_bootstrap_that_names_another_folder_is_refused() -> None:
+    bench = Bench(ControlState(safekeeper_id=1, incarnation="9" * 32))
+    bench.greet()
+    answer = bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS))
+    assert answer.code is RefusalCode.NOT_A_MEMBER
+
+
+def test_a_bootstrap_over_another_one_is_refused() -> None:
+    answer = member().tell(Bootstrap("d" * 32, 7, SEGMENT, 150000, MEMBERS))
+    assert answer.code is RefusalCode.NOT_EMPTY
+
+
+def test_a_rebootstrap_sets_the_wal_aside_and_keeps_the_promise() -> None:
+    bench = following(100)
+    again = Bootstrap("d" * 32, 7, SEGMENT, 150000, Membership(2, MEMBERS.members), replace=True)
+    assert isinstance(bench.tell(again), Bootstrapped)
+    assert bench.kinds() == ["Persist", "SetWalAside", "Persist", "Send"]
+    assert bench.control.promised == P1
+    assert (bench.control.history, bench.acceptor.flush_lsn) == ((), 0)
+
+
+def test_a_crash_while_wal_is_set_aside_is_finished_at_the_start() -> None:
+    control = msgspec.structs.replace(following(100).control, set_aside=True, history=(), wal_begin_lsn=0)
+    bench = Bench(control, BASE + 100)
+    assert bench.kinds() == ["SetWalAside", "Persist"]
+    assert isinstance(bench.effects[0], SetWalAside)
+    assert bench.acceptor.flush_lsn == 0
+
+
+# Votes (S2, S3, S8).
+
+
+def test_a_vote_is_on_disk_before_it_is_said() -> None:
+    bench = member()
+    answer = bench.tell(VoteRequest(P1, 1))
+    assert answer.granted
+    assert bench.kinds() == ["Persist", "Send"]
+    assert bench.control.promised == P1
+
+
+def test_a_vote_carries_the_state_after_the_wal_was_flushed() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, b"more")
+    answer = bench.tell(VoteRequest(P2, 1))
+    assert bench.kinds() == ["FlushWal", "Persist", "Send"]
+    assert isinstance(answer, VoteResponse)
+    assert (answer.flush_lsn, answer.history) == (BASE + 104, (HistoryEntry(1, BASE, 1),))
+
+
+@pytest.mark.parametrize("run", ["run0", "run9"])
+def test_a_term_is_promised_once_whatever_the_run(run: str) -> None:
+    bench = member()
+    bench.tell(VoteRequest(P2, 1))
+    answer = bench.tell(VoteRequest(NodeId(2, run), 1))
+    assert not answer.granted
+    assert answer.promised == P2
+    assert bench.kinds() == ["Send"]
+
+
+def test_the_same_run_may_ask_again() -> None:
+    bench = member()
+    bench.tell(VoteRequest(P2, 1))
+    assert bench.tell(VoteRequest(P2, 1)).granted
+    assert not bench.tell(VoteRequest(P1, 1)).granted
+
+
+def test_a_promise_ends_the_leader() -> None:
+    bench = following(100)
+    bench.tell(VoteRequest(P2, 1))
+    assert bench.append(BASE + 100, b"late").code is RefusalCode.STALE_TERM
+
+
+def test_a_stranger_does_not_vote() -> None:
+    bench = following()
+    bench.control = msgspec.structs.replace(bench.control, incarnation="9" * 32)
+    stranger = Bench(bench.control)
+    stranger.greet()
+    assert stranger.acceptor.state == "learner"
+    assert stranger.tell(VoteRequest(P2, 1)).code is RefusalCode.NOT_A_MEMBER
+
+
+@pytest.mark.parametrize("generation", [0, 2])
+def test_a_vote_of_another_generation_is_refused(generation: int) -> None:
+    assert member().tell(VoteRequest(P1, generation)).code is RefusalCode.GENERATION
+
+
+def test_a_full_disk_promises_nothing() -> None:
+    bench = member()
+    bench.full = Persist
+    assert bench.tell(VoteRequest(P1, 1)).code is RefusalCode.STORAGE_FULL
+    assert bench.acceptor.control.promised.term == 0
+
+
+# The pre-vote.
+
+
+def test_a_live_healthy_leader_keeps_others_away() -> None:
+    bench = following()
+    request = PreVoteRequest("run2")
+    assert bench.tell(request, 1) == PreVoteResponse(False, "run1")
+    assert bench.tell(PreVoteRequest("run1")).granted
+    assert bench.tell(PreVoteRequest("run2", takeover=True)).granted
+    bench.append(BASE, healthy=False)
+    assert bench.tell(request).granted
+
+
+def test_a_silent_leader_keeps_nobody_away() -> None:
+    bench = following()
+    bench.now += HEARTBEAT_TIMEOUT_S
+    assert bench.tell(PreVoteRequest("run2")).granted
+
+
+def test_a_closed_connection_is_silence_at_once() -> None:
+    bench = following()
+    bench.greet(connection=2)
+    bench.acceptor.disconnected(1)
+    assert bench.tell(PreVoteRequest("run2"), connection=2).granted
+
+
+# Adoption (S5, S6).
+
+
+def test_the_first_history_brings_the_base_and_is_on_disk_first() -> None:
+    bench = member()
+    answer = bench.tell(elected(P1, (1, BASE, 1)))
+    assert bench.kinds()[:3] == ["Persist", "ResetWal", "Persist"]
+    assert bench.kinds()[-1] == "Send"
+    assert isinstance(answer, AppendResponse)
+    assert (answer.write_lsn, answer.flush_lsn) == (BASE, BASE)
+    assert bench.control.wal_begin_lsn == BASE
+
+
+def test_a_base_that_is_no_segment_start_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="no segment start"):
+        member().tell(elected(P1, (1, BASE, 1), base_lsn=BASE + 8))
+
+
+def test_no_room_for_the_first_segment_claims_nothing() -> None:
+    bench = member()
+    bench.full = ResetWal
+    assert bench.tell(elected(P1, (1, BASE, 1))).code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    vote = bench.tell(VoteRequest(P2, 1))
+    assert (vote.flush_lsn, vote.history) == (0, ())
+
+
+def test_no_room_to_note_the_end_of_a_reset_claims_nothing() -> None:
+    bench = member()
+    effects = bench.acceptor.receive(1, elected(P1, (1, BASE, 1)), 0.0)
+    assert [type(next(effects)) for _ in range(3)] == [Persist, ResetWal, Persist]
+    effects.throw(StorageFull("no space"))
+    assert bench.acceptor.flush_lsn == 0
+
+
+def test_a_history_that_diverges_cuts_after_it_is_on_disk() -> None:
+    bench = following(100)
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
+    persists = [effect.control.truncate_to for effect in bench.effects if isinstance(effect, Persist)]
+    assert bench.kinds()[:3] == ["Persist", "TruncateWal", "Persist"]
+    assert persists == [BASE + 40, None]
+    assert answer.flush_lsn == BASE + 40
+    assert bench.control.promised == P2
+
+
+def test_a_crash_between_the_history_and_the_cut_is_finished_at_the_start() -> None:
+    bench = following(100)
+    effects = bench.acceptor.receive(1, elected(P2, (1, BASE, 1), (2, BASE + 40, 1)), 0.0)
+    first = next(effects)
+    assert isinstance(first, Persist)
+    effects.send(None)
+    again = Bench(first.control, BASE + 100)
+    assert again.effects[0] == TruncateWal(BASE + 40, 1)
+    assert again.acceptor.flush_lsn == BASE + 40
+    assert again.control.truncate_to is None
+
+
+def test_committed_wal_is_never_cut_on_the_same_timeline() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 100)
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
+    assert answer.code is RefusalCode.HISTORY
+    assert bench.control.history == (HistoryEntry(1, BASE, 1),)
+
+
+def test_another_log_is_refused_when_something_is_committed() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 100)
+    assert bench.tell(elected(P2, (2, BASE, 1))).code is RefusalCode.HISTORY
+
+
+def test_another_log_is_taken_when_nothing_is_committed_but_the_base() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE)
+    answer = bench.tell(elected(P2, (2, BASE, 2)))
+    assert isinstance(answer, AppendResponse)
+    assert answer.flush_lsn == BASE
+
+
+def test_a_deposed_winner_is_refused() -> None:
+    bench = member()
+    bench.tell(VoteRequest(P2, 1))
+    assert bench.tell(elected(P1, (1, BASE, 1))).code is RefusalCode.STALE_TERM
+
+
+def test_a_higher_winner_needs_no_vote_of_ours() -> None:
+    bench = following(100)
+    assert isinstance(bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1))), AppendResponse)
+    assert bench.control.promised == P2
+
+
+def test_another_cluster_is_refused_unless_nothing_ever_came_of_ours() -> None:
+    other = elected(P1, (1, BASE, 1), cluster_id="d" * 32)
+    assert following().tell(other).code is RefusalCode.OTHER_CLUSTER
+    assert isinstance(member().tell(other), AppendResponse)
+
+
+def test_a_repeated_elected_changes_nothing() -> None:
+    bench = following(100)
+    bench.tell(elected(P1, (1, BASE, 1)))
+    assert bench.kinds() == ["Send"]
+
+
+def test_the_newest_connection_of_a_proposer_wins() -> None:
+    bench = following(100)
+    bench.greet(connection=2)
+    bench.tell(elected(P1, (1, BASE, 1)), connection=2)
+    assert Close(1, "the same proposer has connected anew") in bench.effects
+    assert bench.append(BASE + 100, b"old", connection=1).code is RefusalCode.NOT_ADOPTED
+    assert bench.append(BASE + 100, connection=2).write_lsn == BASE + 100
+
+
+# Appends (S2, S6).
+
+
+def test_wal_counts_as_flushed_only_when_the_flush_has_returned() -> None:
+    bench = following()
+    assert bench.append(BASE, b"12345") is None
+    assert bench.kinds() == ["WriteWal"]
+    bench.run(bench.acceptor.report_write())
+    assert bench.effects == [Send(1, AppendResponse(P1, BASE + 5, BASE, 0))]
+    assert bench.flush() == AppendResponse(P1, BASE + 5, BASE + 5, 0)
+
+
+def test_an_append_starts_exactly_at_the_write_position() -> None:
+    for begin_lsn in (BASE + 99, BASE + 101):
+        bench = following(100)
+        answer = bench.append(begin_lsn, b"x")
+        assert answer.code is RefusalCode.POSITION
+        assert answer.wanted_lsn == BASE + 100
+        assert bench.kinds() == ["Send", "Close"]
+
+
+def test_a_full_disk_refuses_the_append_and_writes_nothing() -> None:
+    bench = following(100)
+    bench.full = WriteWal
+    assert bench.append(BASE + 100, b"x").code is RefusalCode.STORAGE_FULL
+    assert bench.acceptor.write_lsn == BASE + 100
+    assert bench.kinds()[-1] == "Close"
+
+
+def test_a_heartbeat_is_answered_with_its_number() -> None:
+    assert following(100).append(BASE + 100, sequence=7) == AppendResponse(P1, BASE + 100, BASE + 100, 7)
+
+
+def test_commit_lsn_is_never_above_what_is_flushed() -> None:
+    bench = following()
+    bench.append(BASE, b"12345", commit_lsn=BASE + 5)
+    assert bench.acceptor.commit_lsn == BASE
+    bench.flush()
+    assert bench.acceptor.commit_lsn == BASE + 5
+
+
+def test_commit_lsn_is_written_down_lazily() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 100)
+    bench.run(bench.acceptor.checkpoint())
+    assert bench.control.commit_lsn == BASE + 100
+    assert bench.run(bench.acceptor.checkpoint()) == []
+
+
+def test_a_flush_that_cannot_be_ends_the_process() -> None:
+    bench = following(100)
+    with pytest.raises(InvariantViolation):
+        bench.run(bench.acceptor.flushed(BASE + 101))
+
+
+def test_bytes_of_the_next_timeline_begin_in_a_segment_of_its_name() -> None:
+    bench = following(100)
+    bench.tell(VoteRequest(P2, 1))
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
+    bench.append(BASE + 100, b"a" * 300, node_id=P2)
+    assert bench.kinds() == ["WriteWal", "FlushWal", "TruncateWal", "WriteWal"]
+    assert isinstance(bench.effects[1], FlushWal)
+    assert bench.effects[2] == TruncateWal(BASE + 300, 2)
+    assert bench.acceptor.write_lsn == BASE + 400
+
+
+# Reads (S7).
+
+
+def test_recovery_reads_are_for_the_promised_proposer_only() -> None:
+    bench = following(100)
+    answer = bench.tell(ReadRequest(P1, 5, BASE + 10, BASE + 30))
+    assert isinstance(answer, ReadResponse)
+    assert (answer.request_id, answer.begin_lsn, len(answer.payload)) == (5, BASE + 10, 20)
+    assert bench.tell(ReadRequest(P2, 6, BASE, BASE + 1)).code is RefusalCode.STALE_TERM
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 10), (90, 101), (20, 10)])
+def test_what_is_not_here_is_not_read(begin: int, end: int) -> None:
+    assert following(100).tell(ReadRequest(P1, 5, BASE + begin, BASE + end)).code is RefusalCode.RANGE

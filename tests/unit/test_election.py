@@ -1,0 +1,79 @@
+from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.election import (
+    choose_donor,
+    collect_tli_histories,
+    extend_history,
+    highest_possible_commit,
+)
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import VoteResponse
+from safekeeper.consensus.primary import LogPlan, PrimaryIdentity
+from safekeeper.consensus.term_history import HistoryEntry
+
+ASKED = NodeId(9, "run")
+THREE = Membership(1, tuple(Member(i, f"{i:032x}") for i in (1, 2, 3)))
+
+
+def vote(flush_lsn: int, *entries: tuple[int, int, int], commit_lsn: int = 0) -> VoteResponse:
+    history = tuple(HistoryEntry(*entry) for entry in entries)
+    return VoteResponse(ASKED, True, ASKED, history, flush_lsn=flush_lsn, commit_lsn=commit_lsn)
+
+
+def test_the_donor_has_the_highest_last_term_and_then_the_longest_log() -> None:
+    old_and_long, new_and_short = vote(900, (1, 100, 1)), vote(200, (1, 100, 1), (2, 150, 1))
+    assert choose_donor({1: old_and_long, 2: new_and_short}) == 2
+    assert choose_donor({1: vote(300, (1, 100, 1)), 2: old_and_long}) == 2
+
+
+def test_among_equals_the_lowest_id_is_the_donor() -> None:
+    assert choose_donor({3: vote(300, (1, 100, 1)), 2: vote(300, (1, 100, 1))}) == 2
+
+
+def test_whoever_held_the_term_knows_what_was_committed() -> None:
+    votes = {1: vote(300, (1, 100, 1), (4, 150, 1)), 2: vote(200, (1, 100, 1), (4, 150, 1))}
+    assert highest_possible_commit(votes, 1, THREE, held_term=4, held_commit_lsn=180) == 180
+
+
+def test_if_all_voted_what_a_quorum_lacks_was_not_committed() -> None:
+    votes = {
+        1: vote(300, (1, 100, 1), (4, 150, 1)),
+        2: vote(200, (1, 100, 1), (4, 150, 1)),
+        3: vote(900, (1, 100, 1), (2, 120, 1)),
+    }
+    assert highest_possible_commit(votes, 1, THREE, 0, 0) == 200
+
+
+def test_a_term_that_no_quorum_has_reached_has_committed_nothing_above_its_start() -> None:
+    votes = {1: vote(300, (1, 100, 1), (4, 150, 1)), 2: vote(140, (1, 100, 1)), 3: vote(140, (1, 100, 1))}
+    assert highest_possible_commit(votes, 1, THREE, 0, 0) == 150
+
+
+def test_if_a_vote_is_missing_all_of_the_donor_may_have_been_committed() -> None:
+    votes = {1: vote(300, (1, 100, 1), (4, 150, 1), commit_lsn=160), 2: vote(200, (1, 100, 1))}
+    assert highest_possible_commit(votes, 1, THREE, held_term=3, held_commit_lsn=170) == 300
+
+
+def test_the_new_term_follows_the_donors_history() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 1))
+    assert extend_history(donor, LogPlan(300, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 300, 1))
+
+
+def test_entries_above_a_fork_and_empty_ones_of_another_timeline_go() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(5, 200, 2))
+    assert extend_history(donor, LogPlan(150, 1, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 1))
+    assert extend_history(donor, LogPlan(150, 3, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 3))
+    assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (*donor[:2], HistoryEntry(9, 150, 2))
+
+
+def test_timelines_that_are_in_the_history_no_more_are_forgotten() -> None:
+    primary = PrimaryIdentity(
+        system_id=7,
+        tli=3,
+        flush_lsn=1,
+        segment_size=1024,
+        server_version=150000,
+        tli_histories=(TliHistory(3, b"three"),),
+    )
+    known = (TliHistory(2, b"two"), TliHistory(3, b"an older three"), TliHistory(4, b"four"))
+    history = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(9, 200, 3))
+    assert collect_tli_histories(history, primary, known) == (TliHistory(2, b"two"), TliHistory(3, b"three"))

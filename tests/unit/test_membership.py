@@ -1,0 +1,43 @@
+import pytest
+
+from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id, quorum_size
+
+ONE, TWO, THREE, NEW = (Member(i, letter * 32) for i, letter in ((1, "a"), (2, "b"), (3, "c"), (3, "d")))
+THREE_MEMBERS = Membership(1, (ONE, TWO, THREE))
+JOINT = Membership(2, (ONE, TWO, THREE), (ONE, TWO, NEW))
+
+
+@pytest.mark.parametrize(("members", "quorum"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
+def test_a_quorum_is_more_than_half(members: int, quorum: int) -> None:
+    assert quorum_size(members) == quorum
+
+
+def test_two_quorums_always_meet() -> None:
+    for count in range(1, 10):
+        assert 2 * quorum_size(count) > count
+
+
+def test_a_folder_with_another_incarnation_is_no_voter() -> None:
+    assert THREE_MEMBERS.is_voter(3, "c" * 32)
+    assert not THREE_MEMBERS.is_voter(3, "d" * 32)
+    assert JOINT.is_voter(3, "d" * 32)
+
+
+def test_a_quorum_of_ids() -> None:
+    assert THREE_MEMBERS.has_quorum([1, 3])
+    assert not THREE_MEMBERS.has_quorum([1])
+    assert not THREE_MEMBERS.has_quorum([1, 4, 5])
+    assert THREE_MEMBERS.ids() == {1, 2, 3}
+
+
+def test_a_joint_membership_needs_both_halves() -> None:
+    joint = Membership(2, (ONE,), (TWO, THREE))
+    assert not joint.has_quorum([2, 3])
+    assert not joint.has_quorum([1, 2])
+    assert joint.has_quorum([1, 2, 3])
+
+
+def test_a_repeated_bootstrap_makes_the_same_cluster() -> None:
+    first = bootstrap_cluster_id(7, (ONE, TWO, THREE))
+    assert bootstrap_cluster_id(7, (THREE, ONE, TWO)) == first
+    assert len({first, bootstrap_cluster_id(8, (ONE, TWO, THREE)), bootstrap_cluster_id(7, (ONE, TWO, NEW))}) == 3

@@ -1,0 +1,106 @@
+import pytest
+
+from safekeeper.consensus.term_history import (
+    Divergence,
+    HistoryEntry,
+    TermHistory,
+    check_history,
+    cut_history,
+    describe_history,
+    divergence,
+    last_term,
+    next_tli_switch,
+    term_end,
+    tli_at,
+)
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import LSN_MAX
+
+
+def history(*entries: tuple[int, int, int]) -> TermHistory:
+    return tuple(HistoryEntry(*entry) for entry in entries)
+
+
+ONE_TO_FIVE = history((1, 100, 1), (3, 200, 1), (5, 300, 2))
+
+
+def test_a_history_that_increases_is_accepted() -> None:
+    check_history(())
+    check_history(ONE_TO_FIVE)
+    check_history(history((1, 100, 1), (2, 100, 1)))  # adopted, and nothing written
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        history((0, 100, 1)),
+        history((1, 0, 1)),
+        history((1, 100, 0)),
+        history((1, LSN_MAX + 1, 1)),
+        history((2, 100, 1), (2, 200, 1)),
+        history((2, 100, 1), (1, 200, 1)),
+        history((1, 100, 1), (2, 99, 1)),
+        history((1, 100, 2), (2, 200, 1)),
+    ],
+)
+def test_a_history_that_no_honest_peer_has_is_refused(bad: TermHistory) -> None:
+    with pytest.raises(RemoteProtocolError):
+        check_history(bad)
+
+
+def test_a_log_has_the_entries_that_start_at_or_below_its_end() -> None:
+    assert cut_history(ONE_TO_FIVE, 99) == ()
+    assert cut_history(ONE_TO_FIVE, 299) == ONE_TO_FIVE[:2]
+    assert cut_history(ONE_TO_FIVE, 300) == ONE_TO_FIVE
+
+
+def test_the_last_term_of_nothing_is_0() -> None:
+    assert last_term(()) == 0
+    assert last_term(ONE_TO_FIVE) == 5
+
+
+def test_the_timeline_of_a_byte_is_that_of_the_entry_that_it_lies_in() -> None:
+    assert [tli_at(ONE_TO_FIVE, lsn) for lsn in (50, 100, 299, 300, 1000)] == [1, 1, 1, 2, 2]
+    assert tli_at((), 100) == 0
+
+
+def test_the_next_switch_is_the_first_entry_of_another_timeline_above() -> None:
+    assert next_tli_switch(ONE_TO_FIVE, 100) == 300
+    assert next_tli_switch(ONE_TO_FIVE, 300) == LSN_MAX
+
+
+def test_a_term_ends_where_the_next_one_starts_or_at_the_end_of_the_log() -> None:
+    assert term_end(ONE_TO_FIVE, 1, 1000) == 300
+    assert term_end(ONE_TO_FIVE, 2, 1000) == 1000
+
+
+def test_logs_part_at_the_end_of_the_last_common_term_in_the_shorter_one() -> None:
+    other = history((1, 100, 1), (3, 200, 1), (4, 250, 1))
+    assert divergence(ONE_TO_FIVE, 400, other) == Divergence(250, 1, 1)
+    assert divergence(other, 400, ONE_TO_FIVE) == Divergence(250, 1, 1)
+
+
+def test_a_log_that_the_other_continues_parts_at_its_own_end() -> None:
+    assert divergence(ONE_TO_FIVE, 400, (*ONE_TO_FIVE, HistoryEntry(6, 500, 2))) == Divergence(400, 2, 2)
+    assert divergence(ONE_TO_FIVE, 250, ONE_TO_FIVE) == Divergence(250, 1, 1)
+
+
+def test_logs_without_a_common_term_share_nothing() -> None:
+    assert divergence(ONE_TO_FIVE, 400, history((2, 100, 1))) is None
+    assert divergence(ONE_TO_FIVE, 99, ONE_TO_FIVE) is None
+
+
+def test_two_histories_of_one_term_are_a_forgery() -> None:
+    with pytest.raises(RemoteProtocolError, match="term 3"):
+        divergence(ONE_TO_FIVE, 400, history((1, 100, 1), (3, 201, 1)))
+    with pytest.raises(RemoteProtocolError, match="term 5"):
+        divergence(ONE_TO_FIVE, 400, history((1, 100, 1), (4, 200, 1), (5, 300, 2)))
+
+
+def test_a_history_without_its_oldest_entries_still_matches() -> None:
+    assert divergence(ONE_TO_FIVE[1:], 400, ONE_TO_FIVE) == Divergence(400, 2, 2)
+
+
+def test_a_person_can_read_it() -> None:
+    assert describe_history(history((1, 0x1000000, 1), (3, 0x2000028, 2))) == "1@0/1000000/1 3@0/2000028/2"
+    assert describe_history(()) == "(none)"
