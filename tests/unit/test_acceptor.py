@@ -306,11 +306,11 @@ def test_a_base_that_is_no_segment_start_is_refused() -> None:
 
 
 def test_no_room_for_the_first_segment_claims_nothing() -> None:
-    bench = member()
+    bench = following(100)
     bench.full = ResetWal
-    assert bench.tell(elected(P1, (1, BASE, 1))).code is RefusalCode.STORAGE_FULL
+    assert bench.tell(elected(P2, (2, BASE, 2))).code is RefusalCode.STORAGE_FULL
     bench.full = None
-    vote = bench.tell(VoteRequest(P2, 1))
+    vote = bench.tell(VoteRequest(NodeId(3, "run3"), 1))
     assert (vote.flush_lsn, vote.history) == (0, ())
 
 

@@ -1,0 +1,485 @@
+"""The proposer, event by event: what it sends, whom it asks, when it gives up. Its wins and losses of data are the
+simulator's business."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from safekeeper.consensus.actions import (
+    Action,
+    Disconnect,
+    Finish,
+    IdentifyPrimary,
+    ReportStatus,
+    SendAppend,
+    SendMessage,
+    StartReplication,
+    StopReplication,
+)
+from safekeeper.consensus.control_state import NOBODY, NodeId
+from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendResponse,
+    Bootstrap,
+    Bootstrapped,
+    DigestRequest,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    Refusal,
+    RefusalCode,
+    TailRequest,
+    TailResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
+from safekeeper.consensus.proposer import Phase, Proposer, ProposerConfig
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.errors import Fenced, PrimaryRefused
+
+SEGMENT = 1 << 20
+BASE = 4 * SEGMENT
+END = BASE + 500
+MEMBERS = Membership(1, tuple(Member(i, str(i) * 32) for i in (1, 2, 3)))
+CLUSTER = bootstrap_cluster_id(7, MEMBERS.members)
+PRIMARY = PrimaryIdentity(system_id=7, tli=1, flush_lsn=END + 100, segment_size=SEGMENT, server_version=150000)
+LOG = (HistoryEntry(3, BASE, 1),)
+CRCS = (1,)
+
+
+class Table:
+    """A proposer and the time; `said` is what the last event made it do."""
+
+    def __init__(self, **config: Any) -> None:
+        self.proposer = Proposer(ProposerConfig(run="run1", safekeeper_ids=(1, 2, 3), **config))
+        self.now = 10.0
+        self.said: list[Action] = []
+
+    def event(self, actions: list[Action]) -> list[Action]:
+        self.said = actions
+        return actions
+
+    def sent(self, kind: type[Any]) -> dict[int, Any]:
+        """Return the messages of a kind that were just sent, by safekeeper."""
+        return {
+            action.safekeeper_id: action.message
+            for action in self.said
+            if isinstance(action, SendMessage) and isinstance(action.message, kind)
+        }
+
+    def did(self, kind: type[Any]) -> list[Any]:
+        return [action for action in self.said if isinstance(action, kind)]
+
+    def hears(self, safekeeper_id: int, message: Any) -> None:
+        self.event(self.proposer.message(safekeeper_id, message, self.now))
+
+    def ticks(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        self.event(self.proposer.tick(self.now, 0.0))
+
+    def sees(self, primary: PrimaryIdentity = PRIMARY, own: tuple[int, ...] = ()) -> None:
+        self.event(self.proposer.primary_identified(primary, self.now, own))
+
+    def connects(self, *safekeeper_ids: int, **changes: Any) -> None:
+        for safekeeper_id in safekeeper_ids:
+            self.event(self.proposer.connected(safekeeper_id, self.now))
+            self.hears(safekeeper_id, greeting(safekeeper_id, **changes))
+
+    def votes(self, **changes: Any) -> NodeId:
+        """Bring it from greetings to the vote of all; return who it wants to be."""
+        for safekeeper_id in (1, 2, 3):
+            self.hears(safekeeper_id, PreVoteResponse(True))
+            if self.sent(VoteRequest):
+                node_id: NodeId = self.sent(VoteRequest)[1].node_id
+        for safekeeper_id in (1, 2, 3):
+            self.hears(safekeeper_id, vote(node_id, **changes))
+        return node_id
+
+    def leads(self) -> NodeId:
+        """Bring it from nothing to leading a term that begins at END."""
+        self.connects(1, 2, 3)
+        self.sees()
+        node_id = self.votes()
+        self.sees()
+        self.hears(1, DigestResponse(0, BASE, END, CRCS))
+        self.event(self.proposer.primary_checked(BASE, END, CRCS, self.now))
+        assert self.proposer.phase is Phase.LEADING
+        return node_id
+
+
+def greeting(safekeeper_id: int, **changes: Any) -> AcceptorGreeting:
+    message = AcceptorGreeting(
+        protocol_version=PROTOCOL_VERSION,
+        safekeeper_id=safekeeper_id,
+        incarnation=str(safekeeper_id) * 32,
+        cluster_id=CLUSTER,
+        system_id=7,
+        segment_size=SEGMENT,
+        server_version=150000,
+        membership=MEMBERS,
+        promised=NodeId(5, "before"),
+        last_term=3,
+        wal_begin_lsn=BASE,
+        flush_lsn=END,
+        commit_lsn=BASE,
+        truncate_lsn=BASE,
+    )
+    return msgspec.structs.replace(message, **changes)
+
+
+def empty(safekeeper_id: int) -> AcceptorGreeting:
+    return AcceptorGreeting(
+        PROTOCOL_VERSION, safekeeper_id, str(safekeeper_id) * 32, "", 0, 0, 0, None, NOBODY, 0, 0, 0, 0, 0
+    )
+
+
+def vote(node_id: NodeId, **changes: Any) -> VoteResponse:
+    message = VoteResponse(node_id, True, node_id, LOG, (), BASE, END, BASE, BASE)
+    return msgspec.structs.replace(message, **changes)
+
+
+# Gathering and bootstrap.
+
+
+def test_a_connection_begins_with_a_greeting_that_names_the_safekeeper() -> None:
+    table = Table()
+    table.event(table.proposer.connected(2, table.now))
+    assert table.sent(ProposerGreeting)[2].safekeeper_id == 2
+
+
+def test_nothing_is_asked_before_there_is_a_primary() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.ticks()
+    assert table.sent(PreVoteRequest) == {}
+    table.sees()
+    table.ticks()
+    assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
+
+
+def test_a_minority_is_asked_nothing() -> None:
+    table = Table()
+    table.sees()
+    table.connects(1)
+    table.ticks()
+    assert table.proposer.phase is Phase.GATHERING
+
+
+def test_a_bootstrap_needs_every_member() -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+        assert table.sent(Bootstrap) == {}
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, empty(3))
+    assert {message.membership for message in table.sent(Bootstrap).values()} == {MEMBERS}
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
+        assert table.proposer.phase is Phase.BOOTSTRAPPING
+    table.hears(3, Bootstrapped(CLUSTER, 1))
+    assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
+
+
+def test_a_primary_of_another_system_is_refused_before_anybody_votes() -> None:
+    table = Table()
+    table.connects(1, 2, 3, system_id=8)
+    table.sees()
+    assert table.sent(PreVoteRequest) == {}
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused)
+
+
+def test_a_safekeeper_that_does_not_greet_is_connected_anew() -> None:
+    table = Table()
+    table.event(table.proposer.connected(1, table.now))
+    table.ticks(table.proposer.timing.response_timeout_s + 1)
+    assert [action.safekeeper_id for action in table.did(Disconnect)] == [1]
+
+
+def test_a_member_that_is_silent_in_an_election_is_connected_anew() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.hears(1, PreVoteResponse(False, "other"))
+    table.ticks(table.proposer.timing.response_timeout_s + 1)
+    assert {2, 3} <= {action.safekeeper_id for action in table.did(Disconnect)}
+
+
+# Elections.
+
+
+def test_the_term_is_above_every_promise_that_was_seen() -> None:
+    table = Table()
+    table.connects(1, 2)
+    table.connects(3, promised=NodeId(8, "other"))
+    table.sees()
+    assert table.votes().term == 9
+
+
+def test_a_run_never_asks_for_a_term_twice() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    terms = []
+    for _ in range(2):
+        table.hears(1, PreVoteResponse(True))
+        table.hears(2, PreVoteResponse(True))
+        terms.append(table.sent(VoteRequest)[1].node_id.term)
+        table.ticks(table.proposer.timing.vote_timeout_s + 1)
+        table.ticks(60.0)
+    assert terms == [6, 7]
+
+
+def test_a_spare_waits_while_another_proxy_lives() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.hears(1, PreVoteResponse(False, "other"))
+    table.hears(2, PreVoteResponse(False, "other"))
+    assert table.proposer.phase is Phase.GATHERING
+    assert table.proposer.is_spare
+    table.ticks()
+    assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
+
+
+def test_whoever_greets_during_the_pre_vote_is_asked_for_its_vote_too() -> None:
+    table = Table()
+    table.sees()
+    table.connects(1, 2)
+    assert table.sent(PreVoteRequest).keys() == {1, 2}
+    table.connects(3)
+    table.hears(1, PreVoteResponse(True))
+    table.hears(2, PreVoteResponse(True))
+    assert table.sent(VoteRequest).keys() == {1, 2, 3}
+
+
+def test_votes_of_another_term_do_not_count() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.hears(1, PreVoteResponse(True))
+    table.hears(2, PreVoteResponse(True))
+    table.hears(1, vote(NodeId(4, "run1")))
+    table.hears(2, vote(NodeId(4, "run1")))
+    table.ticks(0.5)
+    assert table.proposer.phase is Phase.VOTING
+
+
+def test_candidates_that_lose_get_out_of_each_others_way() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    waits = []
+    for _ in range(4):
+        table.hears(1, PreVoteResponse(True))
+        table.hears(2, PreVoteResponse(True))
+        node_id = table.sent(VoteRequest)[1].node_id
+        for safekeeper_id in (1, 2):
+            table.hears(safekeeper_id, VoteResponse(node_id, False, NodeId(node_id.term, "other")))
+        lost_at = table.now
+        while table.proposer.phase is Phase.GATHERING:
+            table.ticks(0.01)
+        waits.append(table.now - lost_at)
+    assert waits == sorted(waits)
+    assert waits[-1] > 3 * waits[0]
+
+
+def test_the_primary_is_identified_anew_after_the_votes() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    assert table.did(IdentifyPrimary)
+
+
+# The check of the primary (S9, S10).
+
+
+def test_nobody_is_told_before_the_primary_was_compared() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.sees()
+    assert table.sent(DigestRequest)[1].end_lsn == END
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END, False)
+    assert table.sent(Elected) == {}
+    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    assert table.sent(Elected) == {}
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.sent(Elected).keys() == {1, 2, 3}
+    assert table.sent(Elected)[1].history == (*LOG, HistoryEntry(6, END, 1))
+
+
+def test_a_primary_with_other_bytes_is_refused() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.sees()
+    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused)
+    assert table.sent(Elected) == {}
+
+
+@pytest.mark.parametrize(("record_end_lsn", "refused"), [(END, True), (END + 1, False), (0, False)])
+def test_a_fork_may_only_cut_a_record_that_nobody_was_promised(record_end_lsn: int, refused: bool) -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    fork_lsn = END - 100
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    assert table.sent(TailRequest)[1].lsn == fork_lsn
+    table.hears(1, TailResponse(0, fork_lsn, record_end_lsn, BASE))
+    assert bool(table.did(Finish)) == refused
+    assert bool(table.did(StartReplication)) != refused
+
+
+def test_data_loss_may_be_allowed_explicitly() -> None:
+    table = Table(allow_data_loss=True)
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 100),)))
+    assert table.sent(TailRequest) == {}
+    assert table.did(StartReplication)
+
+
+def test_a_timeline_may_end_before_the_term_is_led() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    node_id = table.votes()
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END + 50),)))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    table.event(table.proposer.timeline_ended(2, END + 50, table.now))
+    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    assert table.proposer.phase is Phase.LEADING
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(node_id, END + 50, END + 50, 0))
+    assert table.proposer.phase is not Phase.LEADING
+
+
+# Leading.
+
+
+def test_nothing_is_reported_before_the_terms_start_is_on_a_quorum() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    table.hears(1, AppendResponse(node_id, END, END, 0))
+    assert table.did(ReportStatus) == []
+    table.hears(2, AppendResponse(node_id, END, END, 0))
+    assert table.did(ReportStatus) == [ReportStatus(END, END, END)]
+
+
+def test_wal_goes_to_whoever_has_adopted_the_history() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    assert table.did(SendAppend) == []
+    table.hears(2, AppendResponse(node_id, END, END, 0))
+    assert table.did(SendAppend) == [SendAppend(2, END, END + 50)]
+
+
+def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END + 50, END + 50, 0))
+    assert table.did(ReportStatus)[-1].flush_lsn == END + 50
+    table.event(table.proposer.primary_lost(table.now))
+    assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
+    table.sees(own=CRCS)
+    sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
+    table.hears(3, AppendResponse(node_id, END + 50, END + 50, sequence))
+    table.hears(1, AppendResponse(node_id, END + 50, END + 50, sequence))
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END + 50, True)
+    assert table.did(ReportStatus) == []
+    table.event(table.proposer.primary_checked(BASE, END + 50, CRCS, table.now))
+    assert table.did(ReportStatus) == [ReportStatus(END + 50, END + 50, END + 50)]
+
+
+def test_a_primary_that_comes_back_with_other_bytes_is_refused() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(own=CRCS)
+    sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    assert isinstance(table.did(Finish)[0].error, PrimaryRefused)
+
+
+def test_a_higher_term_ends_the_term_and_nothing_is_reported_any_more() -> None:
+    table = Table()
+    node_id = table.leads()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
+    assert table.proposer.leadership is None
+    assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
+
+
+def test_a_majority_that_follows_another_run_fences_it() -> None:
+    table = Table()
+    table.leads()
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id, promised=NodeId(9, "other")))
+    # The first attempt began when two had greeted; the next one asks all.
+    for _ in range(2):
+        table.hears(1, PreVoteResponse(False, "other"))
+        table.hears(2, PreVoteResponse(False, "other"))
+        if table.did(Finish):
+            break
+        table.sees()
+        table.ticks()
+    assert isinstance(table.did(Finish)[0].error, Fenced)
+
+
+def test_without_a_term_the_connection_to_the_primary_is_closed() -> None:
+    table = Table()
+    table.leads()
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id, promised=NodeId(9, "other")))
+    table.ticks()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(False, ""))
+        if table.did(StopReplication):
+            return
+    raise AssertionError("the COPY of a term that is over stayed open")
+
+
+def test_a_learner_is_fed_and_does_not_count() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.event(table.proposer.connected(3, table.now))
+    stranger = msgspec.structs.replace(empty(3), incarnation="9" * 32)
+    table.hears(3, stranger)
+    assert table.sent(Elected).keys() == {3}
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    table.hears(1, AppendResponse(node_id, END + 50, END + 50, 0))
+    table.hears(3, AppendResponse(node_id, END + 50, END + 50, 0))
+    assert table.did(ReportStatus) == []
