@@ -26,6 +26,7 @@ class Owner:
         self.downs = 0
         self.messages: list[AcceptorMessage] = []
         self.objects = False
+        self.link: SafekeeperLink | None = None  # Closed at the first message.
 
     def link_up(self, safekeeper_id: int) -> None:
         self.ups += 1
@@ -37,6 +38,8 @@ class Owner:
         self.messages.append(message)
         if self.objects:
             raise RemoteProtocolError("that cannot be")
+        if self.link is not None:
+            self.link.disconnect("enough")
 
 
 class Safekeeper:
@@ -129,6 +132,16 @@ async def test_nothing_behind_a_message_that_its_owner_objects_to_is_looked_at()
         await until(lambda: owner.downs == 1)
         assert owner.messages == [PreVoteResponse(True, "a")]
         assert link.problem.endswith("that cannot be") or link.is_up
+
+
+@on_the_loop
+async def test_nothing_behind_a_message_at_which_its_owner_hangs_up_is_looked_at() -> None:
+    async with linked() as (link, owner, safekeeper):
+        await until(lambda: bool(safekeeper.writers))
+        owner.link = link
+        safekeeper.say(PreVoteResponse(True, "a"), PreVoteResponse(True, "b"))
+        await until(lambda: owner.ups == 2)
+        assert owner.messages == [PreVoteResponse(True, "a")]
 
 
 @on_the_loop
