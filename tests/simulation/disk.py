@@ -15,7 +15,7 @@ import msgspec
 
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import DIGEST_PAGE_SIZE
-from safekeeper.errors import StorageFailed, StorageFull
+from safekeeper.errors import StorageFull
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.disk_work import Flush
 from safekeeper.wal.filesystem import read_whole, replace_durably
@@ -256,6 +256,3 @@ def page_crcs(data: bytes | bytearray | memoryview, begin_lsn: Lsn) -> tuple[int
         google_crc32c.value(bytes(data[offset : offset + DIGEST_PAGE_SIZE]))
         for offset in range(0, len(data), DIGEST_PAGE_SIZE)
     )
-
-
-__all__ = ["ModelDisk", "StorageDisk", "StorageFailed", "page_crcs"]

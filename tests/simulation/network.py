@@ -10,6 +10,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from safekeeper.wire import ACCEPTOR_DIALECT, PROPOSER_DIALECT, FrameDecoder, encode
 from tests.simulation.clock import Clock
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Network:
 
     Attributes:
         delay_s: the longest delay of a message when nothing is wrong.
+        uses_wire: whether every message is put into bytes and taken out again (safekeeper/wire.py).
         blocked: (proxy's name, safekeeper's id, direction) of the streams that stand still.
     """
 
@@ -49,6 +51,8 @@ class Network:
         self._clock = clock
         self._rng = rng
         self.delay_s = delay_s
+        self.uses_wire = False
+        self._decoders = (FrameDecoder(PROPOSER_DIALECT), FrameDecoder(ACCEPTOR_DIALECT))
         self.blocked: set[tuple[str, int, int]] = set()
         self.connections: dict[int, Connection] = {}
         self._number = 0
@@ -68,6 +72,8 @@ class Network:
         """Put `message` on its way."""
         if connection.broken:
             return
+        if self.uses_wire and message is not _END:
+            message = self._through_wire(way, message)
         held = connection.held[way]
         if held or (connection.proxy.name, connection.safekeeper.id, way) in self.blocked:
             held.append(message)
@@ -76,6 +82,13 @@ class Network:
         arrives_at = max(now + self._rng.random() * self.delay_s, connection.last_at[way])
         connection.last_at[way] = arrives_at
         self._clock.after(arrives_at - now, self._arrive, connection, way, message)
+
+    def _through_wire(self, way: int, message: Any) -> Any:
+        frame = b"".join(bytes(buffer) for buffer in encode(message))
+        (received,) = self._decoders[way].feed(frame)
+        if received != message:
+            raise AssertionError(f"{message} comes out of its bytes as {received}")
+        return received
 
     def close(self, connection: Connection, by: int) -> None:
         """One side closes: the other hears of it behind everything that was sent. `by` is the way that it spoke."""

@@ -8,8 +8,10 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from safekeeper import wire as wire_module
 from safekeeper.consensus import leadership as leadership_module
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.leadership import Timing
@@ -21,12 +23,12 @@ from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.checkers import Checker, Violation
 from tests.simulation.clock import Clock
 from tests.simulation.disk import ModelDisk, StorageDisk
-from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER, Network
-from tests.simulation.primary import FIRST_LSN, VirtualPrimary
+from tests.simulation.network import Network
+from tests.simulation.primary import VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.safekeeper import SimSafekeeper
-from tests.simulation.synthetic_wal import HEADER_BYTES
+from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 from tests.simulation.trace import line
 
 TRACE_LINES = 60
@@ -202,7 +204,7 @@ class World:
         for proxy in self.proxies:
             proxy.stop()
         self.proxies, proxies = [], self.proxies[:2]
-        self.network.unblock_all()
+        self.clock.after(0.0, self.network.unblock_all)
         for safekeeper in self.safekeepers.values():
             safekeeper.effects_left = None
             safekeeper.disk.full = False
@@ -316,23 +318,23 @@ def _continues(primary: VirtualPrimary, begin_lsn: Lsn, wal: bytes, history: lis
 
 
 def _quiet(profile: Profile) -> Profile:
-    from dataclasses import replace
-
     return replace(profile, record_every_s=1e9)
 
 
 @contextmanager
 def _small_frames() -> Iterator[None]:
-    """Make the proposer cut its frames small, so that a few KiB of WAL are many messages."""
-    names = ("APPEND_BYTES_MAX", "IN_FLIGHT_BYTES_MAX", "READ_BYTES")
-    before = [getattr(leadership_module, name) for name in names]
-    for name, value in zip(names, (2000, 12000, 3000), strict=True):
-        setattr(leadership_module, name, value)
+    """Make the proposer cut its frames small, so that a few KiB of WAL are many messages; allow small segments."""
+    small = (
+        (leadership_module, "APPEND_BYTES_MAX", 2000),
+        (leadership_module, "IN_FLIGHT_BYTES_MAX", 12000),
+        (leadership_module, "READ_BYTES", 3000),
+        (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+    )
+    before = [(module, name, getattr(module, name)) for module, name, _ in small]
+    for module, name, value in small:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for name, value in zip(names, before, strict=True):
-            setattr(leadership_module, name, value)
-
-
-__all__ = ["FIRST_LSN", "TO_PROXY", "TO_SAFEKEEPER", "SimulationFailed", "World"]
+        for module, name, value in before:
+            setattr(module, name, value)
