@@ -3,10 +3,11 @@
 import re
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.lsn import Lsn, format_lsn, parse_lsn, segment_name, segment_start
 from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, wait_for
 from tests.integration.conftest import EVERY
 
@@ -14,10 +15,13 @@ SHUTDOWN_S = 5.0
 STORM_S = 2.0
 
 
-def _pg_waldump(cluster: Gated, directory: str, begin_lsn: Lsn) -> str:
-    """Return the records from `begin_lsn` on."""
-    command = [str(cluster.postgres.binaries.path("pg_waldump")), "--path", directory, "--start", format_lsn(begin_lsn)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/").stdout
+def _pg_waldump(cluster: Gated, directory: Path, begin_lsn: Lsn) -> str:
+    """Return the records of a segment from `begin_lsn` on."""
+    segment_size = cluster.segment_size
+    name = segment_name(1, segment_start(begin_lsn, segment_size), segment_size)
+    # The file is named, because pg_waldump reads the segment size from any file if it is not: one may be empty.
+    command = [str(cluster.postgres.binaries.path("pg_waldump")), "--start", format_lsn(begin_lsn), name]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory).stdout
 
 
 def _shutdown_checkpoint_lsn(cluster: Gated) -> Lsn:
@@ -38,10 +42,9 @@ def _assert_everything_is_on_the_safekeepers(cluster: Gated) -> None:
     assert end_lsn > checkpoint_lsn
     cluster.assert_bytes_are_equal(end_lsn)
     for safekeeper_id in cluster.safekeepers:
-        directory = str(cluster.safekeeper_directory(safekeeper_id) / "wal")
-        records = _pg_waldump(cluster, directory, checkpoint_lsn)
+        records = _pg_waldump(cluster, cluster.wal_directory(safekeeper_id), checkpoint_lsn)
         assert "CHECKPOINT_SHUTDOWN" in records
-        assert records == _pg_waldump(cluster, str(cluster.postgres.pg_wal), checkpoint_lsn)
+        assert records == _pg_waldump(cluster, cluster.postgres.pg_wal, checkpoint_lsn)
 
 
 @EVERY
