@@ -232,11 +232,13 @@ class LocalCluster:
         """Wait until a proxy is in one of `states`.
 
         Raises:
-            LocalProcessFailed: it is not within `timeout_s`.
+            LocalProcessFailed: it is not within `timeout_s`, or has ended.
         """
         watched = proxy or self.proxy
 
         def is_there() -> bool:
+            if watched.pid is None:
+                raise LocalProcessFailed(f"{watched.name} has ended; log: {watched.log_tail()}")
             status = watched.status()
             return status is not None and status["state"] in states
 
