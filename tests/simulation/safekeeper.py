@@ -160,6 +160,8 @@ class SimSafekeeper:
             elif kind == "end":
                 if self._connections.pop(connection.number, None) is not None:
                     acceptor.disconnected(connection.number)
+            elif kind == "closed":
+                acceptor.disconnected(connection.number)
             elif kind == "flushed":
                 if content is self._flush:
                     self._flush = None
@@ -241,8 +243,8 @@ class SimSafekeeper:
             connection = self._connections.pop(effect.connection, None)
             if connection is not None:
                 world.network.close(connection, TO_PROXY)
-                assert self.acceptor is not None  # it runs
-                self.acceptor.disconnected(effect.connection)
+                # The acceptor hears of it as of any other lost connection: later.
+                self._inbox.append(("closed", connection, None))
         elif isinstance(effect, WriteWal):
             payload = bytes(effect.payload)
             disk.write(effect.begin_lsn, payload)
