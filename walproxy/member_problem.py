@@ -8,7 +8,7 @@ quorum again, the way out is said with it; nothing starts by itself then. Pure.
 from collections.abc import Mapping
 
 from safekeeper.consensus.membership import Membership
-from safekeeper.consensus.proposer import Peer
+from safekeeper.consensus.roster import Peer
 
 _REBOOTSTRAP = "too few of the disks are left for a quorum: walproxy rebootstrap begins a new cluster"
 

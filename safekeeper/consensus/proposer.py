@@ -30,15 +30,14 @@ from safekeeper.consensus.actions import (
     StartReplication,
     StopReplication,
 )
+from safekeeper.consensus.campaign import Campaign, Outcome
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.election import (
     choose_donor,
     collect_tli_histories,
     extend_history,
-    highest_possible_commit,
 )
 from safekeeper.consensus.leadership import Leadership, Timing
-from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
     PROTOCOL_VERSION,
@@ -70,6 +69,19 @@ from safekeeper.consensus.primary import (
     first_log_plan,
     plan_log,
 )
+from safekeeper.consensus.roster import (
+    Cluster,
+    Peer,
+    bootstrap_of,
+    find_cluster,
+    foreign_reason,
+    highest_promise,
+    other_cluster_reason,
+    plan_bootstrap,
+    stuck_reason,
+    twin_of,
+    voters_of,
+)
 from safekeeper.consensus.term_history import check_history, last_term
 from safekeeper.errors import Fenced, PrimaryRefused, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
@@ -89,24 +101,6 @@ class Phase(Enum):
     FINISHED = "finished"  # nothing
 
 
-@dataclass(slots=True)
-class Peer:
-    """What is known of a safekeeper, whatever the term.
-
-    Attributes:
-        greeting: its greeting on the present connection, None before.
-        waiting_since: when it was asked something that it has not answered, None if it has: a connection may be dead
-            without anybody having said so.
-        refused: why it counts as missing, empty if it does not.
-    """
-
-    connected: bool = False
-    waiting_since: float | None = None
-    greeting: AcceptorGreeting | None = None
-    refused: str = ""
-    refused_code: RefusalCode | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class ProposerConfig:
     """What an operator decides.
@@ -123,26 +117,6 @@ class ProposerConfig:
     takeover: bool = False
     allow_data_loss: bool = False
     timing: Timing = field(default_factory=Timing)
-
-
-@dataclass(slots=True)
-class Campaign:
-    """One attempt to win a term: who was asked, what they said, what follows from it."""
-
-    began_at: float
-    cluster_id: str
-    membership: Membership
-    asked: set[int]
-    node_id: NodeId | None = None
-    pre_votes: dict[int, PreVoteResponse] = field(default_factory=dict)
-    votes: dict[int, VoteResponse] = field(default_factory=dict)
-    refusals: set[int] = field(default_factory=set)
-    quorum_at: float | None = None
-    donor: int = 0
-    plan: LogPlan | None = None
-    links: bool = False
-    our_page_crcs: tuple[int, ...] | None = None
-    their_page_crcs: tuple[int, ...] | None = None
 
 
 class Proposer:
@@ -194,7 +168,7 @@ class Proposer:
     def connected(self, safekeeper_id: int, now: float) -> list[Action]:
         """A connection to a safekeeper is open."""
         known = self.peers[safekeeper_id]
-        self.peers[safekeeper_id] = Peer(True, None, None, known.refused, known.refused_code)
+        self.peers[safekeeper_id] = Peer(True, None, None, known.refused, known.refused_code, known.told)
         self._greet(safekeeper_id, now)
         return self._take()
 
@@ -440,20 +414,16 @@ class Proposer:
         peer = self.peers[safekeeper_id]
         peer.greeting, peer.refused, peer.refused_code = greeting, "", None
         peer.waiting_since = None
-        for other_id, other in self.peers.items():
-            if (
-                other_id != safekeeper_id
-                and other.greeting is not None
-                and other.greeting.incarnation == greeting.incarnation
-            ):
-                self._refuse_peer(
-                    safekeeper_id, None, f"its data folder is a copy of safekeeper {other_id}'s: wipe one of the two"
-                )
-                return
+        twin = twin_of(self.peers, safekeeper_id, greeting.incarnation)
+        if twin is not None:
+            self._refuse_peer(
+                safekeeper_id, None, f"its data folder is a copy of safekeeper {twin}'s: wipe one of the two"
+            )
+            return
         leadership = self.leadership
         if leadership is not None:
             if greeting.cluster_id not in ("", leadership.elected.cluster_id) and not greeting.is_empty:
-                self._refuse_peer(safekeeper_id, RefusalCode.OTHER_CLUSTER, _other_cluster(greeting))
+                self._refuse_peer(safekeeper_id, RefusalCode.OTHER_CLUSTER, other_cluster_reason(greeting))
                 return
             if greeting.membership and greeting.membership.generation > leadership.membership.generation:
                 self._end_term(now, "a member knows a newer membership")
@@ -465,35 +435,6 @@ class Proposer:
         else:
             self._try_to_begin(now)
 
-    def _cluster(self) -> Membership | None:
-        """Return the membership that the greeted members agree on, None if they hold none with a quorum present."""
-        found: Membership | None = None
-        for peer in self.peers.values():
-            membership = peer.greeting.membership if peer.greeting is not None else None
-            if membership is not None and (found is None or membership.generation > found.generation):
-                voters = self._voters(membership, peer.greeting.cluster_id if peer.greeting else "")
-                if membership.has_quorum(voters):
-                    found = membership
-        return found
-
-    def _voters(self, membership: Membership, cluster_id: str) -> set[int]:
-        """Return the ids of the greeted voters of a cluster; one that has not heard of it yet counts too."""
-        return {
-            safekeeper_id
-            for safekeeper_id, peer in self.peers.items()
-            if peer.greeting is not None
-            and not peer.refused
-            and peer.greeting.cluster_id in ("", cluster_id)
-            and membership.is_voter(safekeeper_id, peer.greeting.incarnation)
-        }
-
-    def _cluster_id(self, membership: Membership) -> str:
-        return next(
-            peer.greeting.cluster_id
-            for peer in self.peers.values()
-            if peer.greeting is not None and peer.greeting.membership == membership
-        )
-
     def _try_to_begin(self, now: float, due: bool = False) -> None:
         """Start what can be started: the bootstrap, or an election."""
         if self.phase is not Phase.GATHERING or self.primary is None:
@@ -502,70 +443,46 @@ class Proposer:
             return
         if self._refuse_foreigners():
             return
-        membership = self._cluster()
-        if membership is not None:
+        cluster = find_cluster(self.peers)
+        if cluster is not None:
             self.stuck = ""
-            self._pre_vote(membership, now)
-        elif all(peer.greeting is not None and not peer.refused for peer in self.peers.values()):
-            self._begin_bootstrap(now)
+            self._pre_vote(cluster, now)
+            return
+        bootstrap = plan_bootstrap(self.peers, self.primary)
+        if bootstrap is not None:
+            self._begin_bootstrap(bootstrap, now)
+            return
+        stuck = stuck_reason(self.peers)
+        if stuck and stuck != self.stuck:
+            self.stuck = stuck
+            self._note(Level.ERROR, stuck)
 
     def _refuse_foreigners(self) -> bool:
         """Check S10's identity part before anybody is asked to vote. True if it ended this run."""
         assert self.primary is not None  # by the caller
         reasons = []
         for safekeeper_id, peer in self.peers.items():
-            greeting = peer.greeting
-            if greeting is not None and greeting.system_id:
-                for name, theirs, ours in (
-                    ("system identifier", greeting.system_id, self.primary.system_id),
-                    ("segment size", greeting.segment_size, self.primary.segment_size),
-                ):
-                    if theirs != ours:
-                        reason = f"its WAL has {name} {theirs}, the primary has {ours}: it is another PostgreSQL"
-                        self._refuse_peer(safekeeper_id, RefusalCode.OTHER_SYSTEM, reason)
-                        break
+            reason = foreign_reason(peer.greeting, self.primary) if peer.greeting is not None else ""
+            if reason:
+                self._refuse_peer(safekeeper_id, RefusalCode.OTHER_SYSTEM, reason)
             if peer.refused_code is RefusalCode.OTHER_SYSTEM:
-                reasons.append(f"safekeeper {safekeeper_id}: {peer.refused}")
+                reasons.append(peer.refused)
         if len(reasons) > len(self.peers) // 2:
-            self._refuse_primary("; ".join(reasons))
+            self._refuse_primary(f"{len(reasons)} of {len(self.peers)} safekeepers refuse it, e.g.: {reasons[0]}")
             return True
         return False
 
     # ------------------------------------------------------------------ bootstrap (step 0)
 
-    def _begin_bootstrap(self, now: float) -> None:
-        """Write the first membership, if every member is there and empty; an earlier half-done one is repeated."""
-        assert self.primary is not None  # by the caller
-        greetings = {i: peer.greeting for i, peer in self.peers.items() if peer.greeting is not None}
-        members = tuple(Member(i, greeting.incarnation) for i, greeting in sorted(greetings.items()))
-        cluster_id = bootstrap_cluster_id(self.primary.system_id, members)
-        if any(not g.is_empty or g.cluster_id not in ("", cluster_id) for g in greetings.values()):
-            self._note_stuck(greetings)
-            return
-        self._bootstrap = Bootstrap(
-            cluster_id,
-            self.primary.system_id,
-            self.primary.segment_size,
-            self.primary.server_version,
-            Membership(1, members),
-        )
+    def _begin_bootstrap(self, bootstrap: Bootstrap, now: float) -> None:
+        """Have the first membership written; an earlier half-done one is repeated."""
+        self._bootstrap = bootstrap
         self._bootstrapped = set()
         self.phase = Phase.BOOTSTRAPPING
-        self._note(Level.INFO, f"bootstrapping cluster {cluster_id[:8]} with {len(members)} empty safekeepers")
-        for safekeeper_id in greetings:
-            self._ask(safekeeper_id, self._bootstrap, now)
-
-    def _note_stuck(self, greetings: dict[int, AcceptorGreeting]) -> None:
-        """All are there, they are not all empty, and no quorum of members is among them: only an operator can help."""
-        empty = sorted(i for i, greeting in greetings.items() if greeting.is_empty)
-        holding = sorted(i for i, greeting in greetings.items() if not greeting.is_empty)
-        stuck = (
-            f"safekeepers {holding} hold WAL or votes, {empty or 'none'} are empty, and no cluster has a quorum among "
-            "them: data folders were lost; nothing starts by itself (see walproxy rebootstrap)"
-        )
-        if stuck != self.stuck:
-            self.stuck = stuck
-            self._note(Level.ERROR, stuck)
+        count = len(self.peers)
+        self._note(Level.INFO, f"bootstrapping cluster {bootstrap.cluster_id[:8]} with {count} empty safekeepers")
+        for safekeeper_id in self.peers:
+            self._ask(safekeeper_id, bootstrap, now)
 
     def _on_bootstrapped(self, safekeeper_id: int, message: Bootstrapped, now: float) -> None:
         bootstrap = self._bootstrap
@@ -581,10 +498,9 @@ class Proposer:
 
     # ------------------------------------------------------------------ pre-vote (step 2)
 
-    def _pre_vote(self, membership: Membership, now: float) -> None:
-        cluster_id = self._cluster_id(membership)
-        voters = self._voters(membership, cluster_id)
-        self._campaign = Campaign(now, cluster_id, membership, voters)
+    def _pre_vote(self, cluster: Cluster, now: float) -> None:
+        voters = voters_of(self.peers, cluster)
+        self._campaign = Campaign(now, cluster, voters)
         self.phase = Phase.PRE_VOTING
         for safekeeper_id in sorted(voters):
             self._ask(safekeeper_id, PreVoteRequest(self.config.run, self.config.takeover), now)
@@ -596,38 +512,28 @@ class Proposer:
             self._judge_campaign(now)
 
     def _judge_pre_votes(self, campaign: Campaign, now: float) -> None:
-        granted = {i for i, response in campaign.pre_votes.items() if response.granted}
-        if campaign.membership.has_quorum(granted):
+        outcome, rivals = campaign.pre_vote_outcome(), campaign.rivals(self.config.run)
+        runs = ", ".join(sorted({run[:8] for run in rivals.values()}))
+        if outcome is Outcome.WON:
             self._vote(campaign, now)
-            return
-        others = {i for i, response in campaign.pre_votes.items() if response.live_run not in ("", self.config.run)}
-        if campaign.membership.has_quorum(others) and self._held_term:
-            self._finish(Fenced(f"a majority of safekeepers follows another proxy ({self._runs(campaign)})"))
-        elif not campaign.membership.has_quorum(granted | (campaign.asked - self._heard(campaign))):
-            if others and not self.is_spare:
+        elif campaign.membership.has_quorum(rivals) and self._held_term:
+            self._finish(Fenced(f"a majority of safekeepers follows another proxy (run {runs})"))
+        elif outcome is Outcome.LOST:
+            if rivals and not self.is_spare:
                 self.is_spare = True
-                self._note(Level.INFO, f"another proxy serves ({self._runs(campaign)}): waiting as a spare")
+                self._note(Level.INFO, f"another proxy serves (run {runs}): waiting as a spare")
             self._abandon_campaign(now, "")
-
-    def _runs(self, campaign: Campaign) -> str:
-        runs = {r.live_run[:8] for r in campaign.pre_votes.values() if r.live_run}
-        return "run " + ", ".join(sorted(runs))
-
-    def _heard(self, campaign: Campaign) -> set[int]:
-        answered = campaign.pre_votes if self.phase is Phase.PRE_VOTING else campaign.votes
-        return set(answered) | campaign.refusals
 
     # ------------------------------------------------------------------ vote (steps 3 and 4)
 
     def _vote(self, campaign: Campaign, now: float) -> None:
         """Ask for the next term: above every promise that was seen and every term that this run has used (step 1)."""
-        promised = [p.greeting.promised.term for p in self.peers.values() if p.greeting is not None]
-        self.term = max([self.term, *promised]) + 1
+        self.term = max(self.term, highest_promise(self.peers)) + 1
         campaign.node_id = NodeId(self.term, self.config.run)
         campaign.began_at = now
         # Who has greeted since the pre-vote is asked too: the more votes, the more exact is M (S9). Whoever has yet to
         # greet is asked then.
-        campaign.asked |= self._voters(campaign.membership, campaign.cluster_id)
+        campaign.asked |= voters_of(self.peers, campaign.cluster)
         campaign.refusals = {i for i in campaign.asked if self.peers[i].greeting is None}
         self.phase = Phase.VOTING
         self.is_spare = False
@@ -637,24 +543,15 @@ class Proposer:
     def _ask_for_vote(self, safekeeper_id: int, now: float) -> None:
         campaign, peer = self._campaign, self.peers[safekeeper_id]
         assert campaign is not None and campaign.node_id is not None and peer.greeting is not None  # by the callers
+        assert self.primary is not None  # a campaign needs one
         if not campaign.membership.is_voter(safekeeper_id, peer.greeting.incarnation):
             return
         campaign.asked.add(safekeeper_id)
         campaign.refusals.discard(safekeeper_id)
         if peer.greeting.membership is None:
             # It missed the bootstrap's end; it is in it by name.
-            self._ask(safekeeper_id, self._bootstrap_of(campaign), now)
+            self._ask(safekeeper_id, bootstrap_of(campaign.cluster, self.primary), now)
         self._ask(safekeeper_id, VoteRequest(campaign.node_id, campaign.membership.generation), now)
-
-    def _bootstrap_of(self, campaign: Campaign) -> Bootstrap:
-        assert self.primary is not None  # a campaign needs one
-        return Bootstrap(
-            campaign.cluster_id,
-            self.primary.system_id,
-            self.primary.segment_size,
-            self.primary.server_version,
-            campaign.membership,
-        )
 
     def _on_vote(self, safekeeper_id: int, response: VoteResponse, now: float) -> None:
         campaign, peer = self._campaign, self.peers[safekeeper_id]
@@ -680,14 +577,10 @@ class Proposer:
         if self.phase is Phase.PRE_VOTING:
             self._judge_pre_votes(campaign, now)
             return
-        if campaign.membership.has_quorum(campaign.votes):
-            if campaign.quorum_at is None:
-                campaign.quorum_at = now
-            # A short wait for the others: their votes make M exact (S9) and the donor the best one.
-            all_answered = campaign.asked <= self._heard(campaign)
-            if all_answered or now - campaign.quorum_at >= self.timing.vote_grace_s:
-                self._elect(campaign, now)
-        elif not campaign.membership.has_quorum(campaign.asked - campaign.refusals):
+        outcome = campaign.vote_outcome(now, self.timing.vote_grace_s)
+        if outcome is Outcome.WON:
+            self._elect(campaign, now)
+        elif outcome is Outcome.LOST:
             self._abandon_campaign(now, "a quorum did not vote for it")
 
     def _elect(self, campaign: Campaign, now: float) -> None:
@@ -764,9 +657,7 @@ class Proposer:
             self._received_lsn = self._window_begin_lsn = plan.start_lsn
             self._lead(campaign, now, is_checked=False)
             return
-        possible_lsn = highest_possible_commit(
-            campaign.votes, campaign.donor, campaign.membership, self._held_term, self._held_commit_lsn
-        )
+        possible_lsn = campaign.possible_commit_lsn(self._held_term, self._held_commit_lsn)
         if 0 < response.record_end_lsn <= possible_lsn:
             self._refuse_primary(
                 f"the primary's timeline {campaign.plan.tli} forked off at {format_lsn(response.lsn)}, but WAL up to "
@@ -844,7 +735,7 @@ class Proposer:
         history = extend_history(vote.history, campaign.plan, campaign.node_id)
         elected = Elected(
             campaign.node_id,
-            campaign.cluster_id,
+            campaign.cluster.id,
             self.primary.system_id,
             self.primary.segment_size,
             self.primary.server_version,
@@ -967,7 +858,8 @@ class Proposer:
 
     def _refuse_peer(self, safekeeper_id: int, code: RefusalCode | None, reason: str) -> None:
         peer = self.peers[safekeeper_id]
-        if peer.refused != reason:
+        if peer.told != reason:
+            peer.told = reason
             self._note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}")
         peer.refused, peer.refused_code, peer.greeting = reason, code, None
         self._out.append(Disconnect(safekeeper_id, reason))
@@ -1021,7 +913,7 @@ class Proposer:
             return "streaming" if self.leadership.commit_lsn else "recovering"
         if self.phase is not Phase.GATHERING or self.is_spare:
             return "electing"
-        return "waiting_for_quorum" if self._cluster() is None else "electing"
+        return "waiting_for_quorum" if find_cluster(self.peers) is None else "electing"
 
     def _note(self, level: Level, text: str) -> None:
         self._out.append(Note(level, text))
@@ -1036,7 +928,3 @@ def _differs(lsn: Lsn, whose: str) -> str:
         f"the primary's WAL differs from {whose} in the page at {format_lsn(lsn)}: it was restored from a backup, "
         "lost flushed WAL, or is another copy of this cluster"
     )
-
-
-def _other_cluster(greeting: AcceptorGreeting) -> str:
-    return f"it holds WAL of cluster {greeting.cluster_id[:8]}: wipe its data folder to let it join this one"

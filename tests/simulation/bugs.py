@@ -4,6 +4,7 @@ A simulator that finds nothing proves nothing unless it finds these. Some of the
 then believed (`Checker.believes`), so that it is the harm that must be found, and not the lie.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from safekeeper.consensus import leadership as leadership_module
+from safekeeper.consensus import campaign as campaign_module
 from safekeeper.consensus import proposer as proposer_module
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.commitment import quorum_lsn
@@ -169,6 +171,12 @@ def _no_difference(*_: Any) -> None:
     return None
 
 
+def _everywhere(name: str, value: Any) -> tuple[tuple[Any, str, Any], ...]:
+    """Return the swaps that put `value` in the place of a function of the consensus, wherever it was imported to."""
+    rooms = [module for key, module in sorted(sys.modules.items()) if key.startswith("safekeeper.consensus.")]
+    return tuple((module, name, value) for module in rooms if hasattr(module, name))
+
+
 def _biased(profile_name: str, **weights: int) -> Profile:
     profile = PROFILES[profile_name]
     return replace(profile, weights={**profile.weights, **weights})
@@ -186,7 +194,7 @@ BUGS: dict[str, Bug] = {
     "commit_before_term_start": Bug(
         "S4",
         PROFILES["elections"],
-        ((leadership_module, "quorum_lsn", _quorum_without_term_start),),
+        _everywhere("quorum_lsn", _quorum_without_term_start),
         scenario="e_own_term_first",
     ),
     "no_truncate": Bug("S5", PROFILES["elections"], ((World, "acceptor_class", _NoTruncate),)),
@@ -199,12 +207,12 @@ BUGS: dict[str, Bug] = {
     "tli_cut_unchecked": Bug(
         "S9",
         PROFILES["switches"],
-        ((proposer_module, "highest_possible_commit", _nothing_committed), (World, "acceptor_class", _CutUnfenced)),
+        ((campaign_module, "highest_possible_commit", _nothing_committed), (World, "acceptor_class", _CutUnfenced)),
     ),
     "tli_cut_guarded_by_commit_lsn": Bug(
-        "S9", PROFILES["switches"], ((proposer_module, "highest_possible_commit", _known_commit),)
+        "S9", PROFILES["switches"], ((campaign_module, "highest_possible_commit", _known_commit),)
     ),
-    "primary_unchecked": Bug("S10", PROFILES["switches"], ((proposer_module, "first_difference", _no_difference),)),
+    "primary_unchecked": Bug("S10", PROFILES["switches"], _everywhere("first_difference", _no_difference)),
     "end_of_wal_underestimated": Bug(
         "S13", _biased("crashy", promote=10, block=10), ((World, "model_disk_class", _RescanningDisk),)
     ),

@@ -8,7 +8,7 @@ import pytest
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting, Refusal, RefusalCode
-from safekeeper.consensus.proposer import Peer
+from safekeeper.consensus.roster import Peer
 from safekeeper.settings import load
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.member_problem import member_problem
