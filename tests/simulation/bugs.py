@@ -12,9 +12,6 @@ from typing import Any
 
 import msgspec
 
-from safekeeper.consensus import leadership as leadership_module
-from safekeeper.consensus import campaign as campaign_module
-from safekeeper.consensus import proposer as proposer_module
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.commitment import quorum_lsn
 from safekeeper.consensus.control_state import NodeId
