@@ -204,10 +204,10 @@ BUGS: dict[str, Bug] = {
     "tli_cut_unchecked": Bug(
         "S9",
         PROFILES["switches"],
-        ((campaign_module, "highest_possible_commit", _nothing_committed), (World, "acceptor_class", _CutUnfenced)),
+        (*_everywhere("highest_possible_commit", _nothing_committed), (World, "acceptor_class", _CutUnfenced)),
     ),
     "tli_cut_guarded_by_commit_lsn": Bug(
-        "S9", PROFILES["switches"], ((campaign_module, "highest_possible_commit", _known_commit),)
+        "S9", PROFILES["switches"], _everywhere("highest_possible_commit", _known_commit)
     ),
     "primary_unchecked": Bug("S10", PROFILES["switches"], _everywhere("first_difference", _no_difference)),
     "end_of_wal_underestimated": Bug(
