@@ -42,6 +42,7 @@ _STOP_SIGNALS: dict[StopMode, signal.Signals] = {
 # Below the range from which Linux takes the ports of outgoing connections: a port stays ours over a restart.
 _PORTS = range(15_000, 32_000)
 _PORT_ATTEMPTS = 5
+_handed_out: set[int] = set()
 _POLL_S = 0.01
 
 
@@ -378,15 +379,21 @@ def end_with_parent(signal_name: str = "QUIT") -> tuple[str, ...]:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on now."""
+    """Return a TCP port of the loopback interface that nobody listens on now.
+
+    Never the same twice in a process: whoever has got one may be down for a while, and wants it back.
+    """
     while True:
         port = random.choice(_PORTS)
+        if port in _handed_out:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _handed_out.add(port)
+        return port
 
 
 def _process_table() -> dict[int, tuple[int, str]]:
