@@ -6,7 +6,7 @@ SEEDS ?= 300
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test sim bench clean
+.PHONY: help install demo lint check test sim bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,10 +16,12 @@ install: .venv/.dev ## make .venv and install the project with everything that i
 demo: .venv/.embedded ## the whole story on an embedded PostgreSQL: commits, lost safekeepers, a crash
 	$(BIN)/walproxy demo
 
-check: .venv/.dev ## format, lint, types, unit tests and a few hundred simulation seeds
+lint: .venv/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint ## what a change needs: lint, unit tests and a few hundred simulation seeds
 	$(BIN)/pytest -q tests/unit
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
