@@ -110,13 +110,13 @@ def render(content: dict[str, Any]) -> Group:
         f"  term {content['term']}  timeline {content['tli'] or '-'}  quorum {content['quorum']} of "
         f"{len(content['safekeepers'])}",
     )
-    positions = Text(
-        f"received {content['received_lsn']}  write {content['write_lsn']}  flush {content['flush_lsn']}  "
-        f"apply {content['apply_lsn']}  commit {content['commit_lsn']}"
-    )
+    names = ("received", "write", "flush", "apply", "commit")
+    positions = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
+    positions.add_row(*(content[f"{name}_lsn"] for name in names))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("safekeeper", "state", "write", "flush", "lag", "answered", "problem"):
-        table.add_column(name, justify="right" if name in ("lag", "answered") else "left", overflow="fold")
+    for name in ("safekeeper", "state", "write", "flush", "lag", "answered"):
+        table.add_column(name, justify="right" if name in ("lag", "answered") else "left", no_wrap=True)
+    problems = []
     for each in content["safekeepers"]:
         answered_s = each["last_response_s"]
         table.add_row(
@@ -126,13 +126,14 @@ def render(content: dict[str, Any]) -> Group:
             each["flush_lsn"],
             format_bytes(each["lag_bytes"]),
             "-" if answered_s is None else f"{answered_s:.1f} s ago",
-            Text(each.get("problem") or ""),
         )
-    lines: list[Text | Table] = [head, positions]
+        who, what = f"safekeeper {each['id']}", each.get("problem")
+        if what:
+            problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problem = (content.get("primary") or {}).get("problem")
     if problem:
-        lines.append(Text(f"primary: {problem}", style="red"))
-    return Group(*lines, table)
+        problems.insert(0, Text(f"primary: {problem}", style="red"))
+    return Group(head, positions, table, *problems)
 
 
 def format_bytes(count: int | None) -> str:
