@@ -83,6 +83,7 @@ def wiped(cluster: Gated) -> Iterator[int]:
     process.start()
 
 
+@NEWEST
 def test_wiped_safekeeper_is_fed_from_the_log_s_base_and_does_not_count(cluster: Gated, wiped: int) -> None:
     with cluster.load() as load:
         cluster.commit_lsn_of_all()
@@ -101,6 +102,7 @@ def test_wiped_safekeeper_is_fed_from_the_log_s_base_and_does_not_count(cluster:
         assert cluster.member(wiped)["state"] == "learner"
 
 
+@NEWEST
 def test_wiped_safekeeper_and_one_other_elect_nobody(cluster: Gated, wiped: int) -> None:
     with cluster.load() as load:
         cluster.commit_lsn_of_all()

@@ -4,6 +4,7 @@ import contextlib
 
 from safekeeper.lsn import parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.conftest import NEWEST
 
 
 def _assert_only_local_commits_return(cluster: Gated) -> list[Commit]:
@@ -29,6 +30,7 @@ def test_commits_wait_while_two_of_three_safekeepers_are_dead(cluster: Gated) ->
         cluster.safekeepers[3].start()
 
 
+@NEWEST
 def test_commits_wait_while_two_of_three_safekeepers_hang(cluster: Gated) -> None:
     with cluster.load(workers=1) as load:
         cluster.safekeepers[1].pause()
@@ -62,6 +64,7 @@ def test_remote_write_returns_when_a_quorum_has_received_and_on_when_it_has_flus
             flushed.wait()
 
 
+@NEWEST
 def test_one_slow_disk_does_not_hold_commits_back(cluster: Gated) -> None:
     with cluster.on_slow_disk(2) as disk, cluster.load() as load:
         wait_for(lambda: cluster.member(2)["state"] == "streaming", "safekeeper 2 follows")

@@ -1,10 +1,12 @@
 """kill -9 of every part of a cluster, in turn and under load."""
 
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.conftest import NEWEST
 
 FAILOVER_S = 3.0
 
 
+@NEWEST
 def test_commits_go_on_when_any_one_safekeeper_is_killed(cluster: Gated) -> None:
     with cluster.load() as load:
         for safekeeper in cluster.safekeepers.values():
@@ -24,6 +26,7 @@ def test_commits_wait_when_two_safekeepers_are_killed_at_once_and_go_on_with_one
         cluster.safekeepers[1].start()
 
 
+@NEWEST
 def test_commits_go_on_when_all_safekeepers_were_killed_at_once(cluster: Gated) -> None:
     with cluster.load() as load:
         for safekeeper in cluster.safekeepers.values():
@@ -80,6 +83,7 @@ def test_commits_go_on_when_everything_was_killed_at_once(cluster: Gated) -> Non
         load.wait_for_commits(20)
 
 
+@NEWEST
 def test_commits_go_on_when_the_proxy_was_killed_together_with_a_safekeeper(cluster: Gated) -> None:
     with cluster.load() as load:
         for safekeeper in cluster.safekeepers.values():

@@ -1,6 +1,7 @@
 """Proxies that follow one another: spares, deposed ones, and orderly stops."""
 
 from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, said, wait_for
+from tests.integration.conftest import NEWEST
 from walproxy.local_cluster import LocalProcess
 
 TAKEOVER_S = 3.0
@@ -41,6 +42,7 @@ def test_proxy_that_hung_while_a_spare_took_over_ends_as_fenced(cluster: Gated) 
         assert said(spare, "term") == term
 
 
+@NEWEST
 def test_proxy_that_hung_without_a_quorum_acknowledges_nothing_of_its_successors_term(cluster: Gated) -> None:
     with cluster.load() as load:
         deposed, spare = cluster.proxy, _add_spare(cluster)
@@ -61,6 +63,7 @@ def test_proxy_that_hung_without_a_quorum_acknowledges_nothing_of_its_successors
         assert said(spare, "term") == term
 
 
+@NEWEST
 def test_proxy_with_takeover_deposes_a_serving_one(cluster: Gated) -> None:
     with cluster.load() as load:
         successor = cluster.add_proxy("--takeover", "true")
@@ -69,6 +72,7 @@ def test_proxy_with_takeover_deposes_a_serving_one(cluster: Gated) -> None:
         assert said(successor, "state") == "streaming"
 
 
+@NEWEST
 def test_stopped_proxy_exits_well_and_the_next_one_goes_on(cluster: Gated) -> None:
     with cluster.load() as load:
         assert cluster.proxy.stop() == 0
@@ -77,6 +81,7 @@ def test_stopped_proxy_exits_well_and_the_next_one_goes_on(cluster: Gated) -> No
         assert load.wait_for_commits() < TAKEOVER_S
 
 
+@NEWEST
 def test_stopped_safekeepers_exit_well_and_come_back_with_all_they_had(cluster: Gated) -> None:
     with cluster.load() as load:
         for safekeeper_id, safekeeper in cluster.safekeepers.items():
