@@ -18,11 +18,13 @@ from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TruncateWal
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
+from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.errors import StorageFull
 from safekeeper.lsn import Lsn
 from tests.simulation.checkers import Checker
 from tests.simulation.disk import ModelDisk
+from tests.simulation.primary import SYSTEM_ID
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.synthetic_wal import last_complete_end
 from tests.simulation.world import World
@@ -142,6 +144,21 @@ class _CutUnfenced(Acceptor):
         yield Persist(self.control)  # Never reached: it makes this a generator.
 
 
+class _JoinsUnwiped(Acceptor):
+    """Lets a member of another cluster vote, and be fed, with the WAL and the history that it has."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        membership = self.control.membership
+        if membership is not None and message.generation > membership.generation:
+            joined = msgspec.structs.replace(membership, generation=message.generation)
+            self.control = msgspec.structs.replace(self.control, membership=joined)
+        yield from super()._vote(connection, message, now)
+
+    def _elected(self, connection: int, message: Elected, now: float) -> Effects:
+        self.control = msgspec.structs.replace(self.control, cluster_id=message.cluster_id)
+        yield from super()._elected(connection, message, now)
+
+
 class _RescanningDisk(ModelDisk):
     """Finds the end of its WAL by looking for the last whole record, and drops what was acked of the next one."""
 
@@ -162,6 +179,15 @@ def _nothing_committed(*_: Any) -> Lsn:
 
 def _known_commit(votes: Any, donor: int, *_: Any) -> Lsn:
     return max(0, *(int(vote.commit_lsn) for vote in votes.values()))
+
+
+def _voters_of_any_cluster(peers: Peers, cluster: Cluster) -> set[int]:
+    greetings = greetings_of(peers)
+    return {i for i, greeting in greetings.items() if cluster.membership.is_voter(i, greeting.incarnation)}
+
+
+def _run_id_of_the_server(world: World) -> str:
+    return f"{SYSTEM_ID:032x}"
 
 
 def _no_difference(*_: Any) -> None:
@@ -188,6 +214,7 @@ BUGS: dict[str, Bug] = {
     "node_id_compared_as_pair": Bug(
         "S3", PROFILES["elections"], ((World, "acceptor_class", _ComparedAsPair), _BELIEVES)
     ),
+    "run_id_of_the_server": Bug("S3", PROFILES["elections"], ((World, "new_run", _run_id_of_the_server),)),
     "commit_before_term_start": Bug(
         "S4",
         PROFILES["elections"],
@@ -212,5 +239,11 @@ BUGS: dict[str, Bug] = {
     "primary_unchecked": Bug("S10", PROFILES["switches"], _everywhere("first_difference", _no_difference)),
     "end_of_wal_underestimated": Bug(
         "S13", _biased("crashy", promote=10, block=10), ((World, "model_disk_class", _RescanningDisk),)
+    ),
+    "old_member_joins_unwiped": Bug(
+        "step 0",
+        PROFILES["balanced"],
+        (*_everywhere("voters_of", _voters_of_any_cluster), (World, "acceptor_class", _JoinsUnwiped)),
+        scenario="q_an_old_member_after_a_rebootstrap",
     ),
 }

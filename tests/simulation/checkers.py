@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from safekeeper.consensus.actions import ReportStatus
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
 from safekeeper.consensus.term_history import TermHistory, check_history, divergence
@@ -72,14 +72,16 @@ class Checker:
         committed: the committed log, from `base_lsn` on.
         acked_lsn: the end of the last record whose commit a client was told.
         acks: how many status updates released somebody.
+        cluster_id: whose log this is the truth of, empty for the only one that there ever was.
         believes: whether an acceptor's words are taken on trust instead of being compared with its disk. A planted bug
             that makes it lie is found at once by its words; if they are believed, the harm that follows must be found.
     """
 
     believes = False
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", cluster_id: str = "") -> None:
         self.world = world
+        self.cluster_id = cluster_id
         self.base_lsn: Lsn = 0
         self.committed_term = 0
         self.committed = bytearray()
@@ -299,6 +301,8 @@ class Checker:
         """A handler is through: look at what readers may see now."""
         acceptor = safekeeper.acceptor
         assert acceptor is not None  # it has just run
+        if self._is_foreign(safekeeper.disk.control):
+            return
         visible_lsn = min(acceptor.commit_lsn, acceptor.flush_lsn)
         seen = self._seen.get(safekeeper.id)
         if seen is None:
@@ -356,7 +360,10 @@ class Checker:
         """Return the bytes [begin_lsn, end_lsn) of the log with this history, fewer if nobody holds all of them."""
         pieces = []
         for index, entry in enumerate(history):
-            known = self._terms[entry.term]
+            known = self._terms.get(entry.term)
+            if known is None:
+                # A term of another cluster: none of its bytes are this log's.
+                break
             last = min(end_lsn, history[index + 1].start_lsn) if index + 1 < len(history) else end_lsn
             first = max(begin_lsn, entry.start_lsn)
             if first < last:
@@ -376,6 +383,10 @@ class Checker:
                 f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.node_id} on their disks: {why}",
             )
 
+    def _is_foreign(self, control: ControlState | None) -> bool:
+        """Tell whether this is a log of another cluster, which a rebootstrap has given up."""
+        return bool(self.cluster_id) and control is not None and control.cluster_id not in ("", self.cluster_id)
+
     def _is_lost(self, safekeeper_id: int, incarnation: str) -> bool:
         control = self.world.safekeepers[safekeeper_id].disk.control
         return control is None or control.incarnation != incarnation
@@ -383,7 +394,7 @@ class Checker:
     def _holds(self, safekeeper_id: int, won: Won, lsn: Lsn) -> bool:
         disk = self.world.safekeepers[safekeeper_id].disk
         control = disk.control
-        if control is None or not control.history or control.base_lsn is not None:
+        if control is None or not control.history or control.base_lsn is not None or self._is_foreign(control):
             return False
         end_lsn = disk.durable_lsn
         if control.truncate_to is not None:
@@ -419,7 +430,7 @@ class Checker:
         if self._is_lost(safekeeper_id, incarnation):
             return True
         disk = self.world.safekeepers[safekeeper_id].disk
-        if disk.durable_lsn < lsn:
+        if disk.durable_lsn < lsn or self._is_foreign(disk.control):
             return False
         begin_lsn = max(self.base_lsn, disk.begin_lsn, lsn - 8192)
         return (
@@ -431,7 +442,7 @@ class Checker:
         """Every byte on every disk is the one that its term has there."""
         for safekeeper in self.world.safekeepers.values():
             disk, control = safekeeper.disk, safekeeper.disk.control
-            if control is None or not disk.begin_lsn or control.base_lsn is not None:
+            if control is None or not disk.begin_lsn or control.base_lsn is not None or self._is_foreign(control):
                 continue
             end_lsn = disk.durable_lsn
             if control.truncate_to is not None:

@@ -15,6 +15,7 @@ from tests.simulation.clock import Clock
 
 if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy
+    from tests.simulation.rebootstrap import Rebootstrap
     from tests.simulation.safekeeper import SimSafekeeper
 
 TO_SAFEKEEPER, TO_PROXY = 0, 1
@@ -26,7 +27,7 @@ class Connection:
 
     __slots__ = ("broken", "closed", "held", "last_at", "number", "proxy", "proxy_life", "safekeeper", "sk_life")
 
-    def __init__(self, number: int, proxy: "SimProxy", safekeeper: "SimSafekeeper") -> None:
+    def __init__(self, number: int, proxy: "SimProxy | Rebootstrap", safekeeper: "SimSafekeeper") -> None:
         self.number = number
         self.proxy = proxy
         self.proxy_life = proxy.life
@@ -57,7 +58,7 @@ class Network:
         self.connections: dict[int, Connection] = {}
         self._number = 0
 
-    def connect(self, proxy: "SimProxy", safekeeper: "SimSafekeeper") -> Connection | None:
+    def connect(self, proxy: "SimProxy | Rebootstrap", safekeeper: "SimSafekeeper") -> Connection | None:
         """Return a new connection, None if the safekeeper cannot be reached."""
         if not safekeeper.is_serving or any(
             (proxy.name, safekeeper.id, way) in self.blocked for way in (TO_SAFEKEEPER, TO_PROXY)

@@ -10,13 +10,17 @@ letter; A is there from the start. Records have names of their own, 100 bytes ea
     P1 cannot tell S1 | cannot hear S1      A writes a and flushes 40 bytes of it
     P1 and S1 meet again                    B is A promoted after a | before a
     P1 loses its primary | now uses B       B is A restored after a
-    A stops | starts                        run 0.5 s
+    A stops | starts                        operator rebootstraps over S1 S2 S3
+    run 0.5 s
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
     P1 leads | does not lead | is refused | runs          a b are committed | acknowledged | not acknowledged
     P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
-    P1 asks for votes
+    P1 asks for votes | refuses S1 S2
+
+A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. With it the truth
+begins anew: only the new cluster's commits are `committed` from then on.
 
 The checkers look on all the time; a scenario that ends without `everything converges on` has ended safely as well.
 """
@@ -65,6 +69,7 @@ class Stage(World):
     def __init__(self, safekeeper_count: int = 3) -> None:
         super().__init__(seed=0, profile=_CALM, safekeeper_count=safekeeper_count)
         self.records: dict[str, Record] = {}
+        self.given_up: set[str] = set()
         self.start()
 
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
@@ -173,6 +178,20 @@ class Stage(World):
         (safekeeper,) = self.each_safekeeper(name)
         safekeeper.start()
 
+    def rebootstraps(self, safekeepers: str) -> None:
+        listed = self.each_safekeeper(safekeepers)
+        empty = [safekeeper.name for safekeeper in listed if safekeeper.disk.control is None]
+        if empty:
+            raise ScenarioFailed(f"{empty} have no data folder to name: let them start first")
+        begun = self.rebootstrap(listed)
+        self.given_up.update(self.records)
+        deadline_s = self.clock.now + WAIT_S
+        while begun.awaited and self.clock.now < deadline_s:
+            self.run(deadline_s, events=1)
+        if begun.awaited or begun.refusal:
+            why = begun.refusal or f"no answer from safekeepers {sorted(begun.awaited)} within {WAIT_S} s"
+            raise ScenarioFailed(f"the rebootstrap failed: {why}\n" + "\n".join(self.trace()))
+
     def runs(self, seconds: str) -> None:
         self.run(self.clock.now + float(seconds))
 
@@ -199,7 +218,8 @@ class Stage(World):
         self.converge()
         self.check_all()
         for safekeeper in self.safekeepers.values():
-            lost = [n for n, r in self.records.items() if r.end_lsn <= self.checker.acked_lsn and self._is_lost(r)]
+            kept = {name: record for name, record in self.records.items() if name not in self.given_up}
+            lost = [n for n, r in kept.items() if r.end_lsn <= self.checker.acked_lsn and self._is_lost(r)]
             if lost:
                 raise ScenarioFailed(f"acknowledged and not on {safekeeper.name}: {lost}")
 
@@ -233,6 +253,10 @@ class Stage(World):
     def asks_for_votes(self, name: str) -> bool:
         proposer = self.proxy(name).proposer
         return proposer is not None and proposer.phase is Phase.VOTING
+
+    def refuses(self, name: str, safekeepers: str) -> bool:
+        proposer = self.proxy(name).proposer
+        return proposer is not None and all(proposer.peers[s.id].refused for s in self.each_safekeeper(safekeepers))
 
     def has_vote(self, name: str, safekeeper: str) -> bool:
         proposer = self.proxy(name).proposer
@@ -286,6 +310,7 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_S} (crashes|loses power|loses its disk)", Stage.crashes),
     (rf"{_S} dies after (\w+)", Stage.dies_after),
     (rf"{_S} starts", Stage.safekeeper_starts),
+    (rf"operator rebootstraps over {_SS}", Stage.rebootstraps),
     (r"run ([\d.]+) s", Stage.runs),
     (r"until (.+)", Stage.until),
     (r"expect (.+)", Stage.expect),
@@ -298,6 +323,7 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_P} runs", lambda stage, name: stage.proxy(name).proposer is not None),
     (rf"{_P} has greeted {_SS}", Stage.has_greeted),
     (rf"{_P} asks for votes", Stage.asks_for_votes),
+    (rf"{_P} refuses {_SS}", Stage.refuses),
     (rf"{_P} has the vote of {_S}", Stage.has_vote),
     (rf"{_RR} (?:is|are) committed", Stage.committed),
     (rf"{_RR} (?:is|are) acknowledged", Stage.acknowledged),

@@ -9,6 +9,7 @@ from tests.simulation.runner import Failure, Task, attempt
 QUICK = (
     "ack_before_flush",
     "node_id_compared_as_pair",
+    "run_id_of_the_server",
     "no_truncate",
     "gap_accepted",
     "wiped_member_votes",

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.effects import Effects
+from safekeeper.consensus.messages import Bootstrap, RefusalCode
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.scenario import SCENARIOS, ScenarioFailed, Stage, perform, play
 from tests.simulation.world import SimulationFailed
@@ -17,12 +20,15 @@ BITES = {
     "e_own_term_first": "commit_before_term_start",
     "f_no_spliced_log": "no_truncate",
     "g_history_is_on_disk_before_the_first_ack": "no_truncate",
-    "h_two_proxies_of_one_primary": "node_id_compared_as_pair",
+    "h_two_proxies_of_one_primary": "run_id_of_the_server",
     "i_the_end_of_the_log_is_exact": "end_of_wal_underestimated",
     "j_adoption_is_atomic": "cut_before_history",
     "k_a_wiped_member_does_not_vote": "wiped_member_votes",
     "l_commit_is_lowered_with_the_cut": "commit_above_cut",
+    "m_a_higher_run_does_not_outrank": "node_id_compared_as_pair",
     "n_a_fork_below_what_was_acknowledged": "tli_cut_guarded_by_commit_lsn",
+    "o_a_replacement_that_lacks_wal": "wiped_member_votes",
+    "q_an_old_member_after_a_rebootstrap": "old_member_joins_unwiped",
     "zenith_example_1_longer_but_older": "no_truncate",
 }
 
@@ -51,3 +57,25 @@ def test_a_scenario_fails_where_its_expectation_does_not_hold() -> None:
     perform(stage, "until P1 leads")
     with pytest.raises(ScenarioFailed, match="does not hold: P1 is refused"):
         perform(stage, "expect P1 is refused")
+
+
+def test_a_rebootstrap_names_only_data_folders_that_there_are() -> None:
+    stage = Stage()
+    perform(stage, "S3 loses its disk")
+    with pytest.raises(ScenarioFailed, match=r"\['S3'\] have no data folder to name"):
+        perform(stage, "operator rebootstraps over S1 S2 S3")
+
+
+class _RefusesToReplace(Acceptor):
+    def _rebootstrap(self, connection: int, message: Bootstrap) -> Effects:
+        yield from self._refuse(connection, RefusalCode.NOT_EMPTY, "not over this")
+
+
+class _StageOfRefusers(Stage):
+    acceptor_class = _RefusesToReplace
+
+
+def test_a_rebootstrap_that_is_refused_fails_the_scenario() -> None:
+    stage = _StageOfRefusers()
+    with pytest.raises(ScenarioFailed, match="the rebootstrap failed: not over this"):
+        perform(stage, "operator rebootstraps over S1 S2 S3")

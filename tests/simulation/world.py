@@ -27,6 +27,7 @@ from tests.simulation.network import Network
 from tests.simulation.primary import VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
+from tests.simulation.rebootstrap import Rebootstrap
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 from tests.simulation.trace import line
@@ -114,6 +115,13 @@ class World:
         """Return the id of a new run of a proxy."""
         self._runs += 1
         return f"{self._runs:08x}{self.rng.getrandbits(96):024x}"
+
+    def rebootstrap(self, safekeepers: list[SimSafekeeper]) -> Rebootstrap:
+        """Begin a new cluster, as an operator does: what was committed before is given up, the truth begins anew."""
+        begun = Rebootstrap(self, safekeepers)
+        self.note("operator", "rebootstraps", f"cluster {begun.cluster_id[:8]}")
+        self.checker = Checker(self, begun.cluster_id)
+        return begun
 
     # ------------------------------------------------------------------ what the parts ask for
 
