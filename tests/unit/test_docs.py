@@ -31,6 +31,11 @@ from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, Pro
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.settings import command_line_name, environment_variable, options_of
 from safekeeper.wire import WIRE_VERSION
+from tests.simulation.bugs import BUGS
+from tests.simulation.profiles import PROFILES
+from tests.simulation.scenario import SCENARIOS, play
+from tests.simulation.test_scenarios import BITES
+from tests.unit.test_rooms import PURE
 from walproxy.status import safekeeper_state
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +52,8 @@ _HEADING = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
 _CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"`([^`\n]+)`")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_FORMAT = re.compile(r"%[-+.\d]*[a-z]")
+_LOG_LINE = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 _OF_THIS_REPOSITORY = re.compile(r"(?:safekeeper|walproxy|tests|docs|deploy)/[\w./-]*\w(?:\.\w+)?/?")
 
 
@@ -220,6 +227,27 @@ def test_every_property_that_the_simulation_checks_is_described() -> None:
     assert not sorted(name for name in checked if f"| {name} |" not in text)
 
 
+def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
+    text = (DOCS / "invariants.md").read_text()
+    tests = dict(re.findall(r"^## (S\d+) .*?\*\*Tests\.\*\* (.*?)\n\n", text, re.MULTILINE | re.DOTALL))
+    assert not [name for name, bug in BUGS.items() if f"`{name}`" not in tests.get(bug.rule, text)]
+
+
+def test_every_scenario_is_named_with_the_bug_with_which_it_fails() -> None:
+    rows = section("invariants.md", "The schedules").splitlines()
+    for path in SCENARIOS.glob("*.txt"):
+        row = next((row for row in rows if f"`{path.stem}`" in row), None)
+        assert row is not None, f"docs/invariants.md does not name {path.stem}"
+        assert row.endswith(f"| `{BITES[path.stem]}` |" if path.stem in BITES else "| |"), row
+
+
+def test_every_schedule_has_its_scenario() -> None:
+    rows = re.findall(r"^\| ([A-Q]) \|(.*)$", section("invariants.md", "The schedules"), re.MULTILINE)
+    letters = [letter for letter, _ in rows]
+    assert letters == 2 * [chr(code) for code in range(ord("A"), ord("Q") + 1)]
+    assert not [letter for letter, row in rows[len(rows) // 2 :] if not row.startswith(f" `{letter.lower()}_")]
+
+
 def test_every_invariant_that_the_code_refers_to_is_described() -> None:
     described = set(re.findall(r"^## (S\d+) ", (DOCS / "invariants.md").read_text(), re.MULTILINE))
     sources = [*(ROOT / "safekeeper").rglob("*.py"), *(ROOT / "walproxy").rglob("*.py")]
@@ -250,6 +278,35 @@ def _initial_state_of_the_proxy() -> str:
     match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.Proxy.__init__))
     assert match is not None
     return match[1]
+
+
+def test_every_log_line_that_operators_are_shown_is_one_of_the_code() -> None:
+    shown = [
+        line
+        for table in re.findall(r"^\| line.*?\n\n", (DOCS / "operations.md").read_text(), re.MULTILINE | re.DOTALL)
+        for line in _LOG_LINE.findall(table)
+    ]
+    said = messages_of_the_code()
+    assert len(shown) > 50
+    assert not [line for line in shown if not any(_is_instance(line, message) for message in said)]
+
+
+def messages_of_the_code() -> set[str]:
+    """Every text in the source of the two programs, with `...` for what is filled in."""
+    found = set()
+    for source in [*(ROOT / "safekeeper").rglob("*.py"), *(ROOT / "walproxy").rglob("*.py")]:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.add("".join(str(v.value) if isinstance(v, ast.Constant) else "..." for v in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(_FORMAT.sub("...", node.value))
+    return found
+
+
+def _is_instance(line: str, message: str) -> bool:
+    """Whether a line with `...` for what it leaves out shows a message with `...` for what is filled in."""
+    pieces = [re.escape(piece) for piece in line.split("...")]
+    return re.fullmatch(".*".join(pieces), message, re.DOTALL) is not None
 
 
 def test_every_exit_code_is_described() -> None:
@@ -319,6 +376,33 @@ def test_the_examples_of_configuration_files_are_accepted(tmp_path: Path) -> Non
         file.write_text(example[1])
         loaded: object = safekeeper.settings.load(settings_type, prefix, command_line={}, environment={}, file=file)
         assert isinstance(loaded, settings_type)
+
+
+def test_every_profile_of_the_simulation_is_described() -> None:
+    text = section("hacking.md", "The simulator")
+    assert not [name for name in PROFILES if f"| `{name}` |" not in text]
+
+
+def test_every_room_that_is_checked_to_be_pure_is_named() -> None:
+    text = section("hacking.md", "Rooms and imports")
+    consensus = ROOT / "safekeeper" / "consensus"
+    rooms = {f"{name_of(consensus)}/" if path.parent == consensus else name_of(path) for path in PURE}
+    assert not [room for room in rooms if f"`{room}`" not in text]
+
+
+def test_the_example_of_a_scenario_plays(tmp_path: Path) -> None:
+    text = (DOCS / "hacking.md").read_text().partition("\n## How to add a scenario\n")[2]
+    example = re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert example is not None
+    file = tmp_path / "example.txt"
+    file.write_text(example[1])
+    assert play(file).records
+
+
+def test_the_words_of_the_glossary_are_in_order() -> None:
+    words = re.findall(r"^\| ([^|]+) \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)[1:]
+    assert len(words) > 50
+    assert words == sorted(words, key=str.lower)
 
 
 def test_every_target_of_the_makefile_is_described() -> None:
