@@ -32,9 +32,11 @@ from safekeeper.consensus.proposer import Proposer
 from safekeeper.settings import command_line_name, environment_variable, options_of
 from safekeeper.wire import WIRE_VERSION
 from tests.simulation.bugs import BUGS
+from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES
 from tests.simulation.scenario import SCENARIOS, play
 from tests.simulation.test_scenarios import BITES
+from tests.simulation.world import World
 from tests.unit.test_rooms import PURE
 from walproxy.status import safekeeper_state
 
@@ -231,6 +233,14 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
     text = (DOCS / "invariants.md").read_text()
     tests = dict(re.findall(r"^## (S\d+) .*?\*\*Tests\.\*\* (.*?)\n\n", text, re.MULTILINE | re.DOTALL))
     assert not [name for name, bug in BUGS.items() if f"`{name}`" not in tests.get(bug.rule, text)]
+
+
+def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
+    text = section("invariants.md", "What follows from them, and is checked")
+    names = set(re.findall(r"`([\w.]+)`", text))
+    functions = {f"{kind.__name__}.{name}" for kind in (Checker, World) for name in vars(kind)}
+    assert names <= functions | set(BUGS) | {"Checker", "World"} | set(re.findall(r"tests/[\w/]+\.py", text))
+    assert set(BUGS) <= names | {name for name, bug in BUGS.items() if bug.rule == "S2"}
 
 
 def test_every_scenario_is_named_with_the_bug_with_which_it_fails() -> None:
