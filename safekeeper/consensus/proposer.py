@@ -202,6 +202,7 @@ class Proposer:
         # What was on its way already says nothing about the greeting that is awaited.
         peer.waiting_since = now if peer.greeting is None else None
         if isinstance(message, AppendResponse):
+            peer.told = ""  # All is well: the same reason is news again when it comes back.
             if self.leadership is not None:
                 self._out.extend(self.leadership.on_append_response(safekeeper_id, message, now))
                 self._follow_up(now)
@@ -276,6 +277,8 @@ class Proposer:
         our last one (S10). Otherwise this primary cannot go on from where the log ends.
         """
         campaign = self._campaign
+        # That COPY is over; nothing of it was checked.
+        self._copying = self._copy_is_checked = False
         if self.leadership is not None:
             self._end_term(now, "the primary has recycled the segment to compare")
             self._try_to_begin(now, due=True)
@@ -620,6 +623,13 @@ class Proposer:
             self._refuse_primary(str(refused))
             return
         plan = campaign.plan
+        if vote.history and plan.start_lsn < vote.wal_begin_lsn:
+            self._refuse_primary(
+                f"the primary's timeline {plan.tli} forked off at {format_lsn(plan.start_lsn)}, before the beginning "
+                f"of the quorum's log at {format_lsn(vote.wal_begin_lsn)}: the two cannot be compared "
+                "(see walproxy rebootstrap)"
+            )
+            return
         self._note(
             Level.INFO,
             f"term {campaign.node_id.term}: elected by {len(campaign.votes)} of {len(campaign.membership.members)}, "

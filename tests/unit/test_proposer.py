@@ -483,3 +483,28 @@ def test_a_learner_is_fed_and_does_not_count() -> None:
     table.hears(1, AppendResponse(node_id, END + 50, END + 50, 0))
     table.hears(3, AppendResponse(node_id, END + 50, END + 50, 0))
     assert table.did(ReportStatus) == []
+
+
+def test_a_fork_before_the_logs_beginning_is_refused_even_with_leave_to_lose_data() -> None:
+    for allow_data_loss in (False, True):
+        table = Table(allow_data_loss=allow_data_loss)
+        table.connects(1, 2, 3)
+        promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, BASE - 100),))
+        table.sees(promoted)
+        table.votes()
+        table.sees(promoted)
+        (finish,) = table.did(Finish)
+        assert isinstance(finish.error, PrimaryRefused)
+        assert "before the beginning of the quorum's log at 0/400000" in str(finish.error)
+        assert not table.sent(Elected)
+
+
+def test_a_copy_whose_segment_was_recycled_is_not_taken_for_one_that_goes_on() -> None:
+    table = Table()
+    held = table.leads()
+    table.event(table.proposer.primary_segment_removed(table.now))
+    table.connects(1, 2, 3)
+    table.votes(history=(*LOG, HistoryEntry(held.term, END, 1)))
+    # The donor's log is this run's own, but no COPY is open any more: the primary is asked, and checked, anew.
+    assert table.did(IdentifyPrimary)
+    assert table.proposer.leadership is None
