@@ -39,7 +39,7 @@ from safekeeper.consensus.effects import (
     TruncateWal,
     WriteWal,
 )
-from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage
+from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage, Standby
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import RemoteProtocolError, StorageFailed, StorageFull
 from safekeeper.lsn import segment_start
@@ -76,6 +76,13 @@ class Outbox(Protocol):
 
     def resume(self) -> None:
         """The node is ready for messages again."""
+
+
+class Learners(Protocol):
+    """Whoever reads committed WAL from this safekeeper (S7)."""
+
+    def update(self) -> None:
+        """Positions, the history or the leader may have changed. Called after every event, so it must be cheap."""
 
 
 class Node:
@@ -120,10 +127,15 @@ class Node:
         self._deaf = False  # It is drained or has failed: no message is taken any more.
         self._quiet: asyncio.Future[None] | None = None
         self._change_log = ChangeLog(self.acceptor)
+        self._learners: Learners | None = None
 
     def attach(self, outbox: Outbox) -> None:
         """Say where words go. Before the first message."""
         self._outbox = outbox
+
+    def attach_learners(self, learners: Learners) -> None:
+        """Say who is to hear of what becomes readable."""
+        self._learners = learners
 
     @property
     def ready(self) -> bool:
@@ -144,11 +156,15 @@ class Node:
         """No further message is at hand: what was written is flushed, or begins to be."""
         if self._effects is None:
             self._start_flush()
-            self._change_log.update()
+            self._after_events()
 
     def disconnected(self, connection: int) -> None:
         """The connection is closed, by whomever."""
         self._post(lambda: self.acceptor.disconnected(connection))
+
+    def learners_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> None:
+        """Who streams from here, and what the standbys have said last; the leader hears of what is new."""
+        self._post(lambda: self.acceptor.learners_changed(has_readers, standbys))
 
     def checkpoint(self) -> None:
         """Write the positions that are kept lazily, if they have moved; try again what there was no room for."""
@@ -187,13 +203,19 @@ class Node:
         if self._effects is not None or self.failed.done():
             return
         self._start_flush()
-        self._change_log.update()
+        self._after_events()
         if self._quiet is not None and self._flush is None:
             quiet, self._quiet = self._quiet, None
             if not quiet.done():  # Nobody waits any more.
                 quiet.set_result(None)
         if not self._deaf:
             self._outbox.resume()
+
+    def _after_events(self) -> None:
+        """Let everybody know who looks at the acceptor from outside."""
+        self._change_log.update()
+        if self._learners is not None:
+            self._learners.update()
 
     def _step(self, result: Any, full: StorageFull | None) -> None:
         """Go on with the event under way, with the result of the effect that it waits for."""

@@ -51,6 +51,8 @@ from safekeeper.consensus.messages import (
     ReadRequest,
     ReadResponse,
     Refusal,
+    Standby,
+    StandbyFeedback,
     TailRequest,
     TailResponse,
     VoteRequest,
@@ -66,6 +68,8 @@ WIRE_VERSION = 1
 PAYLOAD_BYTES_MAX = 1 << 20
 CONTROL_BYTES_MAX = 2 << 20
 DIGEST_RANGE_BYTES_MAX = SEGMENT_SIZE_MAX
+STANDBYS_MAX = 1000
+STANDBY_NAME_BYTES_MAX = 63
 
 _MAGIC = 0x5750
 _CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE = 1, 2, 3, 4
@@ -229,7 +233,14 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
 )
 ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
     msgspec.msgpack.Decoder(
-        AcceptorGreeting | Bootstrapped | PreVoteResponse | VoteResponse | DigestResponse | TailResponse | Refusal
+        AcceptorGreeting
+        | Bootstrapped
+        | PreVoteResponse
+        | VoteResponse
+        | StandbyFeedback
+        | DigestResponse
+        | TailResponse
+        | Refusal
     ),
     frozenset({_CONTROL, _APPEND_RESPONSE, _READ_RESPONSE}),
 )
@@ -494,6 +505,14 @@ def _check_log_tail(tail: LogTail) -> None:
         raise RemoteProtocolError(f"{tail} is the end of no log")
 
 
+def _check_standbys(standbys: tuple[Standby, ...]) -> None:
+    if len(standbys) > STANDBYS_MAX:
+        raise RemoteProtocolError(f"{len(standbys)} standbys are more than the {STANDBYS_MAX} that one may have")
+    for standby in standbys:
+        if len(standby.name.encode()) > STANDBY_NAME_BYTES_MAX or not standby.name.isprintable():
+            raise RemoteProtocolError(f"{standby.name[:64]!r} is no name of a standby")
+
+
 _CHECKS: dict[str, Callable[[Any], None]] = {
     "protocol_version": _check_positive,
     "run": _check_word,
@@ -509,6 +528,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "history": _check_term_history,
     "page_crcs": _check_crcs,
     "log_tail": _check_log_tail,
+    "standbys": _check_standbys,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),

@@ -1,4 +1,4 @@
-"""The words of PostgreSQL's streaming replication protocol: messages, rows and timeline histories.
+"""The words of PostgreSQL's streaming replication protocol, as its client needs them: messages and rows.
 
 Pure: bytes in, values out and back. Inside a replication connection's COPY the server sends 'w' (WAL) and 'k'
 (keepalive); the client sends 'r' (status update) and 'h' (hot standby feedback). Integers are big-endian, times are
@@ -11,18 +11,15 @@ What a server sends that is not understood raises RemoteProtocolError (S11).
 import re
 import struct
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 
 from safekeeper.errors import ConfigurationError, RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn, parse_lsn
+from safekeeper.timelines import TLI_MAX, Lineage
 
 # Microseconds between the Unix epoch and PostgreSQL's.
 POSTGRES_EPOCH_US = 946_684_800_000_000
-
-Lineage: TypeAlias = tuple[tuple[int, Lsn], ...]
-"""The ancestors of a TLI, the oldest first: (TLI, the LSN at which it was left). Empty for TLI 1."""
 
 _XLOG_DATA = struct.Struct(">cQQq")  # tag, begin of the bytes, end of WAL on the server, its clock
 _KEEPALIVE = struct.Struct(">cQqB")
@@ -32,8 +29,6 @@ _XLOG_DATA_SIZE = _XLOG_DATA.size
 _TAG_XLOG_DATA = ord("w")
 _TAG_KEEPALIVE = ord("k")
 
-_HISTORY_LINE = re.compile(r"\s*(\d{1,10})\s+([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?:\s.*)?")
-_TLI_MAX = (1 << 32) - 1
 _SIZE = re.compile(r"(\d+)\s*(kB|MB|GB|B)?")
 _SIZE_UNITS = {None: 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
@@ -122,7 +117,7 @@ def parse_identify_system(row: list[str | None]) -> tuple[int, int, Lsn]:
         system_id, tli, flush_lsn = int(row[0] or ""), int(row[1] or ""), parse_lsn(row[2] or "")
     except (ValueError, IndexError, ConfigurationError):
         raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {row}") from None
-    if not 0 < system_id <= LSN_MAX or not 0 < tli <= _TLI_MAX:
+    if not 0 < system_id <= LSN_MAX or not 0 < tli <= TLI_MAX:
         raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {row}")
     return system_id, tli, flush_lsn
 
@@ -142,49 +137,6 @@ def parse_timeline_end(row: list[str | None]) -> tuple[int, Lsn]:
         next_tli, begin_lsn = int(row[0] or ""), parse_lsn(row[1] or "")
     except (ValueError, IndexError, ConfigurationError):
         raise RemoteProtocolError(f"PostgreSQL ended a timeline with {row}") from None
-    if not 1 < next_tli <= _TLI_MAX:
+    if not 1 < next_tli <= TLI_MAX:
         raise RemoteProtocolError(f"PostgreSQL ended a timeline with {row}")
     return next_tli, begin_lsn
-
-
-def parse_timeline_history(tli: int, content: bytes) -> Lineage:
-    """Return the ancestors that the history file of `tli` lists.
-
-    Raises:
-        RemoteProtocolError: a line is not understood, the TLIs do not rise, or a timeline was left before it began.
-    """
-    lineage: list[tuple[int, Lsn]] = []
-    before_tli, before_lsn = 0, 0
-    for line in content.decode(errors="replace").splitlines():
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = _HISTORY_LINE.fullmatch(line)
-        if match is None:
-            raise RemoteProtocolError(f"the history of TLI {tli} has a line that is not understood: {line[:80]!r}")
-        parent, end_lsn = int(match[1]), parse_lsn(match[2])
-        if not before_tli < parent < tli or end_lsn < before_lsn:
-            raise RemoteProtocolError(f"the history of TLI {tli} contradicts itself at {line[:80]!r}")
-        lineage.append((parent, end_lsn))
-        before_tli, before_lsn = parent, end_lsn
-    if tli > 1 and not lineage:
-        raise RemoteProtocolError(f"the history of TLI {tli} lists no parent")
-    return tuple(lineage)
-
-
-def format_timeline_history(lineage: Lineage, reason: str = "no recovery target specified") -> bytes:
-    """Return a history file as PostgreSQL writes it for a TLI with these ancestors."""
-    lines = (f"{tli}\t{format_lsn(end_lsn)}\t{reason}\n" for tli, end_lsn in lineage)
-    return "\n".join(lines).encode()
-
-
-def timeline_history_name(tli: int) -> str:
-    """Return the name of the history file of `tli`."""
-    return f"{tli:08X}.history"
-
-
-def tli_of_byte(tli: int, lineage: Lineage, lsn: Lsn) -> int:
-    """Return the TLI that byte `lsn` of the WAL of `tli` belongs to: an ancestor's below its end."""
-    for ancestor, end_lsn in lineage:
-        if lsn < end_lsn:
-            return ancestor
-    return tli

@@ -29,6 +29,7 @@ from psycopg import pq
 
 from safekeeper.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.timelines import parse_timeline_history
 from walproxy.command_connection import CommandConnection, sqlstate_of, texts
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_error
 from walproxy.primary_sql import is_in_recovery
@@ -40,7 +41,6 @@ from walproxy.replication import (
     parse_identify_system,
     parse_segment_size,
     parse_timeline_end,
-    parse_timeline_history,
 )
 
 OnWal: TypeAlias = Callable[[Lsn, list[memoryview]], None]

@@ -52,6 +52,8 @@ from safekeeper.consensus.messages import (
     ReadResponse,
     Refusal,
     RefusalCode,
+    Standby,
+    StandbyFeedback,
     TailRequest,
     TailResponse,
     VoteRequest,
@@ -83,6 +85,7 @@ class Acceptor:
         flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
         commit_lsn, truncate_lsn: what this acceptor knows; `control` may hold older values.
         leader: the proposer whose history was adopted since the start, None if none.
+        has_readers, standbys: who streams from this safekeeper, as `learners_changed` has said.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -99,6 +102,8 @@ class Acceptor:
         self.truncate_lsn = control.truncate_lsn
         self.leader: NodeId | None = None
         self.leader_connection: int | None = None
+        self.has_readers = False
+        self.standbys: tuple[Standby, ...] = ()
         self._leader_commit_lsn: Lsn = 0
         self._leader_seen_at = 0.0
         self._leader_healthy = False
@@ -172,10 +177,40 @@ class Acceptor:
         if self._told_write_lsn < self.write_lsn:
             yield from self._answer_append()
 
+    def learners_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> Effects:
+        """Somebody has begun or ceased to stream from here, or a standby has said something new."""
+        news = has_readers != self.has_readers
+        self.has_readers = has_readers
+        if news:
+            yield from self._answer_append()
+        if standbys != self.standbys:
+            self.standbys = standbys
+            yield from self._tell_standbys()
+
     def checkpoint(self) -> Effects:
         """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
         if (self.commit_lsn, self.truncate_lsn) != (self.control.commit_lsn, self.control.truncate_lsn):
             yield from self._persist()
+
+    # ------------------------------------------------------------------ what learners may see
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        """Where readers must stop: what lies below is committed, and on disk here (S7)."""
+        return min(self.commit_lsn, self.flush_lsn)
+
+    @property
+    def readable_tli(self) -> int:
+        """The timeline that readers may follow beyond `readable_lsn`, 0 while there is no WAL.
+
+        A switch exactly at `readable_lsn` is committed only once its term is: another term might still replace it (S9).
+        """
+        history, lsn = self.control.history, self.readable_lsn
+        if not history:
+            return 0
+        if self.leader is not None and self._leader_commit_lsn >= history[-1].start_lsn:
+            return tli_at(history, lsn)
+        return tli_at(history, lsn - 1)
 
     # ------------------------------------------------------------------ what a status page shows
 
@@ -389,6 +424,8 @@ class Acceptor:
         self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
         self._advance_commit()
         yield from self._answer_append()
+        if self.standbys:
+            yield from self._tell_standbys()
 
     def _adopt(self, connection: int, message: Elected) -> EffectsThen[_Reason | None]:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
@@ -535,8 +572,12 @@ class Acceptor:
         self._told_write_lsn = self.write_lsn
         yield Send(
             self.leader_connection,
-            AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence),
+            AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence, self.has_readers),
         )
+
+    def _tell_standbys(self) -> Effects:
+        if self.leader_connection is not None:
+            yield Send(self.leader_connection, StandbyFeedback(self.standbys))
 
     def _advance_commit(self) -> None:
         self.commit_lsn = max(self.commit_lsn, min(self._leader_commit_lsn, self.flush_lsn))

@@ -11,6 +11,8 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then, each ans
     DigestRequest   -> DigestResponse     checksums of WAL, for the check of the primary (S10)
     TailRequest     -> TailResponse       where records begin and end, for S9 and S10
 
+Unasked, the acceptor tells the proposer that it follows what its standbys say: `StandbyFeedback`.
+
 Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, and the
 proposer greets anew: nothing that was pipelined behind the refused message is looked at.
 
@@ -27,7 +29,7 @@ from safekeeper.consensus.term_history import TermHistory
 from safekeeper.lsn import Lsn
 from safekeeper.wal.records import LogTail
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 DIGEST_PAGE_SIZE = 8192
 
 
@@ -187,13 +189,39 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False)
 
 
 class AppendResponse(msgspec.Struct, frozen=True, tag="append_response", gc=False):
-    """How far the WAL of this term's log is received (`write_lsn`) and on disk (`flush_lsn`)."""
+    """How far the WAL of this term's log is received (`write_lsn`) and on disk (`flush_lsn`).
+
+    `has_readers`: somebody streams from this safekeeper, and is to hear of commits at once.
+    """
 
     node_id: NodeId
     write_lsn: Lsn
     flush_lsn: Lsn
     sequence: int
     has_readers: bool = False
+
+
+class Standby(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one standby that streams from a safekeeper has said last; positions never exceed what it was sent.
+
+    Attributes:
+        name: its application_name, as the configuration designates it.
+        write_lsn, flush_lsn, apply_lsn: received, on its disk, replayed; 0 while it has not said.
+        xmin, catalog_xmin: the oldest transactions that it still needs, as 64 bits (epoch, then xid); 0 if none.
+    """
+
+    name: str
+    write_lsn: Lsn = 0
+    flush_lsn: Lsn = 0
+    apply_lsn: Lsn = 0
+    xmin: int = 0
+    catalog_xmin: int = 0
+
+
+class StandbyFeedback(msgspec.Struct, frozen=True, tag="standby_feedback"):
+    """All standbys that stream from this safekeeper now. Sent when it changed, and when a proposer was adopted."""
+
+    standbys: tuple[Standby, ...] = ()
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag="read_request"):
@@ -282,6 +310,7 @@ AcceptorMessage = (
     | PreVoteResponse
     | VoteResponse
     | AppendResponse
+    | StandbyFeedback
     | ReadResponse
     | DigestResponse
     | TailResponse

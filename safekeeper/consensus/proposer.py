@@ -221,7 +221,7 @@ class Proposer:
             self._on_vote(safekeeper_id, message, now)
         elif isinstance(message, DigestResponse):
             self._on_digest(safekeeper_id, message, now)
-        else:
+        elif isinstance(message, TailResponse):
             self._on_tail(safekeeper_id, message, now)
         return self._take()
 

@@ -12,10 +12,10 @@ import uvloop
 
 from safekeeper.errors import ConfigurationError, LocalProtocolError
 from safekeeper.lsn import Lsn, format_lsn, parse_lsn, segment_name, segment_start
+from safekeeper.timelines import format_timeline_history, tli_of_byte
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
 from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed
 from walproxy.primary_check import PrimaryProblem, ProblemKind
-from walproxy.replication import format_timeline_history, tli_of_byte
 from walproxy.walreceiver import ReplicationConnection, TimelineEnd
 
 SEGMENT_SIZE = 16 << 20

@@ -12,6 +12,8 @@ PURE = sorted(
         *(ROOT / "safekeeper" / "wal" / name for name in ("format.py", "records.py", "continuity.py")),
         ROOT / "safekeeper" / "wire.py",
         ROOT / "safekeeper" / "lsn.py",
+        ROOT / "safekeeper" / "timelines.py",
+        *(ROOT / "safekeeper" / "pgwire").glob("*.py"),
     ]
 )
 PURE_MAY_IMPORT = {
@@ -29,7 +31,14 @@ PURE_MAY_IMPORT = {
     "typing",
 }
 PURE_ROOMS = ("safekeeper.consensus", "safekeeper.wal.format", "safekeeper.wal.records", "safekeeper.wal.continuity")
-PURE_ROOMS_AND_FILES = (*PURE_ROOMS, "safekeeper.errors", "safekeeper.lsn", "safekeeper.wire")
+PURE_ROOMS_AND_FILES = (
+    *PURE_ROOMS,
+    "safekeeper.errors",
+    "safekeeper.lsn",
+    "safekeeper.wire",
+    "safekeeper.timelines",
+    "safekeeper.pgwire",
+)
 
 
 def imports(path: Path) -> set[str]:

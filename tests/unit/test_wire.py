@@ -26,6 +26,8 @@ from safekeeper.consensus.messages import (
     ReadResponse,
     Refusal,
     RefusalCode,
+    Standby,
+    StandbyFeedback,
     TailRequest,
     TailResponse,
     VoteRequest,
@@ -99,7 +101,9 @@ proposer_messages = st.one_of(
     st.builds(lambda node, i, b, n: DigestRequest(node, i, b, b + n), node_ids, numbers, lsns, st.integers(0, 1 << 20)),
     st.builds(TailRequest, node_ids, numbers, numbers),
 )
+standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]), lsns, lsns, lsns, numbers, numbers)
 acceptor_messages = st.one_of(
+    st.builds(StandbyFeedback, st.lists(standbys, max_size=3).map(tuple)),
     st.builds(
         AcceptorGreeting,
         positive,
