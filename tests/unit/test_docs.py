@@ -395,8 +395,8 @@ def test_every_profile_of_the_simulation_is_described() -> None:
 
 def test_every_room_that_is_checked_to_be_pure_is_named() -> None:
     text = section("hacking.md", "Rooms and imports")
-    consensus = ROOT / "safekeeper" / "consensus"
-    rooms = {f"{name_of(consensus)}/" if path.parent == consensus else name_of(path) for path in PURE}
+    folders = [ROOT / "safekeeper" / name for name in ("consensus", "pgwire")]
+    rooms = {f"{name_of(path.parent)}/" if path.parent in folders else name_of(path) for path in PURE}
     assert not [room for room in rooms if f"`{room}`" not in text]
 
 
