@@ -19,7 +19,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -27,6 +27,7 @@ from typing import Any, Literal, Self
 import psycopg
 
 from safekeeper.errors import ConfigurationError, WalproxyError
+from walproxy.process_table import descendants, wait_until_ended
 from walproxy.server_binaries import ServerBinaries, find_servers, reachable_binaries, server_user
 
 __all__ = ["LocalPostgres", "LocalPostgresFailed", "ServerBinaries", "find_servers"]
@@ -124,6 +125,7 @@ class LocalPostgres:
         *,
         primary_conninfo: str | None = None,
         settings: Mapping[str, str] | None = None,
+        port: int = 0,
     ) -> "LocalPostgres":
         """Copy the running cluster with pg_basebackup and return a standby of it that is not started yet.
 
@@ -131,9 +133,10 @@ class LocalPostgres:
             to: the standby's data folder.
             primary_conninfo: where it gets its WAL from; this server by default.
             settings: added to those of this server.
+            port: as for a new cluster.
         """
         ours = {**self.settings, **(settings or {}), "primary_conninfo": primary_conninfo or self.conninfo()}
-        standby = LocalPostgres(self.binaries, to, settings=ours)
+        standby = LocalPostgres(self.binaries, to, port=port, settings=ours, outlives_us=self._outlives_us)
         standby._own_data_directory()
         arguments = ["-D", str(standby.data_directory), "-d", self.conninfo(), "-X", "stream", "-c", "fast", "-N"]
         self._run("pg_basebackup", *arguments)
@@ -191,7 +194,7 @@ class LocalPostgres:
             return
         if process.poll() is None:
             process.send_signal(signal.SIGSTOP)  # it cannot start another child while they are counted
-        pids = [process.pid, *_descendants(process.pid)] if process.poll() is None else []
+        pids = [process.pid, *descendants(process.pid)] if process.poll() is None else []
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -199,7 +202,8 @@ class LocalPostgres:
                 continue
         process.wait()
         self._process = None
-        _wait_for(lambda: not any(_is_alive(pid) for pid in pids), 10.0)
+        if not wait_until_ended(pids, 10.0):
+            raise LocalPostgresFailed(f"processes of {self.data_directory} still live 10 s after SIGKILL")
 
     def restart(self, mode: StopMode = "fast", timeout_s: float = 30.0) -> None:
         """Stop and start the server, on the same port."""
@@ -394,46 +398,3 @@ def free_port() -> int:
                 continue
         _handed_out.add(port)
         return port
-
-
-def _process_table() -> dict[int, tuple[int, str]]:
-    """Return {pid: (parent's pid, state)} of all processes; a state that begins with "Z" is one that has ended."""
-    table: dict[int, tuple[int, str]] = {}
-    if not Path("/proc/self/stat").exists():
-        answer = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
-        for line in answer.stdout.splitlines():
-            pid, parent, state = line.split()
-            table[int(pid)] = (int(parent), state)
-        return table
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # pid (name) state parent ...; the name may hold spaces and parentheses.
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
-        table[int(folder.name)] = (int(parent), state)
-    return table
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the pids of the children of `pid`, their children, and so on."""
-    table = _process_table()
-    found: list[int] = []
-    seek = [pid]
-    while seek:
-        children = [child for child, (parent, _) in table.items() if parent in seek]
-        found += children
-        seek = children
-    return found
-
-
-def _is_alive(pid: int) -> bool:
-    return not _process_table().get(pid, (0, "Z"))[1].startswith("Z")
-
-
-def _wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise LocalPostgresFailed(f"processes of the server still live {timeout_s:g} s after SIGKILL")
-        time.sleep(_POLL_S)

@@ -111,7 +111,7 @@ class Stand(LocalCluster):
                 f"safekeeper {safekeeper_id} has the primary's WAL",
             )
             wal = self.safekeeper_directory(safekeeper_id) / "wal"
-            compare_wal(wal, self.postgres.pg_wal, SEGMENT_SIZE, commit_lsn)
+            compare_wal(wal, [self.postgres.pg_wal], SEGMENT_SIZE, commit_lsn)
 
     def primary_lsn(self) -> int:
         """Return where the primary's WAL on disk ends."""

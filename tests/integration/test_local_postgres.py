@@ -15,7 +15,8 @@ import pytest
 from safekeeper.errors import ConfigurationError
 from tests.integration.conftest import EVERY, NEWEST, SERVERS, NewCluster
 from walproxy import server_binaries
-from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed, ServerBinaries, _descendants, _is_alive
+from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed, ServerBinaries
+from walproxy.process_table import descendants, is_alive
 
 
 @EVERY
@@ -39,10 +40,10 @@ def test_committed_rows_and_the_port_survive_kill9(new_cluster: NewCluster) -> N
     try:
         # A backend that computes does not notice that its postmaster is gone.
         busy.send_query(b"SELECT count(*) FROM generate_series(1, 100000000000) a")
-        processes = [server.pid, *_descendants(server.pid)]
+        processes = [server.pid, *descendants(server.pid)]
         assert busy.backend_pid in processes
         server.kill9()
-        assert not any(_is_alive(pid) for pid in processes)
+        assert not any(is_alive(pid) for pid in processes)
     finally:
         busy.finish()
     server.start()
@@ -133,7 +134,7 @@ def test_server_ends_when_the_process_that_started_it_is_killed(major: int, fold
         parent.wait()
         parent.stdout.close()
     deadline = time.monotonic() + 20
-    while _is_alive(int(pid)):
+    while is_alive(int(pid)):
         if time.monotonic() > deadline:
             os.kill(int(pid), signal.SIGQUIT)
             pytest.fail("the server outlived the process that started it")

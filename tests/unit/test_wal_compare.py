@@ -47,7 +47,7 @@ class Folders:
             file.write(bytes([old[0] ^ 1]))
 
     def compare(self, end_lsn: int = END_LSN) -> Compared:
-        return compare_wal(self.safekeeper, self.primary, SIZE, end_lsn)
+        return compare_wal(self.safekeeper, [self.primary], SIZE, end_lsn)
 
 
 @pytest.fixture
@@ -98,13 +98,32 @@ def test_a_file_that_is_too_short_is_found(folders: Folders) -> None:
 def test_an_empty_folder_holds_no_wal(folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(WalDiffers, match="holds no WAL below 0/7003E8"):
-        compare_wal(tmp_path / "empty", folders.primary, SIZE, END_LSN)
+        compare_wal(tmp_path / "empty", [folders.primary], SIZE, END_LSN)
 
 
 def test_a_segment_that_the_primary_recycled_cannot_be_compared(folders: Folders) -> None:
     (folders.primary / segment_name(TLI, BEGIN_LSN, SIZE)).unlink()
     with pytest.raises(WalDiffers, match=r"is gone, so .* cannot be compared"):
         folders.compare()
+
+
+def promote(folders: Folders, fork_segment_lsn: int) -> Path:
+    """Give what begins at `fork_segment_lsn` to TLI 2, whose files are in the pg_wal that is returned."""
+    promoted = folders.primary.with_name("pg_wal of the new primary")
+    promoted.mkdir()
+    for begin_lsn in range(fork_segment_lsn, END_LSN, SIZE):
+        old, new = segment_name(TLI, begin_lsn, SIZE), segment_name(TLI + 1, begin_lsn, SIZE)
+        (folders.primary / old).rename(promoted / new)
+        (folders.safekeeper / old).rename(folders.safekeeper / new)
+    return promoted
+
+
+def test_wal_of_two_timelines_is_compared_with_the_folders_of_two_primaries(folders: Folders) -> None:
+    promoted = promote(folders, 6 * SIZE)
+    compared = compare_wal(folders.safekeeper, [folders.primary, promoted], SIZE, END_LSN)
+    assert compared == Compared(BEGIN_LSN, END_LSN, 3)
+    with pytest.raises(WalDiffers, match="is gone"):
+        compare_wal(folders.safekeeper, [folders.primary], SIZE, END_LSN)
 
 
 def test_a_folder_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
@@ -129,6 +148,13 @@ def test_pg_waldump_is_asked_for_the_whole_range_by_the_names_of_both_files(fold
         *("--stats", "--start", "0/500000", "--end", "0/7003E8"),
         *(str(folders.safekeeper_path(BEGIN_LSN)), str(folders.safekeeper_path(END_LSN - 1))),
     ]
+
+
+def test_pg_waldump_is_asked_for_each_timeline_by_itself(folders: Folders, tmp_path: Path) -> None:
+    promote(folders, 7 * SIZE)
+    binaries = binaries_with(tmp_path, f'echo "$3 $5" >> {tmp_path}/asked; echo "Total   10   [100%]"')
+    assert count_records(binaries, folders.safekeeper, SIZE, END_LSN) == 20
+    assert (tmp_path / "asked").read_text() == "0/500000 0/700000\n0/700000 0/7003E8\n"
 
 
 @pytest.mark.parametrize("script", ["echo 'Total 9'; echo 'invalid record length at 0/600000' >&2; exit 1", "exit 0"])

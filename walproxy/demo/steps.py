@@ -184,7 +184,7 @@ def _shut_down(stage: Stage) -> str:
 def _compare_bytes(stage: Stage) -> str:
     primary_wal = stage.cluster.postgres.pg_wal
     found = {
-        compare_wal(stage.wal_folder(i), primary_wal, stage.segment_size, stage.end_lsn)
+        compare_wal(stage.wal_folder(i), [primary_wal], stage.segment_size, stage.end_lsn)
         for i in stage.cluster.safekeepers
     }
     stage.require(len(found) == 1, "the safekeepers' WAL does not begin at the same segment")
