@@ -83,6 +83,16 @@ class StopReplication:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusePrimary:
+    """Close the connection to this primary, take nothing more of it, and try another host; never this one at once.
+
+    In place of `Finish`, where there are several hosts. Whoever finds that every one of them is refused ends the run.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReportStatus:
     """Tell PostgreSQL the quorum's positions (S1). All 0: nothing is known in this term yet."""
 
@@ -113,6 +123,7 @@ Action = (
     | IdentifyPrimary
     | StartReplication
     | StopReplication
+    | RefusePrimary
     | ReportStatus
     | Note
     | Finish

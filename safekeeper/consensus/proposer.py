@@ -4,7 +4,8 @@ Theory of operation. A proposer is a *run*: one life of one proxy, with a random
 asks whether it may be elected (pre-vote), is elected (vote), makes sure that the primary's WAL continues the donor's
 (S9, S10), and only then tells the members (`Elected`): what is done up to that point changes nothing but promises. From
 then on a `Leadership` feeds the members. A term ends when a higher one is heard of, when its start is lost, or when the
-primary changes its timeline; the same run then tries to win a higher one.
+primary changes its timeline; the same run then tries to win a higher one. A primary that does not fit ends the run, or,
+where there are several hosts, is as good as lost: a term that is led stays so, an attempt to win one is given up.
 
     GATHERING -> [BOOTSTRAPPING ->] PRE_VOTING -> VOTING -> VERIFYING -> LEADING -> GATHERING ...
                                                                               \\-> FINISHED
@@ -25,6 +26,7 @@ from safekeeper.consensus.actions import (
     IdentifyPrimary,
     Level,
     Note,
+    RefusePrimary,
     ReportStatus,
     SendMessage,
     StartReplication,
@@ -83,7 +85,7 @@ from safekeeper.consensus.roster import (
     voters_of,
 )
 from safekeeper.consensus.term_history import check_history, last_term
-from safekeeper.errors import Fenced, PrimaryRefused, RemoteProtocolError, WalproxyError
+from safekeeper.errors import Fenced, InvariantViolation, PrimaryRefused, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 
 BACKOFF_DOUBLINGS_MAX = 5
@@ -96,7 +98,7 @@ class Phase(Enum):
     BOOTSTRAPPING = "bootstrapping"  # every member has confirmed: GATHERING
     PRE_VOTING = "pre_voting"  # a majority agrees: VOTING; it does not: GATHERING, as a spare
     VOTING = "voting"  # a majority has promised: VERIFYING; a higher promise or a timeout: GATHERING
-    VERIFYING = "verifying"  # the primary continues the log: LEADING; it does not: FINISHED
+    VERIFYING = "verifying"  # the primary continues the log: LEADING; it does not: FINISHED, or GATHERING for another
     LEADING = "leading"  # a higher term, a lost start, a new timeline: GATHERING
     FINISHED = "finished"  # nothing
 
@@ -110,12 +112,14 @@ class ProposerConfig:
         safekeeper_ids: the members at a bootstrap.
         takeover: be elected even if another proposer is alive.
         allow_data_loss: let a fork cut what may have been committed (S9).
+        several_primaries: there are other hosts to try, so that a primary that is refused does not end the run.
     """
 
     run: str
     safekeeper_ids: tuple[int, ...]
     takeover: bool = False
     allow_data_loss: bool = False
+    several_primaries: bool = False
     timing: Timing = field(default_factory=Timing)
 
 
@@ -251,14 +255,20 @@ class Proposer:
             if (primary.system_id, primary.segment_size) != ours:
                 self._refuse_primary(
                     f"the primary has system identifier {primary.system_id} and segment size {primary.segment_size}, "
-                    f"the quorum's log has {ours[0]} and {ours[1]}: it is another PostgreSQL"
+                    f"the quorum's log has {ours[0]} and {ours[1]}: it is another PostgreSQL",
+                    now,
                 )
             elif primary.tli != leadership.tli:
-                self._end_term(now, f"the primary is on timeline {primary.tli}, the term on {leadership.tli}")
+                refusal = self._refusal_of_lineage(leadership, primary)
+                if refusal:
+                    self._refuse_primary(refusal, now)
+                else:
+                    self._end_term(now, f"the primary is on timeline {primary.tli}, the term on {leadership.tli}")
             elif primary.flush_lsn < leadership.received_lsn:
                 self._refuse_primary(
                     f"the primary's WAL ends at {format_lsn(primary.flush_lsn)}, but it has sent WAL up to "
-                    f"{format_lsn(leadership.received_lsn)}: it was restored from a backup or lost its disk"
+                    f"{format_lsn(leadership.received_lsn)}: it was restored from a backup or lost its disk",
+                    now,
                 )
             else:
                 # S10: a primary is streamed only in a term that still stands.
@@ -288,7 +298,8 @@ class Proposer:
             if start_lsn % self.primary.segment_size or campaign.links:
                 self._refuse_primary(
                     f"the primary has recycled the WAL at {format_lsn(start_lsn)}, where the quorum's log ends: "
-                    "its slot was dropped or invalidated (see walproxy rebootstrap)"
+                    "its slot was dropped or invalidated (see walproxy rebootstrap)",
+                    now,
                 )
             else:
                 campaign.links = True
@@ -298,22 +309,26 @@ class Proposer:
 
     def primary_lost(self, now: float) -> list[Action]:
         """The connection to the primary is gone."""
+        self._part_from_primary()
+        if self.leadership is None and self.phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING):
+            self._abandon_campaign(now, "the primary is gone")
+        return self._take()
+
+    def _part_from_primary(self) -> None:
         self.primary = None
         self._copying = self._awaits_link = False
         self._probe_sequence = self._ended_tli_at = None
         if self.leadership is not None:
             # The next connection may lead to another server: it is told nothing before it was checked (S10).
             self._out.append(self.leadership.set_streaming(False))
-        elif self.phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING):
-            self._abandon_campaign(now, "the primary is gone")
-        return self._take()
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...], now: float) -> list[Action]:
         """The primary's bytes [begin_lsn, end_lsn) were received; these are their pages' checksums (S10)."""
+        self._require_copy()
         if self.leadership is not None:
             differs_lsn = first_difference(begin_lsn, self._own_page_crcs, page_crcs)
             if differs_lsn is not None:
-                self._refuse_primary(_differs(differs_lsn, "what it sent before"))
+                self._refuse_primary(_differs(differs_lsn, "what it sent before"), now)
             else:
                 self._primary_is_ours(self.leadership)
         elif self.phase is Phase.VERIFYING and self._campaign is not None:
@@ -323,7 +338,7 @@ class Proposer:
 
     def primary_refused(self, reason: str, now: float) -> list[Action]:
         """The shell found what makes this primary unusable, e.g. a record that does not link to ours (S10)."""
-        self._refuse_primary(reason)
+        self._refuse_primary(reason, now)
         return self._take()
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn, now: float) -> list[Action]:
@@ -346,6 +361,7 @@ class Proposer:
 
     def wal_received(self, end_lsn: Lsn, now: float) -> list[Action]:
         """The window has grown up to `end_lsn`."""
+        self._require_copy()
         self._received_lsn = end_lsn
         if self.leadership is not None:
             if self._awaits_link:
@@ -354,6 +370,11 @@ class Proposer:
                 self._primary_is_ours(self.leadership)
             self._out.extend(self.leadership.on_wal_received(end_lsn, now))
         return self._take()
+
+    def _require_copy(self) -> None:
+        """What a primary sends after it was refused or given up must have been dropped: the window has it otherwise."""
+        if not self._copying:
+            raise InvariantViolation("WAL was taken from a primary that is not to be streamed")
 
     def wal_evicted(self, begin_lsn: Lsn) -> None:
         """The window begins at `begin_lsn` now."""
@@ -444,7 +465,7 @@ class Proposer:
             return
         if not due and now < self._next_attempt_at:
             return
-        if self._refuse_foreigners():
+        if self._refuse_foreigners(now):
             return
         cluster = find_cluster(self.peers)
         if cluster is not None:
@@ -460,8 +481,8 @@ class Proposer:
             self.stuck = stuck
             self._note(Level.ERROR, stuck)
 
-    def _refuse_foreigners(self) -> bool:
-        """Check S10's identity part before anybody is asked to vote. True if it ended this run."""
+    def _refuse_foreigners(self, now: float) -> bool:
+        """Check S10's identity part before anybody is asked to vote. True if the primary is refused."""
         assert self.primary is not None  # by the caller
         reasons = []
         for safekeeper_id, peer in self.peers.items():
@@ -471,9 +492,20 @@ class Proposer:
             if peer.refused_code is RefusalCode.OTHER_SYSTEM:
                 reasons.append(peer.refused)
         if len(reasons) > len(self.peers) // 2:
-            self._refuse_primary(f"{len(reasons)} of {len(self.peers)} safekeepers refuse it, e.g.: {reasons[0]}")
+            reason = f"{len(reasons)} of {len(self.peers)} safekeepers refuse it, e.g.: {reasons[0]}"
+            self._refuse_primary(reason, now)
+            self._forgive_foreigners()
             return True
         return False
+
+    def _forgive_foreigners(self) -> None:
+        """Another primary is to be tried: what the members said of this one must not be held against that one."""
+        for safekeeper_id, peer in self.peers.items():
+            if peer.refused_code is RefusalCode.OTHER_SYSTEM:
+                peer.refused, peer.refused_code = "", None
+            elif peer.connected and peer.greeting is None:
+                # It has yet to answer a greeting that may name this primary.
+                self._out.append(Disconnect(safekeeper_id, "another primary is tried"))
 
     # ------------------------------------------------------------------ bootstrap (step 0)
 
@@ -612,7 +644,7 @@ class Proposer:
         """Find where the term begins, and have the primary checked."""
         assert self.primary is not None and campaign.node_id is not None  # a campaign needs both
         vote = campaign.votes[campaign.donor]
-        if self._refuse_foreigners():
+        if self._refuse_foreigners(now):
             return
         try:
             if not vote.history:
@@ -620,14 +652,15 @@ class Proposer:
             else:
                 campaign.plan = plan_log(vote.history, vote.flush_lsn, self.primary)
         except PrimaryRefused as refused:
-            self._refuse_primary(str(refused))
+            self._refuse_primary(str(refused), now)
             return
         plan = campaign.plan
         if vote.history and plan.start_lsn < vote.wal_begin_lsn:
             self._refuse_primary(
                 f"the primary's timeline {plan.tli} forked off at {format_lsn(plan.start_lsn)}, before the beginning "
                 f"of the quorum's log at {format_lsn(vote.wal_begin_lsn)}: the two cannot be compared "
-                "(see walproxy rebootstrap)"
+                "(see walproxy rebootstrap)",
+                now,
             )
             return
         self._note(
@@ -673,7 +706,8 @@ class Proposer:
                 f"the primary's timeline {campaign.plan.tli} forked off at {format_lsn(response.lsn)}, but WAL up to "
                 f"{format_lsn(possible_lsn)} may have been acknowledged: it lacks the record "
                 f"[{format_lsn(response.lsn)}, {format_lsn(response.record_end_lsn)}) "
-                "(--allow-data-loss gives it up)"
+                "(--allow-data-loss gives it up)",
+                now,
             )
         else:
             self._check_primary(campaign)
@@ -733,7 +767,7 @@ class Proposer:
         begin_lsn = check_range_begin(campaign.plan.start_lsn, self.primary.segment_size)
         differs_lsn = first_difference(begin_lsn, campaign.our_page_crcs, campaign.their_page_crcs)
         if differs_lsn is not None:
-            self._refuse_primary(_differs(differs_lsn, f"safekeeper {campaign.donor}'s"))
+            self._refuse_primary(_differs(differs_lsn, f"safekeeper {campaign.donor}'s"), now)
         else:
             self._lead(campaign, now)
 
@@ -860,7 +894,7 @@ class Proposer:
                 self._campaign.refusals.add(safekeeper_id)
                 self._judge_campaign_if_open(now)
             elif self.primary is not None:
-                self._refuse_foreigners()
+                self._refuse_foreigners(now)
 
     def _judge_campaign_if_open(self, now: float) -> None:
         if self.phase in (Phase.PRE_VOTING, Phase.VOTING):
@@ -874,8 +908,30 @@ class Proposer:
         peer.refused, peer.refused_code, peer.greeting = reason, code, None
         self._out.append(Disconnect(safekeeper_id, reason))
 
-    def _refuse_primary(self, reason: str) -> None:
-        self._finish(PrimaryRefused(reason))
+    def _refuse_primary(self, reason: str, now: float) -> None:
+        """End this run, or go on without this primary: nothing of it has come beyond the check (S10)."""
+        if not self.config.several_primaries:
+            self._finish(PrimaryRefused(reason))
+            return
+        self._out.append(RefusePrimary(reason))
+        self._part_from_primary()
+        if self.leadership is None and self.phase is not Phase.GATHERING:
+            # No other candidate is to blame: the next primary need not wait for long.
+            self._gather(now)
+
+    def _refusal_of_lineage(self, leadership: Leadership, primary: PrimaryIdentity) -> str:
+        """Return why a primary on another timeline fits to no later log, so that it costs no term; empty if it may fit.
+
+        Every later log has what is committed in this term. A line of descent that has parted from that, or ends
+        before it, has parted from any log that goes on from there.
+        """
+        if not self.config.several_primaries or not leadership.commit_lsn:
+            return ""
+        try:
+            plan_log(leadership.elected.history, leadership.commit_lsn, primary)
+        except PrimaryRefused as refused:
+            return str(refused)
+        return ""
 
     def _abandon_campaign(self, now: float, reason: str) -> None:
         """Give up this attempt. A COPY that is still open from an earlier term is closed: nobody is led (step 8)."""

@@ -1,0 +1,221 @@
+"""The proposer whose shell has several hosts to try: what it does after it has refused one of them."""
+
+import msgspec
+import pytest
+
+from safekeeper.consensus.actions import (
+    Disconnect,
+    Finish,
+    IdentifyPrimary,
+    RefusePrimary,
+    ReportStatus,
+    StartReplication,
+)
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    TailResponse,
+    VoteRequest,
+)
+from safekeeper.consensus.primary import Ancestor
+from safekeeper.consensus.proposer import Phase
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.errors import InvariantViolation
+from tests.unit.test_proposer import BASE, CRCS, END, LOG, PRIMARY, Table, greeting, vote
+
+SWITCHED = (*LOG, HistoryEntry(4, END - 200, 2))
+PROMOTED = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 200),))
+
+
+def switched() -> Table:
+    """A quorum whose log has gone on with timeline 2; nobody leads it."""
+    table = Table(several_primaries=True)
+    table.connects(1, 2, 3)
+    return table
+
+
+def leads_switched() -> tuple[Table, NodeId]:
+    """A term on timeline 2, in which everything up to END is committed."""
+    table = switched()
+    table.sees(PROMOTED)
+    node_id = table.votes(history=SWITCHED)
+    table.sees(PROMOTED)
+    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    assert table.proposer.leadership is not None and table.proposer.leadership.commit_lsn == END
+    return table, node_id
+
+
+def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led() -> None:
+    table = switched()
+    table.sees()
+    table.votes(history=SWITCHED)
+    table.sees()
+    (refused,) = table.did(RefusePrimary)
+    assert "has stayed on it" in refused.reason
+    assert not table.did(Finish) and not table.did(StartReplication)
+    assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
+    table.sees(PROMOTED)
+    table.ticks()
+    node_id = table.votes(history=SWITCHED)
+    assert table.did(IdentifyPrimary)
+    table.sees(PROMOTED)
+    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(node_id.term, END, 2))
+
+
+def test_an_old_primary_costs_no_term_that_has_gone_on_without_it() -> None:
+    table, node_id = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(own=CRCS)
+    (refused,) = table.did(RefusePrimary)
+    assert "has stayed on it" in refused.reason
+    assert table.proposer.leadership is not None and table.proposer.leadership.node_id == node_id
+    assert table.sent(PreVoteRequest) == {}
+    # Its successor is streamed again in the same term.
+    table.sees(PROMOTED, own=CRCS)
+    sequence = table.proposer.leadership.sequence
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+        if table.did(StartReplication):
+            break
+    assert table.did(StartReplication)[0].resumes
+
+
+def test_a_standby_that_was_promoted_behind_the_log_is_judged_by_an_election() -> None:
+    table, _ = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(msgspec.structs.replace(PRIMARY, tli=3, ancestors=(*PROMOTED.ancestors, Ancestor(2, END - 100))))
+    assert not table.did(RefusePrimary) and table.proposer.leadership is None
+
+
+def test_a_term_in_which_nothing_is_committed_says_nothing_of_an_old_primary() -> None:
+    table = switched()
+    table.sees(PROMOTED)
+    table.votes(history=SWITCHED)
+    table.sees(PROMOTED)
+    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.proposer.leadership is not None and not table.proposer.leadership.commit_lsn
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees()
+    assert not table.did(RefusePrimary) and table.proposer.leadership is None
+
+
+def test_other_bytes_on_the_same_timeline_cost_no_term_and_are_told_nothing() -> None:
+    table, node_id = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(PROMOTED, own=CRCS)
+    assert table.proposer.leadership is not None
+    sequence = table.proposer.leadership.sequence
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+        if table.did(StartReplication):
+            break
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    assert "differs from what it sent before" in table.did(RefusePrimary)[0].reason
+    assert all(not status.flush_lsn for status in table.did(ReportStatus))
+    assert not table.proposer.leadership.streaming
+
+
+def test_a_refused_primary_s_wal_is_never_taken() -> None:
+    table, _ = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(own=CRCS)
+    assert table.did(RefusePrimary)
+    with pytest.raises(InvariantViolation, match="not to be streamed"):
+        table.proposer.wal_received(END + 10, table.now)
+    with pytest.raises(InvariantViolation, match="not to be streamed"):
+        table.proposer.primary_checked(BASE, END, CRCS, table.now)
+
+
+def test_the_old_primary_comes_back_after_a_standby_that_lacks_acknowledged_wal() -> None:
+    table = Table(several_primaries=True)
+    node_id = table.leads()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    table.event(table.proposer.primary_lost(table.now))
+    fork_lsn = END - 100
+    behind = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
+    table.sees(behind)
+    log = (*LOG, HistoryEntry(node_id.term, END, 1))
+    table.connects(1, 2, 3, last_term=node_id.term, promised=node_id)
+    table.ticks()
+    table.votes(history=log)
+    table.sees(behind)
+    table.hears(1, TailResponse(0, fork_lsn, END, BASE))
+    (refused,) = table.did(RefusePrimary)
+    assert "may have been acknowledged" in refused.reason
+    assert not table.did(StartReplication) and table.sent(Elected) == {}
+    table.sees()
+    table.ticks()
+    table.votes(history=log)
+    table.sees()
+    assert table.did(StartReplication)[0].begin_lsn == END
+
+
+@pytest.mark.parametrize(("record_end_lsn", "refused"), [(END, True), (END + 1, False)])
+def test_the_run_that_held_the_term_cuts_by_what_it_knows_to_be_committed(record_end_lsn: int, refused: bool) -> None:
+    table = Table(several_primaries=True)
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    # Safekeeper 1 has more, which nobody was told of.
+    table.hears(1, AppendResponse(node_id, END + 50, END + 50, 0))
+    table.event(table.proposer.primary_lost(table.now))
+    promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 10),))
+    table.sees(promoted)
+    log = (*LOG, HistoryEntry(node_id.term, END, 1))
+    table.connects(1, 2, last_term=node_id.term, promised=node_id)
+    table.ticks()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            candidate = table.sent(VoteRequest)[1].node_id
+    # Not all vote, so that the votes alone would say END + 50.
+    table.hears(1, vote(candidate, history=log, flush_lsn=END + 50))
+    table.hears(2, vote(candidate, history=log))
+    table.ticks(0.2)
+    table.sees(promoted)
+    table.hears(1, TailResponse(0, END - 10, record_end_lsn, BASE))
+    assert bool(table.did(RefusePrimary)) == refused
+
+
+def test_what_members_said_of_another_postgresql_is_not_held_against_the_next_one() -> None:
+    table = Table(several_primaries=True)
+    table.connects(1, 2)
+    table.event(table.proposer.connected(3, table.now))
+    table.sees(msgspec.structs.replace(PRIMARY, system_id=8))
+    assert "safekeepers refuse it" in table.did(RefusePrimary)[0].reason
+    # Also the one that has yet to say so is asked anew.
+    assert {action.safekeeper_id for action in table.did(Disconnect)} == {1, 2, 3}
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.disconnected(safekeeper_id, table.now))
+    table.sees()
+    assert not table.did(RefusePrimary)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, greeting(safekeeper_id))
+    table.ticks()
+    assert table.sent(PreVoteRequest) or table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_refusals_do_not_make_the_next_primary_wait() -> None:
+    table = switched()
+    for _ in range(8):
+        table.sees()
+        table.ticks()
+        table.votes(history=SWITCHED)
+        table.sees()
+        assert table.did(RefusePrimary)
+    table.sees(PROMOTED)
+    table.ticks(table.proposer.timing.retry_interval_s)
+    assert table.proposer.phase is Phase.PRE_VOTING
