@@ -1,0 +1,318 @@
+"""What a replication client asks for: the text of a command to a value.
+
+Two grammars are spoken. Clients of PostgreSQL 13 and 14, and newer ones that met an older server, write
+`CREATE_REPLICATION_SLOT s PHYSICAL RESERVE_WAL`; from 15 on they write `(RESERVE_WAL)` or `(RESERVE_WAL true)`. Names
+come bare, and are then folded to lower case, or quoted. Keywords are case-insensitive, and one `;` may end a command.
+Source: https://www.postgresql.org/docs/current/protocol-replication.html
+
+Text whose first word is none of the streaming protocol's is SQL, which a safekeeper has not: that, and the commands
+that need a database, are `Unsupported`, each with the place to go instead. What begins as a replication command and
+does not go on as one raises RemoteProtocolError (S11).
+
+Pure: no I/O.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.timelines import TLI_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifySystem:
+    """Which system this is, on which TLI, and how far its WAL reaches: (systemid, timeline, xlogpos, dbname)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """The value of a setting: one column of its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineHistory:
+    """The history file of a TLI: (filename, content)."""
+
+    tli: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSlot:
+    """A new physical slot: (slot_name, consistent_point, snapshot_name, output_plugin).
+
+    `reserve_wal` holds WAL from now on, not only from the first status update on.
+    """
+
+    name: str
+    temporary: bool
+    reserve_wal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlot:
+    """What a slot holds: (slot_type, restart_lsn, restart_tli), all NULL if there is no such slot."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropSlot:
+    """The end of a slot; `wait` until nobody uses it."""
+
+    name: str
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartReplication:
+    """Stream WAL from `begin_lsn` on, of the TLI named or else the newest, and let `slot` hold what is not flushed."""
+
+    slot: str | None
+    begin_lsn: Lsn
+    tli: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A command of PostgreSQL's that a safekeeper cannot answer (0A000); `hint` says where to go instead."""
+
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyQuery:
+    """No word at all, which PostgreSQL answers too."""
+
+
+Command: TypeAlias = (
+    IdentifySystem
+    | Show
+    | TimelineHistory
+    | CreateSlot
+    | ReadSlot
+    | DropSlot
+    | StartReplication
+    | Unsupported
+    | EmptyQuery
+)
+
+# What a message quotes of a command at most: it must stay one line.
+_QUOTED_CHARACTERS_MAX = 60
+
+_DATABASE_HINT = "connect to the primary or to a standby"
+_UNSUPPORTED = {
+    "BASE_BACKUP": ("a base backup", "take it from the primary or a standby, then stream the WAL from here"),
+    "UPLOAD_MANIFEST": ("an incremental backup", "take it from the primary or a standby"),
+    "ALTER_REPLICATION_SLOT": ("changing a slot", "its options belong to logical slots: connect to the primary"),
+}
+_LOGICAL = Unsupported("logical replication", "a safekeeper decodes no WAL: connect to the primary or to a standby")
+_TRUE = {"true", "on", "1"}
+_FALSE = {"false", "off", "0"}
+
+_BLANKS = " \t\r\n\f\v"
+_TOKEN = re.compile(
+    rf"""[{_BLANKS}]*(?:
+        (?P<lsn>[0-9A-Fa-f]+/[0-9A-Fa-f]+)
+      | (?P<number>[0-9]+)
+      | (?P<word>[A-Za-z_\x80-\U0010ffff][A-Za-z_\x80-\U0010ffff0-9$]*)
+      | "(?P<quoted>(?:[^"]|"")+)"
+      | '(?P<literal>(?:[^']|'')*)'
+      | (?P<mark>[(),;.])
+    )""",
+    re.VERBOSE,
+)
+_WORD = re.compile(rf"[{_BLANKS}]*([A-Za-z_]\w*)", re.ASCII)
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+
+
+_END = _Token("end", "")
+
+
+def parse_command(text: str) -> Command:
+    """Return what `text` asks for.
+
+    Raises:
+        RemoteProtocolError: it is no command, or one that is not written as PostgreSQL's clients write it.
+    """
+    if not text.strip(_BLANKS + ";"):
+        return EmptyQuery()
+    first = _WORD.match(text)
+    if first is None:
+        raise RemoteProtocolError(f"not a replication command: {text[:_QUOTED_CHARACTERS_MAX]!r}")
+    word = first[1].upper()
+    if word in _UNSUPPORTED:
+        return Unsupported(*_UNSUPPORTED[word])
+    if word not in _PARSERS:
+        return Unsupported("SQL", _DATABASE_HINT)
+    words = _Words(text, first.end())
+    command = _PARSERS[word](words)
+    # What follows LOGICAL is the decoder plugin's business and is not looked at.
+    if not isinstance(command, Unsupported):
+        words.end()
+    return command
+
+
+class _Words:
+    """The tokens of a command, read from left to right."""
+
+    def __init__(self, text: str, position: int) -> None:
+        self._text = text
+        self._position = position
+        self._token = self._scan()
+
+    def keyword(self, word: str) -> bool:
+        """Take the keyword `word` if it comes next."""
+        if self._token.kind != "word" or self._token.text.upper() != word:
+            return False
+        self._token = self._scan()
+        return True
+
+    def mark(self, mark: str) -> bool:
+        """Take the punctuation `mark` if it comes next."""
+        if self._token != ("mark", mark):
+            return False
+        self._token = self._scan()
+        return True
+
+    def name(self) -> str:
+        """Take a name: bare ones are folded to lower case, as PostgreSQL folds them."""
+        token = self._take("word", "quoted", expected="a name")
+        return token.text.lower() if token.kind == "word" else token.text.replace('""', '"')
+
+    def lsn(self) -> Lsn:
+        """Take an LSN."""
+        token = self._take("lsn", expected="an LSN")
+        if any(len(half) > 8 for half in token.text.split("/")):
+            self.refuse("an LSN", token)
+        return parse_lsn(token.text)
+
+    def tli(self) -> int:
+        """Take a TLI."""
+        token = self._take("number", expected="a timeline")
+        if len(token.text) > len(str(TLI_MAX)) or not 0 < int(token.text) <= TLI_MAX:
+            self.refuse("a timeline from 1 on", token)
+        return int(token.text)
+
+    def boolean(self) -> bool:
+        """Take the value of an option, which may be left out: then it is true."""
+        if self._token.kind not in ("word", "quoted", "literal", "number"):
+            return True
+        token = self._take("word", "quoted", "literal", "number", expected="true or false")
+        value = token.text.lower()
+        if value not in _TRUE | _FALSE:
+            self.refuse("true or false", token)
+        return value in _TRUE
+
+    def end(self) -> None:
+        """Require that nothing follows but one semicolon."""
+        self.mark(";")
+        if self._token != _END:
+            self.refuse("nothing more", self._token)
+
+    def expect_mark(self, mark: str) -> None:
+        """Take the punctuation `mark`, which must come next."""
+        if not self.mark(mark):
+            self.refuse(f'"{mark}"', self._token)
+
+    def refuse_next(self, expected: str) -> NoReturn:
+        """Say that something else was expected here."""
+        self.refuse(expected, self._token)
+
+    def refuse(self, expected: str, found: _Token) -> NoReturn:
+        """Say that `found` stands where something else was expected."""
+        where = f"at {found.text[:_QUOTED_CHARACTERS_MAX]!r}" if found != _END else "at its end"
+        command = self._text[:_QUOTED_CHARACTERS_MAX]
+        raise RemoteProtocolError(f"syntax error {where}: expected {expected} in {command!r}")
+
+    def _take(self, *kinds: str, expected: str) -> _Token:
+        token = self._token
+        if token.kind not in kinds:
+            self.refuse(expected, token)
+        self._token = self._scan()
+        return token
+
+    def _scan(self) -> _Token:
+        match = _TOKEN.match(self._text, self._position)
+        if match is None:
+            rest = self._text[self._position :].strip(_BLANKS)
+            if rest:
+                self.refuse("a replication command", _Token("unknown", rest))
+            return _END
+        self._position = match.end()
+        kind = match.lastgroup or ""
+        return _Token(kind, match[kind])
+
+
+def _parse_identify_system(words: _Words) -> Command:
+    return IdentifySystem()
+
+
+def _parse_show(words: _Words) -> Command:
+    name = words.name()
+    while words.mark("."):
+        name += f".{words.name()}"
+    return Show(name)
+
+
+def _parse_timeline_history(words: _Words) -> Command:
+    return TimelineHistory(words.tli())
+
+
+def _parse_read_slot(words: _Words) -> Command:
+    return ReadSlot(words.name())
+
+
+def _parse_drop_slot(words: _Words) -> Command:
+    return DropSlot(words.name(), wait=words.keyword("WAIT"))
+
+
+def _parse_create_slot(words: _Words) -> Command:
+    name = words.name()
+    temporary = words.keyword("TEMPORARY")
+    if words.keyword("LOGICAL"):
+        return _LOGICAL
+    if not words.keyword("PHYSICAL"):
+        words.refuse_next("PHYSICAL")
+    if words.mark("("):
+        reserve_wal = _parse_reserve_wal(words)
+    else:
+        reserve_wal = words.keyword("RESERVE_WAL")
+    return CreateSlot(name, temporary, reserve_wal)
+
+
+def _parse_reserve_wal(words: _Words) -> bool:
+    """Return the one option that a physical slot can have. The parenthesis before it has been taken."""
+    if not words.keyword("RESERVE_WAL"):
+        words.refuse_next("RESERVE_WAL, the one option of a physical slot")
+    reserve_wal = words.boolean()
+    words.expect_mark(")")
+    return reserve_wal
+
+
+def _parse_start_replication(words: _Words) -> Command:
+    slot = words.name() if words.keyword("SLOT") else None
+    if words.keyword("LOGICAL"):
+        return _LOGICAL
+    words.keyword("PHYSICAL")
+    begin_lsn = words.lsn()
+    return StartReplication(slot, begin_lsn, words.tli() if words.keyword("TIMELINE") else None)
+
+
+_PARSERS = {
+    "IDENTIFY_SYSTEM": _parse_identify_system,
+    "SHOW": _parse_show,
+    "TIMELINE_HISTORY": _parse_timeline_history,
+    "CREATE_REPLICATION_SLOT": _parse_create_slot,
+    "READ_REPLICATION_SLOT": _parse_read_slot,
+    "DROP_REPLICATION_SLOT": _parse_drop_slot,
+    "START_REPLICATION": _parse_start_replication,
+}

@@ -1,0 +1,249 @@
+"""What a client says: bytes to packets and messages, in pieces of any size.
+
+A connection begins with packets that have a length and no type: requests for encryption, a request to cancel, and at
+last the startup packet. After it every message has a type byte, a length that counts itself, and a body. Which of the
+two comes next is not written in the bytes, so the reader asks for one or the other: `next_packet`, `next_message`.
+Source: https://www.postgresql.org/docs/current/protocol-message-formats.html
+
+Every length is checked before anything is kept (S14): a decoder never holds more than one message and what came with
+it in the last piece. What is not understood raises RemoteProtocolError and nothing else (S11).
+
+Pure: no I/O.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.pgwire.events import HotStandbyFeedback, StatusUpdate
+
+STARTUP_BYTES_MAX = 10_000
+MESSAGE_BYTES_MAX = 64 << 10
+NAME_BYTES_MAX = 63
+
+CANCEL_REQUEST = 1234 << 16 | 5678
+SSL_REQUEST = 1234 << 16 | 5679
+GSSENC_REQUEST = 1234 << 16 | 5680
+
+_PACKET_HEADER = struct.Struct(">II")  # length, code
+_MESSAGE_HEADER = struct.Struct(">BI")  # type, length
+_STATUS_UPDATE = struct.Struct(">BQQQqB")  # tag, written, durable and replayed up to, the client's clock, reply?
+_HOT_STANDBY_FEEDBACK = struct.Struct(">BqIIII")  # tag, clock, xmin, its epoch, catalog_xmin, its epoch
+_STATUS_UPDATE_SIZE = _STATUS_UPDATE.size
+_TAG_STATUS_UPDATE = ord("r")
+_TAG_HOT_STANDBY_FEEDBACK = ord("h")
+# Query, Parse, Bind, Execute, function call, Flush, Sync, Close, Describe, copy data/done/fail, password, Terminate.
+_MESSAGE_TYPES = frozenset(b"QPBEFHSCDdcfpX")
+
+
+class Packet(NamedTuple):
+    """What has no type byte: `code` is a protocol version or one of the requests, `body` what follows it."""
+
+    code: int
+    body: bytes
+
+
+class Message(NamedTuple):
+    """A typed message; `kind` is its type byte."""
+
+    kind: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """The parameters of a startup packet, and those of its protocol options that we do not know."""
+
+    parameters: dict[str, str]
+    unknown_options: tuple[str, ...]
+
+
+class FrontendDecoder:
+    """Bytes in any pieces to packets and messages.
+
+    After an error it is of no further use: where the next message begins is not known any more.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._position = 0
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes of the connection."""
+        if self._position:
+            del self._buffer[: self._position]
+            self._position = 0
+        self._buffer += data
+
+    def peek(self) -> int | None:
+        """Return the next byte, None if there is none yet."""
+        return self._buffer[self._position] if self._position < len(self._buffer) else None
+
+    def take_rest(self) -> bytes:
+        """Return what has not been decoded, and forget it."""
+        rest = bytes(self._buffer[self._position :])
+        self._buffer.clear()
+        self._position = 0
+        return rest
+
+    def next_packet(self) -> Packet | None:
+        """Return the next packet of a connection's beginning, None if it is not here in full.
+
+        Raises:
+            RemoteProtocolError: its length cannot be that of such a packet.
+        """
+        available = len(self._buffer) - self._position
+        if available < 4:
+            return None
+        length = int.from_bytes(self._buffer[self._position : self._position + 4])
+        if not _PACKET_HEADER.size <= length <= STARTUP_BYTES_MAX:
+            beginning = bytes(self._buffer[self._position : self._position + 8])
+            raise RemoteProtocolError(f"what begins with {beginning!r} is no PostgreSQL client: nothing was answered")
+        if available < length:
+            return None
+        begin, end = self._position, self._position + length
+        _, code = _PACKET_HEADER.unpack_from(self._buffer, begin)
+        self._position = end
+        return Packet(code, bytes(self._buffer[begin + _PACKET_HEADER.size : end]))
+
+    def next_message(self) -> Message | None:
+        """Return the next typed message, None if it is not here in full.
+
+        Raises:
+            RemoteProtocolError: its type is unknown, or its length out of bounds.
+        """
+        available = len(self._buffer) - self._position
+        if available < 5:
+            # An unknown type is told before its length is here: nothing that follows it can be understood.
+            if available and self._buffer[self._position] not in _MESSAGE_TYPES:
+                raise RemoteProtocolError(f"unknown message type {self._buffer[self._position]}")
+            return None
+        kind, length = _MESSAGE_HEADER.unpack_from(self._buffer, self._position)
+        if kind not in _MESSAGE_TYPES:
+            raise RemoteProtocolError(f"unknown message type {kind}")
+        if not 4 <= length <= MESSAGE_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"a message of type {chr(kind)!r} has the length {length}, beyond 4 to {MESSAGE_BYTES_MAX} bytes"
+            )
+        if available <= length:
+            return None
+        begin, end = self._position + 5, self._position + 1 + length
+        self._position = end
+        return Message(kind, bytes(self._buffer[begin:end]))
+
+
+def parse_startup(body: bytes) -> Startup:
+    """Return the parameters of a startup packet: pairs of strings, and an empty one behind them.
+
+    Raises:
+        RemoteProtocolError: that is not what it is, a name comes twice, or something is not UTF-8.
+    """
+    strings = body.split(b"\0")
+    # "user\0me\0\0" splits into user, me, and two empty ends.
+    if len(strings) < 2 or len(strings) % 2 or strings[-2:] != [b"", b""]:
+        raise RemoteProtocolError("the startup packet is cut short or ends with something that is not understood")
+    try:
+        texts = [text.decode() for text in strings[:-2]]
+    except UnicodeDecodeError:
+        raise RemoteProtocolError("the startup packet has a name or a value that is not UTF-8") from None
+    parameters: dict[str, str] = {}
+    for name, value in zip(texts[::2], texts[1::2], strict=True):
+        if not name or name in parameters:
+            raise RemoteProtocolError(f"the startup packet names the parameter {name[:NAME_BYTES_MAX]!r} twice or not")
+        parameters[name] = value
+    unknown = tuple(name for name in parameters if name.startswith("_pq_."))
+    return Startup({name: value for name, value in parameters.items() if name not in unknown}, unknown)
+
+
+def parse_settings(options: str) -> dict[str, str]:
+    """Return the settings in the startup parameter `options`: `-c name=value`, `-cname=value`, `--name=value`.
+
+    A backslash takes the next character as it is, a blank too. What else a server's command line could have means
+    nothing here and is left out.
+    """
+    words = [word for word in _split_options(options) if word]
+    settings = {}
+    previous = ""
+    for word in words:
+        if previous == "-c":
+            assignment = word
+        elif word.startswith(("-c", "--")):
+            assignment = word[2:]
+        else:
+            assignment = ""
+        name, equals, value = assignment.partition("=")
+        if name and equals:
+            settings[name.replace("-", "_").lower()] = value
+        previous = word if previous != "-c" else ""
+    return settings
+
+
+def parse_string(body: bytes) -> str:
+    """Return the one string that a message consists of.
+
+    Raises:
+        RemoteProtocolError: it does not end with the message, or is not UTF-8.
+    """
+    if body.find(b"\0") != len(body) - 1:
+        raise RemoteProtocolError("a message has a string that does not end where the message ends")
+    try:
+        return body[:-1].decode()
+    except UnicodeDecodeError:
+        raise RemoteProtocolError("a message has a string that is not UTF-8") from None
+
+
+def parse_sasl_initial_response(body: bytes) -> tuple[str, bytes | None]:
+    """Return the SASL mechanism that the client chose and its first message, None if it wants to be asked for it.
+
+    Raises:
+        RemoteProtocolError: it is no such response. A password looks like that.
+    """
+    name, end, rest = body.partition(b"\0")
+    length = int.from_bytes(rest[:4], signed=True) if len(rest) >= 4 else -2
+    data = rest[4:]
+    if not end or not name.isascii() or ((length, data) != (-1, b"") and length != len(data)):
+        raise RemoteProtocolError(
+            "the client answered with a password as it is or its MD5: only SCRAM-SHA-256 is accepted here"
+        )
+    return name.decode(), None if length == -1 else data
+
+
+def parse_copy_data(body: bytes) -> StatusUpdate | HotStandbyFeedback:
+    """Return what the client said in one CopyData message of its streaming.
+
+    Raises:
+        RemoteProtocolError: it is neither a status update nor hot standby feedback, or cut short.
+    """
+    size = len(body)
+    tag = body[0] if size else 0
+    if tag == _TAG_STATUS_UPDATE and size == _STATUS_UPDATE_SIZE:
+        _, write_lsn, flush_lsn, apply_lsn, _, reply_requested = _STATUS_UPDATE.unpack(body)
+        return StatusUpdate(write_lsn, flush_lsn, apply_lsn, reply_requested != 0)
+    if tag == _TAG_HOT_STANDBY_FEEDBACK and size == _HOT_STANDBY_FEEDBACK.size:
+        _, _, xmin, epoch, catalog_xmin, catalog_epoch = _HOT_STANDBY_FEEDBACK.unpack(body)
+        # An xid of 0 is none, whatever its epoch says.
+        return HotStandbyFeedback(
+            epoch << 32 | xmin if xmin else 0, catalog_epoch << 32 | catalog_xmin if catalog_xmin else 0
+        )
+    raise RemoteProtocolError(f"a replication message is not understood: {size} bytes, {body[:16].hex()}")
+
+
+def clean_name(text: str) -> str:
+    """Return `text` as PostgreSQL keeps an application_name: printable ASCII, at most 63 bytes."""
+    data = text.encode()[:NAME_BYTES_MAX]
+    return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in data)
+
+
+def _split_options(options: str) -> list[str]:
+    words, word, escaped = [], "", False
+    for character in options:
+        if escaped or not (character == "\\" or character.isspace()):
+            word += character
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        else:
+            words.append(word)
+            word = ""
+    return [*words, word]

@@ -1,0 +1,439 @@
+"""One client's whole conversation as a value machine: bytes in, events and bytes out.
+
+    STARTUP --SSLRequest--> TLS_HANDSHAKE --tls_started()--> STARTUP
+       |  startup packet
+       v
+    AUTHENTICATING --proof--> READY --command--> BUSY --answer()--> READY
+                                ^                  | begin_copy()
+                                |                  v
+                                '--finish_copy()-- COPY_ENDING <--end_copy(), CopyDone-- COPY
+
+The session knows the protocol and nothing else: it asks for passwords, refuses what no safekeeper can do, and hands
+out the commands that its owner has to answer. It has no transport, no clock and no WAL. Whoever owns it feeds what
+came (`receive`), sends what is to be sent (`take_output`) after every call, and in COPY writes WAL by itself, behind
+whatever `take_output` gave.
+
+What a client sends raises RemoteProtocolError and nothing else (S11). The conversation is over then; what the client
+can still understand of the reason is in `take_output`, for the connection's last write.
+Source: https://www.postgresql.org/docs/current/protocol-flow.html
+
+Pure: no I/O, no clock, no randomness.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NoReturn
+
+from safekeeper.errors import LocalProtocolError, RemoteProtocolError
+from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.pgwire import backend
+from safekeeper.pgwire.backend import INT8, TEXT, Column
+from safekeeper.pgwire.commands import EmptyQuery, StartReplication, Unsupported, parse_command
+from safekeeper.pgwire.events import (
+    Authenticated,
+    CommandReceived,
+    CommandRefused,
+    CopyEnded,
+    Event,
+    StartTls,
+    Terminated,
+)
+from safekeeper.pgwire.frontend import (
+    CANCEL_REQUEST,
+    GSSENC_REQUEST,
+    SSL_REQUEST,
+    FrontendDecoder,
+    clean_name,
+    parse_copy_data,
+    parse_settings,
+    parse_startup,
+    parse_string,
+)
+
+
+class State(Enum):
+    """Where a conversation stands; each member's comment says what moves it on."""
+
+    STARTUP = "startup"  # the startup packet: AUTHENTICATING or READY; a request for TLS: TLS_HANDSHAKE
+    TLS_HANDSHAKE = "tls_handshake"  # tls_started(): STARTUP again
+    AUTHENTICATING = "authenticating"  # the proof of the password: READY
+    READY = "ready"  # a command: BUSY; one of the extended protocol: SKIPPING
+    SKIPPING = "skipping"  # Sync: READY
+    BUSY = "busy"  # answer(), complete() or refuse(): READY; begin_copy(): COPY; finish_copy(): READY
+    COPY = "copy"  # end_copy() or the client's CopyDone: COPY_ENDING; refuse(): READY
+    COPY_ENDING = "copy_ending"  # finish_copy() once the client has ended it too: READY; refuse(): READY
+    CLOSED = "closed"  # nothing: the client left, broke the protocol, or was refused for good
+
+
+_PROTOCOL_MAJOR = 3
+# PostgreSQL's words for true, of which it takes any beginning but that of "on".
+_TRUE = {"1", "on", *("true"[:length] for length in range(1, 5)), *("yes"[:length] for length in range(1, 4))}
+_NOT_SETTINGS = {"user", "database", "replication", "application_name", "options"}
+_TLS_RECORD_HANDSHAKE = 0x16
+_NEXT_TIMELINE_COLUMNS = (Column("next_tli", *INT8), Column("next_tli_startpos", *TEXT))
+
+
+class Session:
+    """The conversation with one client.
+
+    Args:
+        tls: whether clients must come over TLS. If so, what is in plaintext is refused; if not, TLS is.
+        users: SCRAM verifiers by user name. None: nobody is asked for a password.
+        parameters: what the client is told about the server, e.g. server_version.
+        nonce: our half of the SCRAM nonce: printable ASCII without commas, never used before.
+        mock_salt: a secret of this process, from which users that do not exist get their salts.
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: bool,
+        users: Mapping[str, str] | None,
+        parameters: Mapping[str, str],
+        nonce: str,
+        mock_salt: bytes,
+    ) -> None:
+        self._tls = tls
+        self._users = users
+        self._parameters = parameters
+        self._nonce = nonce
+        self._mock_salt = mock_salt
+        self._decoder = FrontendDecoder()
+        self._output = bytearray()
+        self._state = State.STARTUP
+        self._encrypted = False
+        self._asked_for: set[int] = set()
+        self._admission: Authenticated | None = None
+        self._streaming_command = False
+        self._client_copy_done = False
+        self._our_copy_done = False
+
+    @property
+    def state(self) -> State:
+        """Where the conversation stands."""
+        return self._state
+
+    @property
+    def client_copy_done(self) -> bool:
+        """Whether the client has ended its direction of the present COPY."""
+        return self._client_copy_done
+
+    def take_output(self) -> bytes:
+        """Return what is to be sent now, and forget it."""
+        output = bytes(self._output)
+        self._output.clear()
+        return output
+
+    def explain_eof(self) -> str:
+        """Return what it means that the client closes the connection now without a word, for the log."""
+        match self._state:
+            case State.AUTHENTICATING:
+                return "left when asked for a password: it has none, or accepts no SCRAM-SHA-256"
+            case State.TLS_HANDSHAKE:
+                return "left during the TLS handshake: it may not trust the certificate"
+            case State.STARTUP:
+                return "left before it said what it wants"
+            case _:
+                return "left without saying good-bye"
+
+    # From the client.
+
+    def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
+        """Take what the client sent and return what it did by that.
+
+        Raises:
+            RemoteProtocolError: the client is refused or not understood; the conversation is over, and what else came
+                with `data` does not matter any more.
+        """
+        if self._state is State.CLOSED:
+            return []
+        if self._state is State.TLS_HANDSHAKE:
+            raise LocalProtocolError("bytes of a TLS handshake are not for the session")
+        self._decoder.feed(data)
+        events: list[Event] = []
+        try:
+            while self._receive_one(events):
+                pass
+        except RemoteProtocolError as error:
+            if not self._is_over():
+                # A client that has not come so far as to send its startup packet may be anything.
+                if self._state is not State.STARTUP:
+                    self._output += backend.error_response("FATAL", "08P01", str(error))
+                self._state = State.CLOSED
+            raise
+        return events
+
+    def tls_started(self, server_certificate_der: bytes | None) -> None:
+        """Go on behind TLS.
+
+        Args:
+            server_certificate_der: the certificate that the client was shown, for channel binding; None: without.
+        """
+        self._require(State.TLS_HANDSHAKE)
+        self._encrypted = True
+        self._state = State.STARTUP
+
+    def _receive_one(self, events: list[Event]) -> bool:
+        """Decode and handle one packet or message; return whether there may be another one."""
+        if self._state in (State.CLOSED, State.TLS_HANDSHAKE):
+            return False
+        if self._state is State.STARTUP:
+            return self._receive_packet(events)
+        message = self._decoder.next_message()
+        if message is None:
+            return False
+        kind, body = chr(message.kind), message.body
+        if kind == "d" and (self._state is State.COPY or self._state is State.COPY_ENDING):
+            if self._client_copy_done:
+                self._fatal("08P01", "the client sent more after it had ended its direction of the COPY")
+            events.append(parse_copy_data(body))
+        elif kind == "X":
+            self._state = State.CLOSED
+            events.append(Terminated())
+        elif self._state is State.READY:
+            self._receive_command(kind, body, events)
+        elif self._state is State.SKIPPING:
+            if kind == "S":
+                self._output += backend.ready_for_query()
+                self._state = State.READY
+        elif kind == "c" and self._state in (State.COPY, State.COPY_ENDING) and not self._client_copy_done:
+            self._client_copy_done = True
+            self._state = State.COPY_ENDING
+            events.append(CopyEnded())
+        else:
+            self._fatal("08P01", f"a message of type {kind!r} cannot come in the state {self._state.value}")
+        return True
+
+    # The beginning.
+
+    def _receive_packet(self, events: list[Event]) -> bool:
+        if self._is_direct_tls():
+            if not self._tls:
+                self._close("the client began with TLS, which this door has not: connect with sslmode=disable")
+            self._start_tls(events, direct=True)
+            return False
+        packet = self._decoder.next_packet()
+        if packet is None:
+            return False
+        if packet.code == CANCEL_REQUEST:
+            # Nothing here runs long enough to be cancelled, and nobody waits for an answer to this.
+            self._state = State.CLOSED
+            events.append(Terminated())
+        elif packet.code in (SSL_REQUEST, GSSENC_REQUEST):
+            self._receive_encryption_request(packet.code, events)
+        else:
+            self._receive_startup(packet.code, packet.body, events)
+        return True
+
+    def _is_direct_tls(self) -> bool:
+        return not self._encrypted and not self._asked_for and self._decoder.peek() == _TLS_RECORD_HANDSHAKE
+
+    def _receive_encryption_request(self, code: int, events: list[Event]) -> None:
+        if self._encrypted or code in self._asked_for:
+            self._close("the client asked for encryption twice")
+        self._asked_for.add(code)
+        if code == SSL_REQUEST and self._tls:
+            self._start_tls(events, direct=False)
+        else:
+            self._output += b"N"
+
+    def _start_tls(self, events: list[Event], direct: bool) -> None:
+        rest = self._decoder.take_rest()
+        if rest and not direct:
+            # Somebody in between could have put it there, to be taken for the client's once TLS is up (CVE-2021-23222).
+            self._fatal("08P01", "the client sent unencrypted bytes behind its request for TLS")
+        if not direct:
+            self._output += b"S"
+        self._state = State.TLS_HANDSHAKE
+        events.append(StartTls(direct, rest))
+
+    def _receive_startup(self, version: int, body: bytes, events: list[Event]) -> None:
+        major, minor = version >> 16, version & 0xFFFF
+        if major != _PROTOCOL_MAJOR:
+            self._fatal("0A000", f"protocol {major}.{minor} is not spoken here: the client must speak protocol 3.0")
+        if self._tls and not self._encrypted:
+            self._fatal("28000", "this door takes TLS connections only: connect with sslmode=require")
+        try:
+            startup = parse_startup(body)
+        except RemoteProtocolError as error:
+            self._fatal("08P01", str(error))
+        if minor or startup.unknown_options:
+            self._output += backend.negotiate_protocol_version(startup.unknown_options)
+        parameters = startup.parameters
+        if parameters.get("replication", "").lower() not in _TRUE:
+            self._fatal(
+                "0A000",
+                "this is a safekeeper, not a database: connect with replication=true",
+                hint="It keeps WAL and serves it to standbys and pg_receivewal. For SQL connect to the primary.",
+            )
+        user = parameters.get("user", "")
+        if not user.isprintable() or not user:
+            self._fatal("28000", "the startup packet names no user, or one with characters that cannot be printed")
+        options = parse_settings(parameters.get("options", ""))
+        options |= {name.lower(): value for name, value in parameters.items() if name not in _NOT_SETTINGS}
+        self._admission = Authenticated(user, clean_name(parameters.get("application_name", "")), options)
+        if self._users is not None:
+            self._fatal("28000", "this door cannot ask for passwords")
+        self._admit(events)
+
+    def _admit(self, events: list[Event]) -> None:
+        if self._admission is None:
+            raise LocalProtocolError("nobody is to be let in")
+        self._output += backend.authentication_ok()
+        for name, value in self._parameters.items():
+            self._output += backend.parameter_status(name, value)
+        self._output += backend.ready_for_query()
+        self._state = State.READY
+        events.append(self._admission)
+
+    # Commands.
+
+    def _receive_command(self, kind: str, body: bytes, events: list[Event]) -> None:
+        match kind:
+            case "Q":
+                self._receive_query(parse_string(body), events)
+            case "S":
+                self._output += backend.ready_for_query()
+            case "P" | "B" | "E" | "C" | "D" | "H" | "F":
+                self._refuse_command("0A000", "only the simple query protocol is spoken here", "", events)
+                # A function call is answered at once, all others wait for Sync.
+                if kind == "F":
+                    self._output += backend.ready_for_query()
+                else:
+                    self._state = State.SKIPPING
+            case "d" | "c" | "f":
+                # Sent before the client heard that its COPY has failed.
+                pass
+            case _:
+                self._fatal("08P01", f"a message of type {kind!r} cannot come in the state {self._state.value}")
+
+    def _receive_query(self, text: str, events: list[Event]) -> None:
+        try:
+            command = parse_command(text)
+        except RemoteProtocolError as error:
+            self._refuse_command("42601", str(error), "", events)
+            self._output += backend.ready_for_query()
+            return
+        if isinstance(command, EmptyQuery):
+            self._output += backend.empty_query_response() + backend.ready_for_query()
+        elif isinstance(command, Unsupported):
+            self._refuse_command("0A000", f"a safekeeper cannot do this: {command.what}", command.hint, events)
+            self._output += backend.ready_for_query()
+        else:
+            self._state = State.BUSY
+            self._streaming_command = isinstance(command, StartReplication)
+            events.append(CommandReceived(command))
+
+    def _refuse_command(self, sqlstate: str, message: str, hint: str, events: list[Event]) -> None:
+        self._output += backend.error_response("ERROR", sqlstate, message, hint=hint)
+        events.append(CommandRefused(sqlstate, message))
+
+    # From the owner. In CLOSED all of these do nothing: the client may leave while its answer is being looked up.
+
+    def answer(self, columns: Sequence[Column], row: Sequence[str | bytes | None] | None, tag: str) -> None:
+        """Answer the command with a result of one row, or of none, and the command's tag.
+
+        Raises:
+            LocalProtocolError: no command waits for an answer.
+        """
+        if self._is_over():
+            return
+        self._require(State.BUSY)
+        self._output += backend.row_description(columns)
+        if row is not None:
+            self._output += backend.data_row(row)
+        self._become_ready(tag)
+
+    def complete(self, tag: str) -> None:
+        """Answer the command with nothing but its tag."""
+        if self._is_over():
+            return
+        self._require(State.BUSY)
+        self._become_ready(tag)
+
+    def refuse(self, sqlstate: str, message: str, *, detail: str = "", hint: str = "", fatal: bool = False) -> None:
+        """Answer the command, or end the COPY, with an error. A fatal one ends the conversation, in any state."""
+        if self._is_over():
+            return
+        if not fatal:
+            self._require(State.BUSY, State.COPY, State.COPY_ENDING)
+            self._output += backend.error_response("ERROR", sqlstate, message, detail, hint)
+            self._become_ready()
+            return
+        # During a TLS handshake nobody would understand it.
+        if self._state is not State.TLS_HANDSHAKE:
+            self._output += backend.error_response("FATAL", sqlstate, message, detail, hint)
+        self._state = State.CLOSED
+
+    def notice(self, message: str) -> None:
+        """Tell something to whoever sits at the client."""
+        if self._is_over():
+            return
+        self._require(State.READY, State.BUSY, State.COPY, State.COPY_ENDING)
+        self._output += backend.notice_response("NOTICE", "00000", message)
+
+    def begin_copy(self) -> None:
+        """Begin to stream, in answer to START_REPLICATION."""
+        if self._is_over():
+            return
+        self._require(State.BUSY)
+        if not self._streaming_command:
+            raise LocalProtocolError("only START_REPLICATION is answered by a COPY")
+        self._output += backend.copy_both_response()
+        self._client_copy_done = self._our_copy_done = False
+        self._state = State.COPY
+
+    def end_copy(self) -> None:
+        """End our direction of the COPY: no more WAL is to be written, what the client says still counts."""
+        if self._is_over():
+            return
+        self._require(State.COPY, State.COPY_ENDING)
+        if not self._our_copy_done:
+            self._output += backend.copy_done()
+            self._our_copy_done = True
+        self._state = State.COPY_ENDING
+
+    def finish_copy(self, next_timeline: tuple[int, Lsn] | None) -> None:
+        """Leave the COPY that the client has ended, or that never began because the timeline ends where it would.
+
+        Args:
+            next_timeline: (TLI, the LSN at which it begins), if the timeline that was streamed ends there.
+        """
+        if self._is_over():
+            return
+        self._require(State.BUSY, State.COPY_ENDING)
+        if self._state is State.COPY_ENDING:
+            if not self._client_copy_done:
+                raise LocalProtocolError("a COPY cannot be left before the client has ended it")
+            self.end_copy()
+        if next_timeline is not None:
+            tli, begin_lsn = next_timeline
+            self._output += backend.row_description(_NEXT_TIMELINE_COLUMNS)
+            self._output += backend.data_row((str(tli), format_lsn(begin_lsn)))
+        # libpq's walreceiver waits for two completions, whatever their tags.
+        self._output += backend.command_complete("START_STREAMING")
+        self._become_ready("START_REPLICATION")
+
+    def _become_ready(self, tag: str = "") -> None:
+        if tag:
+            self._output += backend.command_complete(tag)
+        self._output += backend.ready_for_query()
+        self._streaming_command = self._client_copy_done = self._our_copy_done = False
+        self._state = State.READY
+
+    def _is_over(self) -> bool:
+        return self._state is State.CLOSED
+
+    def _require(self, *states: State) -> None:
+        if self._state not in states:
+            raise LocalProtocolError(f"this cannot be said in the state {self._state.value}")
+
+    def _fatal(self, sqlstate: str, message: str, hint: str = "") -> NoReturn:
+        """Tell the client why the conversation is over, and end it."""
+        self._output += backend.error_response("FATAL", sqlstate, message, hint=hint)
+        self._close(message)
+
+    def _close(self, message: str) -> NoReturn:
+        """End the conversation without a word: nobody would understand it."""
+        self._state = State.CLOSED
+        raise RemoteProtocolError(message)
