@@ -3,7 +3,23 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from safekeeper.settings import Address, address, folder, one_of, option, positive_integer, seconds, size_bytes
+from safekeeper.networks import Networks
+from safekeeper.settings import (
+    Address,
+    Secret,
+    address,
+    existing_file,
+    folder,
+    networks,
+    one_of,
+    option,
+    optional,
+    positive_integer,
+    seconds,
+    secret_value,
+    size_bytes,
+    yes_or_no,
+)
 
 ENVIRONMENT_PREFIX = "SAFEKEEPER"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -67,4 +83,71 @@ class SafekeeperConfig:
     )
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the disk", parse=seconds, default="20", metavar="SECONDS"
+    )
+    tls_cert: Path | None = option(
+        "Our TLS certificate, with its chain, in PEM format; with it the doors take TLS connections only",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    tls_key: Path | None = option(
+        "The private key of --tls-cert, without a passphrase",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    tls_client_ca: Path | None = option(
+        "CAs, one of which must vouch for a proxy's certificate; without it none is demanded",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    secret_file: Path | None = option(
+        "File of the secret that proxies and safekeepers prove to each other",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    secret: Secret | None = option(
+        "That secret itself, where a file is inconvenient",
+        parse=optional(secret_value),
+        default=None,
+        metavar="SECRET",
+        environment_only=True,
+    )
+    allow: Networks | None = option(
+        "Networks that proxies may come from, separated by commas",
+        parse=optional(networks),
+        default=None,
+        metavar="NETWORK,...",
+        reloadable=True,
+    )
+    pg_users: Path | None = option(
+        "File of the users of the replication door, made with safekeeper user",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    pg_client_ca: Path | None = option(
+        "CAs, one of which must vouch for a replication client's certificate, whose CN must be the user's name",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    pg_allow: Networks | None = option(
+        "Networks that replication clients may come from, separated by commas",
+        parse=optional(networks),
+        default=None,
+        metavar="NETWORK,...",
+        reloadable=True,
+    )
+    http_tls: bool = option(
+        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
+    )
+    http_allow: Networks | None = option(
+        "Networks that may read the HTTP pages, separated by commas",
+        parse=optional(networks),
+        default=None,
+        metavar="NETWORK,...",
+        reloadable=True,
     )

@@ -16,6 +16,7 @@ A key of the file that no option has is refused by name: a misspelt option must 
 """
 
 import dataclasses
+import hmac
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from safekeeper.errors import ConfigurationError
+from safekeeper.networks import Networks
 
 _Settings = TypeVar("_Settings")
 _Parse = Callable[[Any], Any]
@@ -40,6 +42,8 @@ class Option(NamedTuple):
         default: as it would be written; parsed like everything else.
         metavar: what stands for the value in the help.
         reloadable: a running process takes a new value at SIGHUP.
+        environment_only: it is a secret, which must stand neither in a command line, that every list of processes
+            shows, nor in a file that many may read.
     """
 
     help: str
@@ -47,6 +51,7 @@ class Option(NamedTuple):
     default: Any
     metavar: str
     reloadable: bool
+    environment_only: bool
 
 
 class Address(NamedTuple):
@@ -60,10 +65,17 @@ class Address(NamedTuple):
 
 
 def option(
-    help: str, *, parse: _Parse, default: Any = _REQUIRED, metavar: str = "TEXT", reloadable: bool = False
+    help: str,
+    *,
+    parse: _Parse,
+    default: Any = _REQUIRED,
+    metavar: str = "TEXT",
+    reloadable: bool = False,
+    environment_only: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass; see `Option`. Without a default it must be given."""
-    return dataclasses.field(metadata={"option": Option(help, parse, default, metavar, reloadable)})
+    declared = Option(help, parse, default, metavar, reloadable, environment_only)
+    return dataclasses.field(metadata={"option": declared})
 
 
 def options_of(settings_type: type) -> dict[str, Option]:
@@ -96,7 +108,7 @@ def load(
     values = {}
     for name, declared in options.items():
         variable = environment_variable(prefix, name)
-        if command_line.get(name) is not None:
+        if command_line.get(name) is not None and not declared.environment_only:
             place, written = command_line_name(name), command_line[name]
         elif variable in environment:
             place, written = variable, environment[variable]
@@ -140,6 +152,8 @@ def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Com
             help="TOML file with any of these options.",
         )(command)
         for name, declared in reversed(options_of(settings_type).items()):
+            if declared.environment_only:
+                continue
             notes = [f"[{environment_variable(prefix, name)}]"]
             if declared.default is not _REQUIRED and declared.default is not None:
                 notes.insert(0, f"Default: {declared.default}.")
@@ -169,9 +183,10 @@ def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
         raise ConfigurationError(f"could not read {file}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file} is not TOML: {error}") from error
-    unknown = sorted(set(content) - set(options))
+    known = [name for name, declared in options.items() if not declared.environment_only]
+    unknown = sorted(set(content) - set(known))
     if unknown:
-        raise ConfigurationError(f"{file}: there is no option {', '.join(unknown)}; known are {', '.join(options)}")
+        raise ConfigurationError(f"{file}: there is no option {', '.join(unknown)}; known are {', '.join(known)}")
     return content
 
 
@@ -188,6 +203,68 @@ def text(written: Any) -> str:
 def folder(written: Any) -> Path:
     """The path of a folder."""
     return Path(text(written))
+
+
+def existing_file(written: Any) -> Path:
+    """The path of a file that is there."""
+    path = Path(text(written))
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    return path
+
+
+def networks(written: Any) -> Networks:
+    """NETWORK,..., or a TOML list of them; see Networks."""
+    if isinstance(written, list) and all(isinstance(part, str) for part in written):
+        written = ",".join(written)
+    return Networks.parse(text(written))
+
+
+def optional(parse: _Parse) -> _Parse:
+    """Return the parser of an option that need not be given: its default is None."""
+    return lambda written: None if written is None else parse(written)
+
+
+def yes_or_no(written: Any) -> bool:
+    """true or false."""
+    if isinstance(written, bool):
+        return written
+    if isinstance(written, str) and written.lower() in ("true", "yes", "on", "1"):
+        return True
+    if isinstance(written, str) and written.lower() in ("false", "no", "off", "0"):
+        return False
+    raise ValueError(f"{written!r} is neither true nor false")
+
+
+class Secret:
+    """A secret of the settings: shown nowhere, equal to one with the same bytes.
+
+    Attributes:
+        value: its bytes.
+    """
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self.value, other.value)
+
+    __hash__ = None  # type: ignore[assignment]  # No dictionary needs one.
+
+
+SECRET_BYTES_MIN = 16
+
+
+def secret_value(written: Any) -> Secret:
+    """A secret that cannot be guessed: 16 bytes or more, without the blanks and line breaks around it."""
+    value = written.strip().encode() if isinstance(written, str) else b""
+    if len(value) < SECRET_BYTES_MIN:
+        # It is not quoted, even if it is none.
+        raise ValueError(f"a secret has {SECRET_BYTES_MIN} bytes or more: make one with openssl rand -hex 32")
+    return Secret(value)
 
 
 def positive_integer(written: Any) -> int:

@@ -1,11 +1,28 @@
 """What can be set on the proxy. Read by safekeeper/settings.py; the environment's prefix is WALPROXY_."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from safekeeper.config import LOG_LEVELS
 from safekeeper.consensus.acceptor import HEARTBEAT_TIMEOUT_S
-from safekeeper.settings import Address, address, one_of, option, positive_integer, seconds, size_bytes, text
+from safekeeper.networks import Networks
+from safekeeper.settings import (
+    Address,
+    Secret,
+    address,
+    existing_file,
+    networks,
+    one_of,
+    option,
+    optional,
+    positive_integer,
+    seconds,
+    secret_value,
+    size_bytes,
+    text,
+    yes_or_no,
+)
 
 ENVIRONMENT_PREFIX = "WALPROXY"
 DEFAULT_HTTP = "127.0.0.1:7667"
@@ -49,17 +66,6 @@ def heartbeat_seconds(written: Any) -> float:
             f"{written!r} is too long: a proxy that is silent for {HEARTBEAT_TIMEOUT_S:g} s counts as dead"
         )
     return interval_s
-
-
-def yes_or_no(written: Any) -> bool:
-    """true or false."""
-    if isinstance(written, bool):
-        return written
-    if isinstance(written, str) and written.lower() in ("true", "yes", "on", "1"):
-        return True
-    if isinstance(written, str) and written.lower() in ("false", "no", "off", "0"):
-        return False
-    raise ValueError(f"{written!r} is neither true nor false")
 
 
 @dataclass(frozen=True)
@@ -133,5 +139,46 @@ class ProxyConfig:
         parse=one_of(*LOG_LEVELS),
         default="info",
         metavar="LEVEL",
+        reloadable=True,
+    )
+    tls_ca: Path | None = option(
+        "CAs, one of which must vouch for each safekeeper's certificate; with it safekeepers are reached over TLS only",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    tls_cert: Path | None = option(
+        "Our TLS certificate, with its chain, in PEM format: for safekeepers that demand one, and for --http-tls",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    tls_key: Path | None = option(
+        "The private key of --tls-cert, without a passphrase",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    secret_file: Path | None = option(
+        "File of the secret that proxies and safekeepers prove to each other",
+        parse=optional(existing_file),
+        default=None,
+        metavar="FILE",
+    )
+    secret: Secret | None = option(
+        "That secret itself, where a file is inconvenient",
+        parse=optional(secret_value),
+        default=None,
+        metavar="SECRET",
+        environment_only=True,
+    )
+    http_tls: bool = option(
+        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
+    )
+    http_allow: Networks | None = option(
+        "Networks that may read the HTTP pages, separated by commas",
+        parse=optional(networks),
+        default=None,
+        metavar="NETWORK,...",
         reloadable=True,
     )

@@ -127,10 +127,11 @@ def option_table(program: str) -> str:
     for name, declared in options_of(settings_type).items():
         default = f"`{declared.default}`" if isinstance(declared.default, str) else ""
         reload = " (reload)" if declared.reloadable else ""
+        anywhere = not declared.environment_only
         cells = [
-            f"`{command_line_name(name)} {declared.metavar}`",
+            f"`{command_line_name(name)} {declared.metavar}`" if anywhere else "",
             f"`{environment_variable(prefix, name)}`",
-            f"`{name}`",
+            f"`{name}`" if anywhere else "",
             default,
             declared.help + reload,
         ]

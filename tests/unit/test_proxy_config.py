@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from safekeeper.errors import ConfigurationError
-from safekeeper.settings import Address, load
-from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig, safekeeper_addresses, yes_or_no
+from safekeeper.settings import Address, load, yes_or_no
+from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig, safekeeper_addresses
 
 PRIMARY = "host=db1 user=walproxy"
 MEMBERS = "1=sk1:5454,2=sk2:5454,3=[::1]:5455"
