@@ -12,7 +12,6 @@ Pure: no I/O.
 """
 
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from safekeeper.errors import RemoteProtocolError
@@ -20,7 +19,6 @@ from safekeeper.pgwire.events import HotStandbyFeedback, StatusUpdate
 
 STARTUP_BYTES_MAX = 10_000
 MESSAGE_BYTES_MAX = 64 << 10
-NAME_BYTES_MAX = 63
 
 CANCEL_REQUEST = 1234 << 16 | 5678
 SSL_REQUEST = 1234 << 16 | 5679
@@ -49,14 +47,6 @@ class Message(NamedTuple):
 
     kind: int
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Startup:
-    """The parameters of a startup packet, and those of its protocol options that we do not know."""
-
-    parameters: dict[str, str]
-    unknown_options: tuple[str, ...]
 
 
 class FrontendDecoder:
@@ -133,52 +123,6 @@ class FrontendDecoder:
         return Message(kind, bytes(self._buffer[begin:end]))
 
 
-def parse_startup(body: bytes) -> Startup:
-    """Return the parameters of a startup packet: pairs of strings, and an empty one behind them.
-
-    Raises:
-        RemoteProtocolError: that is not what it is, a name comes twice, or something is not UTF-8.
-    """
-    strings = body.split(b"\0")
-    # "user\0me\0\0" splits into user, me, and two empty ends.
-    if len(strings) < 2 or len(strings) % 2 or strings[-2:] != [b"", b""]:
-        raise RemoteProtocolError("the startup packet is cut short or ends with something that is not understood")
-    try:
-        texts = [text.decode() for text in strings[:-2]]
-    except UnicodeDecodeError:
-        raise RemoteProtocolError("the startup packet has a name or a value that is not UTF-8") from None
-    parameters: dict[str, str] = {}
-    for name, value in zip(texts[::2], texts[1::2], strict=True):
-        if not name or name in parameters:
-            raise RemoteProtocolError(f"the startup packet names the parameter {name[:NAME_BYTES_MAX]!r} twice or not")
-        parameters[name] = value
-    unknown = tuple(name for name in parameters if name.startswith("_pq_."))
-    return Startup({name: value for name, value in parameters.items() if name not in unknown}, unknown)
-
-
-def parse_settings(options: str) -> dict[str, str]:
-    """Return the settings in the startup parameter `options`: `-c name=value`, `-cname=value`, `--name=value`.
-
-    A backslash takes the next character as it is, a blank too. What else a server's command line could have means
-    nothing here and is left out.
-    """
-    words = [word for word in _split_options(options) if word]
-    settings = {}
-    previous = ""
-    for word in words:
-        if previous == "-c":
-            assignment = word
-        elif word.startswith(("-c", "--")):
-            assignment = word[2:]
-        else:
-            assignment = ""
-        name, equals, value = assignment.partition("=")
-        if name and equals:
-            settings[name.replace("-", "_").lower()] = value
-        previous = word if previous != "-c" else ""
-    return settings
-
-
 def parse_string(body: bytes) -> str:
     """Return the one string that a message consists of.
 
@@ -191,22 +135,6 @@ def parse_string(body: bytes) -> str:
         return body[:-1].decode()
     except UnicodeDecodeError:
         raise RemoteProtocolError("a message has a string that is not UTF-8") from None
-
-
-def parse_sasl_initial_response(body: bytes) -> tuple[str, bytes | None]:
-    """Return the SASL mechanism that the client chose and its first message, None if it wants to be asked for it.
-
-    Raises:
-        RemoteProtocolError: it is no such response. A password looks like that.
-    """
-    name, end, rest = body.partition(b"\0")
-    length = int.from_bytes(rest[:4], signed=True) if len(rest) >= 4 else -2
-    data = rest[4:]
-    if not end or not name.isascii() or ((length, data) != (-1, b"") and length != len(data)):
-        raise RemoteProtocolError(
-            "the client answered with a password as it is or its MD5: only SCRAM-SHA-256 is accepted here"
-        )
-    return name.decode(), None if length == -1 else data
 
 
 def parse_copy_data(body: bytes) -> StatusUpdate | HotStandbyFeedback:
@@ -227,23 +155,3 @@ def parse_copy_data(body: bytes) -> StatusUpdate | HotStandbyFeedback:
             epoch << 32 | xmin if xmin else 0, catalog_epoch << 32 | catalog_xmin if catalog_xmin else 0
         )
     raise RemoteProtocolError(f"a replication message is not understood: {size} bytes, {body[:16].hex()}")
-
-
-def clean_name(text: str) -> str:
-    """Return `text` as PostgreSQL keeps an application_name: printable ASCII, at most 63 bytes."""
-    data = text.encode()[:NAME_BYTES_MAX]
-    return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in data)
-
-
-def _split_options(options: str) -> list[str]:
-    words, word, escaped = [], "", False
-    for character in options:
-        if escaped or not (character == "\\" or character.isspace()):
-            word += character
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        else:
-            words.append(word)
-            word = ""
-    return [*words, word]

@@ -22,12 +22,13 @@ Pure: no I/O, no clock, no randomness.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NoReturn
 
 from safekeeper.errors import LocalProtocolError, RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.pgwire import backend
+from safekeeper.pgwire.authentication import PasswordExchange
 from safekeeper.pgwire.backend import INT8, TEXT, Column
+from safekeeper.pgwire.channel_binding import server_end_point
 from safekeeper.pgwire.commands import EmptyQuery, StartReplication, Unsupported, parse_command
 from safekeeper.pgwire.events import (
     Authenticated,
@@ -43,12 +44,11 @@ from safekeeper.pgwire.frontend import (
     GSSENC_REQUEST,
     SSL_REQUEST,
     FrontendDecoder,
-    clean_name,
     parse_copy_data,
-    parse_settings,
-    parse_startup,
     parse_string,
 )
+from safekeeper.pgwire.refusal import ClientRefused
+from safekeeper.pgwire.startup import admission
 
 
 class State(Enum):
@@ -65,10 +65,6 @@ class State(Enum):
     CLOSED = "closed"  # nothing: the client left, broke the protocol, or was refused for good
 
 
-_PROTOCOL_MAJOR = 3
-# PostgreSQL's words for true, of which it takes any beginning but that of "on".
-_TRUE = {"1", "on", *("true"[:length] for length in range(1, 5)), *("yes"[:length] for length in range(1, 4))}
-_NOT_SETTINGS = {"user", "database", "replication", "application_name", "options"}
 _TLS_RECORD_HANDSHAKE = 0x16
 _NEXT_TIMELINE_COLUMNS = (Column("next_tli", *INT8), Column("next_tli_startpos", *TEXT))
 
@@ -103,7 +99,9 @@ class Session:
         self._state = State.STARTUP
         self._encrypted = False
         self._asked_for: set[int] = set()
-        self._admission: Authenticated | None = None
+        self._channel_binding: bytes | None = None
+        self._client: Authenticated | None = None
+        self._exchange: PasswordExchange | None = None
         self._streaming_command = False
         self._client_copy_done = False
         self._our_copy_done = False
@@ -154,12 +152,14 @@ class Session:
         try:
             while self._receive_one(events):
                 pass
+        except ClientRefused as refused:
+            self.refuse(refused.sqlstate, refused.message, hint=refused.hint, fatal=True)
+            raise
         except RemoteProtocolError as error:
-            if not self._is_over():
-                # A client that has not come so far as to send its startup packet may be anything.
-                if self._state is not State.STARTUP:
-                    self._output += backend.error_response("FATAL", "08P01", str(error))
-                self._state = State.CLOSED
+            # What has not sent a startup packet may be anything, and would not understand an answer.
+            if self._state is not State.STARTUP:
+                self._output += backend.error_response("FATAL", "08P01", str(error))
+            self._state = State.CLOSED
             raise
         return events
 
@@ -170,6 +170,8 @@ class Session:
             server_certificate_der: the certificate that the client was shown, for channel binding; None: without.
         """
         self._require(State.TLS_HANDSHAKE)
+        if server_certificate_der is not None:
+            self._channel_binding = server_end_point(server_certificate_der)
         self._encrypted = True
         self._state = State.STARTUP
 
@@ -185,11 +187,13 @@ class Session:
         kind, body = chr(message.kind), message.body
         if kind == "d" and (self._state is State.COPY or self._state is State.COPY_ENDING):
             if self._client_copy_done:
-                self._fatal("08P01", "the client sent more after it had ended its direction of the COPY")
+                raise RemoteProtocolError("the client sent more after it had ended its direction of the COPY")
             events.append(parse_copy_data(body))
         elif kind == "X":
             self._state = State.CLOSED
             events.append(Terminated())
+        elif self._state is State.AUTHENTICATING and kind == "p":
+            self._receive_password(body, events)
         elif self._state is State.READY:
             self._receive_command(kind, body, events)
         elif self._state is State.SKIPPING:
@@ -201,7 +205,7 @@ class Session:
             self._state = State.COPY_ENDING
             events.append(CopyEnded())
         else:
-            self._fatal("08P01", f"a message of type {kind!r} cannot come in the state {self._state.value}")
+            raise RemoteProtocolError(f"a message of type {kind!r} cannot come in the state {self._state.value}")
         return True
 
     # The beginning.
@@ -209,7 +213,9 @@ class Session:
     def _receive_packet(self, events: list[Event]) -> bool:
         if self._is_direct_tls():
             if not self._tls:
-                self._close("the client began with TLS, which this door has not: connect with sslmode=disable")
+                raise RemoteProtocolError(
+                    "the client began with TLS, which this door has not: connect with sslmode=disable"
+                )
             self._start_tls(events, direct=True)
             return False
         packet = self._decoder.next_packet()
@@ -230,7 +236,7 @@ class Session:
 
     def _receive_encryption_request(self, code: int, events: list[Event]) -> None:
         if self._encrypted or code in self._asked_for:
-            self._close("the client asked for encryption twice")
+            raise RemoteProtocolError("the client asked for encryption twice")
         self._asked_for.add(code)
         if code == SSL_REQUEST and self._tls:
             self._start_tls(events, direct=False)
@@ -241,50 +247,47 @@ class Session:
         rest = self._decoder.take_rest()
         if rest and not direct:
             # Somebody in between could have put it there, to be taken for the client's once TLS is up (CVE-2021-23222).
-            self._fatal("08P01", "the client sent unencrypted bytes behind its request for TLS")
+            raise ClientRefused("08P01", "the client sent unencrypted bytes behind its request for TLS")
         if not direct:
             self._output += b"S"
         self._state = State.TLS_HANDSHAKE
         events.append(StartTls(direct, rest))
 
     def _receive_startup(self, version: int, body: bytes, events: list[Event]) -> None:
-        major, minor = version >> 16, version & 0xFFFF
-        if major != _PROTOCOL_MAJOR:
-            self._fatal("0A000", f"protocol {major}.{minor} is not spoken here: the client must speak protocol 3.0")
         if self._tls and not self._encrypted:
-            self._fatal("28000", "this door takes TLS connections only: connect with sslmode=require")
-        try:
-            startup = parse_startup(body)
-        except RemoteProtocolError as error:
-            self._fatal("08P01", str(error))
-        if minor or startup.unknown_options:
-            self._output += backend.negotiate_protocol_version(startup.unknown_options)
-        parameters = startup.parameters
-        if parameters.get("replication", "").lower() not in _TRUE:
-            self._fatal(
-                "0A000",
-                "this is a safekeeper, not a database: connect with replication=true",
-                hint="It keeps WAL and serves it to standbys and pg_receivewal. For SQL connect to the primary.",
-            )
-        user = parameters.get("user", "")
-        if not user.isprintable() or not user:
-            self._fatal("28000", "the startup packet names no user, or one with characters that cannot be printed")
-        options = parse_settings(parameters.get("options", ""))
-        options |= {name.lower(): value for name, value in parameters.items() if name not in _NOT_SETTINGS}
-        self._admission = Authenticated(user, clean_name(parameters.get("application_name", "")), options)
-        if self._users is not None:
-            self._fatal("28000", "this door cannot ask for passwords")
-        self._admit(events)
+            raise ClientRefused("28000", "this door takes TLS connections only: connect with sslmode=require")
+        wanted = admission(version, body)
+        if wanted.is_negotiated:
+            self._output += backend.negotiate_protocol_version(wanted.unknown_options)
+        self._client = wanted.client
+        if self._users is None:
+            self._let_in(wanted.client, events)
+            return
+        user = wanted.client.user
+        self._exchange = PasswordExchange(
+            user,
+            self._users.get(user),
+            nonce=self._nonce,
+            channel_binding=self._channel_binding,
+            mock_salt=self._mock_salt,
+        )
+        self._output += self._exchange.request()
+        self._state = State.AUTHENTICATING
 
-    def _admit(self, events: list[Event]) -> None:
-        if self._admission is None:
-            raise LocalProtocolError("nobody is to be let in")
+    def _receive_password(self, body: bytes, events: list[Event]) -> None:
+        if self._exchange is None or self._client is None:
+            raise LocalProtocolError("nobody was asked for a password")
+        self._output += self._exchange.receive(body)
+        if self._exchange.done:
+            self._let_in(self._client, events)
+
+    def _let_in(self, client: Authenticated, events: list[Event]) -> None:
         self._output += backend.authentication_ok()
         for name, value in self._parameters.items():
             self._output += backend.parameter_status(name, value)
         self._output += backend.ready_for_query()
         self._state = State.READY
-        events.append(self._admission)
+        events.append(client)
 
     # Commands.
 
@@ -294,18 +297,18 @@ class Session:
                 self._receive_query(parse_string(body), events)
             case "S":
                 self._output += backend.ready_for_query()
-            case "P" | "B" | "E" | "C" | "D" | "H" | "F":
+            case "P" | "B" | "E" | "C" | "D" | "F":
                 self._refuse_command("0A000", "only the simple query protocol is spoken here", "", events)
                 # A function call is answered at once, all others wait for Sync.
                 if kind == "F":
                     self._output += backend.ready_for_query()
                 else:
                     self._state = State.SKIPPING
-            case "d" | "c" | "f":
-                # Sent before the client heard that its COPY has failed.
+            case "d" | "c" | "f" | "H":
+                # Flush wants nothing; the others were sent before the client heard that its COPY has failed.
                 pass
             case _:
-                self._fatal("08P01", f"a message of type {kind!r} cannot come in the state {self._state.value}")
+                raise RemoteProtocolError(f"a message of type {kind!r} cannot come in the state {self._state.value}")
 
     def _receive_query(self, text: str, events: list[Event]) -> None:
         try:
@@ -427,13 +430,3 @@ class Session:
     def _require(self, *states: State) -> None:
         if self._state not in states:
             raise LocalProtocolError(f"this cannot be said in the state {self._state.value}")
-
-    def _fatal(self, sqlstate: str, message: str, hint: str = "") -> NoReturn:
-        """Tell the client why the conversation is over, and end it."""
-        self._output += backend.error_response("FATAL", sqlstate, message, hint=hint)
-        self._close(message)
-
-    def _close(self, message: str) -> NoReturn:
-        """End the conversation without a word: nobody would understand it."""
-        self._state = State.CLOSED
-        raise RemoteProtocolError(message)

@@ -11,12 +11,14 @@ PURE = sorted(
         *(ROOT / "safekeeper" / "consensus").glob("*.py"),
         *(ROOT / "safekeeper" / "wal" / name for name in ("format.py", "records.py", "continuity.py")),
         ROOT / "safekeeper" / "wire.py",
+        ROOT / "safekeeper" / "peer_auth.py",
         ROOT / "safekeeper" / "lsn.py",
         ROOT / "safekeeper" / "timelines.py",
         *(ROOT / "safekeeper" / "pgwire").glob("*.py"),
     ]
 )
 PURE_MAY_IMPORT = {
+    "base64",
     "collections",
     "collections.abc",
     "dataclasses",
@@ -24,11 +26,15 @@ PURE_MAY_IMPORT = {
     "functools",
     "google_crc32c",
     "hashlib",
+    "hmac",
+    "hmac",
     "math",
     "msgspec",
     "re",
+    "stringprep",
     "struct",
     "typing",
+    "unicodedata",
 }
 PURE_ROOMS = ("safekeeper.consensus", "safekeeper.wal.format", "safekeeper.wal.records", "safekeeper.wal.continuity")
 PURE_ROOMS_AND_FILES = (
@@ -36,6 +42,7 @@ PURE_ROOMS_AND_FILES = (
     "safekeeper.errors",
     "safekeeper.lsn",
     "safekeeper.wire",
+    "safekeeper.peer_auth",
     "safekeeper.timelines",
     "safekeeper.pgwire",
 )

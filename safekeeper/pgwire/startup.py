@@ -1,0 +1,126 @@
+"""The startup packet: who a client is and what it wants, before anything is asked of it.
+
+A packet is pairs of strings. `admission` says whether a safekeeper can be of use to whoever sent it: it serves physical
+replication by protocol 3 and nothing else. Wanting anything else is told apart, with the way to go.
+Source: https://www.postgresql.org/docs/current/protocol-message-formats.html (StartupMessage)
+
+Pure. A client that cannot be served raises ClientRefused.
+"""
+
+from dataclasses import dataclass
+
+from safekeeper.pgwire.events import Authenticated
+from safekeeper.pgwire.refusal import ClientRefused
+
+NAME_BYTES_MAX = 63
+
+_PROTOCOL_MAJOR = 3
+# PostgreSQL takes any beginning of its words for true.
+_TRUE = {"1", "on", *("true"[:length] for length in range(1, 5)), *("yes"[:length] for length in range(1, 4))}
+_NOT_SETTINGS = {"user", "database", "replication", "application_name", "options"}
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A client that can be served, once it has proven who it is.
+
+    `is_negotiated`: it asked for a newer protocol 3.x or for protocol options, which it is to be told about.
+    """
+
+    client: Authenticated
+    is_negotiated: bool
+    unknown_options: tuple[str, ...]
+
+
+def admission(version: int, body: bytes) -> Admission:
+    """Return what the startup packet of protocol `version` asks for.
+
+    Raises:
+        ClientRefused: it is not understood, or asks for what a safekeeper is not.
+    """
+    major, minor = version >> 16, version & 0xFFFF
+    if major != _PROTOCOL_MAJOR:
+        raise ClientRefused("0A000", f"protocol {major}.{minor} is not spoken here: the client must speak protocol 3.0")
+    parameters = parse_parameters(body)
+    unknown_options = tuple(name for name in parameters if name.startswith("_pq_."))
+    if parameters.get("replication", "").lower() not in _TRUE:
+        raise ClientRefused(
+            "0A000",
+            "this is a safekeeper, not a database: connect with replication=true",
+            hint="It keeps WAL and serves it to standbys and pg_receivewal. For SQL connect to the primary.",
+        )
+    user = parameters.get("user", "")
+    if not user or not user.isprintable():
+        raise ClientRefused("28000", "the startup packet names no user, or one that cannot be printed")
+    settings = parse_settings(parameters.get("options", ""))
+    ignored = _NOT_SETTINGS.union(unknown_options)
+    settings |= {name.lower(): value for name, value in parameters.items() if name not in ignored}
+    client = Authenticated(user, clean_name(parameters.get("application_name", "")), settings)
+    return Admission(client, bool(minor or unknown_options), unknown_options)
+
+
+def parse_parameters(body: bytes) -> dict[str, str]:
+    """Return the parameters of a startup packet: pairs of strings, and an empty one behind them.
+
+    Raises:
+        ClientRefused: that is not what it is, a name comes twice, or something is not UTF-8.
+    """
+    strings = body.split(b"\0")
+    # "user\0me\0\0" splits into user, me, and two empty ends.
+    if len(strings) < 2 or len(strings) % 2 or strings[-2:] != [b"", b""]:
+        raise ClientRefused("08P01", "the startup packet is cut short, or something follows its end")
+    try:
+        texts = [text.decode() for text in strings[:-2]]
+    except UnicodeDecodeError:
+        raise ClientRefused("08P01", "the startup packet has a name or a value that is not UTF-8") from None
+    parameters: dict[str, str] = {}
+    for name, value in zip(texts[::2], texts[1::2], strict=True):
+        if not name or name in parameters:
+            raise ClientRefused(
+                "08P01", f"the startup packet has the parameter {name[:NAME_BYTES_MAX]!r} twice or empty"
+            )
+        parameters[name] = value
+    return parameters
+
+
+def parse_settings(options: str) -> dict[str, str]:
+    """Return the settings in the startup parameter `options`: `-c name=value`, `-cname=value`, `--name=value`.
+
+    A backslash takes the next character as it is, a blank too. What else a server's command line could have means
+    nothing here and is left out.
+    """
+    words = [word for word in _split_options(options) if word]
+    settings = {}
+    previous = ""
+    for word in words:
+        if previous == "-c":
+            assignment = word
+        elif word.startswith(("-c", "--")):
+            assignment = word[2:]
+        else:
+            assignment = ""
+        name, equals, value = assignment.partition("=")
+        if name and equals:
+            settings[name.replace("-", "_").lower()] = value
+        previous = word if previous != "-c" else ""
+    return settings
+
+
+def clean_name(text: str) -> str:
+    """Return `text` as PostgreSQL keeps an application_name: printable ASCII, at most 63 bytes."""
+    data = text.encode()[:NAME_BYTES_MAX]
+    return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in data)
+
+
+def _split_options(options: str) -> list[str]:
+    words, word, escaped = [], "", False
+    for character in options:
+        if escaped or not (character == "\\" or character.isspace()):
+            word += character
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        else:
+            words.append(word)
+            word = ""
+    return [*words, word]
