@@ -17,6 +17,7 @@ from safekeeper.consensus.effects import (
     DigestWal,
     Effect,
     Effects,
+    FindRecordEnd,
     FindRecords,
     FlushWal,
     Persist,
@@ -31,7 +32,7 @@ from safekeeper.control_file import ControlFile, DataDirectoryLock
 from safekeeper.errors import ConfigurationError, DiskLost, LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.filesystem import FileSystem, Space, sync_names
-from safekeeper.wal.record_search import find_records
+from safekeeper.wal.record_search import find_record_end, find_records
 from safekeeper.wal.storage import WalStorage
 
 WAL_FOLDER = "wal"
@@ -144,6 +145,9 @@ class DataFolder:
             case FindRecords(lsn):
                 storage = self.opened_storage()
                 return find_records(storage.read, lsn, storage.begin_lsn, storage.flush_lsn, self._segment_size)
+            case FindRecordEnd(lsn):
+                storage = self.opened_storage()
+                return find_record_end(storage.read, lsn, storage.flush_lsn, self._segment_size)
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} is not for the disk")
         return None

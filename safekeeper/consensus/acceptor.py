@@ -23,6 +23,7 @@ from safekeeper.consensus.effects import (
     DigestWal,
     Effects,
     EffectsThen,
+    FindRecordEnd,
     FindRecords,
     FlushWal,
     Persist,
@@ -110,6 +111,9 @@ class Acceptor:
         self._sequence = 0
         self._told_write_lsn: Lsn = 0
         self._next_tli_switch_lsn: Lsn = LSN_MAX
+        # The first change of timeline that another fork might still replace: readers stop there.
+        begin_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
+        self._open_fork_lsn = next_tli_switch(control.history, begin_lsn - 1)
         self._greeted: dict[int, str] = {}
         self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
             Bootstrap: self._bootstrap,
@@ -133,6 +137,7 @@ class Acceptor:
         if self.flush_lsn:
             # The next byte may belong to another timeline than the last one: its segment must bear that name.
             yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
+            yield from self._settle_forks()
 
     def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
         """Handle a proposer's message.
@@ -196,21 +201,26 @@ class Acceptor:
 
     @property
     def readable_lsn(self) -> Lsn:
-        """Where readers must stop: what lies below is committed, and on disk here (S7)."""
-        return min(self.commit_lsn, self.flush_lsn)
+        """Where readers must stop: what lies below is committed, and on disk here (S7).
+
+        A timeline's first bytes are shown only together with the end of its first complete record. Up to there another
+        timeline may still fork off at the same place, however many have committed the term and the bytes (S9).
+        """
+        return min(self.commit_lsn, self.flush_lsn, self._open_fork_lsn)
 
     @property
     def readable_tli(self) -> int:
-        """The timeline that readers may follow beyond `readable_lsn`, 0 while there is no WAL.
+        """The timeline that readers may follow up to `readable_lsn`, 0 while there is no WAL: that of the last byte."""
+        return tli_at(self.control.history, self.readable_lsn - 1)
 
-        A switch exactly at `readable_lsn` is committed only once its term is: another term might still replace it (S9).
-        """
-        history, lsn = self.control.history, self.readable_lsn
-        if not history:
-            return 0
-        if self.leader is not None and self._leader_commit_lsn >= history[-1].start_lsn:
-            return tli_at(history, lsn)
-        return tli_at(history, lsn - 1)
+    def _settle_forks(self) -> Effects:
+        """Let readers pass the forks behind which a complete record is committed: nobody can replace those (S9)."""
+        committed_lsn = min(self.commit_lsn, self.flush_lsn)
+        while self._open_fork_lsn < committed_lsn:
+            record_end_lsn = yield FindRecordEnd(self._open_fork_lsn)
+            if not 0 < record_end_lsn <= committed_lsn:
+                return
+            self._open_fork_lsn = next_tli_switch(self.control.history, self._open_fork_lsn)
 
     # ------------------------------------------------------------------ what a status page shows
 
@@ -424,8 +434,9 @@ class Acceptor:
         self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
         self._advance_commit()
         yield from self._answer_append()
-        if self.standbys:
+        if self.has_readers:
             yield from self._tell_standbys()
+        yield from self._settle_forks()
 
     def _adopt(self, connection: int, message: Elected) -> EffectsThen[_Reason | None]:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
@@ -476,6 +487,10 @@ class Acceptor:
             base_lsn=base_lsn,
             truncate_to=truncate_to,
         )
+        if cut is None or base_lsn is not None:
+            self._open_fork_lsn = next_tli_switch(message.history, message.base_lsn - 1)
+        elif self._open_fork_lsn >= cut.lsn:
+            self._open_fork_lsn = next_tli_switch(message.history, cut.lsn - 1)
         yield from self._finish_adoption()
         return None
 
@@ -549,6 +564,8 @@ class Acceptor:
             self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
         if not message.payload:
             yield from self._answer_append()
+        if self._open_fork_lsn < self.commit_lsn:
+            yield from self._settle_forks()
 
     def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
         """Write at the write position; bytes of another timeline begin in a segment of that timeline's name."""

@@ -100,6 +100,16 @@ class FindRecords:
     lsn: Lsn
 
 
+@dataclass(frozen=True, slots=True)
+class FindRecordEnd:
+    """Return the end of the first complete record behind the fork `lsn`, 0 if the log does not hold all of it yet.
+
+    `lsn` itself if the WAL there cannot be decoded: as with `FindRecords`, what cannot be judged counts as complete.
+    """
+
+    lsn: Lsn
+
+
 Effect = (
     Send
     | Close
@@ -112,6 +122,7 @@ Effect = (
     | ReadWal
     | DigestWal
     | FindRecords
+    | FindRecordEnd
 )
 _Result = TypeVar("_Result")
 EffectsThen = Generator[Effect, Any, _Result]

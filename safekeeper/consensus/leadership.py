@@ -5,6 +5,10 @@ member's log is now a prefix of the term's log (S5) and where it ends, and from 
 the window still has those bytes, else out of another member's log through `ReadRequest`. Positions come back in
 `AppendResponse`; from them follow commit_lsn (S4) and what PostgreSQL is told (S1).
 
+Commits reach whoever reads at a member as soon as they reach the proxy: what has news for readers is sent at once, with
+the next WAL if there is any, else by itself (`_tell_commit`). Otherwise the last commit before a silence would wait for
+a heartbeat, and remote_apply for the standby that waits for it.
+
 A member keeps its flush position when its connection breaks: what is on disk stays on disk. What it had only received
 does not count then. A folder that comes back with another incarnation counts as nothing (S8).
 """
@@ -21,7 +25,9 @@ from safekeeper.consensus.messages import (
     Elected,
     ReadRequest,
     ReadResponse,
+    Standby,
 )
+from safekeeper.consensus.standbys import Standbys
 from safekeeper.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 
@@ -56,6 +62,7 @@ class Progress:
         adopted: whether it has adopted the term's history, on any connection.
         answered: whether it has answered `Elected` on this connection: only then is it fed.
         sent_lsn, write_lsn, flush_lsn: sent to it, received by it, on its disk.
+        told_commit_lsn: the commit_lsn that the last word to it carried.
         acked_sequence: the newest word of ours that it has heard.
         waiting_since: when the oldest word without an answer was sent, None if all are answered.
         read_request, read_end_lsn: the outstanding read of its missing WAL: (request id, safekeeper asked), and the
@@ -71,6 +78,7 @@ class Progress:
     sent_lsn: Lsn = 0
     write_lsn: Lsn = 0
     flush_lsn: Lsn = 0
+    told_commit_lsn: Lsn = 0
     acked_sequence: int = -1
     last_sent_at: float = 0.0
     last_response_at: float | None = None
@@ -96,7 +104,9 @@ class Leadership:
         streaming: whether the primary streams, and its bytes were found to be ours (S10).
     """
 
-    def __init__(self, elected: Elected, donor: int, truncate_lsn: Lsn, timing: Timing, now: float) -> None:
+    def __init__(
+        self, elected: Elected, donor: int, truncate_lsn: Lsn, standbys: Standbys, timing: Timing, now: float
+    ) -> None:
         self.elected = elected
         self.node_id = elected.node_id
         self.membership: Membership = elected.membership
@@ -111,6 +121,7 @@ class Leadership:
         self.sequence = 0
         self.streaming = False
         self.members: dict[int, Progress] = {}
+        self._standbys = standbys
         self._timing = timing
         self._began_at = now
         self._request_id = 0
@@ -121,7 +132,7 @@ class Leadership:
     def welcome(self, safekeeper_id: int, voter: bool, now: float) -> Iterator[Action]:
         """A safekeeper has greeted: tell it who leads. What the same folder had on disk before still counts."""
         known = self.members.get(safekeeper_id)
-        progress = Progress(voter, last_sent_at=now, waiting_since=now)
+        progress = Progress(voter, told_commit_lsn=self.commit_lsn, last_sent_at=now, waiting_since=now)
         if known is not None and known.voter and voter:
             progress.adopted, progress.flush_lsn = known.adopted, known.flush_lsn
             progress.write_lsn = known.flush_lsn
@@ -183,6 +194,8 @@ class Leadership:
         if not progress.answered:
             progress.answered = progress.adopted = True
             progress.sent_lsn = response.write_lsn
+            if not response.has_readers:
+                yield from self.on_standby_feedback(safekeeper_id, ())
         progress.last_response_at = now
         progress.acked_sequence = response.sequence
         progress.waiting_since = None if response.write_lsn >= progress.sent_lsn else now
@@ -195,6 +208,9 @@ class Leadership:
             # A member at or below what the quorum has cannot move it: the last of three acks costs nothing (with the
             # shortcut in _update_write: 45 us to 34 us of CPU time for one receive, three sends, three acks).
             yield from self._advance(now)
+        if progress.has_readers:
+            # Its readers may be new, or the commit may have come between `Elected` and this answer.
+            yield from self._tell_commit(safekeeper_id, progress, now)
 
     def _advance(self, now: float) -> Iterator[Action]:
         """Recompute what the quorum holds, and say so where it is wanted."""
@@ -215,8 +231,14 @@ class Leadership:
             yield self.status()
         if advanced:
             for safekeeper_id, progress in self.members.items():
-                if progress.has_readers and progress.answered and progress.sent_lsn == self.received_lsn:
-                    yield from self._heartbeat(safekeeper_id, progress, now)
+                if progress.has_readers:
+                    yield from self._tell_commit(safekeeper_id, progress, now)
+
+    def _tell_commit(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
+        """Let readers see what is committed now, unless they do already or WAL is about to bring the news."""
+        is_news = progress.told_commit_lsn < self.commit_lsn
+        if is_news and progress.answered and progress.sent_lsn == self.received_lsn:
+            yield from self._heartbeat(safekeeper_id, progress, now)
 
     def _update_write(self, flush_lsns: dict[int, Lsn] | None = None) -> None:
         """Recompute what a quorum has received; only as good as S4 allows, never behind commit_lsn."""
@@ -230,19 +252,30 @@ class Leadership:
         self.write_lsn = max(self.commit_lsn, quorum_lsn(write_lsns, self.membership, self.term_start_lsn))
 
     def status(self) -> ReportStatus:
-        """Return what PostgreSQL may be told (S1): nothing before it is known to have our bytes (S10).
-
-        Nobody replays yet, so `apply` follows `flush`.
-        """
+        """Return what PostgreSQL may be told (S1): nothing before it is known to have our bytes (S10)."""
         if not self.streaming:
             return ReportStatus(0, 0, 0)
-        return ReportStatus(self.write_lsn, self.commit_lsn, self.commit_lsn)
+        return ReportStatus(self.write_lsn, self.commit_lsn, self._standbys.apply_lsn(self.commit_lsn))
 
     def set_streaming(self, streaming: bool) -> ReportStatus:
         """The primary was checked and streams, or does not any more; return what it may be told from now on."""
         self.streaming = streaming
         self._told = (self.write_lsn, self.commit_lsn)
         return self.status()
+
+    def on_standby_feedback(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> Iterator[Action]:
+        """A safekeeper speaks of its standbys. Before it has adopted this term they may have bytes of another log."""
+        progress = self.members.get(safekeeper_id)
+        if progress is None or not progress.answered:
+            return
+        before_lsn = self._standbys.apply_lsn(self.commit_lsn)
+        self._standbys.hear(safekeeper_id, standbys)
+        yield from self.report_apply(before_lsn)
+
+    def report_apply(self, before_lsn: Lsn) -> Iterator[Action]:
+        """Tell PostgreSQL the apply position if it is not the one from before, also if it has gone back."""
+        if self.streaming and self._standbys.apply_lsn(self.commit_lsn) != before_lsn:
+            yield self.status()
 
     # ------------------------------------------------------------------ bytes go out
 
@@ -327,6 +360,7 @@ class Leadership:
 
     def _mark_sent(self, progress: Progress, now: float) -> None:
         progress.last_sent_at = now
+        progress.told_commit_lsn = self.commit_lsn
         if progress.waiting_since is None:
             progress.waiting_since = now
 

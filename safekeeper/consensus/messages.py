@@ -219,7 +219,10 @@ class Standby(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StandbyFeedback(msgspec.Struct, frozen=True, tag="standby_feedback"):
-    """All standbys that stream from this safekeeper now. Sent when it changed, and when a proposer was adopted."""
+    """All standbys that stream from this safekeeper now.
+
+    Sent when it changed, and when a proposer was adopted, unless the answer to that says that there are no readers.
+    """
 
     standbys: tuple[Standby, ...] = ()
 

@@ -32,6 +32,7 @@ from safekeeper.consensus.actions import (
     StartReplication,
     StopReplication,
 )
+from safekeeper.consensus.apply_rule import ApplyRule
 from safekeeper.consensus.campaign import Campaign, Outcome
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.election import (
@@ -58,6 +59,7 @@ from safekeeper.consensus.messages import (
     ReadResponse,
     Refusal,
     RefusalCode,
+    StandbyFeedback,
     TailRequest,
     TailResponse,
     VoteRequest,
@@ -84,6 +86,7 @@ from safekeeper.consensus.roster import (
     twin_of,
     voters_of,
 )
+from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import check_history, last_term
 from safekeeper.errors import Fenced, InvariantViolation, PrimaryRefused, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
@@ -113,6 +116,7 @@ class ProposerConfig:
         takeover: be elected even if another proposer is alive.
         allow_data_loss: let a fork cut what may have been committed (S9).
         several_primaries: there are other hosts to try, so that a primary that is refused does not end the run.
+        apply_rule: the standbys that must have replayed what `apply` says.
     """
 
     run: str
@@ -120,6 +124,7 @@ class ProposerConfig:
     takeover: bool = False
     allow_data_loss: bool = False
     several_primaries: bool = False
+    apply_rule: ApplyRule = field(default_factory=ApplyRule)
     timing: Timing = field(default_factory=Timing)
 
 
@@ -130,6 +135,7 @@ class Proposer:
         phase: see `Phase`.
         peers: every configured safekeeper.
         leadership: the term that it leads, None if none.
+        standbys: what the standbys of all safekeepers have said, in this term and before.
         primary: the primary's identity, None while there is no connection.
         is_spare: another proposer is alive; this one waits.
         term: the last term that this run asked for or holds.
@@ -143,6 +149,7 @@ class Proposer:
         self.phase = Phase.GATHERING
         self.peers: dict[int, Peer] = {i: Peer() for i in config.safekeeper_ids}
         self.leadership: Leadership | None = None
+        self.standbys = Standbys(config.apply_rule)
         self.primary: PrimaryIdentity | None = None
         self.is_spare = False
         self.term = 0
@@ -180,6 +187,7 @@ class Proposer:
         """A connection to a safekeeper is closed; why it was refused stays known until it greets again."""
         peer = self.peers[safekeeper_id]
         peer.connected, peer.greeting = False, None
+        self.standbys.parted(safekeeper_id)
         if self.phase is Phase.BOOTSTRAPPING:
             self._gather(now)
         elif self.phase in (Phase.PRE_VOTING, Phase.VOTING) and self._campaign is not None:
@@ -210,6 +218,10 @@ class Proposer:
             if self.leadership is not None:
                 self._out.extend(self.leadership.on_append_response(safekeeper_id, message, now))
                 self._follow_up(now)
+        elif isinstance(message, StandbyFeedback):
+            # Without a leadership nobody asked: it is told anew with the next adoption.
+            if self.leadership is not None:
+                self._out.extend(self.leadership.on_standby_feedback(safekeeper_id, message.standbys))
         elif isinstance(message, ReadResponse):
             if self.leadership is not None:
                 self._out.extend(self.leadership.on_read_response(safekeeper_id, message, now))
@@ -408,6 +420,17 @@ class Proposer:
             # The next attempt is drawn anew each time, whether or not this one starts.
             self._next_attempt_at = now + self.timing.retry_interval_s * (0.5 + jitter)
             self._try_to_begin(now, due=True)
+        return self._take()
+
+    # ------------------------------------------------------------------ events: the operator
+
+    def set_apply_rule(self, rule: ApplyRule) -> list[Action]:
+        """Other standbys are designated from now on: what has been replayed is counted anew at once."""
+        leadership = self.leadership
+        before_lsn = self.standbys.apply_lsn(leadership.commit_lsn) if leadership is not None else 0
+        self.standbys.set_rule(rule)
+        if leadership is not None:
+            self._out.extend(leadership.report_apply(before_lsn))
         return self._take()
 
     # ------------------------------------------------------------------ gathering
@@ -792,7 +815,8 @@ class Proposer:
         )
         # A fork may cut what every member had (S9).
         truncate_lsn = min(max(vote.truncate_lsn for vote in campaign.votes.values()), campaign.plan.start_lsn)
-        leadership = Leadership(elected, campaign.donor, truncate_lsn, self.timing, now)
+        self.standbys.cut(campaign.plan.start_lsn)
+        leadership = Leadership(elected, campaign.donor, truncate_lsn, self.standbys, self.timing, now)
         leadership.received_lsn = self._received_lsn
         leadership.window_begin_lsn = self._window_begin_lsn
         leadership.streaming = self._copy_is_checked = is_checked and self._copying

@@ -50,6 +50,24 @@ def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_siz
         start_lsn -= segment_size
 
 
+def find_record_end(read: Read, lsn: Lsn, end_lsn: Lsn, segment_size: int) -> Lsn:
+    """Return the end of the first complete record behind a fork: `find_records` without a look at what lies before.
+
+    Args:
+        read: returns the log's bytes [begin, end).
+        lsn: the fork, where a record ends and the next one begins.
+        end_lsn: the log's end.
+    """
+    try:
+        decoder = RecordDecoder(lsn, segment_size)
+        for begin in range(lsn, end_lsn, _READ_BYTES):
+            for record in decoder.walk(read(begin, min(begin + _READ_BYTES, end_lsn))):
+                return record.end_lsn
+    except WalFormatError:
+        return lsn
+    return 0
+
+
 def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> RecordsAround:
     decoder = RecordDecoder(start_lsn, segment_size)
     last_record_lsn = 0

@@ -15,6 +15,7 @@ from safekeeper.consensus.effects import (
     DigestWal,
     Effect,
     Effects,
+    FindRecordEnd,
     FindRecords,
     FlushWal,
     Persist,
@@ -268,6 +269,8 @@ class SimSafekeeper:
             return disk.read(effect.begin_lsn, effect.end_lsn)
         elif isinstance(effect, DigestWal):
             return disk.digests(effect.begin_lsn, effect.end_lsn)
+        elif isinstance(effect, FindRecordEnd):
+            return disk.find_records(effect.lsn)[0]
         else:
             assert isinstance(effect, FindRecords)
             return disk.find_records(effect.lsn)
