@@ -8,6 +8,8 @@
     │   └── DiskLost                   6  the WAL that the control file records is gone (S8)
     ├── StorageFull                       no room to prepare a file; nothing is torn, reads go on
     ├── RemoteProtocolError               a peer sent what is not understood (S11): its connection is closed
+    │   └── AuthenticationFailed          or does not prove the secret that it must know
+    ├── CommandRefused                    a replication client asked for what it cannot have: it is told so
     ├── LocalProtocolError                we would have sent it: a bug of ours
     └── InvariantViolation             1  the state contradicts itself: stop before harm is done
 
@@ -63,6 +65,33 @@ class StorageFull(WalproxyError):
 
 class RemoteProtocolError(WalproxyError):
     """A peer broke the protocol. Close its connection; nothing else is disturbed."""
+
+
+class CommandRefused(WalproxyError):
+    """A replication client's command cannot be carried out. The client is told so, and nothing else changes.
+
+    Attributes:
+        sqlstate: PostgreSQL's code of the error.
+        detail, hint: what PostgreSQL would say further.
+    """
+
+    def __init__(self, sqlstate: str, message: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.detail = detail
+        self.hint = hint
+
+
+class AuthenticationFailed(RemoteProtocolError):
+    """A peer does not prove that it knows the shared secret, or one of the two sides has none.
+
+    Attributes:
+        tell: what the peer is told before its connection is closed, a `safekeeper.peer_auth.Reason`; None for nothing.
+    """
+
+    def __init__(self, message: str, tell: int | None = None) -> None:
+        super().__init__(message)
+        self.tell = tell
 
 
 class LocalProtocolError(WalproxyError):

@@ -8,12 +8,13 @@ A frame is a header of 8 bytes and a body, all numbers little-endian:
     kind 2  append request   a fixed structure, then the WAL
     kind 3  append response  a fixed structure
     kind 4  read response    a fixed structure, then the WAL
+    kind 5  authentication   a byte that says which message, and its fixed structure (safekeeper/peer_auth.py)
 
 The three that carry or acknowledge WAL are nearly all of the traffic and cost one `struct` call each. WAL is never
 copied on the way out: `encode` returns a list of buffers, and `encode_append_header` is for a proposer that sends one
 payload to several safekeepers. On the way in it is copied once, out of the receive buffer.
 
-Everything else is MessagePack in one canonical form: what does not encode to the same bytes again is refused, so no
+Control messages are MessagePack in one canonical form: what does not encode to the same bytes again is refused, so no
 unknown field, duplicate or padded number slips through. Numbers that cannot be negative, fields that cannot be empty
 and ids that could not stand in a file name are refused here too, before a state machine sees them (S11).
 
@@ -59,8 +60,9 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import TermHistory, check_history
-from safekeeper.errors import LocalProtocolError, RemoteProtocolError
+from safekeeper.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
+from safekeeper.peer_auth import BODY_BYTES, AuthenticationMessage, Reason, decode_body, encode_body
 from safekeeper.wal.format import RECORD_HEADER_SIZE
 from safekeeper.wal.records import LogTail
 
@@ -72,7 +74,9 @@ STANDBYS_MAX = 1000
 STANDBY_NAME_BYTES_MAX = 63
 
 _MAGIC = 0x5750
-_CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE = 1, 2, 3, 4
+_CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE, _AUTHENTICATION = 1, 2, 3, 4, 5
+# How a TLS conversation begins: a handshake record, or an alert, of any version; as if it were our magic.
+_TLS_MAGICS = (0x0316, 0x0315)
 
 _HEADER = struct.Struct("<HBBI")
 # A NodeId is its term, u64, and its run in 32 bytes, padded with zeros.
@@ -90,6 +94,7 @@ _LENGTHS: dict[int, tuple[int, int]] = {
     _APPEND_REQUEST: (_APPEND_REQUEST_BODY.size, _APPEND_REQUEST_BODY.size + PAYLOAD_BYTES_MAX),
     _APPEND_RESPONSE: (_APPEND_RESPONSE_BODY.size, _APPEND_RESPONSE_BODY.size),
     _READ_RESPONSE: (_READ_RESPONSE_BODY.size, _READ_RESPONSE_BODY.size + PAYLOAD_BYTES_MAX),
+    _AUTHENTICATION: BODY_BYTES,
 }
 _BUFFER_BYTES = 256 << 10
 _ROOM_BYTES_MIN = 16 << 10
@@ -172,6 +177,12 @@ def encode_append_header(
     )
 
 
+def encode_authentication(message: AuthenticationMessage) -> bytes:
+    """Return the frame of a message of safekeeper/peer_auth.py."""
+    body = encode_body(message)
+    return _HEADER.pack(_MAGIC, WIRE_VERSION, _AUTHENTICATION, len(body)) + body
+
+
 def _encode_append_response(message: AppendResponse) -> bytes:
     term, run = message.node_id
     return _pack(
@@ -212,12 +223,26 @@ def _run_to_bytes(run: str) -> bytes:
 
 
 class Dialect(NamedTuple, Generic[_Message]):
-    """What one side may say: its control messages, and the kinds of frame that it sends."""
+    """What one side may say: its control messages, and the kinds of frame that it sends.
 
-    control: msgspec.msgpack.Decoder[_Message]
+    Attributes:
+        control: decodes its control messages; None if it has none.
+        kinds: of frame.
+        one_sided: what is wrong when it authenticates itself and need not, or need and does not; and what it is told.
+        tls: what is wrong when it speaks TLS.
+    """
+
+    control: msgspec.msgpack.Decoder[_Message] | None
     kinds: frozenset[int]
+    one_sided: tuple[str, Reason | None]
+    tls: str
 
 
+_PROPOSER_TLS = (
+    "the proxy speaks TLS, and this door has none: give the safekeeper --tls-cert and --tls-key, "
+    "or start the proxy without --tls-ca"
+)
+_ACCEPTOR_TLS = "the safekeeper takes TLS connections only: give the proxy --tls-ca"
 PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
     msgspec.msgpack.Decoder(
         ProposerGreeting
@@ -230,6 +255,11 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | TailRequest
     ),
     frozenset({_CONTROL, _APPEND_REQUEST}),
+    (
+        "the proxy presents a shared secret, and this safekeeper has none: give it --secret-file",
+        Reason.NO_SECRET_HERE,
+    ),
+    _PROPOSER_TLS,
 )
 ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
     msgspec.msgpack.Decoder(
@@ -243,6 +273,24 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | Refusal
     ),
     frozenset({_CONTROL, _APPEND_RESPONSE, _READ_RESPONSE}),
+    ("the safekeeper demands a shared secret: give the proxy --secret-file or WALPROXY_SECRET", None),
+    _ACCEPTOR_TLS,
+)
+# While the two authenticate each other; `FrameDecoder.speak` goes on from there.
+PROPOSER_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
+    None,
+    frozenset({_AUTHENTICATION}),
+    (
+        "the proxy presents no shared secret, and this safekeeper demands one: give the proxy --secret-file",
+        Reason.SECRET_NEEDED,
+    ),
+    _PROPOSER_TLS,
+)
+ACCEPTOR_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
+    None,
+    frozenset({_AUTHENTICATION}),
+    ("the safekeeper goes on without a proof that it knows the shared secret: this is not one of ours", None),
+    _ACCEPTOR_TLS,
 )
 
 
@@ -254,11 +302,11 @@ class FrameDecoder(Generic[_Message]):
     of no use any more: the connection must be closed.
 
     Args:
-        dialect: what the peer may say, PROPOSER_DIALECT or ACCEPTOR_DIALECT.
+        dialect: what the peer may say, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.
     """
 
     def __init__(self, dialect: Dialect[_Message]) -> None:
-        self._control = dialect.control
+        self._dialect = dialect
         self._kinds = dialect.kinds
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = 0  # The bytes [_begin, _end) of the buffer are received and not decoded yet.
@@ -268,6 +316,11 @@ class FrameDecoder(Generic[_Message]):
         self._term = 0
         self._run = b""
         self._node_id = NOBODY
+
+    def speak(self, dialect: Dialect[_Message]) -> None:
+        """Understand the bytes behind the last message as another dialect."""
+        self._dialect = dialect
+        self._kinds = dialect.kinds
 
     @property
     def buffered_bytes(self) -> int:
@@ -338,16 +391,22 @@ class FrameDecoder(Generic[_Message]):
             message = self._append_response(body_begin)
         elif kind == _READ_RESPONSE:
             message = self._read_response(body_begin, body_end)
+        elif kind == _AUTHENTICATION:
+            message = decode_body(bytes(self._buffer[body_begin:body_end]))
         else:
             message = self._control_message(bytes(self._buffer[body_begin:body_end]))
         return message  # type: ignore[no-any-return]  # Its kind is one of the dialect's.
 
     def _check_header(self, magic: int, version: int, kind: int, length: int) -> None:
+        if magic in _TLS_MAGICS:
+            raise RemoteProtocolError(self._dialect.tls)
         if magic != _MAGIC:
             raise RemoteProtocolError(f"magic {magic:04X} is not {_MAGIC:04X}: this peer is no safekeeper or proxy")
         if version != WIRE_VERSION:
             raise RemoteProtocolError(f"wire version {version} is not spoken here, only {WIRE_VERSION}")
         if kind not in self._kinds:
+            if kind in _LENGTHS and (kind == _AUTHENTICATION) != (_AUTHENTICATION in self._kinds):
+                raise AuthenticationFailed(*self._dialect.one_sided)
             raise RemoteProtocolError(f"a frame of kind {kind} is not for this side")
         shortest, longest = _LENGTHS[kind]
         if not shortest <= length <= longest:
@@ -393,8 +452,9 @@ class FrameDecoder(Generic[_Message]):
         return ReadResponse(request_id, begin_lsn, payload)
 
     def _control_message(self, body: bytes) -> _Message:
+        assert self._dialect.control is not None  # it has control frames
         try:
-            message = self._control.decode(body)
+            message = self._dialect.control.decode(body)
             if msgspec.msgpack.encode(message) != body:
                 raise RemoteProtocolError(f"{type(message).__name__} has fields or a form that is not known here")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ PURE = sorted(
     ]
 )
 PURE_MAY_IMPORT = {
+    "asn1crypto",
     "base64",
     "collections",
     "collections.abc",
