@@ -21,10 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
+
+from safekeeper.config import SafekeeperConfig
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.settings import options_of
 from walproxy.local_postgres import LocalPostgres, end_with_parent, free_port
+from walproxy.local_standby import make_standby
 
+SAFEKEEPER = ("-m", "safekeeper", "run")
 _POLL_S = 0.02
 _HTTP_TIMEOUT_S = 2.0
 
@@ -144,16 +150,35 @@ class LocalCluster:
         postgres: the primary; `initialise` makes it.
         safekeepers: by id.
         proxies: the first one, and spares.
+        standbys: by name, each fed by safekeepers; `add_standby` makes them.
+        former_primaries: those that `promote` has replaced.
         outlives_us: the daemons go on when this process ends without `close`.
+
+    Args:
+        candidates: names of standbys to come; the proxies know where they will be, and follow one that is promoted.
+        safekeeper_program: what runs a safekeeper, behind the interpreter.
     """
 
     def __init__(
-        self, directory: Path, postgres: LocalPostgres, safekeeper_count: int = 3, *, outlives_us: bool = False
+        self,
+        directory: Path,
+        postgres: LocalPostgres,
+        safekeeper_count: int = 3,
+        *,
+        candidates: Sequence[str] = (),
+        outlives_us: bool = False,
+        safekeeper_program: Sequence[str] = SAFEKEEPER,
     ) -> None:
         self.outlives_us = outlives_us
         self.directory = directory
         self.postgres = postgres
-        self._listen_ports = {i: free_port() for i in range(1, safekeeper_count + 1)}
+        self.standbys: dict[str, LocalPostgres] = {}
+        self.former_primaries: list[LocalPostgres] = []
+        self._candidate_ports = {name: free_port() for name in candidates}
+        self._safekeeper_program = tuple(safekeeper_program)
+        ids = range(1, safekeeper_count + 1)
+        self._listen_ports = {i: free_port() for i in ids}
+        self._pg_listen_ports = {i: free_port() for i in ids}
         self.safekeepers = {i: self._make_safekeeper(i) for i in self._listen_ports}
         self.proxies = [self.make_proxy("walproxy")]
 
@@ -182,13 +207,58 @@ class LocalCluster:
     def _make_safekeeper(self, safekeeper_id: int) -> LocalProcess:
         http_port = free_port()
         arguments = [
-            *("-m", "safekeeper", "run", "--id", str(safekeeper_id)),
+            *(*self._safekeeper_program, "--id", str(safekeeper_id)),
             *("--data-dir", str(self.safekeeper_directory(safekeeper_id))),
             *("--listen", f"127.0.0.1:{self._listen_ports[safekeeper_id]}"),
+            *(
+                ()
+                if "pg_listen" not in options_of(SafekeeperConfig)
+                else ("--pg-listen", f"127.0.0.1:{self._pg_listen_ports[safekeeper_id]}")
+            ),
             *("--http", f"127.0.0.1:{http_port}"),
         ]
         log_path = self.directory / f"safekeeper-{safekeeper_id}.log"
         return LocalProcess(f"safekeeper {safekeeper_id}", arguments, http_port, log_path, self.outlives_us)
+
+    def standby_conninfo(self, *safekeeper_ids: int) -> str:
+        """Return the connection string of who streams from these safekeepers, by default all; each is tried in turn."""
+        ports = [self._pg_listen_ports[i] for i in safekeeper_ids or self.safekeepers]
+        return _several_hosts(ports, user="postgres", connect_timeout="5")
+
+    def add_standby(
+        self,
+        name: str,
+        *safekeeper_ids: int,
+        slot: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> LocalPostgres:
+        """Copy the primary and start the copy as a standby that streams from safekeepers, by default from any."""
+        standby = make_standby(
+            self.postgres,
+            self.directory / name,
+            name,
+            feed=self.standby_conninfo(*safekeeper_ids),
+            slot=slot,
+            settings=settings,
+            port=self._candidate_ports.get(name, 0),
+        )
+        self.standbys[name] = standby
+        return standby.start()
+
+    def promote(self, name: str) -> LocalPostgres:
+        """Make a standby the primary of this cluster; return it. What becomes of the old one is the caller's matter."""
+        standby = self.standbys.pop(name)
+        self.former_primaries.append(self.postgres)
+        self.postgres = standby
+        standby.promote()
+        return standby
+
+    def primary_conninfo(self) -> str:
+        """Return the connection string that proxies get: the primary and the candidates, whichever takes writes."""
+        if not self._candidate_ports:
+            return self.postgres.conninfo()
+        ports = dict.fromkeys([self.postgres.port, *self._candidate_ports.values()])
+        return _several_hosts(list(ports), user="postgres", dbname="postgres", target_session_attrs="read-write")
 
     def make_proxy(self, name: str, *options: str, conninfo: str = "") -> LocalProcess:
         """Return a proxy process for this cluster, not started; append it to `proxies` to have it closed."""
@@ -203,7 +273,7 @@ class LocalCluster:
     def start_proxy(self, proxy: LocalProcess | None = None) -> LocalProcess:
         """Start a proxy, the first one by default. The primary's port must be known by then."""
         proxy = proxy or self.proxy
-        proxy.arguments = [self.postgres.conninfo() if a == "@PRIMARY@" else a for a in proxy.arguments]
+        proxy.arguments = [self.primary_conninfo() if a == "@PRIMARY@" else a for a in proxy.arguments]
         return proxy.start()
 
     def start(self, settings: Mapping[str, str] | None = None) -> Self:
@@ -273,4 +343,11 @@ class LocalCluster:
             with contextlib.suppress(ProcessLookupError):
                 process.resume()
             process.kill9()
-        self.postgres.close()
+        for server in [self.postgres, *self.standbys.values(), *self.former_primaries]:
+            server.close()
+
+
+def _several_hosts(ports: Sequence[int], **options: str) -> str:
+    """Return libpq's connection string of servers on the loopback interface, tried in this order."""
+    hosts = ",".join("127.0.0.1" for _ in ports)
+    return psycopg.conninfo.make_conninfo("", host=hosts, port=",".join(map(str, ports)), **options)

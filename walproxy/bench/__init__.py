@@ -1,11 +1,11 @@
 """The benchmark: what a commit costs with each way to make it durable elsewhere, side by side on one machine.
 
-Three arms, each with a PostgreSQL of its own, idle while it is not its turn:
+Three experiments (experiments.py), each on servers of its own, idle while it is not their turn:
 
-    local          no standby: the baseline
-    native-quorum  three `pg_receivewal --synchronous`, synchronous_standby_names = 'ANY 2 (...)'
-    walproxy       three safekeepers behind a proxy
+    arms     no standby; three `pg_receivewal --synchronous`, two of which must answer; walproxy (arms.py, measure.py)
+    levels   the levels of synchronous_commit, with a stock standby and through walproxy (standby_arms.py, levels.py)
+    readers  commits while readers of a safekeeper's WAL are slow, many, or stopped (readers.py and what it names)
 
-Machines are noisy and drift, so single figures say little: the arms take turns in every round, in a rotating order, and
-what is reported is the median of the rounds' ratios.
+Machines are noisy and drift, so single figures say little: all take turns in every round, in a shuffled order, and what
+is reported is the median of the rounds' ratios (rounds.py).
 """

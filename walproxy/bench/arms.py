@@ -40,7 +40,8 @@ class Arm:
         self.process_ids = process_ids
 
 
-def _server(directory: Path, binaries: ServerBinaries) -> LocalPostgres:
+def make_server(directory: Path, binaries: ServerBinaries) -> LocalPostgres:
+    """Return a new cluster in a new folder, not started, with the settings that all arms have."""
     directory.mkdir(parents=True)
     directory.chmod(0o755)
     return LocalPostgres(binaries, directory / "pg", settings=_SETTINGS).init()
@@ -49,7 +50,7 @@ def _server(directory: Path, binaries: ServerBinaries) -> LocalPostgres:
 @contextmanager
 def local_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
     """No standby at all."""
-    with _server(directory, binaries) as postgres:
+    with make_server(directory, binaries) as postgres:
         postgres.start()
         yield Arm("local", postgres, list)
 
@@ -57,13 +58,13 @@ def local_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
 @contextmanager
 def native_quorum_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
     """PostgreSQL's own receivers, two of three must have flushed."""
-    with _server(directory, binaries) as postgres, contextlib.ExitStack() as stack:
+    with make_server(directory, binaries) as postgres, contextlib.ExitStack() as stack:
         postgres.start()
         names = [f"receiver{number}" for number in range(1, _RECEIVERS + 1)]
         receivers = [stack.enter_context(_receiver(directory, binaries, postgres, name)) for name in names]
         postgres.configure({"synchronous_standby_names": f"ANY 2 ({', '.join(names)})"})
         postgres.reload()
-        _wait_until_synchronous(postgres, _RECEIVERS)
+        wait_until_synchronous(postgres, _RECEIVERS)
         yield Arm("native-quorum", postgres, lambda: [receiver.pid for receiver in receivers])
 
 
@@ -97,7 +98,7 @@ def _receiver(
 @contextmanager
 def walproxy_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
     """Three safekeepers behind a proxy."""
-    postgres = _server(directory, binaries)
+    postgres = make_server(directory, binaries)
     with LocalCluster(directory, postgres) as cluster:
         cluster.start()
         processes = [cluster.proxy, *cluster.safekeepers.values()]
@@ -107,7 +108,12 @@ def walproxy_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
 ARMS = {"local": local_arm, "native-quorum": native_quorum_arm, "walproxy": walproxy_arm}
 
 
-def _wait_until_synchronous(postgres: LocalPostgres, count: int) -> None:
+def wait_until_synchronous(postgres: LocalPostgres, count: int) -> None:
+    """Wait until so many receivers stream and count as synchronous.
+
+    Raises:
+        WalproxyError: they do not within 30 s.
+    """
     deadline = time.monotonic() + _READY_TIMEOUT_S
     query = "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum') AND state = 'streaming'"
     while postgres.execute(query) != [(count,)]:

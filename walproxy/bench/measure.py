@@ -1,19 +1,23 @@
-"""One turn of one arm: pgbench, and what it printed."""
+"""One turn of one arm of the comparison with PostgreSQL's own quorum, and the medians of them all."""
 
 import os
-import re
 import statistics
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from safekeeper.errors import WalproxyError
+from walproxy.bench import pgbench
 from walproxy.bench.arms import Arm
+from walproxy.bench.rounds import median, ratio
 
-_TPS = re.compile(r"^tps = ([0-9.]+) \(without initial connection time\)", re.MULTILINE)
-_LATENCY = re.compile(r"^latency average = ([0-9.]+) ms", re.MULTILINE)
+
+class ArmCell(NamedTuple):
+    """What is measured once a round."""
+
+    arm: str
+    clients: int
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -55,12 +59,6 @@ class Comparison(msgspec.Struct, frozen=True):
     spread: tuple[float, float] | None
 
 
-def prepare(arm: Arm, scale: int) -> None:
-    """Make pgbench's tables; its own commits need not wait for anybody."""
-    _pgbench(arm, ["--initialize", "--quiet", "--scale", str(scale)], {"PGOPTIONS": "-c synchronous_commit=local"})
-    arm.postgres.execute("CHECKPOINT")
-
-
 def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
     """Run pgbench -N and return what it measured.
 
@@ -68,57 +66,33 @@ def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
         WalproxyError: it failed, or printed what is not understood.
     """
     cpu_before_s = _cpu_seconds(arm.process_ids())
-    threads = str(min(clients, os.cpu_count() or 1))
-    output = _pgbench(
-        arm,
-        ["-N", "--no-vacuum", "--client", str(clients), "--jobs", threads, "--time", str(seconds)],
-        {},
-    )
+    measured = pgbench.run(arm.postgres, clients, seconds)
     cpu_s = _cpu_seconds(arm.process_ids()) - cpu_before_s
-    tps, latency = _TPS.search(output), _LATENCY.search(output)
-    if tps is None or latency is None:
-        raise WalproxyError(f"pgbench printed no tps for {arm.name}: {output[-300:]!r}")
-    return Turn(number, arm.name, clients, float(tps[1]), float(latency[1]), cpu_s, float(seconds))
+    return Turn(number, arm.name, clients, measured.tps, measured.average_ms, cpu_s, float(seconds))
 
 
 def compare(turns: Iterable[Turn]) -> list[Comparison]:
-    """Return the medians, in the order in which arms and numbers of clients first came."""
-    by_place = {(turn.round, turn.arm, turn.clients): turn for turn in turns}
-    places = dict.fromkeys((turn.arm, turn.clients) for turn in by_place.values())
+    """Return the medians, by clients and then in the order in which the arms first came."""
+    by_place = {(turn.round, ArmCell(turn.arm, turn.clients)): turn for turn in turns}
+    tps = {place: turn.tps for place, turn in by_place.items()}
     result = []
-    for arm, clients in sorted(places, key=lambda place: place[1]):
-        mine = [turn for turn in by_place.values() if (turn.arm, turn.clients) == (arm, clients)]
-        to_local = _ratios(mine, by_place, "local")
-        to_native = _ratios(mine, by_place, "native-quorum")
+    for cell in sorted(dict.fromkeys(cell for _, cell in by_place), key=lambda cell: cell.clients):
+        mine = [turn for (_, each), turn in by_place.items() if each == cell]
+        to_local = ratio(tps, cell, ArmCell("local", cell.clients))
+        to_native = ratio(tps, cell, ArmCell("native-quorum", cell.clients))
         shown = to_native or to_local
         result.append(
             Comparison(
-                arm,
-                clients,
-                statistics.median(turn.tps for turn in mine),
+                *cell,
+                median(tps, cell),
                 statistics.median(turn.latency_ms for turn in mine),
                 statistics.median(1e6 * turn.cpu_s / (turn.tps * turn.seconds) for turn in mine),
-                statistics.median(to_local) if to_local else None,
-                statistics.median(to_native) if to_native else None,
-                (min(shown), max(shown)) if shown else None,
+                to_local and to_local.median,
+                to_native and to_native.median,
+                (shown.low, shown.high) if shown else None,
             )
         )
     return result
-
-
-def _ratios(mine: list[Turn], by_place: dict[tuple[int, str, int], Turn], base: str) -> list[float]:
-    pairs = ((turn, by_place.get((turn.round, base, turn.clients))) for turn in mine)
-    return [turn.tps / other.tps for turn, other in pairs if other is not None]
-
-
-def _pgbench(arm: Arm, arguments: list[str], environment: dict[str, str]) -> str:
-    command = [str(arm.postgres.binaries.path("pgbench")), *arguments, arm.postgres.conninfo()]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C", **environment}
-    )
-    if answer.returncode != 0:
-        raise WalproxyError(f"pgbench failed against {arm.name}: {answer.stderr.strip()[-300:]!r}")
-    return answer.stdout
 
 
 def _cpu_seconds(process_ids: list[int]) -> float:

@@ -1,23 +1,27 @@
-"""`walproxy bench`: synchronous-commit options side by side on this machine."""
+"""`walproxy bench`: what durability costs on this machine, side by side."""
 
-import contextlib
+import random
 import tempfile
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Self
 
 import click
 import msgspec
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from walproxy.bench.arms import ARMS
-from walproxy.bench.measure import Comparison, Turn, compare, prepare, take_turn
+from walproxy.bench.experiments import EXPERIMENTS, Work
 from walproxy.server_binaries import choose_server
 
+_DEFAULT_CLIENTS = {"arms": [1, 8, 32], "levels": [1, 4], "readers": [1, 4]}
+_PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
-def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+
+def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> list[int]:
+    if value is None:
+        return []
     try:
         numbers = [int(part) for part in value.split(",")]
     except ValueError:
@@ -28,10 +32,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @click.command()
-@click.option("--clients", default="1,8,32", show_default=True, callback=_numbers, help="pgbench clients, in turn.")
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="How often each arm has its turn.")
+@click.option("--levels", is_flag=True, help="Compare the levels of synchronous_commit.")
+@click.option("--readers", is_flag=True, help="Measure what readers of WAL cost those who commit.")
+@click.option("--clients", callback=_numbers, help="Numbers of clients. Default: 1,8,32; with --levels, --readers 1,4.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="How often each has its turn.")
 @click.option("--seconds", default=5, show_default=True, type=click.IntRange(1), help="Length of a turn.")
 @click.option("--scale", default=20, show_default=True, type=click.IntRange(1), help="pgbench's scale factor.")
+@click.option("--seed", type=int, help="Of the order of turns; a random one otherwise, which is printed.")
 @click.option(
     "--postgres", "major", type=int, metavar="MAJOR", help="Major version to use; the newest found otherwise."
 )
@@ -41,10 +48,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every turn and the medians.")
 def bench(
+    levels: bool,
+    readers: bool,
     clients: list[int],
     rounds: int,
     seconds: int,
     scale: int,
+    seed: int | None,
     major: int | None,
     names: tuple[str, ...],
     parent: Path | None,
@@ -52,77 +62,72 @@ def bench(
 ) -> None:
     """Measure what a commit costs: alone, with PostgreSQL's own quorum, and through walproxy.
 
-    Runs pgbench -N against servers of its own on this machine. The arms take turns; the ratios of the same round are
-    what counts, because the machine drifts.
+    Runs pgbench -N against servers of its own on this machine. The turns are interleaved in rounds; the ratios of the
+    same round are what counts, because the machine drifts.
 
     \b
     Examples:
       walproxy bench
       walproxy bench --clients 8 --rounds 10 --json > bench.json
+      walproxy bench --levels
+      walproxy bench --readers --clients 4
     """
+    if levels and readers:
+        raise click.UsageError("--levels does not go with --readers")
+    kind = "levels" if levels else "readers" if readers else "arms"
+    if names and kind != "arms":
+        raise click.UsageError(f"--arm does not go with --{kind}")
     binaries = choose_server(major)
-    turns: list[Turn] = []
-    chosen = names or tuple(ARMS)
-    total = len(chosen) * (1 + rounds * len(clients))
-    console = Console(stderr=True)
-    with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(_progress(console))
-        bar = progress.add_task("starting", total=total)
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="walproxy-bench-", dir=parent)))
+    seed = random.randrange(1 << 16) if seed is None else seed
+    click.echo(f"seed {seed}", err=True)
+    with _Bar(Console(stderr=True)) as bar, tempfile.TemporaryDirectory(prefix="walproxy-bench-", dir=parent) as folder:
+        directory = Path(folder)
         directory.chmod(0o755)
-        arms = []
-        for name in chosen:
-            progress.update(bar, description=f"preparing {name}")
-            arm = stack.enter_context(ARMS[name](directory / name, binaries))
-            prepare(arm, scale)
-            arms.append(arm)
-            progress.advance(bar)
-        for number in range(rounds):
-            for count in clients:
-                # The order rotates, so that no arm always runs behind the same other one.
-                for place in range(len(arms)):
-                    arm = arms[(place + number) % len(arms)]
-                    progress.update(bar, description=f"round {number + 1}: {arm.name}, {count} clients")
-                    turns.append(take_turn(arm, number, count, seconds))
-                    progress.advance(bar)
-                    if not console.is_terminal:
-                        turn = turns[-1]
-                        console.print(f"round {number + 1} {arm.name} clients={count} tps={turn.tps:.0f}")
-    comparisons = compare(turns)
+        chosen = clients or _DEFAULT_CLIENTS[kind]
+        found = EXPERIMENTS[kind](Work(binaries, directory, chosen, rounds, seconds, scale, seed, names, bar))
     if as_json:
-        content: dict[str, Any] = {
+        content = {
             "postgres": binaries.version,
             "scale": scale,
             "seconds": seconds,
-            "turns": turns,
-            "medians": comparisons,
+            "seed": seed,
+            "turns": found.turns,
+            "medians": found.medians,
         }
         click.echo(msgspec.json.encode(content).decode())
     else:
-        Console().print(_table(comparisons, binaries.version, rounds, seconds))
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = _PLAIN_WIDTH
+        for each in found.shown:
+            console.print(each)
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+class _Bar:
+    """The progress of an experiment: a bar on a terminal, else a line for each step."""
 
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=0)
+        self._begun = 0
+        self._expected = 0
 
-def _table(comparisons: list[Comparison], version: str, rounds: int, seconds: int) -> Table:
-    table = Table(
-        title=f"pgbench -N on PostgreSQL {version}: medians of {rounds} rounds of {seconds} s", box=box.SIMPLE_HEAD
-    )
-    for name in ("clients", "arm", "tps", "ms", "to local", "to native", "range", "CPU us/tx"):
-        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
-    for each in comparisons:
-        spread = f"{each.spread[0]:.2f}-{each.spread[1]:.2f}" if each.spread else "-"
-        table.add_row(
-            str(each.clients),
-            each.arm,
-            f"{each.tps:.0f}",
-            f"{each.latency_ms:.2f}",
-            "-" if each.to_local is None else f"{each.to_local:.2f}",
-            "-" if each.to_native is None else f"{each.to_native:.2f}",
-            spread,
-            f"{each.cpu_us:.0f}",
-        )
-    return table
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def expect(self, steps: int) -> None:
+        self._expected += steps
+
+    def begin(self, what: str) -> None:
+        self._bar.update(self._task, description=what, total=self._expected, completed=self._begun)
+        self._begun += 1
+        if not self._console.is_terminal:
+            self._console.print(f"{self._begun}/{self._expected} {what}", highlight=False)
