@@ -1,5 +1,7 @@
 """The control file: what a safekeeper has promised and adopted, replaced as a whole, atomically and durably.
 
+`StateFile` is the format, which other small states of the folder have too; `ControlFile` is the one named `control`.
+
     magic (8) | format version (4) | payload length (4) | payload, MessagePack | CRC-32C of all before (4)
 
 All numbers are little-endian. The file is never changed in place: `store` writes a temporary one, syncs it, renames it
@@ -27,20 +29,27 @@ CONTROL_FILE_NAME = "control"
 LOCK_FILE_NAME = "lock"
 FORMAT_VERSION = 1
 
-_MAGIC = b"SAFEKEEP"
 _HEADER = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
-_WHAT_TO_DO = "do not edit it; replace the disk and start with an empty data folder"
 
 State = TypeVar("State", bound=msgspec.Struct)
 
 
-class ControlFile:
-    """The control file in a data folder. Not thread-safe."""
+class StateFile:
+    """One state in one file. Not thread-safe.
 
-    def __init__(self, fs: FileSystem, directory: Path) -> None:
+    Args:
+        magic: the file's first 8 bytes.
+        what: the file for a person, e.g. "control file".
+        what_to_do: when it is damaged.
+    """
+
+    def __init__(self, fs: FileSystem, path: Path, *, magic: bytes, what: str, what_to_do: str) -> None:
         self._fs = fs
-        self.path = directory / CONTROL_FILE_NAME
+        self.path = path
+        self._magic = magic
+        self._what = what
+        self._what_to_do = what_to_do
         self._failure: str | None = None
 
     def load(self, state_type: type[State]) -> State | None:
@@ -57,7 +66,7 @@ class ControlFile:
         try:
             return msgspec.msgpack.decode(payload, type=state_type)
         except msgspec.DecodeError as error:
-            raise StorageFailed(f"{self.path} is no {state_type.__name__}: {error}; {_WHAT_TO_DO}") from error
+            raise StorageFailed(f"{self.path} is no {state_type.__name__}: {error}; {self._what_to_do}") from error
 
     def store(self, state: msgspec.Struct) -> None:
         """Make `state` the stored one, durably.
@@ -69,7 +78,7 @@ class ControlFile:
         if self._failure is not None:
             raise StorageFailed(self._failure)
         payload = msgspec.msgpack.encode(state)
-        content = _HEADER.pack(_MAGIC, FORMAT_VERSION, len(payload)) + payload
+        content = _HEADER.pack(self._magic, FORMAT_VERSION, len(payload)) + payload
         try:
             replace_durably(self._fs, self.path, content + _CRC.pack(google_crc32c.value(content)))
         except StorageFailed as error:
@@ -79,21 +88,34 @@ class ControlFile:
     def _checked_payload(self, content: bytes) -> bytes:
         """Return the payload of a file whose every other part is as it must be."""
         if len(content) < _HEADER.size + _CRC.size:
-            raise StorageFailed(f"{self.path} is cut short, at {len(content)} bytes: {_WHAT_TO_DO}")
+            raise StorageFailed(f"{self.path} is cut short, at {len(content)} bytes: {self._what_to_do}")
         magic, version, length = _HEADER.unpack_from(content)
-        if magic != _MAGIC:
-            raise StorageFailed(f"{self.path} is not a safekeeper's control file: is this the right data folder?")
+        if magic != self._magic:
+            raise StorageFailed(f"{self.path} is not a safekeeper's {self._what}: is this the right data folder?")
         # The checksum comes before the version, so that damage is not taken for another version.
         if google_crc32c.value(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
-            raise StorageFailed(f"{self.path} is damaged, its checksum is wrong: {_WHAT_TO_DO}")
+            raise StorageFailed(f"{self.path} is damaged, its checksum is wrong: {self._what_to_do}")
         if version != FORMAT_VERSION:
             raise StorageFailed(
                 f"{self.path} has format version {version}, this program knows {FORMAT_VERSION}:"
                 " use the release that wrote it"
             )
         if length != len(content) - _HEADER.size - _CRC.size:
-            raise StorageFailed(f"{self.path} has {len(content)} bytes, which its header denies: {_WHAT_TO_DO}")
+            raise StorageFailed(f"{self.path} has {len(content)} bytes, which its header denies: {self._what_to_do}")
         return content[_HEADER.size : -_CRC.size]
+
+
+class ControlFile(StateFile):
+    """The control file in a data folder."""
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        super().__init__(
+            fs,
+            directory / CONTROL_FILE_NAME,
+            magic=b"SAFEKEEP",
+            what="control file",
+            what_to_do="do not edit it; replace the disk and start with an empty data folder",
+        )
 
 
 class DataDirectoryLock:

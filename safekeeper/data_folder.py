@@ -32,6 +32,7 @@ from safekeeper.control_file import ControlFile, DataDirectoryLock
 from safekeeper.errors import ConfigurationError, DiskLost, LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.filesystem import FileSystem, Space, sync_names
+from safekeeper.wal.reading import WalReader
 from safekeeper.wal.record_search import find_record_end, find_records
 from safekeeper.wal.storage import WalStorage
 
@@ -103,6 +104,11 @@ class DataFolder:
         return folder
 
     @property
+    def begin_lsn(self) -> Lsn:
+        """The first byte of WAL that is here, 0 if there is none."""
+        return self.storage.begin_lsn if self.storage is not None else 0
+
+    @property
     def flush_lsn(self) -> Lsn:
         """The end of the durable WAL, 0 if there is none."""
         return self.storage.flush_lsn if self.storage is not None else 0
@@ -170,6 +176,10 @@ class DataFolder:
         except StopIteration:
             return
 
+    def wal_reader(self) -> WalReader:
+        """Return a new reader of the log. Only once there is WAL."""
+        return WalReader(self._fs, self.control.segment_size, self._segment_path)
+
     def close(self) -> None:
         """Release all files and the lock. What was not flushed may be lost."""
         if self.storage is not None:
@@ -182,6 +192,9 @@ class DataFolder:
         if self.storage is None:
             raise LocalProtocolError("there is no WAL to work on yet")
         return self.storage
+
+    def _segment_path(self, lsn: Lsn) -> Path | None:
+        return self.storage.segment_path(lsn) if self.storage is not None else None
 
     def _load(self, safekeeper_id: int, new_incarnation: str) -> None:
         control = self._control_file.load(ControlState)

@@ -142,6 +142,11 @@ class Node:
         """Whether `receive` may be called."""
         return self._effects is None and not self._deaf
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether the log is left alone at this moment: no event waits for the disk's thread, and nothing failed."""
+        return self._effects is None and not self.failed.done()
+
     # Events.
 
     def receive(self, connection: int, message: ProposerMessage) -> None:

@@ -22,6 +22,8 @@ from safekeeper.errors import StorageFailed, StorageFull
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 TEMPORARY_SUFFIX = ".new"
+# The flag that makes a read fail rather than wait for the disk: Linux only.
+_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Space(NamedTuple):
@@ -39,6 +41,12 @@ class File(Protocol):
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return the bytes [offset, offset + length), fewer only where the file ends."""
+
+    def pread_at_hand(self, length: int, offset: int) -> bytes | bytearray | None:
+        """Return those of the bytes, from the first one on, that can be had without waiting for the disk.
+
+        Empty: none, or the file ends there. None: the system cannot tell; `pread` may take its time.
+        """
 
     def fdatasync(self) -> None:
         """Return when everything written to this file so far is on disk."""
@@ -155,6 +163,21 @@ class RealFile:
         except OSError as error:
             raise _storage_error("read", self._path, error) from error
         return data
+
+    def pread_at_hand(self, length: int, offset: int) -> bytearray | None:
+        if not _NOWAIT:
+            return None
+        data = bytearray(length)
+        try:
+            # 1.2 us for 500 bytes, where pread takes 0.8; 13 us for 128 KiB, where it takes 8.
+            count = os.preadv(self._descriptor, (data,), offset, _NOWAIT)
+        except BlockingIOError:
+            return bytearray()
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return None
+            raise _storage_error("read", self._path, error) from error
+        return data if count == length else data[:count]
 
     def fdatasync(self) -> None:
         try:

@@ -231,6 +231,14 @@ class WalStorage:
         ]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def segment_path(self, lsn: Lsn) -> Path | None:
+        """Return the file of the segment that holds byte `lsn`, None if there is none. For readers with files of
+        their own: an open one stays what it is when the log is cut, or goes on under another timeline's name.
+        """
+        begin_lsn = segment_start(lsn, self._segment_size)
+        tli = self._tlis.get(begin_lsn)
+        return None if tli is None else NamedSegment(begin_lsn, tli).path(self._directory, self._segment_size)
+
     def page_digests(self, begin_lsn: Lsn, end_lsn: Lsn, page_size: int = DIGEST_PAGE_BYTES) -> list[int]:
         """Return the CRC-32C of each piece of [begin_lsn, end_lsn) that the multiples of `page_size` bytes divide.
 

@@ -148,6 +148,9 @@ class VirtualFile:
             self._content.evict(self._disk.rng)
         return bytes(memoryview(self._content.cached)[offset : offset + length])
 
+    def pread_at_hand(self, length: int, offset: int) -> bytes:
+        return self.pread(length, offset)
+
     def fdatasync(self) -> None:
         disk = self._disk
         try:

@@ -16,6 +16,7 @@ class FaultyFileSystem(RealFileSystem):
         full: `create` raises StorageFull.
         failing: every fdatasync raises StorageFailed.
         delay_s: how long an fdatasync takes at least.
+        cold: no read finds its bytes in memory.
         synced_by: the thread of each fdatasync so far.
     """
 
@@ -23,6 +24,7 @@ class FaultyFileSystem(RealFileSystem):
         self.full = False
         self.failing = False
         self.delay_s = 0.0
+        self.cold = False
         self.synced_by: list[threading.Thread] = []
         self._may_sync = threading.Event()
         self._may_sync.set()
@@ -62,6 +64,9 @@ class FaultyFile:
         self.pread = file.pread
         self.size = file.size
         self.close = file.close
+
+    def pread_at_hand(self, length: int, offset: int) -> bytes | bytearray | None:
+        return b"" if self._fs.cold else self._file.pread_at_hand(length, offset)
 
     def fdatasync(self) -> None:
         self._fs.sync(self._file)

@@ -1,0 +1,327 @@
+"""The hub of all readers: serves each what it may have, and tells the leader what they say.
+
+After every event of the node the hub looks whether more has become readable. If so, it serves the readers in a turn
+of the event loop of its own, behind the append that was just answered: appends come first. What may be sent is
+`consensus.learning`'s to decide (S7); a reader that gets something gets the bytes as they stand in the segment file.
+
+    bytes        at most SERVED_BYTES_PER_TURN a turn, then the loop sees to everything else first
+    readers      in turn, a chunk each; those at one position share its bytes and header
+    cold WAL     is read in the thread "reader", one job per reader at most
+    a slow one   is passed over while its connection is full, and costs nothing (S14)
+
+Nothing is read while an event of the node waits for the disk: its thread may be changing the log.
+
+Measured on two shared cores, commits of 300 bytes: 3.0 us of CPU per reader and commit here, plus the system call that
+writes to the socket; an event that makes nothing readable costs 0.5 us with readers, 0.05 without.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Any, NamedTuple
+
+from safekeeper.consensus.learning import Gone, ReadableLog, Send, TimelineEnd, lineage_of, next_step
+from safekeeper.errors import RemoteProtocolError, StorageFailed
+from safekeeper.logs import describe_bug
+from safekeeper.lsn import Lsn, format_lsn, segment_name
+from safekeeper.node import Node
+from safekeeper.pgwire.backend import xlog_data_header
+from safekeeper.reader import Reader
+from safekeeper.standby_feedback import FeedbackTimer
+from safekeeper.worker import Worker
+
+# Of one XLogData at most; chunks end at its multiples, and so at the borders of segments.
+CHUNK_BYTES = 128 << 10
+SERVED_BYTES_PER_TURN = 512 << 10
+# WAL this close to the end was written so lately that it is in memory, also where the system cannot tell.
+RECENT_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class _Chunk(NamedTuple):
+    """A piece of WAL ready to be sent. `wanted_end_lsn`: it may have come out shorter than wanted."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    wanted_end_lsn: Lsn
+    header: bytes
+    payload: memoryview
+
+
+class LearnerHub:
+    """All readers of one safekeeper; the node's `Learners`."""
+
+    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+        self._node = node
+        self._acceptor = node.acceptor
+        self._loop = loop
+        self._readers: dict[int, Reader] = {}
+        self._awake: dict[int, Reader] = {}  # Those that may have something to get.
+        self._thread = Worker("reader", loop)
+        self._feedback = FeedbackTimer(loop, self._tell_node)
+        self._pump_scheduled = False
+        self._chunk: _Chunk | None = None  # The last one.
+        self._epoch = 0  # Of the log: bytes read before it changed are part of it no more.
+        self._quiet: asyncio.Future[None] | None = None
+        self._control = self._acceptor.control
+        self._seen = self._look(None)
+
+    # The log.
+
+    def log(self) -> ReadableLog:
+        """Return what may be read at present."""
+        if self._node.is_between_events:
+            self._refresh_if_changed()
+        return self._seen
+
+    def update(self) -> None:
+        """See Learners."""
+        if self._readers:
+            self._refresh_if_changed()
+            if self._awake:
+                self._schedule_pump()
+
+    def _refresh_if_changed(self) -> None:
+        """Take notice of what the log is now. Only between events."""
+        acceptor, seen = self._acceptor, self._seen
+        # The timeline of the last byte changes with the history, which is in `control`, or with the end.
+        if (
+            acceptor.readable_lsn != seen.end_lsn
+            or acceptor.control is not self._control
+            or self._node.folder.begin_lsn != seen.begin_lsn
+        ):
+            self._refresh()
+
+    def _look(self, before: ReadableLog | None) -> ReadableLog:
+        acceptor, control = self._acceptor, self._acceptor.control
+        tli = acceptor.readable_tli
+        if before is not None and before.tli == tli and control is self._control:
+            lineage = before.lineage
+        else:
+            try:
+                lineage = lineage_of(control, tli)
+            except RemoteProtocolError as error:
+                _log.error("readers of older timelines cannot be served: %s", error)
+                lineage = ()
+        return ReadableLog(self._node.folder.begin_lsn, acceptor.readable_lsn, tli, lineage)
+
+    def _refresh(self) -> None:
+        before, cluster_id = self._seen, self._control.cluster_id
+        self._seen = self._look(before)
+        self._control = self._acceptor.control
+        if self._control.cluster_id != cluster_id and cluster_id:
+            self._forget_bytes()
+            for reader in list(self._readers.values()):
+                self._fail(reader, "57P01", "this safekeeper belongs to another cluster since now", fatal=True)
+        elif self._seen.end_lsn < before.end_lsn:
+            self._forget_bytes()
+            self._note_retreat()
+        for number, reader in self._readers.items():
+            if not reader.paused and not reader.fetching:
+                self._awake[number] = reader
+
+    def _note_retreat(self) -> None:
+        """The readable end has gone back: a new timeline begins there (S9)."""
+        end_lsn = self._seen.end_lsn
+        for reader in self._readers.values():
+            if reader.has_sent and reader.position_lsn > end_lsn:
+                reader.retreated_to_lsn = min(end_lsn, reader.retreated_to_lsn or end_lsn)
+                _log.warning(
+                    "connection %d (%s) was sent WAL of timeline %d up to %s, of which what lies above %s is cut off",
+                    reader.number,
+                    reader.name,
+                    reader.tli,
+                    format_lsn(reader.position_lsn),
+                    format_lsn(end_lsn),
+                )
+
+    def _forget_bytes(self) -> None:
+        self._epoch += 1
+        self._chunk = None
+
+    # The readers.
+
+    @property
+    def readers(self) -> list[Reader]:
+        """All of them, in the order in which they began."""
+        return list(self._readers.values())
+
+    def start(self, reader: Reader) -> None:
+        """Serve `reader` from now on."""
+        self._readers[reader.number] = reader
+        self._wake(reader)
+        self._feedback.changed(urgent=True)
+
+    def stop(self, reader: Reader) -> None:
+        """Serve it no more. Stopping twice is harmless."""
+        if self._readers.get(reader.number) is not reader:
+            return
+        del self._readers[reader.number]
+        self._awake.pop(reader.number, None)
+        reader.wal.close()
+        self._feedback.changed(urgent=True)
+        self._notice_quiet()
+
+    def pause(self, reader: Reader) -> None:
+        """Its connection is full."""
+        reader.paused = True
+        self._awake.pop(reader.number, None)
+
+    def resume(self, reader: Reader) -> None:
+        """Its connection has room again."""
+        reader.paused = False
+        self._wake(reader)
+
+    def readable_end(self, reader: Reader) -> Lsn:
+        """Return how far the log that `reader` follows can be read: what it is told as the end of WAL here."""
+        fork = self._seen.fork_of(reader.tli) if reader.tli != self._seen.tli else None
+        return min(self._seen.end_lsn, fork[1]) if fork is not None else self._seen.end_lsn
+
+    def take_status(self, reader: Reader, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
+        """A reader has said how far it is. What it was not sent it cannot have, whatever it says."""
+        if self._readers.get(reader.number) is not reader:
+            return
+        limit_lsn = min(reader.position_lsn, self._seen.end_lsn)
+        said = (min(write_lsn, limit_lsn), min(flush_lsn, limit_lsn), min(apply_lsn, limit_lsn))
+        if said != (reader.write_lsn, reader.flush_lsn, reader.apply_lsn):
+            self._feedback.changed(urgent=said[2] > reader.apply_lsn)
+            reader.write_lsn, reader.flush_lsn, reader.apply_lsn = said
+
+    def take_feedback(self, reader: Reader, xmin: int, catalog_xmin: int) -> None:
+        """A standby has said which transactions it still needs."""
+        if (xmin, catalog_xmin) != (reader.xmin, reader.catalog_xmin):
+            reader.xmin, reader.catalog_xmin = xmin, catalog_xmin
+            self._feedback.changed(urgent=False)
+
+    async def become_quiet(self) -> None:
+        """Return when every reader has been sent all that there is."""
+        self._quiet = self._loop.create_future()
+        self._schedule_pump()
+        await self._quiet
+
+    def close(self) -> None:
+        """End the thread and the timers."""
+        self._feedback.stop()
+        self._thread.stop()
+
+    def _tell_node(self) -> None:
+        self._node.learners_changed(bool(self._readers), tuple(reader.standby() for reader in self._readers.values()))
+
+    # Serving.
+
+    def _wake(self, reader: Reader) -> None:
+        if not reader.fetching and not reader.paused and reader.number in self._readers:
+            self._awake[reader.number] = reader
+            self._schedule_pump()
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if not self._node.is_between_events:
+            return  # `update` comes when the event has been handled.
+        self._refresh_if_changed()
+        awake, budget_bytes = self._awake, SERVED_BYTES_PER_TURN
+        while awake and budget_bytes > 0:
+            budget_bytes -= self._serve(awake.pop(next(iter(awake))))
+        if awake:
+            self._schedule_pump()
+        else:
+            self._notice_quiet()
+
+    def _serve(self, reader: Reader) -> int:
+        """Send the reader its next chunk, if there is one. Return how many bytes were sent."""
+        step = next_step(self._seen, reader.tli, reader.position_lsn, reader.retreated_to_lsn)
+        reader.waiting = False
+        if isinstance(step, Send):
+            return self._serve_bytes(reader, step)
+        if isinstance(step, TimelineEnd):
+            self.stop(reader)
+            reader.client.end_timeline(step)
+        elif isinstance(step, Gone):
+            self._fail(reader, "58P01", self._why_gone(reader, step), fatal=not step.removed)
+        else:
+            reader.waiting = reader.caught_up = True
+        return 0
+
+    def _serve_bytes(self, reader: Reader, step: Send) -> int:
+        begin_lsn = step.begin_lsn
+        end_lsn = min(step.end_lsn, begin_lsn - begin_lsn % CHUNK_BYTES + CHUNK_BYTES)
+        chunk = self._chunk
+        if chunk is None or chunk.begin_lsn != begin_lsn or chunk.wanted_end_lsn != end_lsn:
+            try:
+                payload = reader.wal.at_hand(begin_lsn, end_lsn, recent=step.end_lsn - begin_lsn <= RECENT_BYTES)
+                if not payload:
+                    self._fetch(reader, begin_lsn, end_lsn)
+                    return 0
+            except StorageFailed as error:
+                self._fail_read(reader, error)
+                return 0
+            chunk = self._chunk = self._make_chunk(begin_lsn, end_lsn, step.end_lsn, payload)
+        self._send(reader, chunk)
+        if chunk.end_lsn == step.end_lsn:
+            reader.waiting = reader.caught_up = True
+        elif not reader.paused:
+            self._awake[reader.number] = reader
+        return len(chunk.payload)
+
+    def _make_chunk(
+        self, begin_lsn: Lsn, wanted_end_lsn: Lsn, readable_end_lsn: Lsn, payload: bytes | bytearray
+    ) -> _Chunk:
+        header = xlog_data_header(begin_lsn, readable_end_lsn, time.time_ns() // 1000, len(payload))
+        return _Chunk(begin_lsn, begin_lsn + len(payload), wanted_end_lsn, header, memoryview(payload))
+
+    def _send(self, reader: Reader, chunk: _Chunk) -> None:
+        reader.position_lsn = chunk.end_lsn
+        reader.has_sent = True
+        reader.client.write(chunk.header, chunk.payload)
+
+    # Cold WAL.
+
+    def _fetch(self, reader: Reader, begin_lsn: Lsn, end_lsn: Lsn) -> None:
+        reader.fetching = True
+        token = (reader, self._epoch, begin_lsn, end_lsn)
+        self._thread.submit(reader.wal.fetch(begin_lsn, end_lsn), self._fetched, token)
+
+    def _fetched(self, token: tuple[Reader, int, Lsn, Lsn], payload: bytes | None, error: BaseException | None) -> None:
+        reader, epoch, begin_lsn, end_lsn = token
+        reader.fetching = False
+        reader.wal.fetched()
+        if self._readers.get(reader.number) is not reader:
+            return
+        if self._node.is_between_events:
+            self._refresh_if_changed()
+        if payload is not None and epoch == self._epoch and self._node.is_between_events:
+            self._chunk = self._make_chunk(begin_lsn, end_lsn, self.readable_end(reader), payload)
+            self._send(reader, self._chunk)
+        elif isinstance(error, StorageFailed):
+            self._fail_read(reader, error)
+        elif error is not None:
+            _log.error("connection %d cannot be served: %s", reader.number, describe_bug(error))
+            self._fail(reader, "XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
+        # What has come in the middle of an event may be void at its end, and is read again.
+        self._wake(reader)
+
+    # The ends.
+
+    def _why_gone(self, reader: Reader, gone: Gone) -> str:
+        if gone.removed:
+            segment = segment_name(reader.tli, reader.position_lsn, self._control.segment_size)
+            return f"requested WAL segment {segment} has already been removed"
+        return f"timeline {reader.tli} is not in this server's history any more"
+
+    def _fail_read(self, reader: Reader, error: StorageFailed) -> None:
+        _log.error("connection %d cannot be served: %s", reader.number, error)
+        self._fail(reader, "58030", str(error), fatal=True)
+
+    def _fail(self, reader: Reader, sqlstate: str, message: str, *, fatal: bool) -> None:
+        self.stop(reader)
+        reader.client.fail(sqlstate, message, fatal=fatal)
+
+    def _notice_quiet(self) -> None:
+        if self._quiet is not None and not self._quiet.done() and all(r.waiting for r in self._readers.values()):
+            self._quiet.set_result(None)

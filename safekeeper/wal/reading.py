@@ -1,0 +1,106 @@
+"""Reading the log from the side: one reader's own, read-only files.
+
+A learner that catches up reads WAL that the disk may have to fetch. The event loop must not wait for that, since
+appends are acknowledged on it. So `at_hand` returns what is in memory already, which for the newest WAL is all of it;
+whatever is not is fetched by `fetch`, in a thread.
+
+Nothing is shared with the storage that writes the log: a file that is renamed, cut or removed meanwhile stays what it
+was for whoever has it open. Which bytes may be read, and whether they are still part of the log when they arrive, is
+the caller's to know (S7).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from safekeeper.errors import StorageFailed
+from safekeeper.lsn import Lsn, segment_start
+from safekeeper.wal.filesystem import File, FileSystem
+from safekeeper.wal.segment_file import read_exactly
+
+
+class WalReader:
+    """One reader of a log. `at_hand` and `fetch` are for the loop's thread, between the changes of the storage.
+
+    At most one job of `fetch` may be under way at a time, and nothing else but `close` meanwhile.
+
+    Args:
+        locate: returns the file of the segment that holds a byte, None if there is none.
+    """
+
+    def __init__(self, fs: FileSystem, segment_size: int, locate: Callable[[Lsn], Path | None]) -> None:
+        self._fs = fs
+        self._segment_size = segment_size
+        self._locate = locate
+        self._file: File | None = None
+        self._path = Path()
+        self._begin_lsn: Lsn = 0  # Of the segment that is open.
+        self._fetching = False
+        self._closed = False
+
+    def at_hand(self, begin_lsn: Lsn, end_lsn: Lsn, *, recent: bool) -> bytes | bytearray:
+        """Return those of the bytes [begin_lsn, end_lsn), from the first one on, that are in memory. Empty: none.
+
+        Args:
+            end_lsn: in the same segment.
+            recent: the bytes were written so lately that they are in memory, whatever the system can tell.
+
+        Raises:
+            StorageFailed: they cannot be read.
+        """
+        if not self._is_open_at(begin_lsn):
+            if not recent:
+                return b""  # Even to open a file may have to wait.
+            self._open(begin_lsn, self._path_of(begin_lsn))
+        assert self._file is not None  # `_open` has seen to it.
+        length, offset = end_lsn - begin_lsn, begin_lsn - self._begin_lsn
+        data = self._file.pread_at_hand(length, offset)
+        if data is None:
+            return read_exactly(self._file, self._path, length, offset) if recent else b""
+        return data
+
+    def fetch(self, begin_lsn: Lsn, end_lsn: Lsn) -> Callable[[], bytes]:
+        """Return a job for another thread: it returns the bytes [begin_lsn, end_lsn), or raises StorageFailed.
+
+        Call `fetched` when it has returned.
+        """
+        path = None if self._is_open_at(begin_lsn) else self._path_of(begin_lsn)
+        self._fetching = True
+
+        def job() -> bytes:
+            if path is not None:
+                self._open(begin_lsn, path)
+            assert self._file is not None  # It was open, or is now.
+            return read_exactly(self._file, self._path, end_lsn - begin_lsn, begin_lsn - self._begin_lsn)
+
+        return job
+
+    def fetched(self) -> None:
+        """The job has returned."""
+        self._fetching = False
+        if self._closed:
+            self._release()
+
+    def close(self) -> None:
+        """Release the file: as soon as no job uses it. The next read opens it anew, unless this was the last one."""
+        self._closed = True
+        if not self._fetching:
+            self._release()
+
+    def _is_open_at(self, lsn: Lsn) -> bool:
+        return self._file is not None and self._begin_lsn == segment_start(lsn, self._segment_size)
+
+    def _path_of(self, lsn: Lsn) -> Path:
+        path = self._locate(lsn)
+        if path is None:
+            raise StorageFailed(f"the WAL segment of byte {lsn:X} is not there")
+        return path
+
+    def _open(self, lsn: Lsn, path: Path) -> None:
+        self._release()
+        self._file = self._fs.open(path, read_only=True)
+        self._path, self._begin_lsn = path, segment_start(lsn, self._segment_size)
+
+    def _release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
