@@ -6,6 +6,7 @@ from typing import Any
 
 from safekeeper.config import LOG_LEVELS
 from safekeeper.consensus.acceptor import HEARTBEAT_TIMEOUT_S
+from safekeeper.consensus.apply_rule import ApplyRule, parse_apply_rule
 from safekeeper.networks import Networks
 from safekeeper.settings import (
     Address,
@@ -103,6 +104,14 @@ class ProxyConfig:
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
+    )
+    apply_standbys: ApplyRule = option(
+        "The standbys that remote_apply waits for: NAME, ... (all of them) or ANY COUNT (NAME, ...) or ANY COUNT (*); "
+        "without any it waits no longer than on",
+        parse=parse_apply_rule,
+        default="",
+        metavar="RULE",
+        reloadable=True,
     )
     heartbeat_interval: float = option(
         "Seconds between heartbeats to an idle safekeeper", parse=heartbeat_seconds, default="0.25", metavar="SECONDS"

@@ -8,6 +8,9 @@ What it says back to PostgreSQL is the owner's `positions`, at most once per tur
 every second in any case, and every 20 ms while the walsender catches up: acknowledgements release nobody before that.
 A reply that PostgreSQL asks for although nothing has changed waits a moment, because each such reply makes a walsender
 that is shutting down ask again at once.
+
+Hot standby feedback is looked at as often. It is sent when it has changed, in any case once in each COPY, because the
+slot remembers what an earlier run has said, and from time to time while it holds anything back.
 """
 
 import asyncio
@@ -34,6 +37,7 @@ IDLE_CHECK_S = 1.0
 STATUS_INTERVAL_S = 1.0
 CATCHUP_STATUS_INTERVAL_S = 0.02
 CATCHUP_LINGER_S = 1.0
+FEEDBACK_INTERVAL_S = 10.0
 UNCHANGED_REPLY_INTERVAL_S = 0.1
 # A record that is longer than this and not complete yet cannot be waited for.
 UNLINKED_BYTES_MAX = 64 << 20
@@ -69,6 +73,9 @@ class FeedOwner(Protocol):
 
     def positions(self) -> tuple[Lsn, Lsn, Lsn]:
         """Return (write, flush, apply) as PostgreSQL may know them now (S1)."""
+
+    def hot_standby_feedback(self) -> tuple[int, int] | None:
+        """Return the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while nothing is known of them."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,8 @@ class PrimaryFeed:
         self._pause_s = PAUSE_MIN_S
         self._told_positions = (0, 0, 0)
         self._told_positions_at = 0.0
+        self._told_feedback: tuple[int, int] | None = None
+        self._told_feedback_at = 0.0
         self._caught_up_at = 0.0
         self._status_scheduled = False
         self._check: SegmentDigest | None = None
@@ -299,6 +308,7 @@ class PrimaryFeed:
             self._check_begin_lsn = begin_lsn
         loop = asyncio.get_running_loop()
         self._caught_up_at = loop.time()
+        self._told_feedback = None
         self.streams = True
         self._note_that_it_works()
         if self._paused:
@@ -405,8 +415,17 @@ class PrimaryFeed:
         self._told_positions_at = asyncio.get_running_loop().time()
         self._connection.send_status(*self._told_positions, reply_requested=reply_requested)
 
+    def _send_feedback_if_due(self, connection: ReplicationConnection, now: float) -> None:
+        feedback = self._owner.hot_standby_feedback()
+        if feedback is None:
+            return
+        repeat = any(feedback) and now - self._told_feedback_at >= FEEDBACK_INTERVAL_S
+        if repeat or feedback != self._told_feedback:
+            self._told_feedback, self._told_feedback_at = feedback, now
+            connection.send_hot_standby_feedback(*feedback)
+
     async def _repeat_status(self) -> None:
-        """Repeat the positions, and notice a primary that is silent."""
+        """Repeat the positions, tell what the standbys need, and notice a primary that is silent."""
         loop = asyncio.get_running_loop()
         while True:
             connection = self._connection
@@ -420,6 +439,7 @@ class PrimaryFeed:
                 due = now - self._told_positions_at >= STATUS_INTERVAL_S
                 if due or (interval_s < STATUS_INTERVAL_S and any(self._told_positions)):
                     self._send_status(reply_requested=due)
+                self._send_feedback_if_due(connection, now)
                 silent_s = now - connection.last_message_s
                 if not self._paused and silent_s > self._config.silence_timeout_s:
                     logger.warning("the primary has said nothing for %.0f s: connecting anew", silent_s)

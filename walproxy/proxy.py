@@ -29,6 +29,7 @@ from safekeeper.consensus.actions import (
     StartReplication,
     StopReplication,
 )
+from safekeeper.consensus.apply_rule import ApplyRule
 from safekeeper.consensus.leadership import Leadership, Timing
 from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.consensus.primary import PrimaryIdentity
@@ -75,6 +76,7 @@ class Proxy:
                 safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
                 takeover=config.takeover,
                 allow_data_loss=config.allow_data_loss,
+                apply_rule=config.apply_standbys,
                 timing=timing,
             )
         )
@@ -113,6 +115,7 @@ class Proxy:
                 (count - 1) // 2,
                 count - 1,
             )
+        self._tell_apply_rule(self.config.apply_standbys)
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
         tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
         for task in tasks:
@@ -133,6 +136,20 @@ class Proxy:
             await asyncio.sleep(TICK_S)
         self.feed.close_politely()
         self._finish(None)
+
+    def reconfigure(self, config: ProxyConfig) -> None:
+        """Take what can change while it runs: whom remote_apply waits for."""
+        if config.apply_standbys != self.proposer.standbys.rule:
+            self._tell_apply_rule(config.apply_standbys)
+            self._execute(self.proposer.set_apply_rule(config.apply_standbys))
+
+    def _tell_apply_rule(self, rule: ApplyRule) -> None:
+        if rule.count:
+            logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
+        else:
+            logger.warning(
+                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply waits no longer than on"
+            )
 
     def _finish(self, error: WalproxyError | None) -> None:
         if not self._finished.done():
@@ -255,6 +272,13 @@ class Proxy:
         if leadership is None or not leadership.streaming:
             return 0, 0, 0
         return self.status.write_lsn, self.status.flush_lsn, self.status.apply_lsn
+
+    def hot_standby_feedback(self) -> tuple[int, int] | None:
+        """Return what the standbys need; None before a quorum follows, which then has told of its standbys."""
+        leadership = self.proposer.leadership
+        if leadership is None or not leadership.streaming or not leadership.commit_lsn:
+            return None
+        return self.proposer.standbys.oldest_xmins()
 
     # ------------------------------------------------------------------ actions
 

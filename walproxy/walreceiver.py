@@ -3,7 +3,7 @@
 psycopg makes the connection (TLS, SCRAM, service and password files, several hosts); its `pgconn` is then driven from
 here, non-blocking, by the readiness of its socket. Commands are awaited one after the other. Inside COPY each wake-up
 hands over all WAL that libpq holds, as one list of views into libpq's own buffers: nothing is copied, nothing is
-queued. The only waiting output is the newest status update.
+queued. The only waiting output is the newest status update and the newest hot standby feedback.
 
     connection = await ReplicationConnection.connect(conninfo)
     identity = await connection.identify()
@@ -36,6 +36,7 @@ from walproxy.primary_sql import is_in_recovery
 from walproxy.replication import (
     PrimaryFacts,
     XLogData,
+    build_hot_standby_feedback,
     build_status_update,
     parse_copy_message,
     parse_identify_system,
@@ -53,6 +54,7 @@ _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 # OpenSSL may hold the rest of a record that the socket does not show any more. Two passes in a row that completed no
 # message have read it: libpq leaves a rest only when its buffer is full, and then makes room for the whole message.
 _IDLE_PASSES_TLS = 2
+_XID_MAX = (1 << 32) - 1
 _PASSES_MAX = 16  # per wake-up, so that a fast server does not keep the loop to itself
 
 
@@ -86,6 +88,7 @@ class ReplicationConnection(CommandConnection):
         self._skipped: TimelineEnd | None = None  # START at the end of a TLI: there is nothing to stream
         self._output_blocked = False
         self._waiting_status: tuple[Lsn, Lsn, Lsn, bool] | None = None
+        self._waiting_feedback: tuple[int, int] | None = None
         self._on_wal: OnWal | None = None
         self._on_keepalive: OnKeepalive | None = None
 
@@ -222,7 +225,7 @@ class ReplicationConnection(CommandConnection):
             self._stop_watching()
             self._in_copy = False
             self._ended = self._on_wal = self._on_keepalive = None
-            self._waiting_status = None
+            self._waiting_status = self._waiting_feedback = None
 
     def pause_reading(self) -> None:
         """Stop reading the socket: PostgreSQL's walsender blocks once the network's buffers are full."""
@@ -267,11 +270,41 @@ class ReplicationConnection(CommandConnection):
         if not self._output_blocked:
             self._send_waiting_status()
 
-    def _send_waiting_status(self) -> None:
-        if self._waiting_status is None or (self._ended is not None and self._ended.done()):
+    def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
+        """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: not any more.
+
+        Waits and is replaced as a status update is.
+
+        Raises:
+            LocalProtocolError: there is no stream.
+        """
+        if self._broken is not None:
             return
-        message = build_status_update(*self._waiting_status[:3], time.time_ns() // 1000, self._waiting_status[3])
+        if not self._in_copy:
+            raise LocalProtocolError("hot standby feedback needs a stream")
+        self._waiting_feedback = (xmin, catalog_xmin)
+        if not self._output_blocked:
+            self._send_waiting_feedback()
+
+    def _send_waiting_status(self) -> None:
+        if self._waiting_status is None:
+            return
+        write_lsn, flush_lsn, apply_lsn, reply_requested = self._waiting_status
         self._waiting_status = None
+        self._put(build_status_update(write_lsn, flush_lsn, apply_lsn, time.time_ns() // 1000, reply_requested))
+
+    def _send_waiting_feedback(self) -> None:
+        if self._waiting_feedback is None:
+            return
+        xmin, catalog_xmin = self._waiting_feedback
+        self._waiting_feedback = None
+        xid, epoch = xmin & _XID_MAX, xmin >> 32
+        catalog_xid, catalog_epoch = catalog_xmin & _XID_MAX, catalog_xmin >> 32
+        self._put(build_hot_standby_feedback(time.time_ns() // 1000, xid, epoch, catalog_xid, catalog_epoch))
+
+    def _put(self, message: bytes) -> None:
+        if self._ended is not None and self._ended.done():
+            return
         try:
             self._pgconn.put_copy_data(message)
         except psycopg.Error as error:
@@ -295,6 +328,8 @@ class ReplicationConnection(CommandConnection):
         self._flush_output()
         if not self._output_blocked:
             self._send_waiting_status()
+        if not self._output_blocked:
+            self._send_waiting_feedback()
         # While its output was blocked libpq read the socket on its own, so as not to deadlock with the server.
         if not self._paused:
             self._on_readable()

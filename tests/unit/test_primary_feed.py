@@ -68,6 +68,7 @@ class FakeConnection:
         self.received_lsn = self.server_end_lsn = 0
         self.last_message_s = asyncio.get_running_loop().time()
         self.told: list[tuple[int, int, int]] = []
+        self.feedback: list[tuple[int, int]] = []
         self.started: list[tuple[str | None, int, int]] = []
         self.reading = True
         self.on_wal: Callable[[int, list[memoryview]], None]
@@ -101,6 +102,9 @@ class FakeConnection:
         assert max(write_lsn, flush_lsn, apply_lsn) <= self.received_lsn
         self.told.append((write_lsn, flush_lsn, apply_lsn))
 
+    def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
+        self.feedback.append((xmin, catalog_xmin))
+
     def pause_reading(self) -> None:
         self.reading = False
 
@@ -124,6 +128,7 @@ class Owner:
         self.checked: list[tuple[int, int]] = []
         self.removed: list[str] = []
         self.may_tell = (0, 0, 0)
+        self.needs: tuple[int, int] | None = None
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
         self.identities.append(identity)
@@ -151,6 +156,9 @@ class Owner:
 
     def positions(self) -> tuple[int, int, int]:
         return self.may_tell
+
+    def hot_standby_feedback(self) -> tuple[int, int] | None:
+        return self.needs
 
 
 class House:
@@ -307,6 +315,32 @@ async def test_postgresql_is_told_at_most_what_was_received_and_once_per_turn(ho
         await until(lambda: bool(connection.told))
         await asyncio.sleep(0)
         assert connection.told == [(BEGIN_LSN + 100, BEGIN_LSN + 50, BEGIN_LSN + 50)]
+
+
+@on_the_loop
+async def test_feedback_is_told_when_it_is_known_once_in_each_copy_and_again_while_it_holds_anything_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house.running():
+        connection = await house.stream()
+        connection.last_message_s += 100  # It is not silent.
+        await asyncio.sleep(0.05)
+        assert connection.feedback == []
+        house.owner.needs = (0, 0)
+        await until(lambda: connection.feedback == [(0, 0)])
+        house.owner.needs = ((7 << 32) + 5, 9)
+        await until(lambda: connection.feedback[1:] == [((7 << 32) + 5, 9)])
+        monkeypatch.setattr(walproxy.primary_feed, "FEEDBACK_INTERVAL_S", 0.05)
+        await until(lambda: connection.feedback[2:3] == [((7 << 32) + 5, 9)])
+        house.owner.needs = (0, 0)
+        await until(lambda: connection.feedback[-1] == (0, 0))
+        count = len(connection.feedback)
+        await asyncio.sleep(0.2)
+        assert len(connection.feedback) == count
+        connection.end(problem(ProblemKind.ENDED))
+        await until(lambda: len(house.primary.connections) == 2)
+        again = await house.stream()
+        await until(lambda: again.feedback == [(0, 0)])
 
 
 @on_the_loop

@@ -29,6 +29,7 @@ class FakeLibpq:
         self.on_the_wire: list[bytes] = []
         self.buffered: list[bytes] = []
         self.sent: list[tuple[int, ...]] = []
+        self.feedback: list[tuple[int, ...]] = []
         self.output_blocked = False
         self.failure: str | None = None
 
@@ -57,7 +58,10 @@ class FakeLibpq:
         return len(message), memoryview(message)
 
     def put_copy_data(self, message: bytes) -> int:
-        self.sent.append(struct.unpack(">xQQQqB", message))
+        if message[:1] == b"h":
+            self.feedback.append(struct.unpack(">xqIIII", message)[1:])
+        else:
+            self.sent.append(struct.unpack(">xQQQqB", message))
         return 1
 
     def flush(self) -> int:
@@ -191,6 +195,35 @@ async def test_blocked_output_keeps_the_newest_status_only(stream: Stream) -> No
     assert (stream.libpq.sent[1][:3], stream.libpq.sent[1][4]) == ((3, 3, 3), 1)
     send(4, 4, 4)
     assert stream.libpq.sent[2][:3] == (4, 4, 4)
+
+
+@streaming
+async def test_feedback_is_split_into_xids_and_epochs_and_only_the_newest_waits(stream: Stream) -> None:
+    send = stream.connection.send_hot_standby_feedback
+    send((3 << 32) + 700, (2 << 32) + 5)
+    assert stream.libpq.feedback == [(700, 3, 5, 2)]
+    stream.libpq.output_blocked = True
+    stream.connection.send_status(0, 0, 0)
+    send(1, 0)
+    send(2, 0)
+    stream.connection.send_status(0, 0, 0)
+    assert (len(stream.libpq.feedback), len(stream.libpq.sent)) == (1, 1)
+    stream.libpq.output_blocked = False
+    await stream.until(lambda: len(stream.libpq.feedback) == 2)
+    assert stream.libpq.feedback[1] == (2, 0, 0, 0) and len(stream.libpq.sent) == 2
+
+
+@streaming
+async def test_feedback_without_a_stream_is_our_own_bug_and_after_the_connection_broke_is_dropped(
+    stream: Stream,
+) -> None:
+    stream.libpq.fail("gone")
+    await stream.until(lambda: stream.connection._broken is not None)
+    stream.connection.send_hot_standby_feedback(1, 1)
+    stream.connection._broken, stream.connection._in_copy = None, False
+    with pytest.raises(LocalProtocolError, match="needs a stream"):
+        stream.connection.send_hot_standby_feedback(1, 1)
+    assert stream.libpq.feedback == []
 
 
 @streaming

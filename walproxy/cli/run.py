@@ -65,12 +65,18 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     Raises:
         ConfigurationError: the HTTP door cannot be opened.
     """
+
+    def reload() -> None:
+        new = reload_settings(config, read)
+        if new is not None:
+            proxy.reconfigure(new)
+
     drains: list[asyncio.Task[None]] = []
     http = await serve_http(proxy_routes(proxy), config.http)
     try:
         take_signals(
             stop=lambda: drains.append(asyncio.create_task(proxy.stop())),
-            reload=lambda: reload_settings(config, read),
+            reload=reload,
         )
         logger.info(
             "starts as run %s, HTTP on %s; process %d", proxy.proposer.config.run[:8], http.address, os.getpid()
