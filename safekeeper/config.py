@@ -49,6 +49,12 @@ class SafekeeperConfig:
         default="127.0.0.1:7676",
         metavar="HOST:PORT",
     )
+    pg_listen: Address | None = option(
+        "Where standbys and pg_receivewal stream committed WAL; without it they cannot",
+        parse=optional(address),
+        default=None,
+        metavar="HOST:PORT",
+    )
     log_level: str = option(
         "Least important lines to log: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
@@ -80,6 +86,18 @@ class SafekeeperConfig:
     )
     idle_timeout: float = option(
         "Seconds of silence until a connection is closed", parse=seconds, default="60", metavar="SECONDS"
+    )
+    pg_connections_max: int = option(
+        "Connections of replication clients served at once", parse=positive_integer, default="100", metavar="NUMBER"
+    )
+    pg_timeout: float = option(
+        "Seconds of silence until a replication client that streams is closed; it is asked for a word at half of it",
+        parse=seconds,
+        default="60",
+        metavar="SECONDS",
+    )
+    slots_max: int = option(
+        "Replication slots that there may be", parse=positive_integer, default="64", metavar="NUMBER"
     )
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the disk", parse=seconds, default="20", metavar="SECONDS"

@@ -9,7 +9,7 @@
     ├── StorageFull                       no room to prepare a file; nothing is torn, reads go on
     ├── RemoteProtocolError               a peer sent what is not understood (S11): its connection is closed
     │   └── AuthenticationFailed          or does not prove the secret that it must know
-    ├── CommandRefused                    a replication client asked for what it cannot have: it is told so
+    ├── CommandError                      a replication client asked for what it cannot have: it is told so
     ├── LocalProtocolError                we would have sent it: a bug of ours
     └── InvariantViolation             1  the state contradicts itself: stop before harm is done
 
@@ -67,7 +67,7 @@ class RemoteProtocolError(WalproxyError):
     """A peer broke the protocol. Close its connection; nothing else is disturbed."""
 
 
-class CommandRefused(WalproxyError):
+class CommandError(WalproxyError):
     """A replication client's command cannot be carried out. The client is told so, and nothing else changes.
 
     Attributes:

@@ -16,27 +16,38 @@ from safekeeper.consensus.term_history import tli_at
 from safekeeper.http_door import Answer, Route
 from safekeeper.lsn import format_lsn
 from safekeeper.node import Node
+from safekeeper.replication_door import ReplicationDoor
+from safekeeper.slots import Slots
 
 # A disk whose thread has been at one thing for longer than this does not answer.
 DISK_STALLED_S = 10.0
 
 
-def safekeeper_routes(node: Node, addresses: Callable[[], dict[str, str]]) -> dict[str, Route]:
+def safekeeper_routes(
+    node: Node, addresses: Callable[[], dict[str, str]], slots: Slots, pg_door: ReplicationDoor | None = None
+) -> dict[str, Route]:
     """Return the pages of a safekeeper.
 
     Args:
         node: whom they are about.
         addresses: returns where it listens, by door, for /status.
+        slots: what is held for replication clients.
+        pg_door: where they connect, None if they cannot.
     """
+
+    def page() -> dict[str, Any]:
+        readers = pg_door.describe_readers() if pg_door is not None else []
+        return status(node) | {"readers": readers, "slots": describe_slots(slots), "addresses": addresses()}
+
     return {
-        "/status": lambda: (200, status(node) | {"addresses": addresses()}),
+        "/status": lambda: (200, page()),
         "/healthz": lambda: _verdict(health_problem(node)),
         "/readyz": lambda: _verdict(readiness_problem(node)),
     }
 
 
 def status(node: Node) -> dict[str, Any]:
-    """Return what /status shows; LSNs as PostgreSQL prints them."""
+    """Return what /status shows of the node; LSNs as PostgreSQL prints them."""
     acceptor, control, folder = node.acceptor, node.acceptor.control, node.folder
     space = node.room.space
     return {
@@ -50,7 +61,6 @@ def status(node: Node) -> dict[str, Any]:
         "truncate_lsn": format_lsn(acceptor.truncate_lsn),
         "archived_lsn": format_lsn(control.archived_lsn),
         "wal_begin_lsn": format_lsn(control.wal_begin_lsn),
-        "readers": [],
         "votes": acceptor.is_voter,
         "promised": {"term": control.promised.term, "run": control.promised.run},
         "follows": acceptor.leader.run if acceptor.leader is not None else None,
@@ -74,6 +84,19 @@ def status(node: Node) -> dict[str, Any]:
             "busy_s": round(node.disk.busy_s, 3),
         },
     }
+
+
+def describe_slots(slots: Slots) -> list[dict[str, Any]]:
+    """Return what /status shows of the slots."""
+    return [
+        {
+            "name": slot.name,
+            "restart_lsn": format_lsn(slot.restart_lsn),
+            "active": slot.holder != 0,
+            "temporary": slot.temporary,
+        }
+        for slot in slots.describe()
+    ]
 
 
 def health_problem(node: Node) -> str | None:

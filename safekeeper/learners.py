@@ -18,7 +18,7 @@ writes to the socket; an event that makes nothing readable costs 0.5 us with rea
 import asyncio
 import logging
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safekeeper.consensus.learning import Gone, ReadableLog, Send, TimelineEnd, lineage_of, next_step
 from safekeeper.errors import RemoteProtocolError, StorageFailed

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.learning import ReadableLog
-from safekeeper.errors import CommandRefused
+from safekeeper.errors import CommandError
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.pgwire.backend import BYTEA, INT4, INT8, TEXT, Column
 from safekeeper.slots import Slot
@@ -75,10 +75,10 @@ def require_wal(log: ReadableLog) -> None:
     """Refuse whoever asks about WAL before there is any.
 
     Raises:
-        CommandRefused: nothing is committed here yet (57P03).
+        CommandError: nothing is committed here yet (57P03).
     """
     if not log.end_lsn:
-        raise CommandRefused(
+        raise CommandError(
             "57P03", "this safekeeper has no committed WAL yet", hint="Try again when a proxy has made it a member."
         )
 
@@ -101,7 +101,7 @@ def show(name: str, log: ReadableLog, control: ControlState) -> Answer:
     """Answer SHOW.
 
     Raises:
-        CommandRefused: a safekeeper has no such setting (42704).
+        CommandError: a safekeeper has no such setting (42704).
     """
     require_wal(log)
     settings = {known.lower(): (known, value) for known, value in _SETTINGS.items()} | {
@@ -110,7 +110,7 @@ def show(name: str, log: ReadableLog, control: ControlState) -> Answer:
         "wal_segment_size": ("wal_segment_size", size_text(control.segment_size)),
     }
     if name.lower() not in settings:
-        raise CommandRefused("42704", f'unrecognized configuration parameter "{name[:63]}"')
+        raise CommandError("42704", f'unrecognized configuration parameter "{name[:63]}"')
     known, value = settings[name.lower()]
     return Answer((Column(known, *TEXT),), (value,), "SHOW")
 
@@ -119,7 +119,7 @@ def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answe
     """Answer TIMELINE_HISTORY: for the timeline of the log and its ancestors, of which the first has none.
 
     Raises:
-        CommandRefused: there is no such file (58P01).
+        CommandError: there is no such file (58P01).
     """
     require_wal(log)
     name = timeline_history_name(tli)
@@ -131,7 +131,7 @@ def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answe
             index = ancestors.index(tli) if tli in ancestors else len(ancestors)
             content = format_timeline_history(log.lineage[:index])
     if content is None:
-        raise CommandRefused("58P01", f'could not open file "pg_wal/{name}": No such file or directory')
+        raise CommandError("58P01", f'could not open file "pg_wal/{name}": No such file or directory')
     content_type = TEXT if control.server_version >= _WIDE_TLI_VERSION else BYTEA
     return Answer((Column("filename", *TEXT), Column("content", *content_type)), (name, content), "TIMELINE_HISTORY")
 

@@ -16,11 +16,14 @@ from safekeeper.data_folder import DataFolder
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.http import safekeeper_routes
 from safekeeper.http_door import HttpDoor, serve_http
+from safekeeper.learners import LearnerHub
 from safekeeper.logs import configure, describe_bug
 from safekeeper.lsn import format_lsn
 from safekeeper.node import Node
 from safekeeper.proposer_door import ProposerDoor
+from safekeeper.replication_door import ReplicationDoor
 from safekeeper.signals import reload_settings, take_signals
+from safekeeper.slots import Slots
 from safekeeper.wal.filesystem import FileSystem
 
 _log = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ class Service:
         self._reload = reload
         self._term = 0
         self._node: Node | None = None
+        self._slots: Slots
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -76,24 +80,35 @@ class Service:
             idle_timeout_s=config.idle_timeout,
         )
         node.attach(door)
+        self._slots = slots = Slots.open(self._fs, config.data_dir, node.disk, config.slots_max)
+        pg_door = self._make_pg_door(node, slots) if config.pg_listen is not None else None
         http: HttpDoor | None = None
         ticks = None
         try:
             await door.open(config.listen)
-            http = await serve_http(
-                safekeeper_routes(node, lambda: {"proposers": str(door.address), "http": str(http and http.address)}),
-                config.http,
-            )
+            if pg_door is not None and config.pg_listen is not None:
+                await pg_door.open(config.pg_listen)
+
+            def addresses() -> dict[str, str]:
+                found = {"proposers": str(door.address), "http": str(http and http.address)}
+                return found | ({"pg": str(pg_door.address)} if pg_door is not None else {})
+
+            http = await serve_http(safekeeper_routes(node, addresses, slots, pg_door), config.http)
             take_signals(self._stop.set, self._take_settings)
-            self._announce(node.folder, door, http)
+            self._announce(node.folder, door, http, pg_door)
             ticks = loop.create_task(self._tick(node))
             await self._until_stop_or_failure(node)
             door.stop_accepting()
             await self._drain(node)
+            if pg_door is not None:
+                await pg_door.close()
+            await _first_of(slots.save(), node.failed, config.drain_timeout)
             _log.info("stopped; WAL ends at %s", format_lsn(node.acceptor.flush_lsn))
         finally:
             door.stop_accepting()
             door.close_all()
+            if pg_door is not None:
+                pg_door.abort()
             if ticks is not None:
                 ticks.cancel()
             if http is not None:
@@ -106,11 +121,26 @@ class Service:
             return f"safekeeper {self._config.id}"
         return f"safekeeper {self._config.id} term {node.acceptor.control.promised.term}"
 
-    def _announce(self, folder: DataFolder, door: ProposerDoor, http: HttpDoor) -> None:
+    def _make_pg_door(self, node: Node, slots: Slots) -> ReplicationDoor:
+        hub = LearnerHub(node, asyncio.get_running_loop())
+        node.attach_learners(hub)
+        return ReplicationDoor(
+            node,
+            hub,
+            slots,
+            connections_max=self._config.pg_connections_max,
+            greeting_timeout_s=self._config.greeting_timeout,
+            timeout_s=self._config.pg_timeout,
+        )
+
+    def _announce(
+        self, folder: DataFolder, door: ProposerDoor, http: HttpDoor, pg_door: ReplicationDoor | None
+    ) -> None:
         _log.info(
-            "listens for proxies on %s, HTTP on %s; data folder %s, incarnation %s, WAL ends at %s; process %d",
+            "listens for proxies on %s, HTTP on %s%s; data folder %s, incarnation %s, WAL ends at %s; process %d",
             door.address,
             http.address,
+            f", replication clients on {pg_door.address}" if pg_door is not None else "",
             folder.directory,
             folder.control.incarnation[:8],
             format_lsn(folder.flush_lsn),
@@ -127,6 +157,7 @@ class Service:
             node.measure_room()
             await asyncio.sleep(self._config.checkpoint_interval)
             node.checkpoint()
+            self._slots.checkpoint()
 
     async def _until_stop_or_failure(self, node: Node) -> None:
         await _first_of(self._stop.wait(), node.failed, None)

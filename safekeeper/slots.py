@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from safekeeper.control_file import StateFile
-from safekeeper.errors import CommandRefused, StorageFailed, StorageFull
+from safekeeper.errors import CommandError, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn
 from safekeeper.wal.filesystem import FileSystem
 from safekeeper.worker import Worker
@@ -111,11 +111,11 @@ class Slots:
         """Create a slot and return it when it is durable, or at once if it is temporary: then `connection` holds it.
 
         Raises:
-            CommandRefused: the name is none (42602) or taken (42710), there are too many (53400), the disk is full
+            CommandError: the name is none (42602) or taken (42710), there are too many (53400), the disk is full
                 (53100) or broken (58030).
         """
         if _NAME.fullmatch(name) is None:
-            raise CommandRefused(
+            raise CommandError(
                 "42602",
                 f'replication slot name "{name[:63]}" is not valid',
                 hint="Replication slot names may only contain lower case letters, numbers, and the underscore "
@@ -123,9 +123,9 @@ class Slots:
             )
         async with self._changing:
             if name in self._slots:
-                raise CommandRefused("42710", f'replication slot "{name}" already exists')
+                raise CommandError("42710", f'replication slot "{name}" already exists')
             if len(self._slots) >= self._slots_max:
-                raise CommandRefused(
+                raise CommandError(
                     "53400", "all replication slots are in use", hint="Free one or increase --slots-max."
                 )
             slot = Slot(name, restart_lsn, temporary=temporary, holder=connection if temporary else 0)
@@ -138,7 +138,7 @@ class Slots:
         """Return when the slot is gone for good. If somebody uses it, `wait` until nobody does.
 
         Raises:
-            CommandRefused: there is none (42704), it is in use (55006), the disk is full (53100) or broken (58030).
+            CommandError: there is none (42704), it is in use (55006), the disk is full (53100) or broken (58030).
         """
         while True:
             async with self._changing:
@@ -168,7 +168,7 @@ class Slots:
         """Let `connection` use the slot, until `release`.
 
         Raises:
-            CommandRefused: another one uses it (55006).
+            CommandError: another one uses it (55006).
         """
         if slot.holder not in (0, connection):
             raise _in_use(slot)
@@ -207,7 +207,7 @@ class Slots:
             try:
                 await self._store(list(self._slots.values()))
                 self._save_failed = False
-            except CommandRefused as error:
+            except CommandError as error:
                 if not self._save_failed:
                     _log.warning("the positions of replication slots on disk stay behind: %s", error)
                 self._save_failed = True
@@ -223,7 +223,7 @@ class Slots:
         except (StorageFull, StorageFailed) as error:
             self._moved = self._moved or moved
             sqlstate = "53100" if isinstance(error, StorageFull) else "58030"
-            raise CommandRefused(sqlstate, f"could not write the replication slots: {error}") from error
+            raise CommandError(sqlstate, f"could not write the replication slots: {error}") from error
 
 
 def _done(stored: asyncio.Future[None], _: Any, error: BaseException | None) -> None:
@@ -235,9 +235,9 @@ def _done(stored: asyncio.Future[None], _: Any, error: BaseException | None) -> 
         stored.set_result(None)
 
 
-def _missing(name: str) -> CommandRefused:
-    return CommandRefused("42704", f'replication slot "{name[:63]}" does not exist')
+def _missing(name: str) -> CommandError:
+    return CommandError("42704", f'replication slot "{name[:63]}" does not exist')
 
 
-def _in_use(slot: Slot) -> CommandRefused:
-    return CommandRefused("55006", f'replication slot "{slot.name}" is active for PID {slot.holder}')
+def _in_use(slot: Slot) -> CommandError:
+    return CommandError("55006", f'replication slot "{slot.name}" is active for PID {slot.holder}')

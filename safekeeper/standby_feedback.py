@@ -3,7 +3,7 @@
 A commit may wait for a standby that has replayed it (`remote_apply`), so an advance of apply_lsn is told at once, like
 the coming and going of readers. All that happens in one turn of the event loop is told together, and no more often
 than once a millisecond: the leader handles thousands of appends a second and has better to do. What nobody waits for,
-positions written and flushed and the standbys' oldest transactions, travels along, and alone within a tenth of a second.
+positions written and flushed and the standbys' oldest transactions, travels along, or alone within a tenth of a second.
 """
 
 import asyncio
