@@ -23,10 +23,8 @@ from typing import Any, Self
 
 import psycopg
 
-from safekeeper.config import SafekeeperConfig
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn, parse_lsn
-from safekeeper.settings import options_of
 from walproxy.local_postgres import LocalPostgres, end_with_parent, free_port
 from walproxy.local_standby import make_standby
 
@@ -210,11 +208,7 @@ class LocalCluster:
             *(*self._safekeeper_program, "--id", str(safekeeper_id)),
             *("--data-dir", str(self.safekeeper_directory(safekeeper_id))),
             *("--listen", f"127.0.0.1:{self._listen_ports[safekeeper_id]}"),
-            *(
-                ()
-                if "pg_listen" not in options_of(SafekeeperConfig)
-                else ("--pg-listen", f"127.0.0.1:{self._pg_listen_ports[safekeeper_id]}")
-            ),
+            *("--pg-listen", f"127.0.0.1:{self._pg_listen_ports[safekeeper_id]}"),
             *("--http", f"127.0.0.1:{http_port}"),
         ]
         log_path = self.directory / f"safekeeper-{safekeeper_id}.log"
@@ -224,6 +218,10 @@ class LocalCluster:
         """Return the connection string of who streams from these safekeepers, by default all; each is tried in turn."""
         ports = [self._pg_listen_ports[i] for i in safekeeper_ids or self.safekeepers]
         return _several_hosts(ports, user="postgres", connect_timeout="5")
+
+    def safekeeper_at(self, port: int) -> int | None:
+        """Return which safekeeper serves replication clients at `port`, None if none does."""
+        return next((i for i, listening in self._pg_listen_ports.items() if listening == port), None)
 
     def add_standby(
         self,
