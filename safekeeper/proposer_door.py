@@ -4,21 +4,30 @@ What a connection sends stays in its receive buffer until the node is ready for 
 that does not read its answers, nothing more is read from the socket. So a connection costs a bounded amount of memory
 whatever it does (S14), and a slow one slows down itself only.
 
+Who may come in is asked in this order, each as far as it is configured: the address, at once; TLS, with a client's
+certificate (safekeeper/tls_transport.py); the shared secret (safekeeper/peer_auth.py). Only then the node hears of it.
+
 A connection is closed when it sends what is not understood, has not introduced itself in time, or is silent for too
 long. A scanner can fill neither the connections, which are limited, nor the log, whose lines about strangers are.
 """
 
 import asyncio
 import logging
+import secrets
 import socket
-from typing import cast
+from typing import Any, cast
 
-from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage
-from safekeeper.errors import ConfigurationError, RemoteProtocolError
+from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.errors import AuthenticationFailed, ConfigurationError, RemoteProtocolError
 from safekeeper.logs import RateLimit
+from safekeeper.networks import Networks
 from safekeeper.node import Node
+from safekeeper.peer_auth import NONCE_BYTES, AcceptorSide, AuthenticationMessage, Reason, Refused
 from safekeeper.settings import Address
-from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder, encode
+from safekeeper.shared_secret import SharedSecret
+from safekeeper.tls import ServerTls
+from safekeeper.tls_transport import TlsTransport
+from safekeeper.wire import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder, encode, encode_authentication
 
 WRITE_HIGH_WATER_BYTES = 4 << 20
 WRITE_LOW_WATER_BYTES = 1 << 20
@@ -33,20 +42,25 @@ class Connection(asyncio.BufferedProtocol):
 
     Attributes:
         number: the connection's number, 0 if it was not admitted.
-        peer: where it comes from, for the log.
-        greeted: a message has come.
+        host: the address that it comes from.
+        peer: the same with its port, for the log.
+        greeted: a message for the node has come.
         heard_at: when bytes came last, in the loop's time.
     """
 
     def __init__(self, door: "ProposerDoor") -> None:
         self._door = door
         self._node = door.node
-        self._decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
+        # Its messages are the proposer's, or first an authentication's.
+        self._secret = door.secret
+        self._decoder: FrameDecoder[Any] = FrameDecoder(PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT)
+        self._authentication: AcceptorSide | None = None
         self._transport: asyncio.Transport
         self._reading = True
         self._writing_paused = False
         self._open = False
         self.number = 0
+        self.host = ""
         self.peer = ""
         self.greeted = False
         self.heard_at = 0.0
@@ -57,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
+        self.host = peer[0] if peer else ""
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
         _set_socket_options(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
@@ -64,6 +79,21 @@ class Connection(asyncio.BufferedProtocol):
         self._open = self._door.admit(self)
         if not self._open:
             self._transport.abort()
+        elif self._secret is not None:
+            channel = transport.channel if isinstance(transport, TlsTransport) else None
+            self._authentication = AcceptorSide(
+                self._secret.value,
+                self._node.acceptor.control.safekeeper_id,
+                secrets.token_bytes(NONCE_BYTES),
+                channel.server_certificate_der if channel is not None else b"",
+            )
+
+    def secured(self) -> None:
+        """TLS is established: what follows is said by the peer."""
+
+    def tls_failed(self, reason: str) -> None:
+        """TLS has failed."""
+        self._door.close(self.number, reason, broken=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._decoder.get_buffer()
@@ -101,9 +131,14 @@ class Connection(asyncio.BufferedProtocol):
                 message = decoder.next_message()
                 if message is None:
                     break
+                if self._authentication is not None:
+                    self._authenticate(self._authentication, message)
+                    continue
                 self.greeted = True
                 node.receive(self.number, message)
         except RemoteProtocolError as error:
+            if isinstance(error, AuthenticationFailed) and error.tell is not None:
+                self._transport.write(encode_authentication(Refused(Reason(error.tell))))
             self._door.close(self.number, str(error), broken=True)
         if self._open and not self._reading:
             self._reading = True
@@ -126,6 +161,12 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.close()
 
+    def _authenticate(self, authentication: AcceptorSide, message: AuthenticationMessage) -> None:
+        self._transport.write(encode_authentication(authentication.receive(message)))
+        if authentication.done:
+            self._authentication = None
+            self._decoder.speak(PROPOSER_DIALECT)
+
     def _stop_reading(self) -> None:
         if self._reading:
             self._reading = False
@@ -141,15 +182,30 @@ class ProposerDoor:
         node: who handles the messages.
         waiting: connections with messages that the node was not ready for, by number.
         address: where it listens, known after `open`.
+        secret: what a proxy must prove to know, None for nothing.
+        networks: whence a proxy may come, None for anywhere.
     """
 
-    def __init__(self, node: Node, *, connections_max: int, greeting_timeout_s: float, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        node: Node,
+        *,
+        connections_max: int,
+        greeting_timeout_s: float,
+        idle_timeout_s: float,
+        tls: ServerTls | None = None,
+        secret: SharedSecret | None = None,
+        networks: Networks | None = None,
+    ) -> None:
         self.node = node
+        self.secret = secret
+        self.networks = networks
         self.waiting: dict[int, Connection] = {}
         self.address = Address("", 0)
         self._connections_max = connections_max
         self._greeting_timeout_s = greeting_timeout_s
         self._idle_timeout_s = idle_timeout_s
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._connections: dict[int, Connection] = {}
@@ -170,15 +226,17 @@ class ProposerDoor:
             ConfigurationError: that is not possible.
         """
         try:
-            self._server = await self._loop.create_server(
-                lambda: Connection(self), address.host, address.port, backlog=64
-            )
+            self._server = await self._loop.create_server(self._new_protocol, address.host, address.port, backlog=64)
         except OSError as error:
             raise ConfigurationError(
                 f"could not listen for proxies at {address}: {error.strerror or error}: correct --listen"
             ) from error
         self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
         self._watch_silence()
+
+    def _new_protocol(self) -> asyncio.BaseProtocol:
+        connection = Connection(self)
+        return connection if self._tls is None else TlsTransport(self._tls.channel(), connection)
 
     def stop_accepting(self) -> None:
         """Take no more connections; the ones that there are stay."""
@@ -222,7 +280,10 @@ class ProposerDoor:
     # The connections.
 
     def admit(self, connection: Connection) -> bool:
-        """Number a new connection, unless there are too many."""
+        """Number a new connection, unless it comes from elsewhere or there are too many."""
+        if self.networks is not None and not self.networks.admits(connection.host):
+            self._warn(f"refused a connection from {connection.peer}: it lies in none of the networks of --allow")
+            return False
         if len(self._connections) >= self._connections_max:
             self._warn(f"refused a connection from {connection.peer}: {self._connections_max} are open already")
             return False

@@ -27,6 +27,8 @@ from safekeeper.errors import ConfigurationError, LocalProtocolError, RemoteProt
 HANDSHAKE_RECORD = 0x16
 ALERT_RECORD = 0x15
 
+# What a peer that speaks no TLS is told, for it to recognise: the alerts unexpected_message and close_notify.
+_NO_TLS = bytes.fromhex("1503030002020a15030300020100")
 _READ_BYTES = 64 << 10
 # The longest plaintext of one record: less than that is joined before it is encrypted (RFC 8446, 5.1).
 _RECORD_BYTES_MAX = 16 << 10
@@ -264,11 +266,10 @@ class TlsChannel:
         if not self._began and len(data):
             self._began = True
             if data[0] not in (HANDSHAKE_RECORD, ALERT_RECORD):
-                raise RemoteProtocolError(
-                    "the peer speaks no TLS, and here nothing else is taken"
-                    if self._server_side
-                    else "the server speaks no TLS, which was asked of it"
-                )
+                if not self._server_side:
+                    raise RemoteProtocolError("the server speaks no TLS: give it --tls-cert and --tls-key")
+                self._outgoing.write(_NO_TLS)
+                raise RemoteProtocolError("the peer speaks no TLS, and this door takes nothing else: give it --tls-ca")
         self._incoming.write(data)
 
     def read_into(self, buffer: bytearray | memoryview) -> int:
@@ -350,9 +351,10 @@ class TlsChannel:
 
 # What a peer's alert, or an error of ours, means for the person who reads it. Alerts: RFC 8446, 6.2.
 _ALERTS = {
-    "UNKNOWN_CA": "the peer does not trust the CA of our certificate: give it that CA's file",
+    "UNKNOWN_CA": "the peer does not trust the CA of our certificate: give it that CA's file (its --tls-ca, or "
+    "--tls-client-ca)",
     "CERTIFICATE_EXPIRED": "the peer finds our certificate expired: renew it, or set the peer's clock",
-    "CERTIFICATE_REQUIRED": "the peer demands a client certificate: present one that its CA vouches for",
+    "CERTIFICATE_REQUIRED": "the peer demands a client certificate: give --tls-cert and --tls-key",
     "BAD_CERTIFICATE": "the peer refuses our certificate, or the name in it: see the peer's log",
     "CERTIFICATE_UNKNOWN": "the peer refuses our certificate: see the peer's log",
     "CERTIFICATE_REVOKED": "the peer finds our certificate revoked",

@@ -11,9 +11,8 @@ the middle is repaired by doing it again.
 
 import asyncio
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
@@ -31,15 +30,16 @@ from safekeeper.consensus.messages import (
 from safekeeper.errors import ConfigurationError, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import format_lsn
 from safekeeper.settings import Address
-from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
+from safekeeper.wire import encode
 from walproxy.config import ProxyConfig
+from walproxy.credentials import read_credentials
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity
 from walproxy.primary_sql import SlotState, read_slot
 from walproxy.replication import PrimaryFacts
+from walproxy.safekeeper_connection import Credentials, SafekeeperConnection
 from walproxy.walreceiver import ReplicationConnection
 
 _TIMEOUT_S = 10.0
-_READ_BYTES = 64 << 10
 _Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped)
 
 
@@ -94,7 +94,7 @@ async def survey(config: ProxyConfig) -> Survey:
         WalproxyError: one of them does not answer, or is not fit for a new cluster.
     """
     primary = await _look_at_primary(config)
-    talks = await _greet_all(config.safekeepers)
+    talks = await _greet_all(config)
     for talk in talks.values():
         talk.close()
     return Survey(primary, {i: talk.greeting for i, talk in talks.items()})
@@ -141,7 +141,7 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
         WalproxyError: a safekeeper is gone, or has changed since the survey; do it again.
     """
     cluster_id = secrets.token_hex(16)
-    talks = await _greet_all(config.safekeepers)
+    talks = await _greet_all(config)
     try:
         changed = [i for i, talk in talks.items() if talk.greeting.incarnation != before.greetings[i].incarnation]
         if changed:
@@ -167,12 +167,13 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
     return cluster_id
 
 
-async def _greet_all(safekeepers: Iterable[tuple[int, Address]]) -> dict[int, "_Talk"]:
+async def _greet_all(config: ProxyConfig) -> dict[int, "_Talk"]:
     talks: dict[int, _Talk] = {}
+    credentials = read_credentials(config)
     run = secrets.token_hex(16)
     try:
-        for safekeeper_id, address in safekeepers:
-            talks[safekeeper_id] = talk = _Talk(safekeeper_id, address)
+        for safekeeper_id, address in config.safekeepers:
+            talks[safekeeper_id] = talk = _Talk(safekeeper_id, address, credentials)
             await talk.connect()
             talk.greeting = await talk.ask(
                 ProposerGreeting(PROTOCOL_VERSION, run, safekeeper_id, None, None), AcceptorGreeting
@@ -194,17 +195,25 @@ class _Talk:
 
     greeting: AcceptorGreeting
 
-    def __init__(self, safekeeper_id: int, address: Address) -> None:
+    def __init__(self, safekeeper_id: int, address: Address, credentials: Credentials) -> None:
         self._who = f"safekeeper {safekeeper_id} at {address}"
         self._address = address
-        self._decoder = FrameDecoder(ACCEPTOR_DIALECT)
-        self._answers: list[AcceptorMessage] = []
-        self._writer: asyncio.StreamWriter | None = None
+        self._credentials = credentials
+        self._answers: asyncio.Queue[AcceptorMessage] = asyncio.Queue()
+        self._connection = SafekeeperConnection(
+            safekeeper_id,
+            credentials,
+            opened=lambda: None,
+            received=self._answers.put_nowait,
+            lost=lambda: None,
+        )
 
     async def connect(self) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                self._reader, self._writer = await asyncio.open_connection(*self._address)
+                await self._connection.connect(self._address, self._credentials.tls)
+        except RemoteProtocolError as error:
+            raise ConfigurationError(f"{self._who} and this command do not come together: {error}") from None
         except (OSError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             raise ConfigurationError(
@@ -213,22 +222,20 @@ class _Talk:
             ) from None
 
     async def ask(self, question: ProposerMessage, expected: type[_Answer]) -> _Answer:
-        assert self._writer is not None  # connect was awaited
+        connection = self._connection
+        if connection.is_open:
+            connection.writelines(encode(question))
+        arrived = asyncio.ensure_future(self._answers.get())
         try:
-            self._writer.writelines(encode(question))
-            async with asyncio.timeout(_TIMEOUT_S):
-                while not self._answers:
-                    data = await self._reader.read(_READ_BYTES)
-                    if not data:
-                        raise WalproxyError(f"{self._who} closed the connection; see its log")
-                    self._answers += self._decoder.feed(data)
-        except TimeoutError:
-            raise WalproxyError(f"{self._who} gave no answer within {_TIMEOUT_S:.0f} s; see its log") from None
-        except OSError as error:
-            raise WalproxyError(f"{self._who} is gone ({error}); see its log") from None
-        except RemoteProtocolError as error:
-            raise WalproxyError(f"{self._who} is no safekeeper, or of another release: {error}") from None
-        answer = self._answers.pop(0)
+            waited: set[asyncio.Future[Any]] = {arrived, connection.closed}
+            await asyncio.wait(waited, timeout=_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not arrived.done():
+                if connection.closed.done():
+                    raise WalproxyError(f"{self._who}: {connection.reason}; see its log")
+                raise WalproxyError(f"{self._who} gave no answer within {_TIMEOUT_S:.0f} s; see its log")
+        finally:
+            arrived.cancel()
+        answer = arrived.result()
         if isinstance(answer, Refusal):
             raise WalproxyError(f"{self._who} refuses: {answer.reason}")
         if not isinstance(answer, expected):
@@ -236,5 +243,4 @@ class _Talk:
         return answer
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._connection.abort("the rebootstrap is done with it")

@@ -1,0 +1,28 @@
+"""What the proxy proves to safekeepers and demands of them: read from the settings once, and again at SIGHUP."""
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.protection import reload_files, require_pair
+from safekeeper.shared_secret import read_shared_secret
+from safekeeper.tls import ClientTls
+from walproxy.config import ProxyConfig
+from walproxy.safekeeper_connection import Credentials
+
+
+def read_credentials(config: ProxyConfig) -> Credentials:
+    """Return the credentials that the settings name.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or one option lacks another.
+    """
+    require_pair(config.tls_cert, config.tls_key)
+    if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
+        raise ConfigurationError("--tls-cert is of no use without --tls-ca or --http-tls: give one of them, too")
+    if config.http_tls and config.tls_cert is None:
+        raise ConfigurationError("--http-tls is of no use without --tls-cert and --tls-key: give them, too")
+    tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
+    return Credentials(tls, read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET"))
+
+
+def reload_credentials(credentials: Credentials) -> list[str]:
+    """Read the files again, for new connections, and return what has changed; an error is one line, the old stays."""
+    return reload_files({"the certificates for safekeepers": credentials.tls, "the shared secret": credentials.secret})
