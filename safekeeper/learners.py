@@ -263,10 +263,10 @@ class LearnerHub:
                 return 0
             chunk = self._chunk = self._make_chunk(begin_lsn, end_lsn, step.end_lsn, payload)
         self._send(reader, chunk)
-        if chunk.end_lsn == step.end_lsn:
+        if chunk.end_lsn == self._seen.end_lsn:
             reader.waiting = reader.caught_up = True
         elif not reader.paused:
-            self._awake[reader.number] = reader
+            self._awake[reader.number] = reader  # There is more, or its timeline ends here.
         return len(chunk.payload)
 
     def _make_chunk(

@@ -1,0 +1,223 @@
+"""A safekeeper's node with its doors for proposers and for replication clients, on a loop in a thread of its own.
+
+So a test is plain blocking code: a scripted proposer on one side, replication clients on the other, and `call` for a
+look inside.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import uvloop
+
+from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.messages import AppendResponse, Elected, Standby, StandbyFeedback
+from safekeeper.consensus.term_history import HistoryEntry, TermHistory
+from safekeeper.data_folder import DataFolder
+from safekeeper.learners import LearnerHub
+from safekeeper.node import Node
+from safekeeper.proposer_door import ProposerDoor
+from safekeeper.replication_door import ReplicationDoor
+from safekeeper.settings import Address
+from safekeeper.slots import Slots
+from tests.unit.faulty_filesystem import FaultyFileSystem
+from tests.unit.replication_client import DEADLINE_S, ReplicationClient
+from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SERVER_VERSION, SYSTEM_ID, ScriptedProposer
+
+_Result = TypeVar("_Result")
+
+
+class Leader(ScriptedProposer):
+    """A proposer of a cluster of one, which commits what it is told to commit and knows timelines.
+
+    Attributes:
+        feedback: what it was told about the standbys, while it waited for something else.
+    """
+
+    commit_lsn = 0
+
+    def __init__(self, port: int, *, run: str) -> None:
+        super().__init__(port, run=run)
+        self.feedback: list[tuple[Standby, ...]] = []
+
+    def receive(self, kind: type[_Result]) -> _Result:
+        while True:
+            message = super().receive(object)
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, StandbyFeedback), message
+            self.feedback.append(message.standbys)
+
+    def take_over(
+        self,
+        term: int,
+        history: TermHistory,
+        *,
+        histories: tuple[TliHistory, ...] = (),
+        commit_lsn: int = 0,
+        base_lsn: int = BASE_LSN,
+        allow_data_loss: bool = False,
+    ) -> AppendResponse:
+        """Win `term` and have `history` adopted."""
+        if self.greet().membership is None:
+            self.bootstrap()
+            self.greet()
+        self.be_voted_for(term)
+        assert self.greeting.membership is not None
+        self.send(
+            Elected(
+                node_id=NodeId(term, self.run),
+                cluster_id=self.greeting.cluster_id,
+                system_id=SYSTEM_ID,
+                segment_size=SEGMENT_SIZE,
+                server_version=SERVER_VERSION,
+                membership=self.greeting.membership,
+                history=history,
+                tli_histories=histories,
+                base_lsn=base_lsn,
+                commit_lsn=commit_lsn,
+                allow_data_loss=allow_data_loss,
+            )
+        )
+        answer = self.receive(AppendResponse)
+        self.write_lsn = answer.write_lsn
+        return answer
+
+    def write(self, payload: bytes) -> int:
+        """Append and wait until it is on disk; return where it ends. Nothing is committed by it."""
+        for begin in range(0, len(payload), 1 << 20):
+            self.append(payload[begin : begin + (1 << 20)], commit_lsn=self.commit_lsn)
+        self.wait_flushed(self.write_lsn)
+        return self.write_lsn
+
+    def commit(self, lsn: int | None = None) -> int:
+        """Commit up to `lsn`, by default all that was written; return where that is."""
+        self.commit_lsn = self.write_lsn if lsn is None else lsn
+        sent = self.append(b"", commit_lsn=self.commit_lsn)
+        while self.receive(AppendResponse).sequence < sent.sequence:
+            pass
+        return self.commit_lsn
+
+
+class ReplicationHouse:
+    """Open at the beginning of the `with` block; everything is closed at its end.
+
+    Attributes:
+        fs: its disk.
+        node, hub, slots, door: its parts; use them in `call` only.
+        pg_port: where replication clients connect.
+    """
+
+    node: Node
+    hub: LearnerHub
+    slots: Slots
+    door: ReplicationDoor
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        connections_max: int = 200,
+        greeting_timeout_s: float = 60,
+        timeout_s: float = 60,
+        slots_max: int = 8,
+    ) -> None:
+        self.fs = FaultyFileSystem()
+        self._directory = directory / "sk"
+        self._options = (connections_max, greeting_timeout_s, timeout_s, slots_max)
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._opened: list[ScriptedProposer | ReplicationClient] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._wait(self._open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for opened in self._opened:
+            opened.__exit__(None, None, None)
+        self.fs.release()
+        self._wait(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE_S)
+        self._loop.close()
+
+    async def _open(self) -> None:
+        connections_max, greeting_timeout_s, timeout_s, slots_max = self._options
+        folder = DataFolder.open(self.fs, self._directory, 1, "a" * 32)
+        self.node = node = Node(folder, self._loop)
+        self._proposers = ProposerDoor(
+            node, connections_max=8, greeting_timeout_s=DEADLINE_S, idle_timeout_s=DEADLINE_S
+        )
+        node.attach(self._proposers)
+        self.slots = Slots.open(self.fs, self._directory, node.disk, slots_max)
+        self.hub = LearnerHub(node, self._loop)
+        node.attach_learners(self.hub)
+        self.door = ReplicationDoor(
+            node,
+            self.hub,
+            self.slots,
+            connections_max=connections_max,
+            greeting_timeout_s=greeting_timeout_s,
+            timeout_s=timeout_s,
+        )
+        await self._proposers.open(Address("127.0.0.1", 0))
+        await self.door.open(Address("127.0.0.1", 0))
+        self.pg_port = self.door.address.port
+
+    async def _close(self) -> None:
+        self._proposers.stop_accepting()
+        self._proposers.close_all()
+        self.door.abort()
+        await self.node.drain()
+        self.node.stop()
+        self.node.folder.close()
+
+    def leader(self, run: str = "run1") -> Leader:
+        leader = Leader(self._proposers.address.port, run=run)
+        self._opened.append(leader)
+        return leader
+
+    def led(self) -> Leader:
+        """Return the leader of term 1, on timeline 1 from BASE_LSN on."""
+        leader = self.leader()
+        leader.take_over(1, (HistoryEntry(1, BASE_LSN, 1),))
+        return leader
+
+    def client(self, name: str = "standby1", *, receive_buffer: int = 0) -> ReplicationClient:
+        client = ReplicationClient(self.pg_port, name=name, receive_buffer=receive_buffer)
+        self._opened.append(client)
+        return client
+
+    def stranger(self) -> ReplicationClient:
+        """A connection on which nothing was said yet."""
+        client = ReplicationClient(self.pg_port, startup=False)
+        self._opened.append(client)
+        return client
+
+    def call(self, function: Callable[[], _Result]) -> _Result:
+        """Return what `function` returns on the loop's thread."""
+
+        async def run() -> _Result:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(DEADLINE_S)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds on the loop's thread."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not self.call(condition):
+            assert time.monotonic() < deadline, "it does not come about"
+
+    def readable_lsn(self) -> int:
+        return self.call(lambda: self.node.acceptor.readable_lsn)
+
+    def _wait(self, coroutine: object) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_S)  # type: ignore[arg-type]
