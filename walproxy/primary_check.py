@@ -102,6 +102,7 @@ _CONNECT_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
         ProblemKind.STARTING,
         "waiting for it",
     ),
+    (r"session is read-only|hot standby mode", ProblemKind.IN_RECOVERY, "promote it, or connect to the primary"),
     (r"too many clients|remaining connection slots", ProblemKind.NO_FREE_WALSENDER, "raise max_connections"),
     (
         r"Connection refused|No such file or directory|could not translate host name|[Nn]ame or service not known"

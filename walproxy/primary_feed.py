@@ -4,6 +4,10 @@ The feed obeys: it streams when its owner says so (`start`), from where it says,
 itself it only does what changes nothing: connect, with a growing pause, ask who is there, make the slot, and ask again
 now and then while idle, so that a dead connection is noticed. All callbacks run on the event loop.
 
+Of several hosts it tries one after the other (walproxy/primary_hosts.py). A standby is passed over. One that its owner
+refuses (`refuse`) is put aside: nothing that it has sent is handed on from then on. When every host is refused, the
+feed has failed.
+
 What it says back to PostgreSQL is the owner's `positions`, at most once per turn of the event loop when they change,
 every second in any case, and every 20 ms while the walsender catches up: acknowledgements release nobody before that.
 A reply that PostgreSQL asks for although nothing has changed waits a moment, because each such reply makes a walsender
@@ -26,6 +30,7 @@ from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.continuity import LinkCheck
 from walproxy.digest import SegmentDigest
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
+from walproxy.primary_hosts import HostRota, HostState, PrimaryHost
 from walproxy.primary_sql import terminate_slot_holder
 from walproxy.walreceiver import ReplicationConnection, TimelineEnd
 
@@ -83,11 +88,11 @@ class FeedConfig:
     """What a feed needs to know.
 
     Attributes:
-        conninfo: libpq's connection string of the primary.
+        hosts: where the primary may be.
         silence_timeout_s: a primary that says nothing for so long, although asked, is gone.
     """
 
-    conninfo: str
+    hosts: tuple[PrimaryHost, ...]
     application_name: str
     slot: str
     connect_timeout_s: float = 5.0
@@ -98,18 +103,18 @@ class PrimaryFeed:
     """The connection to the primary, kept up until cancelled.
 
     Attributes:
-        problem: why there is no connection, empty if there is one.
+        rota: the hosts, and what is known of each.
         streams: whether WAL is flowing or could flow at any time.
     """
 
     def __init__(self, config: FeedConfig, owner: FeedOwner) -> None:
-        self.problem = "not connected yet"
+        self.rota = HostRota(config.hosts)
         self.streams = False
         self._config = config
         self._owner = owner
         self._connection: ReplicationConnection | None = None
         self._wanted: asyncio.Queue[StartReplication | None] = asyncio.Queue()
-        self._told = ""
+        self._refusal = ""  # why the present connection is to be left
         self._pause_s = PAUSE_MIN_S
         self._told_positions = (0, 0, 0)
         self._told_positions_at = 0.0
@@ -123,7 +128,7 @@ class PrimaryFeed:
         self._unlinked: list[memoryview] = []
         self._start: StartReplication | None = None
         self._paused = False
-        self._warned: set[str] = set()
+        self._warned: set[tuple[PrimaryHost, str]] = set()
         self._segment_size = 0
         self._was_connected = False
 
@@ -143,6 +148,20 @@ class PrimaryFeed:
         self._drop_orders()
         if self._connection is not None:
             self._connection.close()
+
+    def refuse(self, reason: str) -> None:
+        """Put the present host aside: take nothing more of it, and try the others."""
+        self._refusal = reason
+        self._drop_orders()
+        if self._connection is not None:
+            self._connection.close()
+        # Whoever waits for an order finds the connection closed.
+        self.identify()
+
+    @property
+    def problem(self) -> str:
+        """Why there is no primary, empty if there is one."""
+        return self.rota.problem()
 
     def pause(self) -> None:
         """Read no further: the window is full."""
@@ -171,22 +190,26 @@ class PrimaryFeed:
 
     async def run(self) -> None:
         """Keep a connection up until cancelled or failed."""
+        loop = asyncio.get_running_loop()
         status_task = asyncio.create_task(self._repeat_status())
         try:
             while True:
+                if self.rota.next(loop.time()) is None:
+                    await asyncio.sleep(self._pause_s)
+                    self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+                    continue
                 try:
                     await self._connect()
                     await self._serve()
                 except (PrimaryProblem, RemoteProtocolError) as problem:
-                    if isinstance(problem, PrimaryProblem) and self._is_final(problem):
-                        self._owner.failed(problem)
-                        return
-                    self._lost(str(problem))
+                    failure = self._parted(problem)
                 except WalproxyError as error:
-                    self._owner.failed(error)
+                    failure = error
+                else:
+                    raise AssertionError("following orders ends with an error only")
+                if failure is not None:
+                    self._owner.failed(failure)
                     return
-                await asyncio.sleep(self._pause_s)
-                self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
         finally:
             status_task.cancel()
             self._close()
@@ -199,25 +222,45 @@ class PrimaryFeed:
 
     async def _connect(self) -> None:
         self._drop_orders()
-        config = self._config
-        self._connection = await ReplicationConnection.connect(
-            config.conninfo, application_name=config.application_name, timeout_s=config.connect_timeout_s
-        )
-        await self._connection.ensure_slot(config.slot)
-        identity = await self._identify(self._connection)
-        self.problem = ""
+        self._refusal = ""
+        connection = self._connection = await self._open()
+        identity = await self._identify(connection)
+        # A standby, which raises above, is left as it is.
+        if await connection.ensure_slot(self._config.slot):
+            # The slot holds WAL from now on: positions from before it do not count.
+            identity = await self._identify(connection)
+        self.rota.connected()
         self._was_connected = True
+        self._introduce(identity)
+
+    async def _open(self) -> ReplicationConnection:
+        """Connect to the host whose turn it is."""
+        config = self._config
+        return await ReplicationConnection.connect(
+            self.rota.current.host.conninfo,
+            application_name=config.application_name,
+            timeout_s=config.connect_timeout_s,
+        )
+
+    def _introduce(self, identity: PrimaryIdentity) -> None:
+        self._leave_if_refused()
         self._owner.primary_identified(identity)
+
+    def _leave_if_refused(self) -> None:
+        """Raise if the connection at hand is that of a host which was refused meanwhile."""
+        if self._refusal:
+            raise PrimaryProblem(ProblemKind.LOST, self._refusal)
 
     async def _identify(self, connection: ReplicationConnection) -> PrimaryIdentity:
         facts = await connection.identify()
         problem = problem_of_identity(facts)
         if problem is not None:
             raise problem
+        host = self.rota.current.host
         for warning in warnings_of_identity(facts, self._config.application_name):
-            if warning not in self._warned:
-                self._warned.add(warning)
-                logger.warning("%s", warning)
+            if (host, warning) not in self._warned:
+                self._warned.add((host, warning))
+                logger.warning("%s", warning if self.rota.is_single else f"{host.name}: {warning}")
         self._segment_size = facts.segment_size
         histories = []
         for tli in [ancestor for ancestor, _ in facts.lineage if ancestor > 1]:
@@ -251,7 +294,7 @@ class PrimaryFeed:
                 self._note_that_it_works()
                 continue
             if order is None:
-                self._owner.primary_identified(await self._identify(self._connection))
+                self._introduce(await self._identify(self._connection))
             else:
                 await self._stream(self._connection, order)
 
@@ -285,6 +328,7 @@ class PrimaryFeed:
                 self.streams = False
                 self._close()
                 self._owner.segment_removed(str(problem))
+                self._leave_if_refused()
                 await self._reconnect_for_orders()
                 return
             raise
@@ -294,10 +338,7 @@ class PrimaryFeed:
 
     async def _reconnect_for_orders(self) -> None:
         """Make a connection without dropping the order that came meanwhile."""
-        config = self._config
-        self._connection = await ReplicationConnection.connect(
-            config.conninfo, application_name=config.application_name, timeout_s=config.connect_timeout_s
-        )
+        self._connection = await self._open()
 
     async def _copy(
         self, connection: ReplicationConnection, begin_lsn: Lsn, tli: int, order: StartReplication
@@ -327,9 +368,9 @@ class PrimaryFeed:
             except PrimaryProblem as problem:
                 if problem.kind is not ProblemKind.SLOT_IN_USE or loop.time() > deadline:
                     raise
-                self.problem = str(problem)
+                self.rota.current.problem = str(problem)
             try:
-                pid = await terminate_slot_holder(self._config.conninfo, self._config.slot)
+                pid = await terminate_slot_holder(self.rota.current.host.conninfo, self._config.slot)
             except PrimaryProblem as problem:
                 if problem.kind is ProblemKind.SLOT_IN_USE:
                     raise
@@ -348,7 +389,8 @@ class PrimaryFeed:
             begin_lsn, chunks = self._take_checked(begin_lsn, chunks, start.begin_lsn)
         if self._link_check is not None:
             begin_lsn, chunks = self._take_unlinked(self._link_check, start.begin_lsn, chunks)
-        if chunks:
+        # The check may have refused this primary: what came behind the bytes that differ is not ours.
+        if chunks and not self._refusal:
             self._owner.wal_received(begin_lsn, chunks)
 
     def _take_checked(self, begin_lsn: Lsn, chunks: list[memoryview], end_lsn: Lsn) -> tuple[Lsn, list[memoryview]]:
@@ -414,6 +456,8 @@ class PrimaryFeed:
         self._told_positions = self._current_positions()
         self._told_positions_at = asyncio.get_running_loop().time()
         self._connection.send_status(*self._told_positions, reply_requested=reply_requested)
+        if self.rota.current.is_distrusted and any(self._told_positions):
+            self._note_that_it_fits()
 
     def _send_feedback_if_due(self, connection: ReplicationConnection, now: float) -> None:
         feedback = self._owner.hot_standby_feedback()
@@ -450,19 +494,52 @@ class PrimaryFeed:
 
     def _note_that_it_works(self) -> None:
         """The connection is of use: a problem that comes from now on is a new one, and may pass quickly."""
-        self.problem = ""
+        candidate = self.rota.current
+        self.rota.connected()
+        self.rota.works()
         self._pause_s = PAUSE_MIN_S
-        if self._told:
-            self._told = ""
-            logger.info("connected to the primary")
+        if candidate.told and not candidate.is_distrusted:
+            candidate.told = ""
+            logger.info("connected to the primary%s", self._where())
 
-    def _lost(self, reason: str) -> None:
+    def _note_that_it_fits(self) -> None:
+        """PostgreSQL is told what the quorum has: its WAL was found to be ours, although it had been refused before."""
+        candidate = self.rota.current
+        candidate.is_distrusted, candidate.told = False, ""
+        logger.info("the primary%s is not refused any more", self._where())
+
+    def _parted(self, problem: WalproxyError) -> WalproxyError | None:
+        """The connection is gone, or could not be made; return what ends the feed, None if it goes on."""
         self._close()
-        self.problem = reason
-        if reason != self._told:
-            self._told = reason
-            logger.warning("no primary: %s", reason)
-        self._owner.primary_lost(reason)
+        rota, now = self.rota, asyncio.get_running_loop().time()
+        final = isinstance(problem, PrimaryProblem) and self._is_final(problem)
+        if self._refusal:
+            rota.refused(self._refusal, now)
+        elif final and rota.is_single:
+            return problem
+        elif final:
+            rota.refused(str(problem), now, problem.exit_code)
+        else:
+            is_standby = isinstance(problem, PrimaryProblem) and problem.kind is ProblemKind.IN_RECOVERY
+            rota.failed(HostState.STANDBY if is_standby else HostState.UNREACHABLE, str(problem))
+        self._tell_once()
+        self._owner.primary_lost(rota.current.problem)
+        return rota.verdict()
+
+    def _tell_once(self) -> None:
+        candidate = self.rota.current
+        if candidate.problem == candidate.told:
+            return
+        candidate.told = candidate.problem
+        if candidate.state is HostState.REFUSED:
+            logger.warning("the primary%s is refused: %s", self._where(), candidate.problem)
+        elif candidate.state is HostState.STANDBY and not self.rota.is_single:
+            logger.info("passed over%s: %s", self._where(), candidate.problem)
+        else:
+            logger.warning("no primary%s: %s", self._where(), candidate.problem)
+
+    def _where(self) -> str:
+        return "" if self.rota.is_single else f" at {self.rota.current.host.name}"
 
     def _close(self) -> None:
         self.streams = False

@@ -44,7 +44,15 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "truncate_lsn": format_lsn(leadership.truncate_lsn if leadership is not None else 0),
         "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
         "backpressure": proxy.feed.is_paused,
-        "primary": {"connected": primary is not None, "streams": proxy.feed.streams, "problem": proxy.feed.problem},
+        "primary": {
+            "connected": primary is not None,
+            "streams": proxy.feed.streams,
+            "problem": proxy.feed.problem,
+            "hosts": [
+                {"host": each.host.name, "state": each.state.value, "problem": each.problem or None}
+                for each in proxy.feed.rota.candidates
+            ],
+        },
     }
 
 

@@ -15,6 +15,7 @@ from safekeeper.errors import RemoteProtocolError, WalproxyError
 from tests.unit.event_loop import on_the_loop, until
 from walproxy.primary_check import PrimaryProblem, ProblemKind
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
+from walproxy.primary_hosts import PrimaryHost
 from walproxy.replication import PrimaryFacts
 
 SEGMENT_SIZE = 1 << 20
@@ -41,16 +42,28 @@ def problem(kind: ProblemKind, text: str = "") -> PrimaryProblem:
 
 
 class FakePrimary:
-    """Makes fake connections. What is in `failures` is raised instead, by the method of that name, one at a time."""
+    """Makes fake connections. What is in `failures` is raised instead, by the method of that name, one at a time.
+
+    Attributes:
+        problems: by connection string, what is wrong with that host for as long as it is here.
+        tried: the connection strings that it was asked for.
+    """
 
     def __init__(self) -> None:
         self.connections: list[FakeConnection] = []
         self.failures: dict[str, list[Exception]] = {}
-        self.attempts = 0
+        self.problems: dict[str, Exception] = {}
+        self.tried: list[str] = []
+
+    @property
+    def attempts(self) -> int:
+        return len(self.tried)
 
     async def connect(self, conninfo: str, *, application_name: str, timeout_s: float) -> "FakeConnection":
-        self.attempts += 1
+        self.tried.append(conninfo)
         self.fail("connect")
+        if conninfo in self.problems:
+            raise self.problems[conninfo]
         self.connections.append(FakeConnection(self))
         return self.connections[-1]
 
@@ -71,13 +84,18 @@ class FakeConnection:
         self.feedback: list[tuple[int, int]] = []
         self.started: list[tuple[str | None, int, int]] = []
         self.reading = True
+        self.closed = False
+        self.slots: list[str] = []
         self.on_wal: Callable[[int, list[memoryview]], None]
         self.on_keepalive: Callable[[int, bool], None]
 
     async def ensure_slot(self, name: str) -> bool:
+        self.slots.append(name)
         return False
 
     async def identify(self) -> PrimaryFacts:
+        if self.closed:
+            raise problem(ProblemKind.LOST, "the connection is closed")
         self._primary.fail("identify")
         return FACTS
 
@@ -112,6 +130,7 @@ class FakeConnection:
         self.reading = True
 
     def close(self) -> None:
+        self.closed = True
         if not self._ended.done():
             self._ended.set_exception(problem(ProblemKind.LOST))
             self._ended.exception()  # A feed that streams nothing does not ask for it.
@@ -129,6 +148,8 @@ class Owner:
         self.removed: list[str] = []
         self.may_tell = (0, 0, 0)
         self.needs: tuple[int, int] | None = None
+        self.when_checked: Callable[[], None] | None = None
+        self.when_removed: Callable[[], None] | None = None
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
         self.identities.append(identity)
@@ -138,9 +159,13 @@ class Owner:
 
     def primary_checked(self, begin_lsn: int, end_lsn: int, page_crcs: tuple[int, ...]) -> None:
         self.checked.append((begin_lsn, end_lsn))
+        if self.when_checked is not None:
+            self.when_checked()
 
     def segment_removed(self, reason: str) -> None:
         self.removed.append(reason)
+        if self.when_removed is not None:
+            self.when_removed()
 
     def primary_refused(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -162,16 +187,16 @@ class Owner:
 
 
 class House:
-    """A feed, its owner and its primary."""
+    """A feed, its owner and its primary, which may be on one of several hosts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: PrimaryHost) -> None:
         self.primary = FakePrimary()
         self.owner = Owner()
         monkeypatch.setattr(walproxy.primary_feed, "ReplicationConnection", self.primary)
         monkeypatch.setattr(walproxy.primary_feed, "PAUSE_MIN_S", 0.001)
         monkeypatch.setattr(walproxy.primary_feed, "PAUSE_MAX_S", 0.002)
         monkeypatch.setattr(walproxy.primary_feed, "IDLE_CHECK_S", 0.01)
-        self.feed = PrimaryFeed(FeedConfig("", "walproxy", "walproxy", silence_timeout_s=0.3), self.owner)
+        self.feed = PrimaryFeed(FeedConfig(hosts, "walproxy", "walproxy", silence_timeout_s=0.3), self.owner)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -194,7 +219,7 @@ class House:
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> House:
     caplog.set_level(logging.INFO)
-    return House(monkeypatch)
+    return House(monkeypatch, PrimaryHost("db", "host=db"))
 
 
 @on_the_loop

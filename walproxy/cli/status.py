@@ -130,10 +130,22 @@ def render(content: dict[str, Any]) -> Group:
         who, what = f"safekeeper {each['id']}", each.get("problem")
         if what:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
-    problem = (content.get("primary") or {}).get("problem")
-    if problem:
-        problems.insert(0, Text(f"primary: {problem}", style="red"))
+    problems[:0] = _primary_problems(content.get("primary") or {})
     return Group(head, positions, table, *problems)
+
+
+def _primary_problems(primary: dict[str, Any]) -> list[Text]:
+    """Return a line for each host of several, or what is wrong with the only one."""
+    hosts = primary.get("hosts") or []
+    if len(hosts) > 1:
+        return [_host_line(each) for each in hosts]
+    return [Text(f"primary: {primary['problem']}", style="red")] if primary.get("problem") else []
+
+
+def _host_line(host: dict[str, Any]) -> Text:
+    style = {"connected": "green", "standby": "cyan", "untried": "cyan"}.get(host["state"], "red")
+    problem = f": {host['problem']}" if host.get("problem") and host["state"] != "untried" else ""
+    return Text.assemble(f"primary {host['host']} ", (host["state"], style), problem)
 
 
 def format_bytes(count: int | None) -> str:
