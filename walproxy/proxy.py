@@ -23,6 +23,7 @@ from safekeeper.consensus.actions import (
     IdentifyPrimary,
     Level,
     Note,
+    RefusePrimary,
     ReportStatus,
     SendAppend,
     SendMessage,
@@ -41,6 +42,7 @@ from walproxy.config import ProxyConfig
 from walproxy.digest import SegmentDigest
 from walproxy.member_problem import member_problem
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
+from walproxy.primary_hosts import primary_hosts
 from walproxy.safekeeper_link import SafekeeperLink
 from walproxy.window import Window
 
@@ -70,21 +72,21 @@ class Proxy:
             response_timeout_s=config.response_timeout,
             catchup_bytes_per_s=config.catchup_rate,
         )
+        hosts = primary_hosts(config.primary)
         self.proposer = Proposer(
             ProposerConfig(
                 run=secrets.token_hex(16),
                 safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
                 takeover=config.takeover,
                 allow_data_loss=config.allow_data_loss,
+                several_primaries=len(hosts) > 1,
                 apply_rule=config.apply_standbys,
                 timing=timing,
             )
         )
         self.links = {i: SafekeeperLink(i, address, self) for i, address in config.safekeepers}
         self.feed = PrimaryFeed(
-            FeedConfig(
-                config.primary, config.application_name, config.slot, config.connect_timeout, config.primary_timeout
-            ),
+            FeedConfig(hosts, config.application_name, config.slot, config.connect_timeout, config.primary_timeout),
             self,
         )
         self.window = Window(config.window)
@@ -328,6 +330,8 @@ class Proxy:
             self.feed.start(action)
         elif isinstance(action, StopReplication):
             self.feed.stop(action.reason)
+        elif isinstance(action, RefusePrimary):
+            self.feed.refuse(action.reason)
         elif isinstance(action, Note):
             logger.log(_LOG_LEVELS[action.level], "%s", action.text)
         elif isinstance(action, Finish):
