@@ -136,7 +136,9 @@ class ReplicationConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._open:
-            self._door.close_connection(self, self._session.explain_eof(), stranger=not self.user)
+            reason = self._session.explain_eof()
+            streamed = self._stop_reader(reason)
+            self._door.close_connection(self, "" if streamed else reason, stranger=not self.user)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -171,7 +173,9 @@ class ReplicationConnection(asyncio.Protocol):
             finally:
                 self._transport.write(channel.take_outgoing())
             if channel.established and not established:
-                self._session.tls_started(channel.server_certificate_der)
+                shown = channel.peer_certificate() is not None
+                only_user = (channel.peer_common_name or "") if shown else None
+                self._session.tls_started(channel.server_certificate_der, only_user)
             if not channel.established:
                 return
         for event in self._session.receive(data):
@@ -210,9 +214,9 @@ class ReplicationConnection(asyncio.Protocol):
             case StartTls(_, data):
                 self._start_tls(data)
             case Authenticated():
-                self.user, self.name = event.user, event.application_name
+                self._let_in(event)
             case CommandRefused(sqlstate, message):
-                _log.info("%s was refused: %s (%s)", self, message, sqlstate)
+                self._door.note_refusal(f"{self} was refused: {message} ({sqlstate})")
             case Terminated():
                 self._flush()
                 self._door.close_connection(self, "")
@@ -223,6 +227,16 @@ class ReplicationConnection(asyncio.Protocol):
         self._channel = self._door.tls.channel()
         if data:
             self._receive(data)
+
+    def _let_in(self, event: Authenticated) -> None:
+        """Take down who it is. A client certificate, which is demanded or not asked for, must be that user's."""
+        certificate = self._channel.peer_certificate() if self._channel is not None else None
+        if self._channel is not None and certificate and self._channel.peer_common_name != event.user:
+            self._session.take_output()  # It has not been let in yet.
+            message = f'the common name of the client certificate is not "{event.user}", the user'
+            self._session.refuse("28000", message, fatal=True)
+            raise RemoteProtocolError(message)
+        self.user, self.name = event.user, event.application_name
 
     def _take_status(self, status: StatusUpdate) -> None:
         reader = self.reader
@@ -263,7 +277,7 @@ class ReplicationConnection(asyncio.Protocol):
         self._session.answer(*answer)
 
     def _refuse(self, error: CommandError) -> None:
-        _log.info("%s was refused: %s (%s)", self, error, error.sqlstate)
+        self._door.note_refusal(f"{self} was refused: {error} ({error.sqlstate})")
         self._session.refuse(error.sqlstate, str(error), detail=error.detail, hint=error.hint)
 
     async def _carry_out(self, command: AnswerableCommand) -> None:
@@ -377,13 +391,15 @@ class ReplicationConnection(asyncio.Protocol):
         self._session.finish_copy(self._ending)
         self._flush()
 
-    def _stop_reader(self, reason: str) -> None:
+    def _stop_reader(self, reason: str) -> bool:
+        """End the stream, if there is one; return whether there was."""
         reader, self.reader = self.reader, None
         if reader is None:
-            return
+            return False
         self._door.hub.stop(reader)
         self._release_slot(reader.slot)
         _log.info("%s streams no more, at %s: %s", self, format_lsn(reader.position_lsn), reason)
+        return True
 
     # What the door calls.
 

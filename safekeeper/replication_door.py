@@ -72,6 +72,7 @@ class ReplicationDoor:
         self._last_number = 0
         self._server: asyncio.Server | None = None
         self._strangers = RateLimit(lines=10, interval_s=60)
+        self._refusals = RateLimit(lines=30, interval_s=60)
         self._watch_handle: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -181,6 +182,12 @@ class ReplicationDoor:
         elif reason:
             _log.info("closed %s: %s", connection, reason)
         connection.close()
+
+    def note_refusal(self, line: str) -> None:
+        """Log that a command was refused. A standby tries again for ever, so there is a limit."""
+        more = self._refusals.admit()
+        if more is not None:
+            _log.info("%s%s", line, more)
 
     def lost(self, connection: ReplicationConnection) -> None:
         """Forget a connection that is closed."""

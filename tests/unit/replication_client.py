@@ -8,7 +8,13 @@ from types import TracebackType
 from typing import Self
 
 from safekeeper.lsn import format_lsn, parse_lsn
-from walproxy.replication import Keepalive, XLogData, build_hot_standby_feedback, build_status_update, parse_copy_message
+from walproxy.replication import (
+    Keepalive,
+    XLogData,
+    build_hot_standby_feedback,
+    build_status_update,
+    parse_copy_message,
+)
 
 DEADLINE_S = 20.0
 PROTOCOL_3_0 = 3 << 16
