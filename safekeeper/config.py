@@ -121,13 +121,13 @@ class SafekeeperConfig:
         metavar="FILE",
     )
     secret_file: Path | None = option(
-        "File of the secret that proxies and safekeepers prove to each other",
+        "File of the secret that proxies and safekeepers prove to each other; or set SAFEKEEPER_SECRET",
         parse=optional(existing_file),
         default=None,
         metavar="FILE",
     )
     secret: Secret | None = option(
-        "That secret itself, where a file is inconvenient",
+        "The secret of --secret-file itself, where a file is inconvenient",
         parse=optional(secret_value),
         default=None,
         metavar="SECRET",

@@ -83,33 +83,24 @@ class Protection:
         Args:
             new: the settings as they are written now. Only its lists of networks are taken.
         """
-        changed = [
-            *reload_files(
-                {
-                    "the certificates of the proposers' door": self.proposers_tls,
-                    "the certificates of the replication door": self.replication_tls,
-                    "the certificate of HTTP": self.http_tls,
-                    "the users": self.users,
-                    "the shared secret": self.secret,
-                }
-            ),
-            *self._take_networks(AllowLists(new.allow, new.pg_allow, new.http_allow)),
-        ]
-        _log.info("read the files again; changed: %s", ", ".join(changed) or "nothing")
+        files: dict[str, Reloadable | None] = {
+            "the certificates of the proposers' door": self.proposers_tls,
+            "the certificates of the replication door": self.replication_tls,
+            "the certificate of HTTP": self.http_tls,
+            "the users": self.users,
+            "the shared secret": self.secret,
+        }
+        say_changes(reload_files(files), files)
+        self._take_networks(AllowLists(new.allow, new.pg_allow, new.http_allow))
 
-    def _take_networks(self, wanted: AllowLists) -> list[str]:
-        changed = []
+    def _take_networks(self, wanted: AllowLists) -> None:
         for field, name in zip(AllowLists._fields, ("--allow", "--pg-allow", "--http-allow"), strict=True):
             old, new = getattr(self.allow, field), getattr(wanted, field)
-            if old == new:
-                continue
-            if new is None:
+            if new is not None:
+                self.allow = self.allow._replace(**{field: new})
+            elif old is not None:
                 # The door may listen where it does because of this list alone.
                 _log.warning("%s stays as it was: to do without it takes a restart", name)
-                continue
-            self.allow = self.allow._replace(**{field: new})
-            changed.append(name)
-        return changed
 
 
 def require_pair(cert: Path | None, key: Path | None) -> None:
@@ -149,6 +140,12 @@ def reload_files(files: Mapping[str, Reloadable | None]) -> list[str]:
         except ConfigurationError as error:
             _log.error("could not read %s again: %s; the old stays in use", name, error)
     return changed
+
+
+def say_changes(changed: list[str], files: Mapping[str, Reloadable | None]) -> None:
+    """Log what `reload_files` returned, if there was anything to read."""
+    if any(read is not None for read in files.values()):
+        _log.info("read certificates, users and secrets again; changed: %s", ", ".join(changed) or "nothing")
 
 
 def _guarded(wanted: Address, protected: bool, option: str, protections: str) -> Address:

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from safekeeper.config import SafekeeperConfig
@@ -21,6 +22,7 @@ from safekeeper.logs import configure, describe_bug
 from safekeeper.lsn import format_lsn
 from safekeeper.node import Node
 from safekeeper.proposer_door import ProposerDoor
+from safekeeper.protection import Protection
 from safekeeper.replication_door import ReplicationDoor
 from safekeeper.signals import reload_settings, take_signals
 from safekeeper.slots import Slots
@@ -44,6 +46,7 @@ class Service:
         self._reload = reload
         self._term = 0
         self._node: Node | None = None
+        self._protection: Protection
         self._slots: Slots
         self._stop = asyncio.Event()
 
@@ -54,6 +57,7 @@ class Service:
             WalproxyError: it could not begin to serve.
         """
         configure(self._who, self._config.log_level)
+        self._protection = Protection(self._config)
         folder = DataFolder.open(self._fs, self._config.data_dir, self._config.id, secrets.token_hex(16))
         # Its files close with the process: to close them after a failure could wait for ever for a disk that hangs.
         self._node = Node(folder, asyncio.get_running_loop())
@@ -71,13 +75,16 @@ class Service:
         return EXIT_FINE
 
     async def _serve(self, node: Node) -> None:
-        config, loop = self._config, asyncio.get_running_loop()
+        config, protection, loop = self._config, self._protection, asyncio.get_running_loop()
         node.room.free_warning_bytes = config.disk_free_warning
         door = ProposerDoor(
             node,
             connections_max=config.connections_max,
             greeting_timeout_s=config.greeting_timeout,
             idle_timeout_s=config.idle_timeout,
+            tls=protection.proposers_tls,
+            secret=protection.secret,
+            networks=protection.allow.proposers,
         )
         node.attach(door)
         self._slots = slots = Slots.open(self._fs, config.data_dir, node.disk, config.slots_max)
@@ -85,16 +92,21 @@ class Service:
         http: HttpDoor | None = None
         ticks = None
         try:
-            await door.open(config.listen)
+            await door.open(protection.proposers_address())
             if pg_door is not None and config.pg_listen is not None:
-                await pg_door.open(config.pg_listen)
+                await pg_door.open(protection.replication_address(config.pg_listen))
 
             def addresses() -> dict[str, str]:
                 found = {"proposers": str(door.address), "http": str(http and http.address)}
                 return found | ({"pg": str(pg_door.address)} if pg_door is not None else {})
 
-            http = await serve_http(safekeeper_routes(node, addresses, slots, pg_door), config.http)
-            take_signals(self._stop.set, self._take_settings)
+            http = await serve_http(
+                safekeeper_routes(node, addresses, slots, pg_door),
+                config.http,
+                tls=protection.http_tls,
+                networks=protection.allow.http,
+            )
+            take_signals(self._stop.set, partial(self._take_settings, door, http, pg_door))
             self._announce(node.folder, door, http, pg_door)
             ticks = loop.create_task(self._tick(node))
             await self._until_stop_or_failure(node)
@@ -131,6 +143,9 @@ class Service:
             connections_max=self._config.pg_connections_max,
             greeting_timeout_s=self._config.greeting_timeout,
             timeout_s=self._config.pg_timeout,
+            tls=self._protection.replication_tls,
+            users=self._protection.users,
+            networks=self._protection.allow.replication,
         )
 
     def _announce(
@@ -147,10 +162,16 @@ class Service:
             os.getpid(),
         )
 
-    def _take_settings(self) -> None:
+    def _take_settings(self, door: ProposerDoor, http: HttpDoor, pg_door: ReplicationDoor | None) -> None:
         new = reload_settings(self._config, self._reload)
-        if new is not None and self._node is not None:
-            self._node.room.free_warning_bytes = new.disk_free_warning
+        if new is None or self._node is None:
+            return
+        self._node.room.free_warning_bytes = new.disk_free_warning
+        self._protection.reload(new)
+        allow = self._protection.allow
+        door.networks, http.networks = allow.proposers, allow.http
+        if pg_door is not None:
+            pg_door.networks = allow.replication
 
     async def _tick(self, node: Node) -> None:
         while True:

@@ -1,9 +1,9 @@
 """What the proxy proves to safekeepers and demands of them: read from the settings once, and again at SIGHUP."""
 
 from safekeeper.errors import ConfigurationError
-from safekeeper.protection import reload_files, require_pair
+from safekeeper.protection import Reloadable, reload_files, require_pair, say_changes
 from safekeeper.shared_secret import read_shared_secret
-from safekeeper.tls import ClientTls
+from safekeeper.tls import ClientTls, ServerTls
 from walproxy.config import ProxyConfig
 from walproxy.safekeeper_connection import Credentials
 
@@ -23,6 +23,11 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     return Credentials(tls, read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET"))
 
 
-def reload_credentials(credentials: Credentials) -> list[str]:
-    """Read the files again, for new connections, and return what has changed; an error is one line, the old stays."""
-    return reload_files({"the certificates for safekeepers": credentials.tls, "the shared secret": credentials.secret})
+def reload_credentials(credentials: Credentials, http_tls: ServerTls | None) -> None:
+    """Read the files again, for new connections, and say what has changed; an error is one line, the old stays."""
+    files: dict[str, Reloadable | None] = {
+        "the certificates for safekeepers": credentials.tls,
+        "the certificate of HTTP": http_tls,
+        "the shared secret": credentials.secret,
+    }
+    say_changes(reload_files(files), files)

@@ -43,6 +43,7 @@ from walproxy.digest import SegmentDigest
 from walproxy.member_problem import member_problem
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.primary_hosts import primary_hosts
+from walproxy.safekeeper_connection import Credentials
 from walproxy.safekeeper_link import SafekeeperLink
 from walproxy.window import Window
 
@@ -63,10 +64,12 @@ class Proxy:
         status: what PostgreSQL was last allowed to know.
         state: the public name of the state, as of the last tick.
         state_since: the event loop's time of the last change of it.
+        credentials: what connections to safekeepers are made with.
     """
 
-    def __init__(self, config: ProxyConfig) -> None:
+    def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
         self.config = config
+        self.credentials = credentials if credentials is not None else Credentials()
         timing = Timing(
             heartbeat_interval_s=config.heartbeat_interval,
             response_timeout_s=config.response_timeout,
@@ -79,12 +82,12 @@ class Proxy:
                 safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
                 takeover=config.takeover,
                 allow_data_loss=config.allow_data_loss,
-                several_primaries=len(hosts) > 1,
                 apply_rule=config.apply_standbys,
+                several_primaries=len(hosts) > 1,
                 timing=timing,
             )
         )
-        self.links = {i: SafekeeperLink(i, address, self) for i, address in config.safekeepers}
+        self.links = {i: SafekeeperLink(i, address, self, self.credentials) for i, address in config.safekeepers}
         self.feed = PrimaryFeed(
             FeedConfig(hosts, config.application_name, config.slot, config.connect_timeout, config.primary_timeout),
             self,

@@ -100,6 +100,7 @@ class Session:
         self._encrypted = False
         self._asked_for: set[int] = set()
         self._channel_binding: bytes | None = None
+        self._only_user: str | None = None
         self._client: Authenticated | None = None
         self._exchange: PasswordExchange | None = None
         self._streaming_command = False
@@ -163,15 +164,17 @@ class Session:
             raise
         return events
 
-    def tls_started(self, server_certificate_der: bytes | None) -> None:
+    def tls_started(self, server_certificate_der: bytes | None, only_user: str | None = None) -> None:
         """Go on behind TLS.
 
         Args:
             server_certificate_der: the certificate that the client was shown, for channel binding; None: without.
+            only_user: whom the client's own certificate names; nobody else is let in. None: it showed none.
         """
         self._require(State.TLS_HANDSHAKE)
         if server_certificate_der is not None:
             self._channel_binding = server_end_point(server_certificate_der)
+        self._only_user = only_user
         self._encrypted = True
         self._state = State.STARTUP
 
@@ -260,10 +263,14 @@ class Session:
         if wanted.is_negotiated:
             self._output += backend.negotiate_protocol_version(wanted.unknown_options)
         self._client = wanted.client
+        user = wanted.client.user
+        if self._only_user is not None and user != self._only_user:
+            raise ClientRefused(
+                "28000", f'certificate authentication failed for user "{user}": the certificate has another name (CN)'
+            )
         if self._users is None:
             self._let_in(wanted.client, events)
             return
-        user = wanted.client.user
         self._exchange = PasswordExchange(
             user,
             self._users.get(user),

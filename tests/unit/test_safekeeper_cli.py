@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.cli import cli
-from safekeeper.config import SafekeeperConfig
+from safekeeper.config import ENVIRONMENT_PREFIX, SafekeeperConfig
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.messages import (
     DigestRequest,
@@ -27,16 +27,17 @@ from safekeeper.consensus.messages import (
     RefusalCode,
 )
 from safekeeper.lsn import format_lsn
-from safekeeper.settings import command_line_name, options_of
+from safekeeper.settings import command_line_name, environment_variable, options_of
 from tests.unit.safekeeper_process import SafekeeperProcess, safekeeper
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE
 
 WAL = bytes(range(256)) * 40
+OPEN = ("--allow", "192.0.2.0/24")
 
 
 def one_line(result: "subprocess.CompletedProcess[str]") -> str:
-    """Return the only line that a refused command printed."""
-    (line,) = result.stderr.splitlines()
+    """Return the only line that a refused command printed, but for what it logged before."""
+    (line,) = [line for line in result.stderr.splitlines() if " INFO safekeeper " not in line]
     assert line.startswith("safekeeper: ")
     assert result.stdout == ""
     return line
@@ -172,7 +173,7 @@ def test_lost_wal_ends_start_and_inspect_with_6_and_says_what_to_do(tmp_path: Pa
         (("run", "--id", "zero", "--data-dir", "DIR"), 3, "'zero' is not a number"),
         (("run", "--id", "1", "--data-dir", "DIR/a/b"), 3, "does not exist"),
         (("run", "--id", "1", "--data-dir", "DIR", "--config", "DIR/no.toml"), 3, "could not read"),
-        (("run", "--id", "1", "--data-dir", "DIR", "--listen", "203.0.113.1:1"), 3, "could not listen"),
+        (("run", "--id", "1", "--data-dir", "DIR", "--listen", "203.0.113.1:1", *OPEN), 3, "could not listen"),
         (("run", "--id", "1", "--data-dir", "DIR", "--listen", "127.0.0.1:0", "--http", "203.0.113.1:1"), 3, "HTTP"),
         (("inspect", "--data-dir", "DIR/missing"), 3, "does not exist"),
     ],
@@ -225,7 +226,7 @@ def test_garbage_on_the_door_is_one_line_and_the_leader_goes_on(tmp_path: Path) 
         with process.proposer() as stranger:
             stranger.send_raw(b"\x16\x03\x01\x02\x00garbage")
             assert stranger.is_closed()
-        assert "WARNING safekeeper 1 term 1: closed connection" in process.wait_for_line("magic")
+        assert "WARNING safekeeper 1 term 1: closed connection" in process.wait_for_line("speaks TLS")
         leader.append(WAL)
         leader.wait_flushed(BASE_LSN + len(WAL))
 
@@ -306,6 +307,10 @@ def test_a_full_disk_refuses_appends_answers_reads_and_says_so(tmp_path: Path) -
 def test_the_help_shows_every_option_an_example_and_the_exit_codes() -> None:
     result = CliRunner().invoke(cli, ["run", "--help"])
     for name, option in options_of(SafekeeperConfig).items():
+        if option.environment_only:
+            assert f"{command_line_name(name)} " not in result.output
+            assert environment_variable(ENVIRONMENT_PREFIX, name) in result.output
+            continue
         assert command_line_name(name) in result.output
         assert option.help.split()[0] in result.output
     for command in ("run", "inspect"):

@@ -18,8 +18,10 @@ import uvloop
 from safekeeper import logs, settings
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.http_door import serve_http
+from safekeeper.protection import server_tls
 from safekeeper.signals import reload_settings, take_signals
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.credentials import read_credentials, reload_credentials
 from walproxy.http import proxy_routes
 from walproxy.proxy import Proxy
 
@@ -48,7 +50,7 @@ def run(config: Path | None, **command_line: str | None) -> NoReturn:
         )
 
     loaded = read()
-    proxy = Proxy(loaded)
+    proxy = Proxy(loaded, read_credentials(loaded))
     logs.configure(lambda: _who(proxy), loaded.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_serve(proxy, loaded, read)))
@@ -70,9 +72,12 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
         new = reload_settings(config, read)
         if new is not None:
             proxy.reconfigure(new)
+            reload_credentials(proxy.credentials, http_tls)
+            http.networks = new.http_allow
 
     drains: list[asyncio.Task[None]] = []
-    http = await serve_http(proxy_routes(proxy), config.http)
+    http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+    http = await serve_http(proxy_routes(proxy), config.http, tls=http_tls, networks=config.http_allow)
     try:
         take_signals(
             stop=lambda: drains.append(asyncio.create_task(proxy.stop())),
