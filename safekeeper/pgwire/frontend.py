@@ -129,7 +129,7 @@ def parse_string(body: bytes) -> str:
     Raises:
         RemoteProtocolError: it does not end with the message, or is not UTF-8.
     """
-    if body.find(b"\0") != len(body) - 1:
+    if not body.endswith(b"\0") or body.count(b"\0") > 1:
         raise RemoteProtocolError("a message has a string that does not end where the message ends")
     try:
         return body[:-1].decode()

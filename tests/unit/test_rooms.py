@@ -28,7 +28,6 @@ PURE_MAY_IMPORT = {
     "google_crc32c",
     "hashlib",
     "hmac",
-    "hmac",
     "math",
     "msgspec",
     "re",
