@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 
 from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.actions import Action
 from safekeeper.consensus.commitment import quorum_lsn
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TruncateWal
+from safekeeper.consensus.leadership import Leadership
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
+from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.errors import StorageFull
 from safekeeper.lsn import Lsn
@@ -159,6 +162,36 @@ class _JoinsUnwiped(Acceptor):
         yield from super()._elected(connection, message, now)
 
 
+class _ReadersAheadOfCommit(Acceptor):
+    """Lets readers see whatever is on the disk."""
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        return self.flush_lsn
+
+
+class _TimelineAtItsFork(Acceptor):
+    """Tells readers of a timeline once it has adopted it and all before is committed: without the leader's commit."""
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        return min(self.commit_lsn, self.flush_lsn)
+
+    @property
+    def readable_tli(self) -> int:
+        return tli_at(self.control.history, self.readable_lsn)
+
+
+class _TimelineWithItsTerm(_TimelineAtItsFork):
+    """Tells readers of a timeline when its term is committed, as if nobody could fork off at the same place then."""
+
+    @property
+    def readable_tli(self) -> int:
+        history, lsn = self.control.history, self.readable_lsn
+        is_committed = self.leader is not None and self._leader_commit_lsn >= history[-1].start_lsn
+        return tli_at(history, lsn if is_committed else lsn - 1)
+
+
 class _RescanningDisk(ModelDisk):
     """Finds the end of its WAL by looking for the last whole record, and drops what was acked of the next one."""
 
@@ -186,6 +219,14 @@ def _voters_of_any_cluster(peers: Peers, cluster: Cluster) -> set[int]:
     return {i for i, greeting in greetings.items() if cluster.membership.is_voter(i, greeting.incarnation)}
 
 
+def _not_by_itself(*_: Any) -> Iterator[Action]:
+    return iter(())
+
+
+def _apply_as_flush(standbys: Standbys, commit_lsn: Lsn) -> Lsn:
+    return commit_lsn
+
+
 def _run_id_of_the_server(world: World) -> str:
     return f"{SYSTEM_ID:032x}"
 
@@ -207,6 +248,7 @@ def _biased(profile_name: str, **weights: int) -> Profile:
 
 _BELIEVES = (Checker, "believes", True)
 BUGS: dict[str, Bug] = {
+    "apply_follows_flush": Bug("S1", PROFILES["calm"], ((Standbys, "apply_lsn", _apply_as_flush),)),
     "ack_before_flush": Bug("S2", PROFILES["crashy"], ((World, "acceptor_class", _AckBeforeFlush), _BELIEVES)),
     "vote_not_persisted": Bug(
         "S2", _biased("elections", crash_safekeeper=30), ((World, "acceptor_class", _VoteNotPersisted), _BELIEVES)
@@ -227,6 +269,10 @@ BUGS: dict[str, Bug] = {
     ),
     "commit_above_cut": Bug("S5", PROFILES["switches"], ((World, "acceptor_class", _CommitAboveCut),)),
     "gap_accepted": Bug("S6", PROFILES["disks"], ((World, "acceptor_class", _GapAccepted), _BELIEVES)),
+    "readers_ahead_of_commit": Bug("S7", PROFILES["elections"], ((World, "acceptor_class", _ReadersAheadOfCommit),)),
+    "timeline_shown_at_its_fork": Bug("S7", PROFILES["switches"], ((World, "acceptor_class", _TimelineAtItsFork),)),
+    "timeline_shown_with_its_term": Bug("S7", PROFILES["switches"], ((World, "acceptor_class", _TimelineWithItsTerm),)),
+    "commit_told_with_wal_only": Bug("S7", PROFILES["calm"], ((Leadership, "_tell_commit", _not_by_itself),)),
     "wiped_member_votes": Bug("S8", _biased("disks", wipe=15), ((World, "wiped_keeps_incarnation", True),)),
     "tli_cut_unchecked": Bug(
         "S9",

@@ -13,7 +13,7 @@ from safekeeper.consensus.actions import ReportStatus
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
-from safekeeper.consensus.term_history import TermHistory, check_history, divergence
+from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, last_term
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.synthetic_wal import last_complete_end, records
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.primary import VirtualPrimary
     from tests.simulation.proxy import SimProxy
     from tests.simulation.safekeeper import SimSafekeeper
+    from tests.simulation.standby import SimStandby
     from tests.simulation.world import World
 
 
@@ -59,6 +60,8 @@ class Seen:
 
     begin_lsn: Lsn
     data: bytearray = field(default_factory=bytearray)
+    tli: int = 0
+    history: TermHistory = ()
 
     @property
     def end_lsn(self) -> Lsn:
@@ -92,6 +95,7 @@ class Checker:
         self._generations: dict[tuple[str, int], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
         self._seen: dict[int, Seen] = {}
+        self._shown: dict[HistoryEntry, int] = {}
 
     @property
     def committed_lsn(self) -> Lsn:
@@ -134,6 +138,7 @@ class Checker:
             raise Violation("LeaderCompleteness", f"the log of {won.node_id} has other bytes than were committed")
         if self.base_lsn + len(same) < self.committed_lsn:
             self._cut_committed(self.base_lsn + len(same), f"{won.node_id} was elected on a log that ends there")
+        self._check_tli_stays(won)
 
     def _cut_committed(self, lsn: Lsn, why: str) -> None:
         """Bytes above a fork may go if no record is complete among them (S9)."""
@@ -196,6 +201,8 @@ class Checker:
         won = self.won[term]
         if status.flush_lsn > won.commit_lsn or status.apply_lsn > status.flush_lsn:
             raise Violation("NeverOverReport", f"{proxy.name} reports {status}, committed is {won.commit_lsn}")
+        if status.apply_lsn > self._replayed_lsn(status.flush_lsn):
+            raise Violation("NeverOverReport", f"{proxy.name} reports {status}, the standbys have not replayed that")
         received = sum(
             self._received.get((member.incarnation, term), 0) >= status.write_lsn for member in won.membership.members
         )
@@ -204,6 +211,32 @@ class Checker:
                 "NeverOverReport", f"{proxy.name} reports write {format_lsn(status.write_lsn)}, a quorum lacks it"
             )
         self._on_acked(primary, status.flush_lsn)
+
+    def _replayed_lsn(self, flush_lsn: Lsn) -> Lsn:
+        """Return how far those have replayed, now or ever, that the operator waits for."""
+        rule = self.world.apply_rule
+        if not rule.count:
+            return flush_lsn
+        replayed = sorted(s.highest_lsn for s in self.world.standbys if rule.designates(s.name))
+        return replayed[-rule.count] if rule.count <= len(replayed) else 0
+
+    def on_actions_done(self, proxy: "SimProxy", proposer: "Proposer") -> None:
+        """What an event made a proposer do is done: whoever reads at a member hears of commits, or will with WAL."""
+        leadership = proposer.leadership
+        if leadership is None:
+            return
+        for safekeeper_id, progress in leadership.members.items():
+            if (
+                progress.has_readers
+                and progress.answered
+                and progress.sent_lsn == leadership.received_lsn
+                and proxy.told_commit_lsn[safekeeper_id] < leadership.commit_lsn
+            ):
+                raise Violation(
+                    "NoLateCommit",
+                    f"{proxy.name} keeps commit_lsn {format_lsn(leadership.commit_lsn)} from the readers of "
+                    f"safekeeper {safekeeper_id}, to which it has nothing else to send",
+                )
 
     def _on_acked(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
         """Commits up to `flush_lsn` on this primary are released: its bytes must be the committed ones."""
@@ -303,12 +336,36 @@ class Checker:
         assert acceptor is not None  # it has just run
         if self._is_foreign(safekeeper.disk.control):
             return
-        visible_lsn = min(acceptor.commit_lsn, acceptor.flush_lsn)
+        visible_lsn = acceptor.readable_lsn
         seen = self._seen.get(safekeeper.id)
         if seen is None:
             seen = self._seen[safekeeper.id] = Seen(max(safekeeper.disk.begin_lsn, self.base_lsn))
         if visible_lsn != seen.end_lsn and self.base_lsn:
             self._check_visible(safekeeper, seen, visible_lsn)
+        if visible_lsn > safekeeper.disk.begin_lsn:
+            tli, history = acceptor.readable_tli, acceptor.control.history
+            if tli != seen.tli or history is not seen.history:
+                seen.tli, seen.history = tli, history
+                self._on_shown_tli(safekeeper, tli, history)
+
+    def _on_shown_tli(self, safekeeper: "SimSafekeeper", tli: int, history: TermHistory) -> None:
+        """A timeline that readers were told of is in every later log, from the same fork on (S7)."""
+        entry = next((entry for entry in history if entry.tli == tli), None)
+        if entry is None:
+            raise Violation("LearnerSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
+        if entry not in self._shown:
+            self._shown[entry] = last_term(history)
+            for won in self.won.values():
+                self._check_tli_stays(won)
+
+    def _check_tli_stays(self, won: Won) -> None:
+        for entry, shown_in_term in self._shown.items():
+            if won.node_id.term > shown_in_term and entry not in won.history:
+                raise Violation(
+                    "LearnerSafety",
+                    f"readers were told of timeline {entry.tli} from {format_lsn(entry.start_lsn)} on, "
+                    f"which the log of {won.node_id} does not have",
+                )
 
     def _check_visible(self, safekeeper: "SimSafekeeper", seen: "Seen", visible_lsn: Lsn) -> None:
         """Readers see what is committed, and it stays; but for the bytes of an incomplete record (S9)."""
@@ -339,6 +396,15 @@ class Checker:
                     "LearnerSafety",
                     f"readers of {safekeeper.name} see bytes at {format_lsn(begin_lsn + same)} that are not committed",
                 )
+
+    def on_replayed(self, standby: "SimStandby", wal: bytes) -> None:
+        """A standby replays whole records, for good: they must be committed ones, whomever it has them from."""
+        begin_lsn = standby.applied_lsn
+        if wal != self.committed[begin_lsn - self.base_lsn : begin_lsn - self.base_lsn + len(wal)]:
+            raise Violation(
+                "LearnerSafety",
+                f"{standby.name} replays {len(wal)} bytes from {format_lsn(begin_lsn)} on that are not committed",
+            )
 
     # ------------------------------------------------------------------ life and death
 

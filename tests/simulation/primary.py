@@ -28,7 +28,7 @@ class VirtualPrimary:
         wal: all WAL that it has, flushed or not, from FIRST_LSN on.
         flush_lsn: end of what a crash leaves.
         own_lsn: where its own writing began; commits before that are its source's.
-        told_lsn: the highest flush position that it was told.
+        told_lsn, told_apply_lsn: the highest flush and apply positions that it was told.
         oldest_lsn: what is below this was recycled, a segment start.
         quiet: whether nobody writes at the moment.
         walsender: the proxy that streams from it, one at most: there is one slot.
@@ -43,6 +43,7 @@ class VirtualPrimary:
         self.wal = bytearray(wal)
         self.flush_lsn = self.own_lsn = self.insert_lsn
         self.told_lsn: Lsn = 0
+        self.told_apply_lsn: Lsn = 0
         self.oldest_lsn = FIRST_LSN
         self.walsender: SimProxy | None = None
         self.up = True
@@ -135,9 +136,10 @@ class VirtualPrimary:
         """Return its bytes [begin_lsn, end_lsn)."""
         return bytes(self.wal[begin_lsn - FIRST_LSN : end_lsn - FIRST_LSN])
 
-    def told(self, flush_lsn: Lsn) -> None:
-        """A status update: commits whose records end at or below `flush_lsn` are released."""
+    def told(self, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
+        """A status update: commits whose records end at or below these are released, by level."""
         self.told_lsn = max(self.told_lsn, flush_lsn)
+        self.told_apply_lsn = max(self.told_apply_lsn, apply_lsn)
 
     # ------------------------------------------------------------------ descendants
 

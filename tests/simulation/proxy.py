@@ -57,6 +57,7 @@ class SimProxy:
         life: grows at every start and end; what belongs to an older life is void.
         primary: the one that its configuration names.
         proposer: the state machine of the present run, None while the process is down.
+        told_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
         refusal: why the last run ended by itself, None if it did not.
     """
 
@@ -84,9 +85,11 @@ class SimProxy:
             run=run,
             safekeeper_ids=tuple(sorted(self.world.safekeepers)),
             takeover=self.takeover,
+            apply_rule=self.world.apply_rule,
             timing=self.world.timing,
         )
         self.proposer = self.world.proposer_class(config)
+        self.told_commit_lsn: dict[int, Lsn] = {}
         self._connections: dict[int, Connection] = {}
         self._link: PrimaryLink | None = None
         self._status: ReportStatus | None = None
@@ -130,6 +133,8 @@ class SimProxy:
             self._execute(action, proposer)
             if self.proposer is not proposer:
                 return
+        if self.world.standbys:
+            self.world.checker.on_actions_done(self, proposer)
 
     def _execute(self, action: Action, proposer: Proposer) -> None:
         now = self.world.clock.now
@@ -175,6 +180,11 @@ class SimProxy:
         else:
             assert isinstance(action, Note)
 
+    def reconfigure(self) -> None:
+        """Take the rule that the operator has written down."""
+        if self.proposer is not None:
+            self._step(self.proposer.set_apply_rule(self.world.apply_rule))
+
     # ------------------------------------------------------------------ safekeepers
 
     def _connect(self, safekeeper_id: int) -> None:
@@ -194,6 +204,7 @@ class SimProxy:
             return
         if isinstance(message, (AppendRequest, Elected)):
             self.world.checker.on_commit_said(self, message.node_id, message.commit_lsn)
+            self.told_commit_lsn[safekeeper_id] = message.commit_lsn
         self.world.note(self.name, "says", message, connection.number)
         self.world.network.send(connection, TO_SAFEKEEPER, message)
 
@@ -384,7 +395,7 @@ class SimProxy:
             return
         if link.primary.walsender is self:
             self.world.checker.on_status(self, link.primary, status)
-            link.primary.told(status.flush_lsn)
+            link.primary.told(status.flush_lsn, status.apply_lsn)
 
     # ------------------------------------------------------------------ time
 

@@ -17,6 +17,8 @@ WIRE_ONE_IN = 8
 STARTS_S = 1.0
 SEEDS_FOR_ALL_CORES = 100
 SEEDS_PER_TASK = 8
+# By the number of standbys, which are called R1 and R2: whom remote_apply waits for.
+APPLY_RULES = (("",), ("", "R1", "ANY 1"), ("", "r1", "R1, R2", "ANY 1 (R1, R2)", "ANY 2 (*)"))
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,12 @@ def build(task: Task) -> World:
     """Return the cluster of a seed, before anything has happened in it."""
     shape = random.Random(task.seed ^ 0x5EED)
     count = shape.choice((3, 3, 3, 3, 5, 1, 2))
-    world = World(task.seed, task.faults(), count, real_storage=shape.randrange(STORAGE_ONE_IN) == 0)
-    world.network.uses_wire = shape.randrange(WIRE_ONE_IN) == 0
+    real_storage = shape.randrange(STORAGE_ONE_IN) == 0
+    uses_wire = shape.randrange(WIRE_ONE_IN) == 0
+    standby_count = shape.choice((0, 0, 1, 2))
+    apply_rule = shape.choice(APPLY_RULES[standby_count])
+    world = World(task.seed, task.faults(), count, real_storage, standby_count, apply_rule)
+    world.network.uses_wire = uses_wire
     return world
 
 

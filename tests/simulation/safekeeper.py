@@ -32,6 +32,7 @@ from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.virtual_disk import VirtualCrash
 
 if TYPE_CHECKING:
+    from tests.simulation.standby import SimStandby
     from tests.simulation.world import World
 
 _DURABLE_EFFECTS = (FlushWal, Persist, TruncateWal, ResetWal, SetWalAside)
@@ -48,6 +49,7 @@ class SimSafekeeper:
         dies_after: the process dies right after the next effect of this name, empty for never.
         flush_delay_s: how long an fdatasync may take.
         wiped: how often its disk was lost.
+        readers: the standbys that stream from it.
     """
 
     def __init__(self, world: "World", safekeeper_id: int, disk: ModelDisk) -> None:
@@ -63,6 +65,7 @@ class SimSafekeeper:
         self.dies_of_power_cut = False
         self.flush_delay_s = world.profile.flush_delay_s
         self.wiped = 0
+        self.readers: list[SimStandby] = []
         self._inbox: deque[tuple[str, Any, Any]] = deque()
         self._task: Effects | None = None
         self._connections: dict[int, Connection] = {}
@@ -110,6 +113,9 @@ class SimSafekeeper:
         for connection in self._connections.values():
             self.world.network.break_connection(connection, silent)
         self._connections.clear()
+        readers, self.readers = self.readers, []
+        for standby in readers:
+            standby.lost_connection()
         self.world.checker.on_crash(self)
         self.world.safekeeper_died(self)
 
@@ -150,6 +156,12 @@ class SimSafekeeper:
             self._inbox.append(("checkpoint", None, None))
             self._pump()
 
+    def learners_changed(self) -> None:
+        """A standby has come, gone, or said something new."""
+        if self.acceptor is not None:
+            self._inbox.append(("learners", None, None))
+            self._pump()
+
     def _pump(self) -> None:
         while self.acceptor is not None and self._task is None and self._inbox:
             kind, connection, content = self._inbox.popleft()
@@ -177,6 +189,9 @@ class SimSafekeeper:
                 self._run(acceptor.report_write())
             elif kind == "checkpoint":
                 self._run(acceptor.checkpoint())
+            elif kind == "learners":
+                words = tuple(standby.words for standby in self.readers)
+                self._run(acceptor.learners_changed(bool(words), words))
             else:
                 self._run(acceptor.start())
                 self.is_serving = self.acceptor is not None
@@ -227,6 +242,11 @@ class SimSafekeeper:
                     return
         self._task = None
         self.world.checker.on_handled(self)
+        if self.readers and self.acceptor is not None:
+            readable_lsn = self.acceptor.readable_lsn
+            for standby in self.readers:
+                if standby.received_lsn != readable_lsn:
+                    standby.wake()
         if self._flush_is_due and self._flush is None:
             self._begin_flush()
 

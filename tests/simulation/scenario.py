@@ -1,8 +1,9 @@
 """Schedules as a person writes them, replayed on the real state machines.
 
 A scenario is a text file: one command or condition a line, `#` begins a comment. Nothing happens by chance in it, and
-nothing goes wrong that it does not say. Proxies are called P1, P2 ..., safekeepers S1, S2 ..., primaries by a capital
-letter; A is there from the start. Records have names of their own, 100 bytes each unless it says otherwise.
+nothing goes wrong that it does not say. Proxies are called P1, P2 ..., safekeepers S1, S2 ..., standbys R1, R2 ...,
+primaries by a capital letter; A is there from the start. Records have names of their own, 100 bytes each unless it says
+otherwise.
 
     P1 starts on A [and takes over]         S1 crashes | loses power | loses its disk | starts
     P1 stops                                S1 dies after Persist           (the name of an effect)
@@ -11,13 +12,15 @@ letter; A is there from the start. Records have names of their own, 100 bytes ea
     P1 and S1 meet again                    B is A promoted after a | before a
     P1 loses its primary | now uses B       B is A restored after a
     A stops | starts                        operator rebootstraps over S1 S2 S3
+    R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
     run 0.5 s
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
     P1 leads | does not lead | is refused | runs          a b are committed | acknowledged | not acknowledged
     P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
-    P1 asks for votes | refuses S1 S2
+    P1 asks for votes | refuses S1 S2                     R1 has replayed a b
+    readers of S1 are on timeline 1                       a b are applied | not applied   (as PostgreSQL was told)
 
 A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. With it the truth
 begins anew: only the new cluster's commits are `committed` from then on.
@@ -31,6 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.proposer import Phase
 from safekeeper.lsn import Lsn
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
@@ -38,6 +42,7 @@ from tests.simulation.primary import VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.safekeeper import SimSafekeeper
+from tests.simulation.standby import SimStandby, standbys_of
 from tests.simulation.world import World
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -87,6 +92,10 @@ class Stage(World):
     def primary(self, name: str) -> VirtualPrimary:
         """Return a primary by its name."""
         return next(primary for primary in self.primaries if primary.name == name)
+
+    def standby(self, name: str) -> SimStandby:
+        """Return a standby by its name."""
+        return next(standby for standby in self.standbys if standby.name == name)
 
     def each_safekeeper(self, names: str) -> list[SimSafekeeper]:
         """Return the safekeepers of a list of names."""
@@ -192,6 +201,23 @@ class Stage(World):
             why = begun.refusal or f"no answer from safekeepers {sorted(begun.awaited)} within {WAIT_S} s"
             raise ScenarioFailed(f"the rebootstrap failed: {why}\n" + "\n".join(self.trace()))
 
+    def streams_from(self, name: str, safekeeper: str) -> None:
+        standby = next((standby for standby in self.standbys if standby.name == name), None)
+        if standby is None:
+            (standby,) = standbys_of(self, 1, seed=0)
+            standby.name, standby.is_restless = name, False
+            self.standbys.append(standby)
+        standby.leave()
+        standby.stream_from(*self.each_safekeeper(safekeeper))
+
+    def leaves(self, name: str) -> None:
+        self.standby(name).leave()
+
+    def waits_for(self, rule: str) -> None:
+        self.apply_rule = parse_apply_rule(rule)
+        for proxy in self.proxies:
+            proxy.reconfigure()
+
     def runs(self, seconds: str) -> None:
         self.run(self.clock.now + float(seconds))
 
@@ -214,6 +240,8 @@ class Stage(World):
             safekeeper.start()
         if not self.proxies:
             self.add_proxy()
+        for standby in self.standbys:
+            standby.settle()
         self.heal()
         self.converge()
         self.check_all()
@@ -277,6 +305,19 @@ class Stage(World):
     def unacknowledged(self, records: str) -> bool:
         return all(r.primary.told_lsn < r.end_lsn for r in self.each_record(records))
 
+    def replayed(self, name: str, records: str) -> bool:
+        return all(self.standby(name).applied_lsn >= record.end_lsn for record in self.each_record(records))
+
+    def applied(self, records: str) -> bool:
+        return all(record.primary.told_apply_lsn >= record.end_lsn for record in self.each_record(records))
+
+    def unapplied(self, records: str) -> bool:
+        return all(record.primary.told_apply_lsn < record.end_lsn for record in self.each_record(records))
+
+    def on_timeline(self, safekeepers: str, tli: str) -> bool:
+        acceptors = [safekeeper.acceptor for safekeeper in self.each_safekeeper(safekeepers)]
+        return all(acceptor is not None and acceptor.readable_tli == int(tli) for acceptor in acceptors)
+
     def hold(self, safekeepers: str, records: str) -> bool:
         return all(_holds(s, r) for s in self.each_safekeeper(safekeepers) for r in self.each_record(records))
 
@@ -293,6 +334,7 @@ def _holds(safekeeper: SimSafekeeper, record: Record) -> bool:
 
 
 _P, _S, _SS, _A, _R, _RR = r"(P\d)", r"(S\d)", r"((?:S\d ?)+?)", r"([A-Z])", r"(\w+)", r"(\w+(?: \w+)*?)"
+_STANDBY = r"(R\d)"
 _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_P} starts on {_A}( and takes over)?", Stage.starts),
     (rf"{_P} stops", Stage.stops),
@@ -311,6 +353,9 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_S} dies after (\w+)", Stage.dies_after),
     (rf"{_S} starts", Stage.safekeeper_starts),
     (rf"operator rebootstraps over {_SS}", Stage.rebootstraps),
+    (rf"{_STANDBY} streams from {_S}", Stage.streams_from),
+    (rf"{_STANDBY} leaves", Stage.leaves),
+    (r"remote_apply waits for (.+)", Stage.waits_for),
     (r"run ([\d.]+) s", Stage.runs),
     (r"until (.+)", Stage.until),
     (r"expect (.+)", Stage.expect),
@@ -328,6 +373,10 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_RR} (?:is|are) committed", Stage.committed),
     (rf"{_RR} (?:is|are) acknowledged", Stage.acknowledged),
     (rf"{_RR} (?:is|are) not acknowledged", Stage.unacknowledged),
+    (rf"{_RR} (?:is|are) applied", Stage.applied),
+    (rf"{_RR} (?:is|are) not applied", Stage.unapplied),
+    (rf"{_STANDBY} has replayed {_RR}", Stage.replayed),
+    (rf"readers of {_SS} are on timeline (\d+)", Stage.on_timeline),
     (rf"{_SS} holds? {_RR}", Stage.hold),
     (rf"{_SS} lacks? {_RR}", Stage.lack),
 ]

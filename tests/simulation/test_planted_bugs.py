@@ -18,6 +18,10 @@ QUICK = (
     "primary_unchecked",
     "commit_above_cut",
     "end_of_wal_underestimated",
+    "apply_follows_flush",
+    "readers_ahead_of_commit",
+    "timeline_shown_at_its_fork",
+    "commit_told_with_wal_only",
 )
 SEEDS = 90
 

@@ -15,6 +15,8 @@ BITES = {
     "a_primary_from_a_backup": "primary_unchecked",
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
     "a_promise_survives_a_crash": "vote_not_persisted",
+    "a_standby_that_is_gone_holds_remote_apply_back": "apply_follows_flush",
+    "a_timeline_that_another_one_replaces": "timeline_shown_with_its_term",
     "b_terms_are_unique": "no_truncate",
     "d_recovery_truncates_at_the_divergence": "no_truncate",
     "e_own_term_first": "commit_before_term_start",
@@ -29,6 +31,7 @@ BITES = {
     "n_a_fork_below_what_was_acknowledged": "tli_cut_guarded_by_commit_lsn",
     "o_a_replacement_that_lacks_wal": "wiped_member_votes",
     "q_an_old_member_after_a_rebootstrap": "old_member_joins_unwiped",
+    "the_last_commit_reaches_readers_at_once": "commit_told_with_wal_only",
     "zenith_example_1_longer_but_older": "no_truncate",
 }
 

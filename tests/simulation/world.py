@@ -14,6 +14,7 @@ from typing import Any
 from safekeeper import wire as wire_module
 from safekeeper.consensus import leadership as leadership_module
 from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.leadership import Timing
 from safekeeper.consensus.primary import plan_log
 from safekeeper.consensus.proposer import Phase, Proposer
@@ -29,6 +30,7 @@ from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.rebootstrap import Rebootstrap
 from tests.simulation.safekeeper import SimSafekeeper
+from tests.simulation.standby import standbys_of
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 from tests.simulation.trace import line
 
@@ -68,6 +70,8 @@ class World:
     Attributes:
         rng: the only source of chance.
         current: the primary that the operator believes to be the right one.
+        standbys: the standbys, whether or not they stream.
+        apply_rule: whom remote_apply waits for, as every proxy is told that starts.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
     """
 
@@ -76,7 +80,15 @@ class World:
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
 
-    def __init__(self, seed: int, profile: Profile, safekeeper_count: int = 3, real_storage: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        profile: Profile,
+        safekeeper_count: int = 3,
+        real_storage: bool = False,
+        standby_count: int = 0,
+        apply_rule: str = "",
+    ) -> None:
         self.rng = random.Random(seed)
         self.profile = profile
         self.timing = TIMING
@@ -91,6 +103,8 @@ class World:
         self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
+        self.standbys = standbys_of(self, standby_count, seed)
+        self.apply_rule = parse_apply_rule(apply_rule)
 
     # ------------------------------------------------------------------ building
 
@@ -178,6 +192,8 @@ class World:
         for safekeeper in self.safekeepers.values():
             safekeeper.start()
             self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
+        for standby in self.standbys:
+            standby.start()
 
     def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
         safekeeper.checkpoint()
@@ -290,6 +306,15 @@ class World:
                 return f"{safekeeper.name} has other bytes than the primary"
         if primary.told_lsn < end_lsn:
             return f"{primary.name} was told {format_lsn(primary.told_lsn)}, not {format_lsn(end_lsn)}"
+        # A crash of the primary may have left a record at the end that will never be complete.
+        last_lsn = primary.record_end_at_or_below(end_lsn)
+        for standby in self.standbys:
+            if standby.applied_lsn != last_lsn:
+                return (
+                    f"{standby.name} has replayed up to {format_lsn(standby.applied_lsn)}, not {format_lsn(last_lsn)}"
+                )
+        if primary.told_apply_lsn < last_lsn:
+            return f"{primary.name} was told apply {format_lsn(primary.told_apply_lsn)}, not {format_lsn(last_lsn)}"
         return ""
 
     def check_all(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from safekeeper.wal.continuity import LinkCheck
 from safekeeper.wal.format import PAGE_SIZE
-from safekeeper.wal.record_search import find_records
+from safekeeper.wal.record_search import find_record_end, find_records
 from tests.unit.wal_builder import MIB, WalBuilder
 
 
@@ -38,6 +38,28 @@ def test_each_record_is_found_with_the_one_before_it(sizes: list[int], data: st.
     record = wal.records[index]
     previous_lsn = wal.records[index - 1].start_lsn if index else 0
     assert search(wal, record.start_lsn) == (record.end_lsn, previous_lsn)
+
+
+@given(st.lists(st.integers(0, 30_000), min_size=1, max_size=12), st.data())
+def test_behind_a_fork_the_first_record_is_found_as_soon_as_it_is_complete(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    wal = written(*sizes)
+    index = data.draw(st.integers(0, len(sizes) - 1))
+    fork_lsn, end_lsn = (wal.records[index - 1].end_lsn if index else wal.begin_lsn), wal.records[index].end_lsn
+    held_lsn = data.draw(st.integers(fork_lsn, wal.position))
+    expected = end_lsn if held_lsn >= end_lsn else 0
+    assert find_record_end(reader(wal), fork_lsn, held_lsn, MIB) == expected
+
+
+def test_behind_a_fork_what_cannot_be_decoded_counts_as_complete() -> None:
+    wal = written(100, 100)
+    fork_lsn = wal.records[0].end_lsn
+    wal.data[fork_lsn - wal.begin_lsn + 4] ^= 0xFF
+    wal.data[fork_lsn - wal.begin_lsn + 30] ^= 0xFF
+    assert find_record_end(reader(wal), fork_lsn, wal.position, MIB) == fork_lsn
+    # So does a position at which no record can begin.
+    assert find_record_end(reader(wal), fork_lsn + 3, wal.position, MIB) == fork_lsn + 3
 
 
 def test_at_the_logs_end_there_is_no_record_and_the_last_one_is_found() -> None:

@@ -1,0 +1,154 @@
+"""A virtual standby: it streams what a safekeeper lets its readers see, replays whole records, and says how far it is.
+
+It moves from one safekeeper to another, and may restart and replay again what it had replayed. It has a source of
+chance of its own, so that a world without standbys goes as it would go if there were no such thing.
+"""
+
+import random
+from typing import TYPE_CHECKING
+
+from safekeeper.consensus.messages import Standby
+from safekeeper.lsn import Lsn
+from tests.simulation.synthetic_wal import last_complete_end
+
+if TYPE_CHECKING:
+    from tests.simulation.safekeeper import SimSafekeeper
+    from tests.simulation.world import World
+
+RECONNECT_S = 0.3
+RESTLESS_EVERY_S = 1.5
+
+
+class SimStandby:
+    """One standby server.
+
+    Attributes:
+        safekeeper: where it streams from, None while it does not.
+        received_lsn: the end of what it was sent, and has on its disk.
+        applied_lsn: how far it has replayed, a record's end; 0 before it was set up.
+        highest_lsn: the highest that `applied_lsn` ever was.
+        is_restless: whether it leaves, moves and restarts by itself, while there are faults.
+    """
+
+    def __init__(self, world: "World", name: str, rng: random.Random) -> None:
+        self.world = world
+        self.name = name
+        self.rng = rng
+        self.safekeeper: SimSafekeeper | None = None
+        self.received_lsn: Lsn = 0
+        self.applied_lsn: Lsn = 0
+        self.highest_lsn: Lsn = 0
+        self.is_restless = True
+        self._restart_lsn: Lsn = 0
+        self._stream = 0
+        self._read_is_due = False
+
+    @property
+    def words(self) -> Standby:
+        """What it says of itself."""
+        return Standby(self.name, self.received_lsn, self.received_lsn, self.applied_lsn)
+
+    def start(self) -> None:
+        """Begin to look for a safekeeper, and to leave it now and then."""
+        self.world.clock.after(self.rng.random() * RECONNECT_S, self._connect, self._stream)
+        self.world.clock.after(self.rng.expovariate(1.0) * RESTLESS_EVERY_S, self._be_restless)
+
+    # ------------------------------------------------------------------ coming and going
+
+    def _connect(self, stream: int) -> None:
+        if stream != self._stream or self.safekeeper is not None:
+            return
+        safekeepers = [each for each in self.world.safekeepers.values() if self._can_stream_from(each)]
+        if safekeepers:
+            self.stream_from(self.rng.choice(safekeepers))
+        else:
+            self.world.clock.after(RECONNECT_S, self._connect, stream)
+
+    def _can_stream_from(self, safekeeper: "SimSafekeeper") -> bool:
+        if not safekeeper.is_serving or not safekeeper.disk.begin_lsn:
+            return False
+        return not self.applied_lsn or self.applied_lsn >= safekeeper.disk.begin_lsn
+
+    def stream_from(self, safekeeper: "SimSafekeeper") -> None:
+        """Connect to a safekeeper. What was received and not replayed is asked for again."""
+        self.world.note(self.name, "streams from", safekeeper.name)
+        self.safekeeper = safekeeper
+        self.received_lsn = self.applied_lsn
+        safekeeper.readers.append(self)
+        safekeeper.learners_changed()
+        self.wake()
+
+    def leave(self) -> None:
+        """Close the connection."""
+        safekeeper = self._forget_stream()
+        if safekeeper is not None:
+            self.world.note(self.name, "leaves", safekeeper.name)
+            safekeeper.readers.remove(self)
+            safekeeper.learners_changed()
+
+    def settle(self) -> None:
+        """Look for a safekeeper from now on whenever there is none."""
+        self.is_restless = True
+        self._reconnect_in(RECONNECT_S)
+
+    def lost_connection(self) -> None:
+        """The safekeeper is gone, and looked for again soon."""
+        self._forget_stream()
+        self._reconnect_in(RECONNECT_S)
+
+    def _forget_stream(self) -> "SimSafekeeper | None":
+        safekeeper, self.safekeeper = self.safekeeper, None
+        self._stream += 1
+        return safekeeper
+
+    def _reconnect_in(self, delay_s: float) -> None:
+        if self.is_restless:
+            self.world.clock.after(delay_s * (0.5 + self.rng.random()), self._connect, self._stream)
+
+    def _be_restless(self) -> None:
+        if self.world.is_healing or not self.is_restless:
+            return
+        if self.safekeeper is not None:
+            self.leave()
+            if self.rng.random() < 0.3:
+                # After a crash it replays from its last restart point.
+                self.applied_lsn = self._restart_lsn
+            self._restart_lsn = self.applied_lsn
+            self._reconnect_in(self.rng.choice((0.05, 0.5, 2.0)))
+        self.world.clock.after(self.rng.expovariate(1.0) * RESTLESS_EVERY_S, self._be_restless)
+
+    # ------------------------------------------------------------------ streaming
+
+    def wake(self) -> None:
+        """There may be more to read."""
+        if not self._read_is_due:
+            self._read_is_due = True
+            self.world.clock.after(self.rng.random() * self.world.network.delay_s, self._read, self._stream)
+
+    def _read(self, stream: int) -> None:
+        self._read_is_due = False
+        safekeeper = self.safekeeper
+        if safekeeper is None or safekeeper.acceptor is None:
+            return
+        if stream != self._stream:
+            self.wake()
+            return
+        disk, readable_lsn = safekeeper.disk, safekeeper.acceptor.readable_lsn
+        if not self.applied_lsn and readable_lsn > disk.begin_lsn:
+            self.applied_lsn = disk.begin_lsn
+        if disk.begin_lsn > self.applied_lsn > 0:
+            # Its log begins anew above: it is of no use to this standby any more.
+            self.leave()
+            self._reconnect_in(RECONNECT_S)
+        elif readable_lsn > self.applied_lsn > 0 and readable_lsn != self.received_lsn:
+            wal = disk.wal[self.applied_lsn - disk.begin_lsn : readable_lsn - disk.begin_lsn]
+            end_lsn = last_complete_end(wal, self.applied_lsn, readable_lsn)
+            self.world.checker.on_replayed(self, bytes(wal[: end_lsn - self.applied_lsn]))
+            self.received_lsn, self.applied_lsn = readable_lsn, end_lsn
+            self.highest_lsn = max(self.highest_lsn, end_lsn)
+            safekeeper.learners_changed()
+
+
+def standbys_of(world: "World", count: int, seed: int) -> list[SimStandby]:
+    """Return so many standbys, called R1, R2 ..."""
+    return [SimStandby(world, f"R{number}", random.Random(f"{seed} R{number}")) for number in range(1, count + 1)]
