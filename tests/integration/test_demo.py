@@ -49,6 +49,8 @@ def test_every_step_of_the_demo_holds(folder: Path) -> None:
     takeovers = [float(seconds) for seconds in re.findall(r"held .* (\d+\.\d+) s after the kill", answer.stdout)]
     assert len(takeovers) == 3
     assert max(takeovers[:2]) < TAKEOVER_S_MAX
+    assert re.search(r"promoted \d+\.\d+ s after it, the first commit on TLI 2 came", answer.stdout)
+    assert re.search(r"one on the old primary waits; it is refused: the quorum's log left timeline 1", answer.stdout)
     acknowledged = re.search(r"all ([\d,]+) acknowledged transfers are there", answer.stdout)
     assert acknowledged is not None
     assert int(acknowledged[1].replace(",", "")) > 100

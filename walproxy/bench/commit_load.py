@@ -15,7 +15,11 @@ from walproxy.local_postgres import LocalPostgres
 
 # A kilobyte a row: at a few hundred commits a second that is more WAL than the slow reader takes.
 _PAYLOAD = "x" * 1000
-_TABLE = "CREATE TABLE commit_load (payload text)"
+# WAL from before the load, for readers that are behind: some 50 MiB.
+_TABLE = f"""
+    CREATE TABLE commit_load (payload text);
+    INSERT INTO commit_load SELECT '{_PAYLOAD}' FROM generate_series(1, 40000)
+"""
 
 
 class CommitTimes(NamedTuple):
@@ -27,7 +31,7 @@ class CommitTimes(NamedTuple):
 
 
 def prepare(postgres: LocalPostgres) -> None:
-    """Make the table of the load."""
+    """Make the table of the load, with enough in it that there is WAL to be behind with."""
     postgres.execute(_TABLE)
 
 

@@ -1,19 +1,33 @@
-"""What the steps play on: the cluster, the load, and the clients' ledger, with the waits that steps share."""
+"""What the steps play on: the cluster, the load, and the clients' ledger, with the waits that steps share.
+
+A step makes something happen, checks what clients saw, and returns it as one line. A step that returns has held; one
+that has not raises. The bounds are those that the project promises on an idle machine (see docs/operations.md), or,
+where it promises no number, far above what is usual.
+"""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safekeeper.data_folder import WAL_FOLDER
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn, parse_lsn
 from walproxy.demo.ledger import Ledger
-from walproxy.demo.workload import Workload
+from walproxy.demo.workload import APPLICATION_NAME, Workload
 from walproxy.local_cluster import LocalCluster, LocalProcess
 
+TAKEOVER_S_MAX = 3.0
+RESUME_S_MAX = 10.0
+CATCH_UP_S_MAX = 20.0
+SHORT_WATCH_S = 1.0
+
 _POLL_S = 0.005
+_WAITING_CLIENTS = f"""
+    SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), count(*) FILTER (WHERE wait_event_type = 'Lock')
+    FROM pg_stat_activity WHERE application_name = '{APPLICATION_NAME}'
+"""
 
 
 class StepFailed(WalproxyError):
@@ -82,6 +96,20 @@ class Stage:
         self.require(seconds <= within_s, f"the first new commit took {seconds:.2f} s, more than {within_s:g} s")
         return seconds
 
+    def waiting_clients(self) -> tuple[int, int]:
+        """Return how many clients wait for the quorum, and how many for a row that one of those has changed."""
+        [(for_quorum, for_locks)] = self.cluster.postgres.execute(_WAITING_CLIENTS)
+        return for_quorum, for_locks
+
+    def wait_until_all_wait(self) -> None:
+        """Wait until no client can go on."""
+
+        def all_wait() -> bool:
+            for_quorum, for_locks = self.waiting_clients()
+            return bool(for_quorum) and for_quorum + for_locks == self.clients
+
+        self.wait_until(all_wait, "every client's commit waits", RESUME_S_MAX)
+
     def kill_safekeeper(self, safekeeper_id: int) -> None:
         """Crash a safekeeper."""
         self.dead_since_lsn[safekeeper_id] = self.cluster.commit_lsn()
@@ -95,6 +123,13 @@ class Stage:
     def wal_folder(self, safekeeper_id: int) -> Path:
         """Return where a safekeeper keeps its segments."""
         return self.cluster.safekeeper_directory(safekeeper_id) / WAL_FOLDER
+
+
+class Step(NamedTuple):
+    """One step: what it is called, and what it does; that returns what was seen, or raises."""
+
+    title: str
+    act: Callable[[Stage], str]
 
 
 def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, dict[str, Any]] | None:

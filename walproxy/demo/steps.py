@@ -1,38 +1,25 @@
-"""The steps of the demo. Each makes something happen, checks what clients saw, and returns it as one line.
-
-A step that returns has held; one that has not raises. The bounds are those that the project promises on an idle
-machine (see docs/operations.md), or, where it promises no number, far above what is usual.
-"""
+"""The steps of the demo, in order: the cluster under load, its standby (standby_steps.py), and the books at the end."""
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 from safekeeper.lsn import format_lsn
 from walproxy.cli.status import format_bytes
 from walproxy.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, audit
-from walproxy.demo.stage import Stage, leading_proxy
-from walproxy.demo.workload import APPLICATION_NAME, Workload
+from walproxy.demo.stage import (
+    CATCH_UP_S_MAX,
+    RESUME_S_MAX,
+    SHORT_WATCH_S,
+    TAKEOVER_S_MAX,
+    Stage,
+    Step,
+    leading_proxy,
+)
+from walproxy.demo.standby_steps import PROXY_OPTIONS, STANDBY_STEPS
+from walproxy.demo.workload import Workload
 from walproxy.wal_compare import compare_wal, count_records
 
-TAKEOVER_S_MAX = 3.0
-_RESUME_S_MAX = 10.0
-_CATCH_UP_S_MAX = 20.0
 _SHUTDOWN_S_MAX = 10.0
 _WATCH_S = 2.0
-_SHORT_WATCH_S = 1.0
-
-_WAITING_CLIENTS = f"""
-    SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), count(*) FILTER (WHERE wait_event_type = 'Lock')
-    FROM pg_stat_activity WHERE application_name = '{APPLICATION_NAME}'
-"""
-
-
-class Step(NamedTuple):
-    """One step: what it is called, and what it does; that returns what was seen, or raises."""
-
-    title: str
-    act: Callable[[Stage], str]
 
 
 def _start(stage: Stage) -> str:
@@ -47,7 +34,7 @@ def _start(stage: Stage) -> str:
     stage.segment_size = status["segment_size"]
     stage.workload = Workload(cluster.postgres.port, stage.clients, stage.ledger)
     stage.workload.start()
-    stage.wait_until(lambda: bool(stage.ledger.acknowledged), "a transfer was acknowledged", _RESUME_S_MAX)
+    stage.wait_until(lambda: bool(stage.ledger.acknowledged), "a transfer was acknowledged", RESUME_S_MAX)
     begin, end = stage.observe(_WATCH_S)
     rate = stage.ledger.returned_between(begin, end) / (end - begin)
     return (
@@ -62,21 +49,16 @@ def _kill_one_safekeeper(stage: Stage) -> str:
     committed = stage.ledger.returned_between(begin, end)
     pause_s = stage.ledger.longest_pause_s(begin, end)
     stage.require(stage.ledger.first_begun_after(begin) is not None, "no commit went through with two of three")
-    stage.require(pause_s < _SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
+    stage.require(pause_s < SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
     return f"{committed:,} commits in {end - begin:.1f} s went on; the longest pause was {pause_s * 1000:.0f} ms"
 
 
 def _kill_second_safekeeper(stage: Stage) -> str:
     stage.kill_safekeeper(2)
     killed = time.monotonic()
-
-    def all_wait() -> bool:
-        [(for_quorum, for_locks)] = stage.cluster.postgres.execute(_WAITING_CLIENTS)
-        return bool(for_quorum) and for_quorum + for_locks == stage.clients
-
-    stage.wait_until(all_wait, "every client's commit waits", _RESUME_S_MAX)
+    stage.wait_until_all_wait()
     begin, end = stage.observe(_WATCH_S)
-    [(for_quorum, for_locks)] = stage.cluster.postgres.execute(_WAITING_CLIENTS)
+    for_quorum, for_locks = stage.waiting_clients()
     acknowledged = stage.ledger.returned_between(begin, end)
     stage.require(acknowledged == 0, f"{acknowledged} commits were acknowledged with one safekeeper of three")
     stage.require(
@@ -90,7 +72,7 @@ def _kill_second_safekeeper(stage: Stage) -> str:
 def _start_one_safekeeper(stage: Stage) -> str:
     waited_from = time.monotonic()
     stage.cluster.safekeepers[2].start()
-    seconds = stage.seconds_to_new_commit(waited_from, waited_from, _RESUME_S_MAX)
+    seconds = stage.seconds_to_new_commit(waited_from, waited_from, RESUME_S_MAX)
     return f"commits resumed by themselves; the first new one {seconds:.2f} s after the start"
 
 
@@ -99,7 +81,7 @@ def _start_other_safekeeper(stage: Stage) -> str:
     missed_bytes = target_lsn - stage.dead_since_lsn[1]
     stage.cluster.safekeepers[1].start()
     seconds = stage.wait_until(
-        lambda: stage.safekeeper_lsns("flush_lsn")[1] >= target_lsn, "safekeeper 1 has caught up", _CATCH_UP_S_MAX
+        lambda: stage.safekeeper_lsns("flush_lsn")[1] >= target_lsn, "safekeeper 1 has caught up", CATCH_UP_S_MAX
     )
     return f"it was fed the {format_bytes(missed_bytes)} that it had missed within {seconds:.2f} s, under load"
 
@@ -111,16 +93,16 @@ def _restart_proxy(stage: Stage) -> str:
     killed = time.monotonic()
     stage.cluster.start_proxy(proxy)
     seconds = stage.seconds_to_new_commit(before, killed, TAKEOVER_S_MAX)
-    stage.observe(_SHORT_WATCH_S)
+    stage.observe(SHORT_WATCH_S)
     return f"the first new commit {seconds:.2f} s after the kill (less than {TAKEOVER_S_MAX:g} s)"
 
 
 def _take_over(stage: Stage) -> str:
     cluster = stage.cluster
-    spare = cluster.make_proxy("walproxy-spare")
+    spare = cluster.make_proxy("walproxy-spare", *PROXY_OPTIONS)
     cluster.proxies.append(spare)
     cluster.start_proxy(spare)
-    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare", _RESUME_S_MAX)
+    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare", RESUME_S_MAX)
     leading = leading_proxy(cluster)
     stage.require(leading is not None and leading[0] is cluster.proxy, "the first proxy does not serve any more")
     before = time.monotonic()
@@ -130,7 +112,7 @@ def _take_over(stage: Stage) -> str:
     term = (spare.status() or {}).get("term")
     cluster.start_proxy(cluster.proxy)
     stage.wait_until(
-        lambda: (cluster.proxy.status() or {}).get("spare") is True, "the old proxy is the spare now", _RESUME_S_MAX
+        lambda: (cluster.proxy.status() or {}).get("spare") is True, "the old proxy is the spare now", RESUME_S_MAX
     )
     return (
         f"the first commit through the spare (term {term}) {seconds:.2f} s after the kill; the old one is the spare now"
@@ -143,8 +125,8 @@ def _crash_postgres(stage: Stage) -> str:
     stage.cluster.postgres.kill9()
     killed = time.monotonic()
     stage.cluster.postgres.start()
-    seconds = stage.seconds_to_new_commit(before, killed, _CATCH_UP_S_MAX)
-    stage.observe(_SHORT_WATCH_S)
+    seconds = stage.seconds_to_new_commit(before, killed, CATCH_UP_S_MAX)
+    stage.observe(SHORT_WATCH_S)
     lost = len(stage.ledger.in_doubt) - doubtful
     return f"the first new commit {seconds:.2f} s after the kill, recovery included; {lost} clients were left in doubt"
 
@@ -176,22 +158,22 @@ def _shut_down(stage: Stage) -> str:
     stage.wait_until(
         lambda: min(stage.safekeeper_lsns("flush_lsn").values()) >= stage.end_lsn,
         f"all safekeepers have the WAL up to {format_lsn(stage.end_lsn)}",
-        _CATCH_UP_S_MAX,
+        CATCH_UP_S_MAX,
     )
     return f"a fast shutdown took {end - begin:.2f} s; all safekeepers end at {format_lsn(stage.end_lsn)}"
 
 
 def _compare_bytes(stage: Stage) -> str:
-    primary_wal = stage.cluster.postgres.pg_wal
+    cluster = stage.cluster
+    primary_wals = [server.pg_wal for server in (cluster.postgres, *cluster.former_primaries)]
     found = {
-        compare_wal(stage.wal_folder(i), [primary_wal], stage.segment_size, stage.end_lsn)
-        for i in stage.cluster.safekeepers
+        compare_wal(stage.wal_folder(i), primary_wals, stage.segment_size, stage.end_lsn) for i in cluster.safekeepers
     }
     stage.require(len(found) == 1, "the safekeepers' WAL does not begin at the same segment")
     [compared] = found
     return (
         f"{format_bytes(compared.end_lsn - compared.begin_lsn)} in {compared.segments} segments of each safekeeper "
-        f"equal pg_wal, from {format_lsn(compared.begin_lsn)} to {format_lsn(compared.end_lsn)}"
+        f"equal pg_wal of the two primaries, from {format_lsn(compared.begin_lsn)} to {format_lsn(compared.end_lsn)}"
     )
 
 
@@ -212,6 +194,7 @@ STEPS = (
     Step("kill -9 the proxy, start it again", _restart_proxy),
     Step("kill -9 the proxy: a spare takes over", _take_over),
     Step("kill -9 PostgreSQL, start it again", _crash_postgres),
+    *STANDBY_STEPS,
     Step("what was acknowledged is there", _check_books),
     Step("shut PostgreSQL down", _shut_down),
     Step("compare the bytes with pg_wal", _compare_bytes),

@@ -17,6 +17,7 @@ from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.logs import one_line
 from walproxy.demo.left_running import commands_to_look
 from walproxy.demo.stage import Stage
+from walproxy.demo.standby_steps import PROXY_OPTIONS, STANDBY
 from walproxy.demo.steps import STEPS
 from walproxy.demo.view import View
 from walproxy.local_cluster import LocalCluster
@@ -67,7 +68,8 @@ def tell(binaries: ServerBinaries, clients: int, keep: Path | None, console: Con
     files_stay = keep is not None
     outlives_us = keep is not None
     postgres = LocalPostgres(binaries, directory / "postgres", settings=_SETTINGS, outlives_us=outlives_us)
-    cluster = LocalCluster(directory, postgres, outlives_us=outlives_us)
+    cluster = LocalCluster(directory, postgres, candidates=[STANDBY], outlives_us=outlives_us)
+    cluster.proxies = [cluster.make_proxy("walproxy", *PROXY_OPTIONS)]
     processes_stay = False
     try:
         stage = Stage(cluster, clients)

@@ -51,6 +51,10 @@ class Workload:
         """Begin; returns at once."""
         self._thread.start()
 
+    def move_to(self, port: int) -> None:
+        """Let clients that connect anew do it at another port: the server there is the primary now."""
+        self._port = port
+
     def stop(self, timeout_s: float = 10.0) -> None:
         """Let every client finish its transfer, and end.
 

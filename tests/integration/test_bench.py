@@ -1,0 +1,118 @@
+"""The benchmark as its user runs it, as small as it can be, and its parts against a real server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safekeeper.errors import WalproxyError
+from safekeeper.lsn import parse_lsn
+from tests.integration.conftest import NEWEST, NewCluster
+from walproxy.bench import commit_load, pgbench
+from walproxy.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
+from walproxy.bench.reader_process import ReaderProcess
+from walproxy.bench.readers import CASES
+from walproxy.bench.wal_readers import READING, SLOW, STOPPED
+from walproxy.local_postgres import LocalPostgres
+from walproxy.local_standby import current_lsn, make_standby, received_lsn, replay_lsn, wait_until_replayed
+
+BENCH = [sys.executable, "-m", "walproxy", "bench"]
+MIB = 1 << 20
+
+
+def bench(folder: Path, *options: str) -> dict[str, Any]:
+    """Return what a benchmark of one short round finds."""
+    command = [*BENCH, "--rounds", "1", "--seconds", "1", "--clients", "1", "--scale", "1", "--json", *options]
+    answer = subprocess.run([*command, "--dir", str(folder)], capture_output=True, text=True, check=False, timeout=110)
+    assert answer.returncode == 0, answer.stderr
+    assert list(folder.iterdir()) == []
+    found: dict[str, Any] = json.loads(answer.stdout)
+    assert f"seed {found['seed']}" in answer.stderr
+    return found
+
+
+def test_the_levels_are_measured_with_a_stock_standby_and_through_walproxy(folder: Path) -> None:
+    found = bench(folder, "--levels", "--seed", "7")
+    measured = {(turn["arm"], turn["level"]) for turn in found["turns"]}
+    assert measured == {(ALONE, "on"), *((arm, level) for arm in (STOCK, WALPROXY) for level in LEVELS)}
+    assert all(turn["tps"] > 0 and turn["median_ms"] > 0 for turn in found["turns"])
+    assert {each["arm"] for each in found["medians"] if "remote_apply_ms" in each} == {STOCK, WALPROXY}
+    assert found["seed"] == 7
+
+
+def test_the_price_of_readers_is_measured_and_they_have_read(folder: Path) -> None:
+    found = bench(folder, "--readers")
+    turns = {turn["case"]: turn for turn in found["turns"]}
+    assert set(turns) == set(CASES)
+    assert len(turns["ten"]["read_bytes"]) == 10 and min(turns["ten"]["read_bytes"]) > 0
+    assert min(turns["one slow on each"]["read_bytes"]) > 0
+    assert turns["one stopped on each"]["read_bytes"] == [0, 0, 0]
+    # Each of the three disks takes 2 ms longer, and a commit waits for two of them.
+    assert min(turn["p50_ms"] for turn in turns.values()) > 2
+
+
+@pytest.fixture
+def server(new_cluster: NewCluster) -> LocalPostgres:
+    """A primary with some WAL."""
+    made = new_cluster(fsync="off", max_wal_senders="10")
+    made.execute("CREATE TABLE filler AS SELECT repeat('x', 1000) FROM generate_series(1, 8000)")
+    return made
+
+
+@NEWEST
+def test_readers_read_all_a_little_or_nothing(server: LocalPostgres) -> None:
+    end_lsn = current_lsn(server)
+    begin_lsn = parse_lsn(server.execute("SELECT '0/0'::pg_lsn + 16777216::numeric")[0][0])
+    with ReaderProcess(READING, 2, [server.conninfo()], begin_lsn, end_lsn) as reading:
+        assert min(reading.end()) >= end_lsn - begin_lsn
+    with ReaderProcess(SLOW, 1, [server.conninfo()], begin_lsn, end_lsn) as slow:
+        assert slow.end()[0] < MIB
+    with ReaderProcess(STOPPED, 1, [server.conninfo(), server.conninfo()], begin_lsn, end_lsn) as stopped:
+        assert stopped.end() == [0, 0]
+
+
+@NEWEST
+def test_readers_that_cannot_begin_say_why(server: LocalPostgres) -> None:
+    reader = ReaderProcess(READING, 1, [server.conninfo(user="nobody")], 1 << 24, 1 << 24)
+    with pytest.raises(WalproxyError, match=r'readers have failed: .*role "nobody" does not exist'), reader:
+        pytest.fail("they were ready")
+
+
+@NEWEST
+def test_a_load_of_commits_is_timed(server: LocalPostgres) -> None:
+    commit_load.prepare(server)
+    server.execute("TRUNCATE commit_load")
+    times = commit_load.measure(server, clients=2, seconds=0.3)
+    assert server.execute("SELECT count(*) FROM commit_load") == [(round(times.tps * 0.3),)]
+    assert 0 < times.p50_ms <= times.p99_ms
+
+
+@NEWEST
+def test_pgbench_commits_at_the_level_that_is_asked_for(server: LocalPostgres) -> None:
+    pgbench.prepare(server, 1)
+    server.configure({"synchronous_standby_names": "nobody"})
+    server.restart()
+    measured = pgbench.run(server, 2, 1, "local")
+    assert measured.tps > 0 and measured.median_ms > 0
+    # At `on` the first commit waits for ever, and pgbench with it.
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(
+            [server.binaries.path("pgbench"), "-N", "-t", "1", "-n", server.conninfo()], timeout=1, capture_output=True
+        )
+
+
+def test_a_standby_replays_and_says_how_far(new_cluster: NewCluster, folder: Path) -> None:
+    primary = new_cluster(synchronous_standby_names="nobody", synchronous_commit="local")
+    with make_standby(primary, folder / "standby", "one") as standby:
+        standby.start()
+        assert primary.execute("SELECT application_name FROM pg_stat_replication") == [("one",)]
+        primary.execute("CREATE TABLE t (a int)")
+        end_lsn = current_lsn(primary)
+        wait_until_replayed(standby, end_lsn)
+        assert replay_lsn(standby) >= end_lsn and received_lsn(standby) >= end_lsn
+        assert standby.execute("SELECT count(*) FROM t") == [(0,)]
+        with pytest.raises(WalproxyError, match=r"has replayed up to 0/\w+ after 0.1 s, not to 0/FF000000"):
+            wait_until_replayed(standby, 0xFF000000, timeout_s=0.1)
