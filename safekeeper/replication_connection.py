@@ -1,7 +1,7 @@
 """One connection of a replication client: bytes to the session, commands to whoever answers them, WAL to the socket.
 
-The conversation is `pgwire.Session`'s; here are the socket, TLS around it, the clock, and what a command does. A
-command that changes something on disk, or has to wait, is a task; the session takes no other one meanwhile.
+The words are `pgwire.Session`'s, the socket is safekeeper/pg_transport.py's; here are the clock, and what a command
+does. One that changes something on disk, or has to wait, is a task; the session takes no other one meanwhile.
 
 WAL goes from the file to the socket in one copy: the hub's chunk is handed to the transport as it is. With more than
 WRITE_HIGH_WATER_BYTES unsent the hub passes this reader over (S14), and commands are not read. Whoever streams and says
@@ -12,14 +12,14 @@ slot for longer.
 import asyncio
 import logging
 import secrets
-import socket
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from safekeeper.consensus.learning import TimelineEnd, refusal_of_start
-from safekeeper.errors import CommandError, RemoteProtocolError
+from safekeeper.errors import CommandError
 from safekeeper.logs import describe_bug
 from safekeeper.lsn import format_lsn
+from safekeeper.pg_transport import PgTransport
 from safekeeper.pgwire.backend import command_complete, keepalive
 from safekeeper.pgwire.commands import (
     CreateSlot,
@@ -55,152 +55,92 @@ from safekeeper.replication_commands import (
     timeline_history,
 )
 from safekeeper.slots import Slot
-from safekeeper.tls import TlsChannel
 
 if TYPE_CHECKING:
     from safekeeper.replication_door import ReplicationDoor
 
-WRITE_HIGH_WATER_BYTES = 1 << 20
-WRITE_LOW_WATER_BYTES = 256 << 10
-# A peer whose host has vanished is noticed after idle + count * interval seconds, also when nothing is sent.
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-
 _log = logging.getLogger(__name__)
 
 
-class ReplicationConnection(asyncio.Protocol):
+class ReplicationConnection(PgTransport):
     """One client.
 
     Attributes:
         number: the connection's number, 0 if it was not admitted.
-        peer: where it comes from, for the log.
         user, name: what it calls itself once it is let in.
         reader: its stream, None while it has none.
         heard_at: when bytes came last, in the loop's time.
     """
 
     def __init__(self, door: "ReplicationDoor") -> None:
+        super().__init__()
         self._door = door
-        self._transport: asyncio.Transport
-        self._session: Session
-        self._channel: TlsChannel | None = None
-        self._open = False
-        self._writing_paused = False
         self._pinged = False
         self._ending: TimelineEnd | None = None  # Of the timeline that was streamed last.
         self._task: asyncio.Task[None] | None = None
-        self._made_at = 0.0
+        self._made_at = door.now()
         self.number = 0
-        self.peer = ""
         self.user = ""
         self.name = ""
         self.reader: Reader | None = None
-        self.heard_at = 0.0
+        self.heard_at = self._made_at
 
     def __str__(self) -> str:
         who = f" ({self.name or 'no application_name'}, user {self.user})" if self.user else ""
         return f"connection {self.number} from {self.peer}{who}"
 
-    # What asyncio calls.
+    # The connection.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
-        self.heard_at = self._made_at = self._door.now()
-        if not self._door.admit(self, peer[0] if peer else ""):
-            self._transport.abort()
-            return
-        self._open = True
-        _set_socket_options(transport.get_extra_info("socket"))
-        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
-        self._session = Session(
-            tls=self._door.tls is not None,
-            users=self._door.users.verifiers if self._door.users is not None else None,
-            parameters=session_parameters(self._door.node.acceptor.control),
+    def admit(self, host: str) -> Session | None:
+        """See PgTransport."""
+        door = self._door
+        if not door.admit(self, host):
+            return None
+        return Session(
+            tls=door.tls is not None,
+            users=door.users.verifiers if door.users is not None else None,
+            parameters=session_parameters(door.node.acceptor.control),
             nonce=secrets.token_urlsafe(18),
-            mock_salt=self._door.mock_salt,
+            mock_salt=door.mock_salt,
         )
 
-    def data_received(self, data: bytes) -> None:
-        if not self._open:
-            return
+    def heard(self) -> None:
+        """See PgTransport."""
         self.heard_at = self._door.now()
         self._pinged = False
-        try:
-            self._receive(data)
-        except RemoteProtocolError as error:
-            self._flush()
-            self._door.close_connection(self, str(error), stranger=True)
 
-    def eof_received(self) -> bool:
-        if self._open:
-            reason = self._session.explain_eof()
-            streamed = self._stop_reader(reason)
-            self._door.close_connection(self, "" if streamed else reason, stranger=not self.user)
-        return False
+    def broken(self, reason: str) -> None:
+        """See PgTransport."""
+        self._door.close_connection(self, reason, stranger=True)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._open = False
+    def left(self, reason: str) -> None:
+        """See PgTransport."""
+        streamed = self._stop_reader(reason)
+        self._door.close_connection(self, "" if streamed else reason, stranger=not self.user)
+
+    def lost(self) -> None:
+        """See PgTransport."""
         if self._task is not None:
             self._task.cancel()
         self._stop_reader("the connection is gone")
         self._door.lost(self)
 
-    def pause_writing(self) -> None:
-        self._writing_paused = True
-        if self.reader is not None:
+    def filled(self, full: bool) -> None:
+        """See PgTransport."""
+        if not full:
+            self.resume_reading()
+            if self.reader is not None:
+                self._door.hub.resume(self.reader)
+        elif self.reader is not None:
+            # What it says about its positions is welcome all the same.
             self._door.hub.pause(self.reader)
         else:
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self._writing_paused = False
-        if self.reader is not None:
-            self._door.hub.resume(self.reader)
-        elif self._open:
-            self._transport.resume_reading()
-
-    # Bytes.
-
-    def _receive(self, data: bytes) -> None:
-        channel = self._channel
-        if channel is not None:
-            established = channel.established
-            try:
-                data = channel.receive(data)
-            finally:
-                self._transport.write(channel.take_outgoing())
-            if channel.established and not established:
-                shown = channel.peer_certificate() is not None
-                only_user = (channel.peer_common_name or "") if shown else None
-                self._session.tls_started(channel.server_certificate_der, only_user)
-            if not channel.established:
-                return
-        for event in self._session.receive(data):
-            self._handle(event)
-        self._flush()
-
-    def write(self, *buffers: bytes | memoryview) -> None:
-        """See reader.Client."""
-        if not self._open:
-            return
-        if self._channel is None:
-            self._transport.writelines(buffers)
-        else:
-            self._channel.send(*buffers)
-            self._transport.write(self._channel.take_outgoing())
-
-    def _flush(self) -> None:
-        """Send what the session has to say."""
-        output = self._session.take_output()
-        if output and (self._channel is None or self._channel.established):
-            self.write(output)
+            self.pause_reading()
 
     # Events.
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """See PgTransport."""
         match event:
             case StatusUpdate():
                 self._take_status(event)
@@ -212,31 +152,15 @@ class ReplicationConnection(asyncio.Protocol):
             case CopyEnded():
                 self._client_ended_copy()
             case StartTls(_, data):
-                self._start_tls(data)
+                assert self._door.tls is not None  # The session asks for it only then.
+                self.start_tls(self._door.tls, data)
             case Authenticated():
-                self._let_in(event)
+                self.user, self.name = event.user, event.application_name
             case CommandRefused(sqlstate, message):
                 self._door.note_refusal(f"{self} was refused: {message} ({sqlstate})")
             case Terminated():
-                self._flush()
+                self.flush()
                 self._door.close_connection(self, "")
-
-    def _start_tls(self, data: bytes) -> None:
-        assert self._door.tls is not None  # The session asks for it only then.
-        self._flush()
-        self._channel = self._door.tls.channel()
-        if data:
-            self._receive(data)
-
-    def _let_in(self, event: Authenticated) -> None:
-        """Take down who it is. A client certificate, which is demanded or not asked for, must be that user's."""
-        certificate = self._channel.peer_certificate() if self._channel is not None else None
-        if self._channel is not None and certificate and self._channel.peer_common_name != event.user:
-            self._session.take_output()  # It has not been let in yet.
-            message = f'the common name of the client certificate is not "{event.user}", the user'
-            self._session.refuse("28000", message, fatal=True)
-            raise RemoteProtocolError(message)
-        self.user, self.name = event.user, event.application_name
 
     def _take_status(self, status: StatusUpdate) -> None:
         reader = self.reader
@@ -246,11 +170,11 @@ class ReplicationConnection(asyncio.Protocol):
         if reader.slot is not None:
             self._door.slots.report(reader.slot, min(status.flush_lsn, reader.position_lsn))
         # To a client that does not read, nothing is said that it could ask for without end.
-        if status.reply_requested and not self._writing_paused:
+        if status.reply_requested and not self.is_full:
             self._send_keepalive(reply_requested=False)
 
     def _send_keepalive(self, *, reply_requested: bool) -> None:
-        if self.reader is not None and self._session.state is State.COPY:
+        if self.reader is not None and self.session.state is State.COPY:
             end_lsn = self._door.hub.readable_end(self.reader)
             self.write(keepalive(end_lsn, time.time_ns() // 1000, reply_requested))
 
@@ -274,11 +198,11 @@ class ReplicationConnection(asyncio.Protocol):
             self._refuse(error)
 
     def _answer(self, answer: Answer) -> None:
-        self._session.answer(*answer)
+        self.session.answer(*answer)
 
     def _refuse(self, error: CommandError) -> None:
         self._door.note_refusal(f"{self} was refused: {error} ({error.sqlstate})")
-        self._session.refuse(error.sqlstate, str(error), detail=error.detail, hint=error.hint)
+        self.session.refuse(error.sqlstate, str(error), detail=error.detail, hint=error.hint)
 
     async def _carry_out(self, command: AnswerableCommand) -> None:
         try:
@@ -288,17 +212,17 @@ class ReplicationConnection(asyncio.Protocol):
                 case DropSlot(name, wait):
                     await self._door.slots.drop(name, connection=self.number, wait=wait)
                     _log.info("%s dropped replication slot %s", self, name)
-                    self._session.complete("DROP_REPLICATION_SLOT")
+                    self.session.complete("DROP_REPLICATION_SLOT")
                 case StartReplication():
                     await self._start_replication(command)
         except CommandError as error:
             self._refuse(error)
         except Exception as error:
             _log.error("%s", describe_bug(error))
-            self._session.refuse("XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
-            self._flush()
+            self.session.refuse("XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
+            self.flush()
             self._door.close_connection(self, "")
-        self._flush()
+        self.flush()
 
     async def _create_slot(self, command: CreateSlot) -> Slot:
         log = self._door.hub.log()
@@ -325,10 +249,10 @@ class ReplicationConnection(asyncio.Protocol):
         fork = self._door.hub.log().fork_of(tli)
         if fork is not None and command.begin_lsn >= fork[1]:
             self._release_slot(slot)
-            self._session.finish_copy(fork)
+            self.session.finish_copy(fork)
             return
-        self._session.begin_copy()
-        self._flush()
+        self.session.begin_copy()
+        self.flush()
         self._ending = None
         self.reader = Reader(
             self,
@@ -339,7 +263,7 @@ class ReplicationConnection(asyncio.Protocol):
             begin_lsn=command.begin_lsn,
             slot=slot,
         )
-        self.reader.paused = self._writing_paused
+        self.reader.paused = self.is_full
         _log.info(
             "%s streams timeline %d from %s%s",
             self,
@@ -365,16 +289,16 @@ class ReplicationConnection(asyncio.Protocol):
     def end_timeline(self, end: TimelineEnd) -> None:
         """See reader.Client."""
         self._ending = end
-        self._session.end_copy()
-        self._flush()
+        self.session.end_copy()
+        self.flush()
         self._stop_reader(f"timeline {end.next_tli} goes on at {format_lsn(end.fork_lsn)}")
-        if self._session.client_copy_done:
+        if self.session.client_copy_done:
             self._finish_copy()
 
     def fail(self, sqlstate: str, message: str, *, fatal: bool) -> None:
         """See reader.Client."""
-        self._session.refuse(sqlstate, message, fatal=fatal)
-        self._flush()
+        self.session.refuse(sqlstate, message, fatal=fatal)
+        self.flush()
         self._stop_reader(message)
         if fatal:
             self._door.close_connection(self, "")
@@ -388,8 +312,8 @@ class ReplicationConnection(asyncio.Protocol):
         self._finish_copy()
 
     def _finish_copy(self) -> None:
-        self._session.finish_copy(self._ending)
-        self._flush()
+        self.session.finish_copy(self._ending)
+        self.flush()
 
     def _stop_reader(self, reason: str) -> bool:
         """End the stream, if there is one; return whether there was."""
@@ -406,45 +330,23 @@ class ReplicationConnection(asyncio.Protocol):
     def watch(self, now: float) -> None:
         """Close the connection if its client has been silent for too long; ask for a word before that."""
         silent_s, timeout_s = now - self.heard_at, self._door.timeout_s
-        streams = self._session.state in (State.COPY, State.COPY_ENDING)
+        streams = self.session.state in (State.COPY, State.COPY_ENDING)
         if not self.user and now - self._made_at > self._door.greeting_timeout_s:
             reason = f"not let in within {self._door.greeting_timeout_s:g} s"
             self._door.close_connection(self, reason, stranger=True)
         elif streams and silent_s > timeout_s:
             _log.warning("%s is closed: silent for %g s", self, timeout_s)
             self.abort()
-        elif streams and silent_s > timeout_s / 2 and not self._pinged and not self._writing_paused:
+        elif streams and silent_s > timeout_s / 2 and not self._pinged and not self.is_full:
             self._pinged = True
             self._send_keepalive(reply_requested=True)
 
     def say_goodbye(self) -> None:
         """End the conversation because the process ends: a stream as PostgreSQL ends it then, for others to go on."""
-        if self.reader is not None and self._session.state is State.COPY:
+        if self.reader is not None and self.session.state is State.COPY:
             self.write(command_complete("COPY 0"))
             self._stop_reader("this safekeeper stops")
         else:
-            self._session.refuse("57P01", "this safekeeper stops", fatal=True)
-            self._flush()
+            self.session.refuse("57P01", "this safekeeper stops", fatal=True)
+            self.flush()
         self.close()
-
-    def close(self) -> None:
-        """Close after what was written; nothing that comes is looked at any more."""
-        if self._open:
-            self._open = False
-            if self._channel is not None:
-                self._channel.close()
-                self._transport.write(self._channel.take_outgoing())
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._open = False
-        self._transport.abort()
-
-
-def _set_socket_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -12,7 +12,7 @@ import pytest
 import safekeeper.wal.reading
 from safekeeper.consensus.messages import Standby, StandbyFeedback
 from safekeeper.learners import SERVED_BYTES_PER_TURN
-from safekeeper.replication_connection import WRITE_HIGH_WATER_BYTES
+from safekeeper.pg_transport import WRITE_HIGH_WATER_BYTES
 from tests.unit.replication_client import ReplicationClient
 from tests.unit.replication_house import Leader, ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from safekeeper.consensus.control_state import TliHistory
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import Bootstrap, Bootstrapped
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.lsn import format_lsn
 from safekeeper.pgwire.backend import INT4
@@ -246,6 +248,45 @@ def test_a_reader_that_was_sent_what_is_cut_off_is_told_where_the_new_timeline_b
         assert isinstance(client.receive_copy(), CopyDone)
         client.send(b"c")
         assert client.reply().row == ["2", format_lsn(FORK.fork_lsn)]
+
+
+def test_after_a_rebootstrap_every_reader_is_sent_away(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        leader = house.led()
+        leader.write(WAL[:1000])
+        leader.commit()
+        client = house.client()
+        client.receive_wal(client.start(BASE_LSN), BASE_LSN + 1000)
+        operator = house.leader("operator")
+        members = (Member(1, operator.greet().incarnation),)
+        operator.send(Bootstrap("f" * 32, SYSTEM_ID, SEGMENT_SIZE, 150018, Membership(2, members), replace=True))
+        operator.receive(Bootstrapped)
+        with pytest.raises(ServerError, match="belongs to another cluster since now") as error:
+            client.receive_copy()
+        assert error.value.fields["S"] == "FATAL"
+        assert client.is_closed()
+        with pytest.raises(ServerError, match="no committed WAL yet"):
+            house.client().identify()
+
+
+def test_a_log_that_begins_anew_higher_up_has_lost_its_readers_bytes(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        leader = house.led()
+        leader.write(WAL[:1000])
+        leader.commit()
+        client = house.client()
+        received = client.start(BASE_LSN)
+        client.receive_wal(received, BASE_LSN + 1000)
+        # It was away for so long that the others have removed what it lacks (S6).
+        successor, base_lsn = house.leader("run2"), BASE_LSN + 4 * SEGMENT_SIZE
+        history = (HistoryEntry(1, BASE_LSN, 1), HistoryEntry(2, base_lsn + 100, 1))
+        successor.take_over(2, history, commit_lsn=base_lsn + 100, base_lsn=base_lsn)
+        successor.write(WAL[:1000])
+        successor.commit()
+        with pytest.raises(ServerError, match="has already been removed"):
+            client.receive_copy()
+        late = house.client()
+        assert late.receive_wal(late.start(base_lsn), base_lsn + 1000) == WAL[:1000]
 
 
 # Commands.
