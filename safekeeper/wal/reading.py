@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from safekeeper.errors import StorageFailed
-from safekeeper.lsn import Lsn, segment_start
+from safekeeper.lsn import Lsn, format_lsn, segment_start
 from safekeeper.wal.filesystem import File, FileSystem
 from safekeeper.wal.segment_file import read_exactly
 
@@ -92,7 +92,7 @@ class WalReader:
     def _path_of(self, lsn: Lsn) -> Path:
         path = self._locate(lsn)
         if path is None:
-            raise StorageFailed(f"the WAL segment of byte {lsn:X} is not there")
+            raise StorageFailed(f"the WAL segment of byte {format_lsn(lsn)} is not there")
         return path
 
     def _open(self, lsn: Lsn, path: Path) -> None:
