@@ -22,7 +22,8 @@ COPY --from=build /opt/walproxy /opt/walproxy
 RUN groupadd --gid 10001 walproxy \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/safekeeper --no-create-home walproxy \
  && install --directory --owner=walproxy --group=walproxy --mode=0700 /var/lib/safekeeper
-# Inside a container a program listens for the others; what the host publishes of it is decided outside.
+# Inside a container a program listens for the others; what the host publishes of it is decided outside. A safekeeper does
+# so only if it is given a secret, or another protection (docs/security.md): else it stays on the container's loopback.
 ENV PATH=/opt/walproxy/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     SAFEKEEPER_DATA_DIR=/var/lib/safekeeper \

@@ -19,6 +19,7 @@ from safekeeper.errors import EXIT_FINE, EXIT_STORAGE, ConfigurationError
 from safekeeper.inspection import Inspection, as_json, control_rows, inspect_folder
 from safekeeper.lsn import format_lsn
 from safekeeper.settings import click_options, folder, load
+from safekeeper.users import user_line
 from safekeeper.wal.filesystem import RealFileSystem
 
 EXIT_CODES = """\b
@@ -90,6 +91,29 @@ def inspect(data_dir: str, as_text: bool) -> None:
     else:
         _print_inspection(inspection)
     sys.exit(EXIT_STORAGE if inspection.lost else EXIT_FINE)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("name")
+def user(name: str) -> None:
+    """Ask for a password and print the line for the file of --pg-users that lets NAME in with it.
+
+    Without a terminal the password is the first line of standard input. What is printed holds no password.
+
+    \b
+    Examples:
+      safekeeper user standby1 >> /etc/safekeeper/users
+      openssl rand -base64 24 | tee standby1.password | safekeeper user standby1 >> /etc/safekeeper/users
+    """
+    if sys.stdin.isatty():
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        try:
+            password = sys.stdin.readline().rstrip("\r\n")
+        except UnicodeDecodeError:
+            # Not chained: the error would carry what was read.
+            raise ConfigurationError("the password is no text") from None
+    click.echo(user_line(name, password))
 
 
 def main() -> None:

@@ -8,17 +8,14 @@ server: the file is for its owner only.
 No message ever quotes a line.
 """
 
-import base64
-import binascii
-import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from safekeeper.errors import ConfigurationError
+from safekeeper.pgwire.scram import SALT_BYTES, make_verifier, parse_verifier
 
-_VERIFIER = re.compile(r"SCRAM-SHA-256\$([1-9][0-9]{0,8}):([^$:]+)\$([^$:]+):([^$:]+)")
-_KEY_BYTES = 32
 # PostgreSQL's own limit of a name.
 NAME_BYTES_MAX = 63
 
@@ -61,6 +58,28 @@ def name_problem(name: str) -> str:
     return ""
 
 
+def user_line(name: str, password: str) -> str:
+    """Return a line of such a file, with a new salt.
+
+    Raises:
+        ConfigurationError: that cannot be a user's name, or there is no password.
+    """
+    problem = name_problem(name)
+    if problem:
+        raise ConfigurationError(f"{name!r} cannot be a user's name: {problem}")
+    if not password or "\0" in password:
+        raise ConfigurationError("an empty password, or one with a zero byte, is none")
+    return f"{name}:{make_verifier(password, secrets.token_bytes(SALT_BYTES))}"
+
+
+def _verifier_problem(text: str) -> str:
+    try:
+        parse_verifier(text)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
 def _read(path: Path) -> dict[str, str]:
     try:
         content = path.read_text(encoding="utf-8")
@@ -74,23 +93,11 @@ def _read(path: Path) -> dict[str, str]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        name, colon, verifier = line.partition(":")
-        if not colon or name_problem(name) or not _is_verifier(verifier):
-            raise ConfigurationError(
-                f"{path}: line {number} is not NAME:SCRAM-SHA-256$...: make one with safekeeper user NAME"
-            )
+        name, _, verifier = line.partition(":")
+        problem = name_problem(name) or _verifier_problem(verifier)
+        if problem:
+            raise ConfigurationError(f"{path}: line {number}: {problem}; safekeeper user NAME makes such a line")
         if name in verifiers:
             raise ConfigurationError(f"{path}: line {number} names a user that an earlier line names already")
         verifiers[name] = verifier
     return verifiers
-
-
-def _is_verifier(text: str) -> bool:
-    match = _VERIFIER.fullmatch(text)
-    if match is None:
-        return False
-    try:
-        salt, stored_key, server_key = (base64.b64decode(part, validate=True) for part in match.groups()[1:])
-    except (binascii.Error, ValueError):
-        return False
-    return bool(salt) and len(stored_key) == len(server_key) == _KEY_BYTES

@@ -22,6 +22,7 @@ from testcontainers.core.network import Network
 
 REPOSITORY = Path(__file__).parents[2]
 PASSWORD = "walproxy"
+SECRET = "what the containers prove to each other"
 STARTUP_S = 60
 
 
@@ -57,7 +58,7 @@ class Cluster:
         members = ",".join(f"{number}=safekeeper{number}:5454" for number in self.safekeepers)
         self.proxy = (
             self._container(images["WALPROXY_IMAGE"], "walproxy")
-            .with_env("PGPASSWORD", PASSWORD)
+            .with_envs(PGPASSWORD=PASSWORD, WALPROXY_SECRET=SECRET)
             .with_exposed_ports(7667)
             .with_command(
                 f'walproxy run --primary "host=postgres user=walproxy dbname=postgres" --safekeepers {members}'
@@ -68,8 +69,12 @@ class Cluster:
         return DockerContainer(image).with_network(self._network).with_network_aliases(alias)
 
     def _safekeeper(self, number: int) -> DockerContainer:
-        return self._container(self._images["WALPROXY_IMAGE"], f"safekeeper{number}").with_command(
-            f"safekeeper run --id {number} --data-dir /var/lib/safekeeper --listen 0.0.0.0:5454 --http 0.0.0.0:7667"
+        return (
+            self._container(self._images["WALPROXY_IMAGE"], f"safekeeper{number}")
+            .with_env("SAFEKEEPER_SECRET", SECRET)
+            .with_command(
+                f"safekeeper run --id {number} --data-dir /var/lib/safekeeper --listen 0.0.0.0:5454 --http 0.0.0.0:7667"
+            )
         )
 
     def containers(self) -> dict[str, DockerContainer]:

@@ -2,9 +2,11 @@
 
 import http.client
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.tls import ClientTls, describe_failure
 from walproxy.config import DEFAULT_HTTP
 
 _TIMEOUT_S = 5.0
@@ -40,6 +43,13 @@ _STATE_STYLE = {
     show_default=True,
     help="Where the proxy's HTTP door is. [WALPROXY_URL]",
 )
+@click.option(
+    "--tls-ca",
+    envvar="WALPROXY_TLS_CA",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CAs, one of which must vouch for an https URL; those of this machine without it. [WALPROXY_TLS_CA]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what the proxy says, as JSON.")
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
 @click.option(
@@ -49,7 +59,7 @@ _STATE_STYLE = {
     type=click.FloatRange(_INTERVAL_S_MIN),
     help="Seconds between two looks, with --watch.",
 )
-def status(url: str, as_json: bool, watch: bool, interval: float) -> None:
+def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: float) -> None:
     """Show what the proxy and its safekeepers do.
 
     \b
@@ -57,20 +67,25 @@ def status(url: str, as_json: bool, watch: bool, interval: float) -> None:
       walproxy status
       walproxy status --watch
       walproxy status --json | jq .commit_lsn
+      walproxy status --url https://10.0.0.9:7667 --tls-ca ca.pem
     """
+    tls = ClientTls(tls_ca).context if tls_ca is not None else None
     if watch:
         try:
-            _watch(url, interval, as_json)
+            _watch(url, tls, interval, as_json)
         except KeyboardInterrupt:
             return  # How one stops watching.
     elif as_json:
-        click.echo(json.dumps(fetch_status(url)))
+        click.echo(json.dumps(fetch_status(url, tls)))
     else:
-        Console().print(render(fetch_status(url)))
+        Console().print(render(fetch_status(url, tls)))
 
 
-def fetch_status(url: str) -> dict[str, Any]:
+def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
     """Return the proxy's /status.
+
+    Args:
+        tls: for an https URL; None: the CAs of this machine.
 
     Raises:
         WalproxyError: nobody answers there, or not a proxy.
@@ -79,7 +94,7 @@ def fetch_status(url: str) -> dict[str, Any]:
     if not address.startswith(("http://", "https://")):
         raise ConfigurationError(f"{url!r} is not a URL: write http://HOST:PORT")
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S, context=tls) as response:
             body = response.read()
     except (http.client.InvalidURL, ValueError, OverflowError) as error:
         raise ConfigurationError(f"{url!r} is not a URL: {error}; write http://HOST:PORT") from None
@@ -92,6 +107,10 @@ def fetch_status(url: str) -> dict[str, Any]:
         raise WalproxyError(f"{address} does not speak HTTP: correct --url") from None
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise WalproxyError(f"{address}: {describe_failure(reason)}; name its CA with --tls-ca") from None
+        if isinstance(reason, ssl.SSLError):
+            raise WalproxyError(f"{address}: {describe_failure(reason)}; correct --url") from None
         raise WalproxyError(f"no answer from {address}: {reason}; is walproxy running there (--url)?") from None
     try:
         content = json.loads(body)
@@ -131,7 +150,39 @@ def render(content: dict[str, Any]) -> Group:
         if what:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problems[:0] = _primary_problems(content.get("primary") or {})
-    return Group(head, positions, table, *problems)
+    return Group(head, positions, table, *_standbys(content), *problems)
+
+
+def _standbys(content: dict[str, Any]) -> list[Table | Text]:
+    """Return the table of standbys, if there are any, and whom remote_apply waits for."""
+    shown: list[Table | Text] = []
+    if content.get("standbys"):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("standby", "from", "flush", "apply lag", "if it were promoted"):
+            table.add_column(name, justify="right" if name == "apply lag" else "left", no_wrap=True)
+        for each in content["standbys"]:
+            table.add_row(
+                Text(each["name"]),
+                f"{each['safekeeper']}" if each["connected"] else f"{each['safekeeper']}, gone",
+                each["flush_lsn"],
+                format_bytes(each["apply_lag_bytes"]),
+                _completeness(each),
+            )
+        shown.append(table)
+    if content.get("apply_rule"):
+        shown.append(Text(f"remote_apply waits for {content['apply_rule']}"))
+    if content.get("apply_problem"):
+        shown.append(Text(f"remote_apply waits in vain: {content['apply_problem']}", style="red"))
+    return shown
+
+
+def _completeness(standby: dict[str, Any]) -> Text:
+    """Return what would be lost if this standby were promoted now."""
+    if standby["has_everything"] is None:
+        return Text("unknown", style="yellow")
+    if standby["has_everything"]:
+        return Text("has every acknowledged commit", style="green")
+    return Text(f"lacks {standby['lag_bytes']} bytes", style="red")
 
 
 def _primary_problems(primary: dict[str, Any]) -> list[Text]:
@@ -160,13 +211,13 @@ def format_bytes(count: int | None) -> str:
     raise AssertionError("the last unit returns above")
 
 
-def _watch(url: str, interval_s: float, as_json: bool) -> None:
+def _watch(url: str, tls: ssl.SSLContext | None, interval_s: float, as_json: bool) -> None:
     """Show the status until Ctrl-C. A proxy that does not answer is shown as such, and asked again."""
     console = Console()
     if as_json or not console.is_terminal:
         while True:
             try:
-                content = fetch_status(url)
+                content = fetch_status(url, tls)
             except ConfigurationError:
                 raise
             except WalproxyError as error:
@@ -177,7 +228,7 @@ def _watch(url: str, interval_s: float, as_json: bool) -> None:
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             try:
-                live.update(render(fetch_status(url)))
+                live.update(render(fetch_status(url, tls)))
             except ConfigurationError:
                 raise
             except WalproxyError as error:
