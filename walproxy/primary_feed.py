@@ -496,11 +496,12 @@ class PrimaryFeed:
         """The connection is of use: a problem that comes from now on is a new one, and may pass quickly."""
         candidate = self.rota.current
         self.rota.connected()
-        self.rota.works()
+        is_another = self.rota.works()
         self._pause_s = PAUSE_MIN_S
-        if candidate.told and not candidate.is_distrusted:
-            candidate.told = ""
+        if is_another or (candidate.told and not candidate.is_distrusted):
             logger.info("connected to the primary%s", self._where())
+        if not candidate.is_distrusted:
+            candidate.told = ""
 
     def _note_that_it_fits(self) -> None:
         """PostgreSQL is told what the quorum has: its WAL was found to be ours, although it had been refused before."""

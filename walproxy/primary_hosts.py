@@ -111,10 +111,11 @@ class HostRota:
         """The present host has said who it is."""
         self.current.state, self.current.problem = HostState.CONNECTED, ""
 
-    def works(self) -> None:
-        """The present host is of use: when it is lost, the next round begins with it."""
-        self._first = self.candidates.index(self.current)
+    def works(self) -> bool:
+        """The present host is of use: when it is lost, the next round begins with it. True if it was another before."""
+        before, self._first = self._first, self.candidates.index(self.current)
         self._round.clear()
+        return self._first != before
 
     def failed(self, state: HostState, problem: str) -> None:
         """The present host is of no use at the moment."""

@@ -56,6 +56,7 @@ async def test_a_host_that_is_refused_gives_way_to_the_next_one_at_once(
         assert house.primary.connections[0].closed and house.feed.problem == ""
         # The one that serves is tried again first; the refused one is left alone.
         await house.stream()
+        assert caplog.text.count("connected to the primary at new:2") == 1
         house.primary.connections[1].end(problem(ProblemKind.ENDED))
         await until(lambda: len(house.owner.identities) == 3)
         assert house.primary.tried == [OLD.conninfo, NEW.conninfo, NEW.conninfo]
