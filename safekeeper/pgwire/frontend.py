@@ -12,7 +12,7 @@ Pure: no I/O.
 """
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.pgwire.events import HotStandbyFeedback, StatusUpdate
@@ -42,11 +42,8 @@ class Packet(NamedTuple):
     body: bytes
 
 
-class Message(NamedTuple):
-    """A typed message; `kind` is its type byte."""
-
-    kind: int
-    body: bytes
+Message: TypeAlias = tuple[int, bytes]
+"""A typed message: its type byte and its body. A plain tuple: one is made for every word of every standby."""
 
 
 class FrontendDecoder:
@@ -56,15 +53,16 @@ class FrontendDecoder:
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = b""
         self._position = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Take the next bytes of the connection."""
-        if self._position:
-            del self._buffer[: self._position]
-            self._position = 0
-        self._buffer += data
+        if self._position == len(self._buffer):
+            self._buffer = bytes(data)
+        else:
+            self._buffer = self._buffer[self._position :] + data
+        self._position = 0
 
     def peek(self) -> int | None:
         """Return the next byte, None if there is none yet."""
@@ -72,9 +70,8 @@ class FrontendDecoder:
 
     def take_rest(self) -> bytes:
         """Return what has not been decoded, and forget it."""
-        rest = bytes(self._buffer[self._position :])
-        self._buffer.clear()
-        self._position = 0
+        rest = self._buffer[self._position :]
+        self._position = len(self._buffer)
         return rest
 
     def next_packet(self) -> Packet | None:
@@ -88,14 +85,14 @@ class FrontendDecoder:
             return None
         length = int.from_bytes(self._buffer[self._position : self._position + 4])
         if not _PACKET_HEADER.size <= length <= STARTUP_BYTES_MAX:
-            beginning = bytes(self._buffer[self._position : self._position + 8])
+            beginning = self._buffer[self._position : self._position + 8]
             raise RemoteProtocolError(f"what begins with {beginning!r} is no PostgreSQL client: nothing was answered")
         if available < length:
             return None
         begin, end = self._position, self._position + length
         _, code = _PACKET_HEADER.unpack_from(self._buffer, begin)
         self._position = end
-        return Packet(code, bytes(self._buffer[begin + _PACKET_HEADER.size : end]))
+        return Packet(code, self._buffer[begin + _PACKET_HEADER.size : end])
 
     def next_message(self) -> Message | None:
         """Return the next typed message, None if it is not here in full.
@@ -103,24 +100,30 @@ class FrontendDecoder:
         Raises:
             RemoteProtocolError: its type is unknown, or its length out of bounds.
         """
-        available = len(self._buffer) - self._position
+        buffer, position = self._buffer, self._position
+        available = len(buffer) - position
         if available < 5:
             # An unknown type is told before its length is here: nothing that follows it can be understood.
-            if available and self._buffer[self._position] not in _MESSAGE_TYPES:
-                raise RemoteProtocolError(f"unknown message type {self._buffer[self._position]}")
+            if available:
+                _require_known(buffer[position])
             return None
-        kind, length = _MESSAGE_HEADER.unpack_from(self._buffer, self._position)
+        kind, length = _MESSAGE_HEADER.unpack_from(buffer, position)
         if kind not in _MESSAGE_TYPES:
-            raise RemoteProtocolError(f"unknown message type {kind}")
+            _require_known(kind)
         if not 4 <= length <= MESSAGE_BYTES_MAX:
             raise RemoteProtocolError(
                 f"a message of type {chr(kind)!r} has the length {length}, beyond 4 to {MESSAGE_BYTES_MAX} bytes"
             )
         if available <= length:
             return None
-        begin, end = self._position + 5, self._position + 1 + length
+        end = position + 1 + length
         self._position = end
-        return Message(kind, bytes(self._buffer[begin:end]))
+        return kind, buffer[position + 5 : end]
+
+
+def _require_known(kind: int) -> None:
+    if kind not in _MESSAGE_TYPES:
+        raise RemoteProtocolError(f"unknown message type {kind}")
 
 
 def parse_string(body: bytes) -> str:

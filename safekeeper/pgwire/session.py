@@ -66,6 +66,7 @@ class State(Enum):
 
 
 _TLS_RECORD_HANDSHAKE = 0x16
+_COPY_DATA = ord("d")
 _NEXT_TIMELINE_COLUMNS = (Column("next_tli", *INT8), Column("next_tli_startpos", *TEXT))
 
 
@@ -180,36 +181,42 @@ class Session:
 
     def _receive_one(self, events: list[Event]) -> bool:
         """Decode and handle one packet or message; return whether there may be another one."""
-        if self._state in (State.CLOSED, State.TLS_HANDSHAKE):
-            return False
-        if self._state is State.STARTUP:
+        state = self._state
+        if state is State.STARTUP:
             return self._receive_packet(events)
+        if state is State.CLOSED or state is State.TLS_HANDSHAKE:
+            return False
         message = self._decoder.next_message()
         if message is None:
             return False
-        kind, body = chr(message.kind), message.body
-        if kind == "d" and (self._state is State.COPY or self._state is State.COPY_ENDING):
+        kind, body = message
+        if kind == _COPY_DATA and (state is State.COPY or state is State.COPY_ENDING):
             if self._client_copy_done:
                 raise RemoteProtocolError("the client sent more after it had ended its direction of the COPY")
             events.append(parse_copy_data(body))
-        elif kind == "X":
+        else:
+            self._receive_message(chr(kind), body, events)
+        return True
+
+    def _receive_message(self, kind: str, body: bytes, events: list[Event]) -> None:
+        state = self._state
+        if kind == "X":
             self._state = State.CLOSED
             events.append(Terminated())
-        elif self._state is State.AUTHENTICATING and kind == "p":
+        elif state is State.AUTHENTICATING and kind == "p":
             self._receive_password(body, events)
-        elif self._state is State.READY:
+        elif state is State.READY:
             self._receive_command(kind, body, events)
-        elif self._state is State.SKIPPING:
+        elif state is State.SKIPPING:
             if kind == "S":
                 self._output += backend.ready_for_query()
                 self._state = State.READY
-        elif kind == "c" and self._state in (State.COPY, State.COPY_ENDING) and not self._client_copy_done:
+        elif kind == "c" and state in (State.COPY, State.COPY_ENDING) and not self._client_copy_done:
             self._client_copy_done = True
             self._state = State.COPY_ENDING
             events.append(CopyEnded())
         else:
-            raise RemoteProtocolError(f"a message of type {kind!r} cannot come in the state {self._state.value}")
-        return True
+            raise _misplaced(kind, state)
 
     # The beginning.
 
@@ -315,7 +322,7 @@ class Session:
                 # Flush wants nothing; the others were sent before the client heard that its COPY has failed.
                 pass
             case _:
-                raise RemoteProtocolError(f"a message of type {kind!r} cannot come in the state {self._state.value}")
+                raise _misplaced(kind, self._state)
 
     def _receive_query(self, text: str, events: list[Event]) -> None:
         try:
@@ -437,3 +444,7 @@ class Session:
     def _require(self, *states: State) -> None:
         if self._state not in states:
             raise LocalProtocolError(f"this cannot be said in the state {self._state.value}")
+
+
+def _misplaced(kind: str, state: State) -> RemoteProtocolError:
+    return RemoteProtocolError(f"a message of type {kind!r} cannot come in the state {state.value}")
