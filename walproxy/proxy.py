@@ -97,6 +97,7 @@ class Proxy:
         self.state = "connecting"
         self.state_since = 0.0
         self._told_problems: dict[int, str] = {}
+        self._told_apply_problem = ""
         self._digest: SegmentDigest | None = None
         self._actions: deque[Action] = deque()
         self._executing = False
@@ -197,6 +198,18 @@ class Proxy:
                 if problem and problem != self._told_problems.get(safekeeper_id):
                     logger.warning("safekeeper %d: %s", safekeeper_id, problem)
                     self._told_problems[safekeeper_id] = problem
+        apply_problem = self.apply_problem()
+        if apply_problem is not None and apply_problem != self._told_apply_problem:
+            if apply_problem:
+                logger.warning("remote_apply waits: %s", apply_problem)
+            else:
+                logger.info("remote_apply waits for no absent standby any more")
+            self._told_apply_problem = apply_problem
+
+    def apply_problem(self) -> str | None:
+        """Return why remote_apply waits for standbys that are not there, empty if it does not; None without a term."""
+        leadership = self.proposer.leadership
+        return self.proposer.standbys.lacking() if leadership is not None and leadership.commit_lsn else None
 
     def public_state(self, now: float) -> str:
         """Return the state as /status shows it. It streams only if PostgreSQL hears of commits, too."""

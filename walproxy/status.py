@@ -6,6 +6,8 @@ PostgreSQL prints them, times are seconds.
 
 from typing import Any
 
+from safekeeper.consensus.leadership import Leadership
+from safekeeper.consensus.standbys import StandbyRow
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.proxy import Proxy
 
@@ -23,6 +25,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     membership = leadership.membership if leadership is not None else None
     count = len(membership.members) if membership is not None else len(proxy.links)
     received_lsn = leadership.received_lsn if leadership is not None else proxy.window.end_lsn
+    acknowledged_lsn = known_commit_lsn(leadership, now)
     return {
         "state": proxy.public_state(now),
         "term": proposer.term,
@@ -44,6 +47,9 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "truncate_lsn": format_lsn(leadership.truncate_lsn if leadership is not None else 0),
         "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
         "backpressure": proxy.feed.is_paused,
+        "apply_rule": proposer.standbys.rule.text,
+        "apply_problem": proxy.apply_problem() or None,
+        "standbys": [_standby_status(row, acknowledged_lsn) for row in proposer.standbys.rows()],
         "primary": {
             "connected": primary is not None,
             "streams": proxy.feed.streams,
@@ -72,6 +78,35 @@ def _safekeeper_status(proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, now:
         "last_response_s": round(now - answered_at, 3) if answered_at is not None else None,
         "address": str(proxy.links[safekeeper_id].address),
         "problem": proxy.member_problem(safekeeper_id) or None,
+    }
+
+
+def known_commit_lsn(leadership: Leadership | None, now: float) -> Lsn | None:
+    """Return the position up to which commits may have been acknowledged; None while that is not known.
+
+    It is known to whoever leads, from the time on when a quorum has the term's start (S4), and as long as a quorum
+    answers: another proxy may have taken over otherwise, and have acknowledged more.
+    """
+    if leadership is None or not leadership.commit_lsn or not leadership.answers(now):
+        return None
+    return leadership.commit_lsn
+
+
+def _standby_status(row: StandbyRow, acknowledged_lsn: Lsn | None) -> dict[str, Any]:
+    standby = row.standby
+    wanted_lsn = acknowledged_lsn if standby.flush_lsn else None  # A standby that has said nothing yet is unknown too.
+    lag_bytes = max(0, wanted_lsn - standby.flush_lsn) if wanted_lsn is not None else None
+    return {
+        "name": standby.name,
+        "safekeeper": row.safekeeper_id,
+        "write_lsn": format_lsn(standby.write_lsn),
+        "flush_lsn": format_lsn(standby.flush_lsn),
+        "apply_lsn": format_lsn(standby.apply_lsn),
+        "lag_bytes": lag_bytes,
+        "apply_lag_bytes": max(0, wanted_lsn - standby.apply_lsn) if wanted_lsn and standby.apply_lsn else None,
+        "designated": row.designated,
+        "has_everything": lag_bytes == 0 if lag_bytes is not None else None,
+        "connected": row.connected,
     }
 
 

@@ -1,15 +1,31 @@
 """What the proxy shows of itself, in every state that a safekeeper can be in."""
 
 import asyncio
+import io
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.leadership import Leadership, Timing
 from safekeeper.consensus.membership import Member, Membership
-from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting, Refusal, RefusalCode
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendResponse,
+    Elected,
+    Refusal,
+    RefusalCode,
+    Standby,
+)
 from safekeeper.consensus.roster import Peer
+from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.settings import load
+from walproxy.cli.status import render
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.member_problem import member_problem
 from walproxy.proxy import Proxy
@@ -138,3 +154,129 @@ def test_a_folder_that_was_replaced_by_one_with_promises_is_told_apart_from_an_e
 def test_a_member_that_missed_the_end_of_the_bootstrap_counts() -> None:
     known = peers(greeting(1, term=0), greeting(2, term=0), greeting(3, membership=None, term=0))
     assert member_problem(3, known, "") == ""
+
+
+# Standbys: what would be lost if one of them were promoted.
+
+
+def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900) -> Leadership:
+    """Let the proxy lead a term whose quorum holds `commit_lsn`; safekeeper 1 speaks of three standbys, 2 of one."""
+    proxy.proposer.set_apply_rule(parse_apply_rule(rule))
+    history = (HistoryEntry(4, 100, 1),)
+    elected = Elected(NodeId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
+    leadership = Leadership(elected, 1, 0, proxy.proposer.standbys, Timing(), 1.0)
+    leadership.received_lsn = 1000
+    proxy.proposer.leadership, proxy.proposer.term = leadership, 4
+    for safekeeper_id in (1, 2, 3):
+        list(leadership.welcome(safekeeper_id, True, 1.0))
+        answer = AppendResponse(elected.node_id, commit_lsn, commit_lsn, 0, has_readers=True)
+        list(leadership.on_append_response(safekeeper_id, answer, 1.0))
+    archiver = Standby("pg_receivewal", 900, 900, 0)
+    list(leadership.on_standby_feedback(1, (Standby("a", 900, 900, 850), Standby("b", 900, 700, 600), archiver)))
+    list(leadership.on_standby_feedback(2, (Standby("new"),)))
+    return leadership
+
+
+def standby_rows(proxy: Proxy, now: float) -> dict[str, tuple[object, ...]]:
+    return {
+        row["name"]: (row["has_everything"], row["lag_bytes"], row["apply_lag_bytes"])
+        for row in proxy_status(proxy, now)["standbys"]
+    }
+
+
+def test_a_standby_has_everything_if_all_that_was_acknowledged_is_on_its_disk(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy)
+    assert standby_rows(proxy, 1.5) == {
+        "a": (True, 0, 50),
+        "b": (False, 200, 300),
+        "new": (None, None, None),
+        "pg_receivewal": (True, 0, None),
+    }
+    (first, *_) = proxy_status(proxy, 1.5)["standbys"]
+    assert tuple(first) == (
+        *("name", "safekeeper", "write_lsn", "flush_lsn", "apply_lsn", "lag_bytes", "apply_lag_bytes", "designated"),
+        *("has_everything", "connected"),
+    )
+    assert (first["safekeeper"], first["apply_lsn"], first["designated"], first["connected"]) == (
+        1,
+        "0/352",
+        False,
+        True,
+    )
+
+
+def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    proxy.proposer.primary_lost(1.2)
+    status = proxy_status(proxy, 1.5)
+    assert (status["state"], status["commit_lsn"], status["flush_lsn"]) == ("waiting_for_primary", "0/384", "0/0")
+    assert standby_rows(proxy, 1.5)["a"][0] is True and standby_rows(proxy, 1.5)["b"][0] is False
+    # A quorum that goes on answering vouches for it.
+    for safekeeper_id in (1, 2):
+        answer = AppendResponse(leadership.node_id, 900, 900, 1, has_readers=True)
+        list(leadership.on_append_response(safekeeper_id, answer, 60.0))
+    assert standby_rows(proxy, 60.5)["a"][0] is True
+
+
+def test_what_a_standby_has_is_unknown_unless_this_proxy_knows_what_was_acknowledged(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy)
+    # No quorum has answered for a while: another proxy may have taken over, and have acknowledged more.
+    assert {row[0] for row in standby_rows(proxy, 9.0).values()} == {None}
+    proxy.proposer.leadership = None
+    assert {row[0] for row in standby_rows(proxy, 1.5).values()} == {None}
+    # A term whose start is not on a quorum yet knows nothing of what went before.
+    a_term_with_standbys(proxy, commit_lsn=50)
+    assert {row[0] for row in standby_rows(proxy, 1.5).values()} == {None}
+
+
+def test_whom_remote_apply_waits_for_and_in_vain_is_shown(proxy: Proxy) -> None:
+    status = proxy_status(proxy, 1.0)
+    assert (status["apply_rule"], status["apply_problem"], status["standbys"]) == ("", None, [])
+    a_term_with_standbys(proxy, "A, gone")
+    status = proxy_status(proxy, 1.5)
+    assert (status["apply_rule"], status["apply_problem"]) == ("A, gone", "gone does not stream")
+    assert {row["name"]: row["designated"] for row in status["standbys"]}["a"] is True
+
+
+def test_a_changed_rule_is_taken_while_the_proxy_runs(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    leadership = a_term_with_standbys(proxy)
+    leadership.streaming = True
+    assert leadership.status().apply_lsn == 900
+    changed = replace(proxy.config, apply_standbys=parse_apply_rule("b"))
+    proxy.reconfigure(changed)
+    assert (proxy.status.flush_lsn, proxy.status.apply_lsn) == (900, 600)
+    assert "remote_apply waits for the standbys b" in caplog.text
+    caplog.clear()
+    proxy.reconfigure(changed)
+    assert caplog.text == ""
+
+
+def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_and_a_quorum_follows(
+    proxy: Proxy,
+) -> None:
+    assert proxy.hot_standby_feedback() is None
+    leadership = a_term_with_standbys(proxy)
+    assert proxy.hot_standby_feedback() is None
+    leadership.streaming = True
+    assert proxy.hot_standby_feedback() == (0, 0)
+    list(leadership.on_standby_feedback(2, (Standby("new", xmin=77, catalog_xmin=66),)))
+    assert proxy.hot_standby_feedback() == (77, 66)
+    leadership.commit_lsn = 0
+    assert proxy.hot_standby_feedback() is None
+
+
+def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_columns(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy, "ANY 2 (a, gone)")
+    list(leadership.on_standby_feedback(1, (Standby("[red]a", 900, 900, 850),)))
+    list(leadership.on_standby_feedback(3, (Standby("b", 900, 700, 600),)))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render(proxy_status(proxy, 1.5)))
+    text = console.export_text()
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "has every acknowledged commit" in lines["[red]a"] and "50 B" in lines["[red]a"]
+    assert "lacks 200 bytes" in lines["b"]
+    assert "unknown" in lines["new"]
+    assert "1, gone" in lines["a"] and "has every acknowledged commit" in lines["a"]
+    assert "remote_apply waits for ANY 2 (a, gone)" in text
+    assert "remote_apply waits in vain: a, gone do not stream" in text

@@ -22,6 +22,7 @@ from walproxy.config import DEFAULT_HTTP
 
 _TIMEOUT_S = 5.0
 _INTERVAL_S_MIN = 0.1
+_STANDBY_COLUMNS_MAX = 20
 _SHOWN = {"state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"}
 _STATE_STYLE = {
     "streaming": "green",
@@ -158,13 +159,14 @@ def _standbys(content: dict[str, Any]) -> list[Table | Text]:
     shown: list[Table | Text] = []
     if content.get("standbys"):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("standby", "from", "flush", "apply lag", "if it were promoted"):
-            table.add_column(name, justify="right" if name == "apply lag" else "left", no_wrap=True)
+        table.add_column("standby", no_wrap=True, max_width=_STANDBY_COLUMNS_MAX)
+        table.add_column("from", no_wrap=True)
+        table.add_column("apply lag", justify="right", no_wrap=True)
+        table.add_column("if it were promoted", no_wrap=True)
         for each in content["standbys"]:
             table.add_row(
                 Text(each["name"]),
                 f"{each['safekeeper']}" if each["connected"] else f"{each['safekeeper']}, gone",
-                each["flush_lsn"],
                 format_bytes(each["apply_lag_bytes"]),
                 _completeness(each),
             )
