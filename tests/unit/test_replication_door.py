@@ -173,6 +173,8 @@ def test_a_reader_that_streams_when_the_timeline_switches_is_told_so(tmp_path: P
         assert client.ping().server_end_lsn == FORK.fork_lsn
         assert house.client().identify() == (1, FORK.fork_lsn)
         successor.write(FORK.all[len(FORK.before) :])
+        successor.commit(FORK.first_record_end_lsn - 1)
+        assert client.ping().server_end_lsn == FORK.fork_lsn
         successor.commit(FORK.first_record_end_lsn)
         assert isinstance(client.receive_copy(), CopyDone)
         client.send(b"c")
@@ -248,6 +250,28 @@ def test_a_reader_that_was_sent_what_is_cut_off_is_told_where_the_new_timeline_b
         assert isinstance(client.receive_copy(), CopyDone)
         client.send(b"c")
         assert client.reply().row == ["2", format_lsn(FORK.fork_lsn)]
+
+
+def test_a_reader_that_was_sent_what_was_replaced_on_its_timeline_is_sent_away(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        leader = house.led()
+        leader.write(FORK.before)
+        leader.write(FORK.incomplete)
+        leader.commit()
+        client, late = house.client(), house.client()
+        client.receive_wal(client.start(BASE_LSN, tli=1), FORK.fork_lsn + len(FORK.incomplete))
+        # A new timeline cuts the record off, comes to nothing, and the old one goes on with other bytes.
+        house.leader("run2").take_over(2, FORK.history, histories=(FORK.file,), commit_lsn=FORK.fork_lsn)
+        assert client.ping().server_end_lsn == FORK.fork_lsn
+        third = house.leader("run3")
+        third.take_over(3, (FORK.history[0], HistoryEntry(3, FORK.fork_lsn, 1)), commit_lsn=FORK.fork_lsn)
+        other = FORK.all[len(FORK.before) :]
+        end_lsn = third.write(other)
+        third.commit()
+        with pytest.raises(ServerError, match="timeline 1 is not in this server's history any more") as error:
+            client.receive_copy()
+        assert error.value.fields["S"] == "FATAL"
+        assert late.receive_wal(late.start(BASE_LSN, tli=1), end_lsn) == FORK.before + other
 
 
 def test_after_a_rebootstrap_every_reader_is_sent_away(tmp_path: Path) -> None:

@@ -191,11 +191,12 @@ def served(data_dir: Path, *options: str) -> Iterator[tuple[SafekeeperProcess, i
         yield process, int(found[1])
 
 
-def lead(process: SafekeeperProcess) -> int:
-    """Have 1000 bytes committed; return where they end."""
+def lead(process: SafekeeperProcess, chunks: tuple[int, ...] = (1000,)) -> int:
+    """Have so many bytes committed; return where they end."""
     with process.proposer() as proposer:
         proposer.lead()
-        proposer.append(bytes(1000))
+        for length in chunks:
+            proposer.append(bytes(length))
         proposer.wait_flushed(proposer.write_lsn)
         proposer.append(b"", commit_lsn=proposer.write_lsn)
         while process.get("/status")[1]["commit_lsn"] == "0/0":
@@ -246,6 +247,18 @@ def test_a_stop_writes_the_positions_and_ends_the_streams_as_postgresql_does(tmp
     idle.socket.close()
     with served(tmp_path / "sk") as (process, port):
         assert process.get("/status")[1]["slots"][0]["restart_lsn"] == "0/300005"
+
+
+def test_a_stop_gives_a_reader_that_reads_all_that_there_is_for_it(tmp_path: Path) -> None:
+    with served(tmp_path / "sk") as (process, port):
+        end_lsn = lead(process, (1 << 20,) * 6)
+        with ReplicationClient(port, receive_buffer=4096) as client:
+            received = client.start(BASE_LSN)
+            process.signal(signal.SIGTERM)
+            process.wait_for_line("stops")
+            client.receive_wal(received, end_lsn)
+            assert client.receive() == ("C", b"COPY 0\0")
+        assert process.wait_exit() == 0
 
 
 def test_a_damaged_file_of_slots_is_refused_with_what_to_do(tmp_path: Path) -> None:
