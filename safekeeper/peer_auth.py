@@ -6,9 +6,9 @@
       Proof(as proposer)         ------>
                                  <------   Proof(as safekeeper), or Refused and the end
 
-A proof is HMAC-SHA-256, keyed with the secret, over a label, the role of whoever proves, the safekeeper's id, whether
-the connection is TLS and if so the SHA-256 of the server's certificate, and both nonces. All have fixed lengths, so no
-two conversations have the same text. What follows:
+A proof is HMAC-SHA-256, keyed with the SHA-256 of the secret, over a label, the role of whoever proves, the
+safekeeper's id, whether the connection is TLS and if so the SHA-256 of the server's certificate, and both nonces. All
+have fixed lengths, so no two conversations have the same text. What follows:
 
 - the secret never travels, and a recorded proof fits no other conversation: both sides contribute a nonce (replay);
 - a proof that is sent back to its author is of the wrong role (reflection);
@@ -129,17 +129,13 @@ class _State(enum.Enum):
 
 
 class _Side:
-    """What both sides have in common.
-
-    Attributes:
-        secret, safekeeper_id: as given.
-        binding: of the connection's TLS: see `_binding`.
-    """
+    """What both sides have in common."""
 
     def __init__(self, secret: bytes, safekeeper_id: int, nonce: bytes, server_certificate_der: bytes) -> None:
         if not secret or len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"an authentication takes a secret and a nonce of {NONCE_BYTES} bytes")
-        self._secret = secret
+        # Hashed, because HMAC itself takes a key and the same with zero bytes behind it for one.
+        self._key = hashlib.sha256(secret).digest()
         self._safekeeper_id = safekeeper_id
         self._nonce = nonce
         self._binding = (1, hashlib.sha256(server_certificate_der).digest()) if server_certificate_der else (0, b"")
@@ -152,7 +148,7 @@ class _Side:
 
     def _proof(self, role: bytes, proposer_nonce: bytes, acceptor_nonce: bytes) -> bytes:
         text = _TEXT.pack(_LABEL, role, self._safekeeper_id, *self._binding, proposer_nonce, acceptor_nonce)
-        return hmac.digest(self._secret, text, "sha256")
+        return hmac.digest(self._key, text, "sha256")
 
     def _fail(self, message: str, tell: Reason | None = None) -> AuthenticationFailed:
         self._state = _State.FAILED

@@ -96,7 +96,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
             await asyncio.get_running_loop().create_connection(lambda: protocol, *address)
             await self.ready
         except BaseException:
-            self.abort("it did not come about in time")
+            self.abort("it was given up")
             raise
         if not self._was_open:
             raise RemoteProtocolError(self.reason)
@@ -157,7 +157,8 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
             self.abort(str(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._give_up(str(exc) if exc is not None else self.reason)
+        # Before it could be used, a reset is what a refusal looks like to those who had something to say.
+        self._give_up(str(exc) if exc is not None and self._was_open else self.reason)
         for waited in (self.closed, self.ready):
             if not waited.done():
                 waited.set_result(None)

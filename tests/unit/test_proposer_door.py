@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -33,10 +34,15 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import ConfigurationError
+from safekeeper.networks import Networks
 from safekeeper.node import Node
+from safekeeper.peer_auth import Hello, Reason, Refused
 from safekeeper.proposer_door import WRITE_HIGH_WATER_BYTES, Connection, ProposerDoor
-from safekeeper.settings import Address
-from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
+from safekeeper.settings import Address, Secret
+from safekeeper.shared_secret import SharedSecret
+from safekeeper.tls import ClientTls, ServerTls
+from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode, encode_authentication
+from tests.unit.certificates import Authority
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 from tests.unit.faulty_filesystem import FaultyFileSystem
 
@@ -106,7 +112,17 @@ def append(begin_lsn: int, payload: bytes) -> AppendRequest:
 class House:
     """A node and its door."""
 
-    def __init__(self, directory: Path, *, connections_max: int, greeting_timeout_s: float, idle_timeout_s: float):
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        connections_max: int,
+        greeting_timeout_s: float,
+        idle_timeout_s: float,
+        tls: ServerTls | None,
+        secret: SharedSecret | None,
+        networks: Networks | None,
+    ):
         self.fs = FaultyFileSystem()
         self.node = Node(DataFolder.open(self.fs, directory, 1, "a" * 32), asyncio.get_running_loop())
         self.door = ProposerDoor(
@@ -114,12 +130,15 @@ class House:
             connections_max=connections_max,
             greeting_timeout_s=greeting_timeout_s,
             idle_timeout_s=idle_timeout_s,
+            tls=tls,
+            secret=secret,
+            networks=networks,
         )
         self.node.attach(self.door)
         self.clients: list[Client] = []
 
-    async def client(self) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.door.address.port))
+    async def client(self, tls: ssl.SSLContext | None = None) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.door.address.port, ssl=tls))
         self.clients.append(client)
         return client
 
@@ -131,13 +150,23 @@ class House:
 
 @contextlib.asynccontextmanager
 async def house(
-    directory: Path, *, connections_max: int = 8, greeting_timeout_s: float = 60, idle_timeout_s: float = 60
+    directory: Path,
+    *,
+    connections_max: int = 8,
+    greeting_timeout_s: float = 60,
+    idle_timeout_s: float = 60,
+    tls: ServerTls | None = None,
+    secret: SharedSecret | None = None,
+    networks: Networks | None = None,
 ) -> AsyncIterator[House]:
     there = House(
         directory / "sk",
         connections_max=connections_max,
         greeting_timeout_s=greeting_timeout_s,
         idle_timeout_s=idle_timeout_s,
+        tls=tls,
+        secret=secret,
+        networks=networks,
     )
     await there.door.open(Address("127.0.0.1", 0))
     try:
@@ -223,17 +252,23 @@ async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwa
         assert not there.door.waiting
 
 
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plaintext", "TLS"])
 @on_the_loop
-async def test_a_peer_that_does_not_read_its_answers_costs_a_bounded_amount_of_memory(tmp_path: Path) -> None:
-    async with house(tmp_path) as there:
-        client = await there.client()
+async def test_a_peer_that_does_not_read_its_answers_costs_a_bounded_amount_of_memory(
+    tmp_path: Path, over_tls: bool
+) -> None:
+    authority = Authority(tmp_path)
+    tls = ServerTls(*authority.sign("server")) if over_tls else None
+    context = ClientTls(authority.ca).context if over_tls else None
+    async with house(tmp_path, tls=tls) as there:
+        client = await there.client(context)
         await client.lead()
         await client.append(BASE_LSN, bytes(MIB))
         client.send(*(ReadRequest(LEADER, number, BASE_LSN, BASE_LSN + MIB) for number in range(40)))
         connection = there.connection()
         await until(lambda: connection._writing_paused)
         # The node goes on with others meanwhile, and this one's requests wait.
-        other = await there.client()
+        other = await there.client(context)
         await other.greet()
         for _ in range(100):
             other.send(PreVoteRequest("run2"))
@@ -283,3 +318,73 @@ async def test_an_address_in_use_is_refused_with_one_line(tmp_path: Path) -> Non
         second = ProposerDoor(there.node, connections_max=1, greeting_timeout_s=1, idle_timeout_s=1)
         with pytest.raises(ConfigurationError, match="could not listen for proxies"):
             await second.open(there.door.address)
+
+
+# Who may come in. What the proxy's side says is tested in test_safekeeper_connection.py.
+
+
+@on_the_loop
+async def test_who_comes_from_another_network_is_hung_up_on_and_takes_nobodys_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, connections_max=1, networks=Networks.parse("192.0.2.0/24")) as there:
+        for _ in range(20):
+            assert await (await there.client()).receive() is None
+        assert there.door.connection_count == 0
+        assert len(caplog.records) == 10 and "none of the networks of --allow" in caplog.text
+        there.door.networks = Networks.parse("127.0.0.0/8")
+        await (await there.client()).greet()
+
+
+@on_the_loop
+async def test_a_handshake_that_is_not_finished_in_time_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = ServerTls(*Authority(tmp_path).sign("server"))
+    async with house(tmp_path, greeting_timeout_s=0.1, tls=tls) as there:
+        client = await there.client()
+        client.writer.write(b"\x16\x03\x01\x01\x00")
+        assert await client.receive() is None
+        assert "no greeting" in caplog.text
+
+
+@on_the_loop
+async def test_an_authentication_that_is_not_finished_in_time_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, greeting_timeout_s=0.1, secret=SharedSecret(None, Secret(b"s" * 16))) as there:
+        client = await there.client()
+        client.writer.write(encode_authentication(Hello(bytes(32))))
+        assert await client.reader.readexactly(8 + 41)
+        assert await client.receive() is None
+        assert "no greeting" in caplog.text
+
+
+@pytest.mark.parametrize("hello_first", [False, True])
+@on_the_loop
+async def test_nothing_reaches_the_node_before_the_secret_is_proved(tmp_path: Path, hello_first: bool) -> None:
+    async with house(tmp_path, secret=SharedSecret(None, Secret(b"s" * 16))) as there:
+        client = await there.client()
+        if hello_first:
+            client.writer.write(encode_authentication(Hello(bytes(32))))
+            await client.reader.readexactly(8 + 41)
+        client.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1), VoteRequest(LEADER, 1))
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.reader.read() == encode_authentication(Refused(Reason.SECRET_NEEDED))
+        assert there.node.acceptor.control.promised.term == 0
+        await until(lambda: there.door.connection_count == 0)
+
+
+@on_the_loop
+async def test_what_waits_for_the_node_is_not_decrypted_and_comes_in_order_afterwards(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with house(tmp_path, tls=ServerTls(*authority.sign("server"))) as there:
+        client = await there.client(ClientTls(authority.ca).context)
+        await client.lead()
+        there.fs.hold()
+        client.send(VoteRequest(NodeId(2, "run1"), 1), *(PreVoteRequest("run1") for _ in range(20_000)))
+        client.send(VoteRequest(NodeId(3, "run1"), 1))
+        await until(lambda: bool(there.door.waiting))
+        there.fs.release()
+        kinds = [type(await client.receive()) for _ in range(20_002)]
+        assert kinds == [VoteResponse, *20_000 * [PreVoteResponse], VoteResponse]
