@@ -9,7 +9,7 @@
 A client may send its mechanism alone; then it gets an empty challenge first.
 Source: https://www.postgresql.org/docs/current/sasl-authentication.html
 
-Pure. A client that fails raises ClientRefused.
+Pure. A client that fails raises ClientRefused, one that is not understood RemoteProtocolError.
 """
 
 from enum import Enum
@@ -66,16 +66,9 @@ class PasswordExchange:
         """Take the body of what the client answered; return what is to be sent.
 
         Raises:
-            ClientRefused: it is not understood, or the password is wrong.
+            RemoteProtocolError: it is not understood.
+            ClientRefused: the password is wrong, or was sent as it is.
         """
-        try:
-            return self._receive(body)
-        except ClientRefused:
-            raise
-        except RemoteProtocolError as error:
-            raise ClientRefused("08P01", str(error)) from None
-
-    def _receive(self, body: bytes) -> bytes:
         if len(body) > SASL_BYTES_MAX:
             raise RemoteProtocolError(f"a SASL message has {len(body)} bytes, more than {SASL_BYTES_MAX}")
         if self._step is Step.MECHANISM:

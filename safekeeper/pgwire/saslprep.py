@@ -1,10 +1,9 @@
 """SASLprep, the form in which passwords are compared, as PostgreSQL and libpq do it.
 
 RFC 4013 maps odd spaces to a space, drops what is invisible, normalizes to NFKC, and prohibits controls, private use,
-what Unicode 3.2 did not know, and mixtures of writing directions. PostgreSQL deviates in three points, and both ends
-must do the same or a password is not the same (src/common/saslprep.c): pure ASCII is left alone, controls included;
-what is prohibited is looked for before the normalization; and a password with something prohibited is not refused but
-taken as it is.
+what Unicode 3.2 did not know, and mixtures of writing directions. PostgreSQL deviates in two points, and both ends must
+do the same or a password is not the same (src/common/saslprep.c): what is prohibited is looked for before the
+normalization, and a password with something prohibited is not refused but taken as it is.
 
 Pure: no I/O.
 """
@@ -28,8 +27,6 @@ _PROHIBITED = (
 
 def prepare_password(password: str) -> str:
     """Return `password` in the form that is hashed."""
-    if password.isascii():
-        return password
     mapped = "".join(
         " " if stringprep.in_table_c12(character) else character
         for character in password

@@ -117,6 +117,7 @@ class ScramServer:
         self._verifier = verifier or _mock_verifier(user, mock_salt)
         self._server_nonce = nonce
         self._channel_binding = channel_binding
+        # Empty until there is a challenge, and no client's nonce is.
         self._nonce = ""
         self._bound_to = ""
         self._exchanged = b""
@@ -159,7 +160,7 @@ class ScramServer:
         proof = _from_base64(match["proof"]) if match else None
         if match is None or proof is None or len(proof) != _KEY_BYTES:
             raise RemoteProtocolError("the client's final SCRAM message is not understood")
-        if not self._nonce or not hmac.compare_digest(match["nonce"], self._nonce):
+        if not hmac.compare_digest(match["nonce"], self._nonce):
             raise RemoteProtocolError("the client's final SCRAM message has another nonce")
         if not hmac.compare_digest(match["binding"].encode(), self._bound_to.encode()):
             raise RemoteProtocolError("the client's SCRAM channel binding does not fit: is somebody in between?")

@@ -435,7 +435,6 @@ class Session:
         if tag:
             self._output += backend.command_complete(tag)
         self._output += backend.ready_for_query()
-        self._streaming_command = self._client_copy_done = self._our_copy_done = False
         self._state = State.READY
 
     def _is_over(self) -> bool:

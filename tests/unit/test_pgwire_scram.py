@@ -250,6 +250,7 @@ def test_verifier_is_the_one_that_postgresql_makes(password: str, text: str) -> 
         ("\u200bx\u00e9", " x\u00e9"),
         ("\u05d0\u200b", "\u05d0\u200b"),  # the space at its end is not right to left
         ("\u05d0a", "\u05d0a"),
+        ("\u05d0\u00aa\u05d0", "\u05d0\u00aa\u05d0"),  # a letter that is left to right among others
         ("\u05d01\u05d0\u00ad", "\u05d01\u05d0"),
         ("a\u0340", "a\u0340"),  # prohibited before it is normalized
         ("\u2135a", "\u05d0a"),  # only becomes right to left when it is normalized

@@ -363,6 +363,26 @@ def test_a_client_that_begins_with_tls_gets_its_bytes_to_the_handshake() -> None
     assert (session.state, session.take_output()) == (State.TLS_HANDSHAKE, b"")
 
 
+def test_tls_within_tls_is_refused() -> None:
+    session = new_session(tls=True)
+    session.receive(b"\x16\x03\x01")
+    session.tls_started(None)
+    with pytest.raises(RemoteProtocolError, match="no PostgreSQL client"):
+        session.receive(b"\x16\x03\x01\x02")
+
+
+def test_a_clients_certificate_lets_in_whom_it_names() -> None:
+    named, other = new_session(tls=True), new_session(tls=True)
+    for session in (named, other):
+        session.receive(SSL_REQUEST)
+        session.take_output()
+        session.tls_started(None, only_user="me")
+    assert named.receive(startup()) == [Authenticated("me", "", {})]
+    _, theirs = refusal(other, startup(user="you"))
+    assert theirs["C"] == "28000"
+    assert 'certificate authentication failed for user "you"' in theirs["M"]
+
+
 def test_plaintext_at_a_door_with_tls_is_told_to_use_it() -> None:
     ours, theirs = refusal(new_session(tls=True), startup())
     assert theirs == {

@@ -45,6 +45,7 @@ def test_settings_come_from_the_packet_and_from_its_options() -> None:
         (r"-c a=b\ c\\d  -c x=", {"a": "b c\\d", "x": ""}),
         ("-c -c -B 7 stray a=b", {}),
         ("-c", {}),
+        ("-c -c a=b", {}),
         ("-c a", {}),
         ("-c =b", {}),
         ("\\", {}),
