@@ -24,20 +24,27 @@ DISK_STALLED_S = 10.0
 
 
 def safekeeper_routes(
-    node: Node, addresses: Callable[[], dict[str, str]], slots: Slots, pg_door: ReplicationDoor | None = None
+    node: Node,
+    addresses: Callable[[], dict[str, str]],
+    slots: Slots | None = None,
+    pg_door: ReplicationDoor | None = None,
 ) -> dict[str, Route]:
     """Return the pages of a safekeeper.
 
     Args:
         node: whom they are about.
         addresses: returns where it listens, by door, for /status.
-        slots: what is held for replication clients.
+        slots: what is held for replication clients, None if there are none.
         pg_door: where they connect, None if they cannot.
     """
 
     def page() -> dict[str, Any]:
         readers = pg_door.describe_readers() if pg_door is not None else []
-        return status(node) | {"readers": readers, "slots": describe_slots(slots), "addresses": addresses()}
+        return status(node) | {
+            "readers": readers,
+            "slots": describe_slots(slots) if slots else [],
+            "addresses": addresses(),
+        }
 
     return {
         "/status": lambda: (200, page()),
