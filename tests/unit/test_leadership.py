@@ -173,13 +173,13 @@ def test_feedback_of_a_safekeeper_that_has_not_adopted_the_term_says_nothing_of_
 def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
     table = Table("a")
     table.acks(1, START, readers=True)
-    table.hears(1, at(START))
+    table.hears(1, at(START), at(START, "other"))
     table.standbys.parted(1)
     list(table.leadership.parted(1, table.now))
     list(table.leadership.welcome(1, True, table.now))
     table.hears(2, at(START, "b"))
     table.acks(1, START)
-    # It is gone, and what it had replayed stays replayed.
+    # They are gone, and what the designated one had replayed stays replayed.
     assert [(row.standby.name, row.connected) for row in table.standbys.rows()] == [("a", False), ("b", True)]
     assert table.leadership.status().apply_lsn == START
 

@@ -55,7 +55,7 @@ def test_whoever_reports_no_apply_position_has_not_replayed() -> None:
 
 def test_of_two_connections_with_one_name_the_lower_position_counts() -> None:
     standbys = table("a")
-    standbys.hear(1, (at("a", 50), at("A", 40)))
+    standbys.hear(1, (at("A", 40), at("a", 50)))
     assert standbys.apply_lsn(100) == 40
     standbys.hear(2, (at("a", 30),))
     assert standbys.apply_lsn(100) == 30
