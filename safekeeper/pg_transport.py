@@ -145,9 +145,15 @@ class PgTransport(asyncio.Protocol):
             return
         if self._channel is None:
             self._transport.writelines(buffers)
-        else:
+            return
+        try:
             self._channel.send(*buffers)
-            self._transport.write(self._channel.take_outgoing())
+        except RemoteProtocolError as error:
+            # Whoever writes here serves others too, and this is nothing of theirs.
+            self.abort()
+            self.broken(str(error))
+            return
+        self._transport.write(self._channel.take_outgoing())
 
     def flush(self) -> None:
         """Send what the session has to say."""

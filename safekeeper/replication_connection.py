@@ -292,8 +292,6 @@ class ReplicationConnection(PgTransport):
         self.session.end_copy()
         self.flush()
         self._stop_reader(f"timeline {end.next_tli} goes on at {format_lsn(end.fork_lsn)}")
-        if self.session.client_copy_done:
-            self._finish_copy()
 
     def fail(self, sqlstate: str, message: str, *, fatal: bool) -> None:
         """See reader.Client."""

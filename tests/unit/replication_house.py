@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import uvloop
 
@@ -110,6 +110,9 @@ class ReplicationHouse:
         fs: its disk.
         node, hub, slots, door: its parts; use them in `call` only.
         pg_port: where replication clients connect.
+
+    Args:
+        protection: tls, users and networks of the replication door.
     """
 
     node: Node
@@ -125,9 +128,11 @@ class ReplicationHouse:
         greeting_timeout_s: float = 60,
         timeout_s: float = 60,
         slots_max: int = 8,
+        **protection: Any,
     ) -> None:
         self.fs = FaultyFileSystem()
         self._directory = directory / "sk"
+        self._protection = protection
         self._options = (connections_max, greeting_timeout_s, timeout_s, slots_max)
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -167,6 +172,7 @@ class ReplicationHouse:
             connections_max=connections_max,
             greeting_timeout_s=greeting_timeout_s,
             timeout_s=timeout_s,
+            **self._protection,
         )
         await self._proposers.open(Address("127.0.0.1", 0))
         await self.door.open(Address("127.0.0.1", 0))
