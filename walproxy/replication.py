@@ -16,10 +16,8 @@ import msgspec
 
 from safekeeper.errors import ConfigurationError, RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn, parse_lsn
+from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 from safekeeper.timelines import TLI_MAX, Lineage
-
-# Microseconds between the Unix epoch and PostgreSQL's.
-POSTGRES_EPOCH_US = 946_684_800_000_000
 
 _XLOG_DATA = struct.Struct(">cQQq")  # tag, begin of the bytes, end of WAL on the server, its clock
 _KEEPALIVE = struct.Struct(">cQqB")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from safekeeper.errors import LocalProtocolError
 from safekeeper.lsn import LSN_MAX
 from safekeeper.pgwire import backend
-from safekeeper.pgwire.backend import INT8, TEXT, Column, keepalive, xlog_data_header
+from safekeeper.pgwire.backend import INT8, POSTGRES_EPOCH_US, TEXT, Column, keepalive, xlog_data_header
 from tests.unit.pgwire_client import error_of, kinds_of, messages_of, row_of
-from walproxy.replication import POSTGRES_EPOCH_US, Keepalive, XLogData, parse_copy_message
+from walproxy.replication import Keepalive, XLogData, parse_copy_message
 
 lsns = st.integers(0, LSN_MAX - 200_000)
 # From 1900 to 2100.

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import LSN_MAX
+from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 from walproxy.replication import (
-    POSTGRES_EPOCH_US,
     Keepalive,
     XLogData,
     build_hot_standby_feedback,
