@@ -144,6 +144,8 @@ def _load(protocol: Any, cert: Path | None, key: Path | None, ca: Path | None) -
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
     digest = hashlib.sha256()
     if protocol is ssl.PROTOCOL_TLS_SERVER:
+        # libpq demands it with sslnegotiation=direct; who offers other protocols, or none, goes on without.
+        context.set_alpn_protocols(["postgresql"])
         context.num_tickets = 0
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     if ca is not None:

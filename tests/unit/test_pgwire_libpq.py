@@ -185,10 +185,7 @@ def serving(
 def tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
     folder = tmp_path_factory.mktemp("certificates")
     pair = Authority(folder).sign("server")
-    tls = ServerTls(pair.cert, pair.key)
-    # What libpq demands of whoever is spoken to in TLS from the first byte on.
-    tls.context.set_alpn_protocols(["postgresql"])
-    return tls
+    return ServerTls(pair.cert, pair.key)
 
 
 def refusal(connection: abc.PGconn) -> str:
