@@ -14,9 +14,10 @@ from typing import Self
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
-from safekeeper.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from safekeeper.errors import LocalProtocolError, RemoteProtocolError
+from walproxy.conninfo import parse_conninfo
 from walproxy.primary_check import problem_of_connect, problem_of_error
 
 # A primary whose machine is gone sends no reset: these find it within about 20 seconds where the operator says nothing.
@@ -37,10 +38,7 @@ def replication_conninfo(conninfo: str, application_name: str, settings: Mapping
     Raises:
         ConfigurationError: libpq cannot read it.
     """
-    try:
-        given = {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
-    except psycopg.Error as error:
-        raise ConfigurationError(f"the primary's connection string is wrong: {str(error).strip()}") from None
+    given = parse_conninfo(conninfo)
     before = given.get("options", os.environ.get("PGOPTIONS"))
     options = [before] if before else []
     for name, value in (settings or {}).items():

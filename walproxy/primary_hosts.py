@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from safekeeper.errors import (
     EXIT_CONFIGURATION,
@@ -30,6 +29,7 @@ from safekeeper.errors import (
     PrimaryRefused,
     WalproxyError,
 )
+from walproxy.conninfo import parse_conninfo
 
 REFUSED_RETRY_S = 10.0
 DEFAULT_PORT = "5432"
@@ -151,10 +151,7 @@ def primary_hosts(conninfo: str) -> tuple[PrimaryHost, ...]:
     Raises:
         ConfigurationError: libpq cannot read it, its lists are of different lengths, or it asks for a standby.
     """
-    try:
-        given = {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
-    except psycopg.Error as error:
-        raise ConfigurationError(f"the primary's connection string is wrong: {str(error).strip()}") from None
+    given = parse_conninfo(conninfo)
     # A service may say what the string does not, and only libpq knows what it says.
     elsewhere = {} if "service" in given else _defaults()
     hosts, addresses, ports = (_listed(given.get(name, elsewhere.get(name, ""))) for name in _LISTS)

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
-from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, parse_lsn
+from walproxy.conninfo import parse_conninfo
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_connect, problem_of_error
 
 _POLL_S = 0.05
@@ -41,10 +41,7 @@ def sql_conninfo(conninfo: str) -> str:
     Raises:
         ConfigurationError: libpq cannot read it.
     """
-    try:
-        given = conninfo_to_dict(conninfo)
-    except psycopg.Error as error:
-        raise ConfigurationError(f"the primary's connection string is wrong: {str(error).strip()}") from None
+    given = parse_conninfo(conninfo)
     given.pop("replication", None)
     elsewhere = "service" in given or os.environ.keys() & {"PGDATABASE", "PGSERVICE"}
     if "dbname" not in given and not elsewhere:

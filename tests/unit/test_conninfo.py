@@ -1,0 +1,54 @@
+"""Connection strings are read as libpq does, and a password in a wrong one does not come out again."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safekeeper.errors import ConfigurationError
+from walproxy.conninfo import parse_conninfo
+
+PASSWORD = "s3cr3t"
+
+
+def test_what_libpq_understands_is_understood() -> None:
+    expected = {"host": "db1", "port": "5433", "user": "walproxy", "password": PASSWORD}
+    assert parse_conninfo(f"host=db1 port=5433 user=walproxy password={PASSWORD}") == expected
+    assert parse_conninfo(f"postgresql://walproxy:{PASSWORD}@db1:5433") == expected
+    assert parse_conninfo("postgresql://walproxy:a%40b@db1")["password"] == "a@b"
+    assert parse_conninfo("") == {}
+
+
+@pytest.mark.parametrize(
+    "conninfo",
+    [
+        f"host=db1 password=my {PASSWORD}",
+        f"host=db1 PASSWORD=my {PASSWORD}=",
+        f"host=db1 password='{PASSWORD}",
+        f"host=db1 password=x {PASSWORD}=1",
+        f"postgresql://walproxy:{PASSWORD}@[::1",
+        f"postgresql://walproxy:%zz{PASSWORD}@db1",
+        f"postgresql://walproxy:{PASSWORD}%@db1",
+        f"postgresql://walproxy:p@{PASSWORD}@db1",
+        f"postgresql://walproxy:x@db1/?{PASSWORD}",
+    ],
+)
+def test_a_wrong_string_is_one_line_without_any_part_of_a_password(conninfo: str) -> None:
+    with pytest.raises(ConfigurationError, match="the primary's connection string is wrong: ") as refused:
+        parse_conninfo(conninfo)
+    message = str(refused.value)
+    assert PASSWORD not in message and "\n" not in message
+    assert "a password belongs into .pgpass or PGPASSWORD" in message
+    assert refused.value.__context__ is None or refused.value.__suppress_context__
+
+
+def test_a_wrong_string_without_a_password_is_quoted() -> None:
+    with pytest.raises(ConfigurationError, match='invalid connection option "colour"'):
+        parse_conninfo("host=db1 colour=red")
+
+
+@given(st.text(alphabet="ab=:/@%'\\ ?&[]", max_size=20))
+def test_whatever_stands_before_and_behind_a_password_it_is_not_shown(around: str) -> None:
+    try:
+        parse_conninfo(f"password={around}{PASSWORD}{around}")
+    except ConfigurationError as error:
+        assert PASSWORD not in str(error)
