@@ -13,7 +13,7 @@ import inspect
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -119,11 +119,13 @@ def small_template(servers: dict[int, ServerBinaries], major: int) -> Iterator[P
     shutil.rmtree(path)
 
 
-def _gated(binaries: ServerBinaries, template: Path, folder: Path, settings: dict[str, str]) -> Gated:
+def _gated(
+    binaries: ServerBinaries, template: Path, folder: Path, settings: dict[str, str], candidates: Sequence[str] = ()
+) -> Gated:
     server = LocalPostgres(binaries, folder / "primary", settings={**CLUSTER_SETTINGS, **settings})
     subprocess.run(["cp", "-a", template, server.data_directory], check=True)
     server.configure({})
-    return Gated(folder, server)
+    return Gated(folder, server, candidates=candidates)
 
 
 @pytest.fixture(scope="session")
@@ -146,13 +148,17 @@ def cluster(shared_cluster: Gated) -> Iterator[Gated]:
 def new_gated(
     servers: dict[int, ServerBinaries], major: int, template: Path, small_template: Path, folder: Path
 ) -> Iterator[NewGated]:
-    """Return a function that makes a whole cluster, not started; its keyword arguments are PostgreSQL's settings."""
+    """Return a function that makes a whole cluster, not started; further keyword arguments are PostgreSQL's settings.
+
+    `candidates` are names of standbys to come: the proxy knows their hosts too.
+    """
     made: list[Gated] = []
 
-    def make(*proxy_options: str, segment_mib: int = 1, **settings: str) -> Gated:
+    def make(*proxy_options: str, segment_mib: int = 1, candidates: Sequence[str] = (), **settings: str) -> Gated:
         place = folder / f"cluster{len(made)}"
         place.mkdir(mode=0o755)
-        cluster = _gated(servers[major], template if segment_mib == 16 else small_template, place, settings)
+        made_from = template if segment_mib == 16 else small_template
+        cluster = _gated(servers[major], made_from, place, settings, candidates)
         cluster.proxies = [cluster.make_proxy("walproxy", *proxy_options)]
         made.append(cluster)
         return cluster

@@ -249,7 +249,10 @@ class ReceiveWal:
             assert self._process is not None and self._process.poll() is None, self.log
             return received_wal_is_whole(self.folder, cluster, end_lsn, tli)
 
-        wait_for(has_all, f"pg_receivewal has the WAL of timeline {tli} up to {format_lsn(end_lsn)}")
+        try:
+            wait_for(has_all, f"pg_receivewal has the WAL of timeline {tli} up to {format_lsn(end_lsn)}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it said: {self.log[-1000:]}") from None
 
 
 def receivewal_command(

@@ -87,6 +87,16 @@ def _pause_state(standby: LocalPostgres) -> str:
     return str(standby.execute("SELECT pg_get_wal_replay_pause_state()")[0][0])
 
 
+@contextlib.contextmanager
+def stopped(standby: LocalPostgres) -> Iterator[None]:
+    """A standby that is gone for a while."""
+    standby.stop("fast")
+    try:
+        yield
+    finally:
+        standby.start()
+
+
 def start_commit_that_waits(cluster: Gated, level: str) -> Commit:
     """Begin a commit that waits in PostgreSQL's queue."""
     before = cluster.waiters()
@@ -156,17 +166,16 @@ def test_remote_apply_waits_for_a_designated_standby_that_is_gone_and_on_does_no
     with designated(cluster, "first"), cluster.load(workers=1) as load:
         load.stop()
         commit_at(cluster, "remote_apply")
-        first.stop("fast")
-        waiting = start_commit_that_waits(cluster, "remote_apply")
-        commit_at(cluster, "on", "remote_write")
-        wait_for(lambda: said(cluster.proxy, "apply_problem") == "first does not stream", "the status says why")
-        assert "remote_apply waits: first does not stream" in cluster.proxy.log_path.read_text()
-        # Nor does a proxy that has never heard of it take that for a reason to go on.
-        cluster.proxy.kill9()
-        start_proxy(cluster)
-        commit_at(cluster, "on")
-        assert waiting.waits
-        first.start()
+        with stopped(first):
+            waiting = start_commit_that_waits(cluster, "remote_apply")
+            commit_at(cluster, "on", "remote_write")
+            wait_for(lambda: said(cluster.proxy, "apply_problem") == "first does not stream", "the status says why")
+            assert "remote_apply waits: first does not stream" in cluster.proxy.log_path.read_text()
+            # Nor does a proxy that has never heard of it take that for a reason to go on.
+            cluster.proxy.kill9()
+            start_proxy(cluster)
+            commit_at(cluster, "on")
+            assert waiting.waits
         waiting.wait(FAILOVER_S)
         wait_for(lambda: said(cluster.proxy, "apply_problem") is None, "there is nothing to complain of any more")
 
