@@ -25,6 +25,8 @@ def turns(clients: int = 1, rounds: int = 3) -> list[LevelTurn]:
         share = {ALONE: 2.0, STOCK: 1.0, WALPROXY: 0.5}[cell.arm]
         for number in range(rounds):
             tps = TPS[cell.level] * share / (number + 1)
+            if clients > 1 and cell.level == "remote_apply":
+                tps /= 10
             found.append(LevelTurn(number, *cell, tps, 1100 / tps, 1000 / tps))
     return found
 
