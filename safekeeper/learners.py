@@ -179,10 +179,10 @@ class LearnerHub:
         return min(self._seen.end_lsn, fork[1]) if fork is not None else self._seen.end_lsn
 
     def take_status(self, reader: Reader, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
-        """A reader has said how far it is. What it was not sent it cannot have, whatever it says."""
+        """A reader has said how far it is. What it was not sent, or what a fork has replaced, it cannot have."""
         if self._readers.get(reader.number) is not reader:
             return
-        limit_lsn = min(reader.position_lsn, self._seen.end_lsn)
+        limit_lsn = min(reader.position_lsn, self.readable_end(reader))
         said = (min(write_lsn, limit_lsn), min(flush_lsn, limit_lsn), min(apply_lsn, limit_lsn))
         if said != (reader.write_lsn, reader.flush_lsn, reader.apply_lsn):
             self._feedback.changed(urgent=said[2] > reader.apply_lsn)
