@@ -499,7 +499,10 @@ class PrimaryFeed:
         is_another = self.rota.works()
         self._pause_s = PAUSE_MIN_S
         if is_another or (candidate.told and not candidate.is_distrusted):
-            logger.info("connected to the primary%s", self._where())
+            if self.rota.is_single:
+                logger.info("connected to the primary")
+            else:
+                logger.info("connected to the primary at %s", candidate.host.name)
         if not candidate.is_distrusted:
             candidate.told = ""
 
@@ -507,7 +510,7 @@ class PrimaryFeed:
         """PostgreSQL is told what the quorum has: its WAL was found to be ours, although it had been refused before."""
         candidate = self.rota.current
         candidate.is_distrusted, candidate.told = False, ""
-        logger.info("the primary%s is not refused any more", self._where())
+        logger.info("the primary at %s is not refused any more", candidate.host.name)
 
     def _parted(self, problem: WalproxyError) -> WalproxyError | None:
         """The connection is gone, or could not be made; return what ends the feed, None if it goes on."""
@@ -532,15 +535,14 @@ class PrimaryFeed:
         if candidate.problem == candidate.told:
             return
         candidate.told = candidate.problem
-        if candidate.state is HostState.REFUSED:
-            logger.warning("the primary%s is refused: %s", self._where(), candidate.problem)
-        elif candidate.state is HostState.STANDBY and not self.rota.is_single:
-            logger.info("passed over%s: %s", self._where(), candidate.problem)
+        if self.rota.is_single:
+            logger.warning("no primary: %s", candidate.problem)
+        elif candidate.state is HostState.REFUSED:
+            logger.warning("the primary at %s is refused: %s", candidate.host.name, candidate.problem)
+        elif candidate.state is HostState.STANDBY:
+            logger.info("passed over %s: %s", candidate.host.name, candidate.problem)
         else:
-            logger.warning("no primary%s: %s", self._where(), candidate.problem)
-
-    def _where(self) -> str:
-        return "" if self.rota.is_single else f" at {self.rota.current.host.name}"
+            logger.warning("no primary at %s: %s", candidate.host.name, candidate.problem)
 
     def _close(self) -> None:
         self.streams = False

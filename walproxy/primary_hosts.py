@@ -84,9 +84,11 @@ class HostRota:
     Attributes:
         candidates: every host, in the order of the connection string.
         current: the one that was tried last.
+        refused_retry_s: how long a refused host is left alone.
     """
 
-    def __init__(self, hosts: Sequence[PrimaryHost]) -> None:
+    def __init__(self, hosts: Sequence[PrimaryHost], refused_retry_s: float = REFUSED_RETRY_S) -> None:
+        self.refused_retry_s = refused_retry_s
         self.candidates = [Candidate(host) for host in hosts]
         self.current = self.candidates[0]
         self._first = 0
@@ -125,7 +127,7 @@ class HostRota:
         """The present host must not be streamed, or cannot be as things are."""
         self.failed(HostState.REFUSED, problem)
         self.current.is_distrusted = True
-        self.current.exit_code, self.current.retry_at = exit_code, now + REFUSED_RETRY_S
+        self.current.exit_code, self.current.retry_at = exit_code, now + self.refused_retry_s
 
     def problem(self) -> str:
         """Return why there is no primary, empty if one is connected."""

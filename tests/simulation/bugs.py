@@ -20,6 +20,7 @@ from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, Tr
 from safekeeper.consensus.leadership import Leadership
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
+from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import tli_at
@@ -29,6 +30,7 @@ from tests.simulation.checkers import Checker
 from tests.simulation.disk import ModelDisk
 from tests.simulation.primary import SYSTEM_ID
 from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.proxy import SimProxy
 from tests.simulation.synthetic_wal import last_complete_end
 from tests.simulation.world import World
 
@@ -231,6 +233,19 @@ def _run_id_of_the_server(world: World) -> str:
     return f"{SYSTEM_ID:032x}"
 
 
+_put_aside = SimProxy._put_aside
+
+
+def _take_what_is_there(proxy: SimProxy, reason: str) -> None:
+    """Refuse a primary, but take what had come behind the bytes that were found to be other ones."""
+    proxy._pump()
+    _put_aside(proxy, reason)
+
+
+def _nothing_required(*_: Any) -> None:
+    return None
+
+
 def _no_difference(*_: Any) -> None:
     return None
 
@@ -281,6 +296,12 @@ BUGS: dict[str, Bug] = {
     ),
     "tli_cut_guarded_by_commit_lsn": Bug(
         "S9", PROFILES["switches"], _everywhere("highest_possible_commit", _known_commit)
+    ),
+    "refused_primary_read_on": Bug(
+        "S10",
+        PROFILES["switches"],
+        ((SimProxy, "_put_aside", _take_what_is_there), (Proposer, "_require_copy", _nothing_required)),
+        scenario="a_primary_that_is_put_aside_is_read_no_further",
     ),
     "primary_unchecked": Bug("S10", PROFILES["switches"], _everywhere("first_difference", _no_difference)),
     "end_of_wal_underestimated": Bug(

@@ -144,7 +144,8 @@ class Faults:
     def repoint(self) -> None:
         """The name that a proxy connects to leads elsewhere from now on, with or without a restart."""
         proxy = self._proxy()
-        proxy.primary = self.world.current if self.rng.random() < 0.6 else self.rng.choice(self.world.primaries)
+        right = self.rng.random() < 0.6
+        self.world.point(proxy, self.world.current if right else self.rng.choice(self.world.primaries))
         if self.rng.random() < 0.5:
             proxy.stop()
             proxy.start()
@@ -230,7 +231,7 @@ class Faults:
             world.clock.after(self._soon(), instead_of.start)
         for proxy in world.proxies:
             if self.rng.random() < 0.7:
-                proxy.primary = primary
+                world.point(proxy, primary)
                 if self.rng.random() < 0.5:
                     proxy.stop()
                     proxy.start()

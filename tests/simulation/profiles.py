@@ -19,6 +19,7 @@ class Profile:
         isolated_promotion: probability that a promotion takes the next TLI without knowing of others.
         low_fork: probability that a promotion forks below what was acknowledged.
         spare: probability of a second proxy.
+        several_hosts: probability that a proxy is pointed at a list of primaries, the right one somewhere in it.
     """
 
     faults_s: float = 6.0
@@ -32,6 +33,7 @@ class Profile:
     isolated_promotion: float = 0.3
     low_fork: float = 0.3
     spare: float = 0.5
+    several_hosts: float = 0.0
 
 
 _BALANCED = {
@@ -73,6 +75,7 @@ PROFILES: dict[str, Profile] = {
         weights=_with(promote=25, repoint=8, restore_backup=5, go_back=5, crash_primary=8, recycle=5),
         isolated_promotion=0.5,
         low_fork=0.5,
+        several_hosts=0.4,
     ),
     "disks": replace(BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, wipe=3, crash_safekeeper=12)),
     "slow": replace(BALANCED, weights=_with(slow_disk=10), delay_s=0.2, flush_delay_s=0.3),

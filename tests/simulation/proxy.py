@@ -13,6 +13,7 @@ from safekeeper.consensus.actions import (
     Finish,
     IdentifyPrimary,
     Note,
+    RefusePrimary,
     ReportStatus,
     SendAppend,
     SendMessage,
@@ -26,6 +27,7 @@ from safekeeper.lsn import Lsn, segment_start
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, previous_link
+from walproxy.primary_hosts import HostRota, HostState, PrimaryHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 CONNECT_RETRY_S = 0.2
+REFUSED_RETRY_S = 1.5
 WINDOW_BYTES = 24 << 10
 
 
@@ -55,7 +58,8 @@ class SimProxy:
 
     Attributes:
         life: grows at every start and end; what belongs to an older life is void.
-        primary: the one that its configuration names.
+        primary: the one that its configuration names, by a name that may lead elsewhere from one moment to the next.
+        others: further hosts in its configuration, read at its start.
         proposer: the state machine of the present run, None while the process is down.
         told_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
         refusal: why the last run ended by itself, None if it did not.
@@ -65,6 +69,7 @@ class SimProxy:
         self.world = world
         self.name = name
         self.primary = primary
+        self.others: tuple[VirtualPrimary, ...] = ()
         self.takeover = takeover
         self.life = 0
         self.proposer: Proposer | None = None
@@ -80,17 +85,20 @@ class SimProxy:
         self.life += 1
         self.refusal = None
         run = self.world.new_run()
-        self.world.note(self.name, "starts", f"run {run[:8]} on {self.primary.name}")
+        self.world.note(self.name, "starts", f"run {run[:8]} on {' '.join(p.name for p in self.hosts)}")
         config = ProposerConfig(
             run=run,
             safekeeper_ids=tuple(sorted(self.world.safekeepers)),
             takeover=self.takeover,
+            several_primaries=len(self.hosts) > 1,
             apply_rule=self.world.apply_rule,
             timing=self.world.timing,
         )
         self.proposer = self.world.proposer_class(config)
         self.told_commit_lsn: dict[int, Lsn] = {}
         self._connections: dict[int, Connection] = {}
+        self._rota = HostRota([PrimaryHost(p.name, "") for p in self.hosts], REFUSED_RETRY_S)
+        self._listed = self.others
         self._link: PrimaryLink | None = None
         self._status: ReportStatus | None = None
         self._window_begin_lsn = 0
@@ -103,6 +111,22 @@ class SimProxy:
             self._later(0.0, self._connect, safekeeper_id)
         self._later(0.0, self._connect_primary)
         self._later(self.world.rng.random() * TICK_S, self._tick)
+
+    @property
+    def hosts(self) -> "tuple[VirtualPrimary, ...]":
+        """What its configuration names."""
+        return self.primary, *self.others
+
+    @property
+    def streams_from(self) -> "VirtualPrimary | None":
+        """The primary that a COPY is open from."""
+        link = self._link if self.proposer is not None else None
+        return link.primary if link is not None and link.copying else None
+
+    def has_put_aside(self, primary: "VirtualPrimary") -> bool:
+        """Tell whether a host that it knows is refused."""
+        hosts = zip((self.primary, *self._listed), self._rota.candidates, strict=True)
+        return any(host is primary and candidate.state is HostState.REFUSED for host, candidate in hosts)
 
     def stop(self) -> None:
         """End the process, by a crash or because it has finished."""
@@ -173,10 +197,10 @@ class SimProxy:
         elif isinstance(action, StopReplication):
             self._close_link()
             self._later(CONNECT_RETRY_S, self._connect_primary)
+        elif isinstance(action, RefusePrimary):
+            self._put_aside(action.reason)
         elif isinstance(action, Finish):
-            self.refusal = action.error
-            self.world.proxy_finished(self)
-            self.stop()
+            self._finish(action.error)
         else:
             assert isinstance(action, Note)
 
@@ -184,6 +208,11 @@ class SimProxy:
         """Take the rule that the operator has written down."""
         if self.proposer is not None:
             self._step(self.proposer.set_apply_rule(self.world.apply_rule))
+
+    def _finish(self, error: WalproxyError) -> None:
+        self.refusal = error
+        self.world.proxy_finished(self)
+        self.stop()
 
     # ------------------------------------------------------------------ safekeepers
 
@@ -243,10 +272,15 @@ class SimProxy:
     def _connect_primary(self) -> None:
         if self._link is not None:
             return
-        if not self.primary.up or self.primary_is_cut_off:
+        now = self.world.clock.now
+        candidate = self._rota.next(now) or self._rota.next(now)
+        assert candidate is not None  # a run ends when all of them are refused
+        primary = (self.primary, *self._listed)[self._rota.candidates.index(candidate)]
+        if not primary.up or self.primary_is_cut_off:
+            self._rota.failed(HostState.UNREACHABLE, "it is down")
             self._later(CONNECT_RETRY_S, self._connect_primary)
             return
-        self._link = PrimaryLink(self.primary)
+        self._link = PrimaryLink(primary)
         self._later(self._primary_delay_s(), self._identify, self._link)
 
     def _identify(self, link: PrimaryLink) -> None:
@@ -254,6 +288,7 @@ class SimProxy:
             self._primary_is_lost()
         elif self._link is link:
             assert self.proposer is not None
+            self._rota.connected()
             identity = link.primary.identity()
             self.world.note(self.name, "sees", identity)
             actions = self.proposer.primary_identified(identity, self.world.clock.now, self._own_page_crcs())
@@ -286,6 +321,7 @@ class SimProxy:
             # There is one slot; the winner of a term ends the holder's walsender.
             primary.drop_walsender()
             primary.walsender = self
+        self._rota.works()
         link.copying, link.tli, link.links_to_lsn = True, action.tli, action.previous_record_lsn
         self._unlinked.clear()
         checked = primary.read(action.check_begin_lsn, action.begin_lsn)
@@ -377,9 +413,20 @@ class SimProxy:
         if self.proposer is not None and self._link is not None:
             self._primary_is_lost()
 
+    def _put_aside(self, reason: str) -> None:
+        """The primary is refused: try the other hosts, as long as there are any."""
+        self._rota.refused(reason, self.world.clock.now)
+        self._close_link()
+        verdict = self._rota.verdict()
+        if verdict is not None:
+            self._finish(verdict)
+        else:
+            self._later(CONNECT_RETRY_S * (0.5 + self.world.rng.random()), self._connect_primary)
+
     def _primary_is_lost(self) -> None:
-        assert self.proposer is not None
-        self.world.note(self.name, "loses", self.primary.name)
+        assert self.proposer is not None and self._link is not None  # by the callers
+        self.world.note(self.name, "loses", self._link.primary.name)
+        self._rota.failed(HostState.UNREACHABLE, "its connection broke")
         self._close_link()
         self._later(CONNECT_RETRY_S * (0.5 + self.world.rng.random()), self._connect_primary)
         self._step(self.proposer.primary_lost(self.world.clock.now))

@@ -5,7 +5,7 @@ nothing goes wrong that it does not say. Proxies are called P1, P2 ..., safekeep
 primaries by a capital letter; A is there from the start. Records have names of their own, 100 bytes each unless it says
 otherwise.
 
-    P1 starts on A [and takes over]         S1 crashes | loses power | loses its disk | starts
+    P1 starts on A [B] [and takes over]     S1 crashes | loses power | loses its disk | starts
     P1 stops                                S1 dies after Persist           (the name of an effect)
     P1 and S1 S2 are apart                  A writes a b [of 300 bytes]
     P1 cannot tell S1 | cannot hear S1      A writes a and flushes 40 bytes of it
@@ -20,6 +20,7 @@ otherwise.
     P1 leads | does not lead | is refused | runs          a b are committed | acknowledged | not acknowledged
     P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
     P1 asks for votes | refuses S1 S2                     R1 has replayed a b
+    P1 puts A aside | streams A
     readers of S1 are on timeline 1                       a b are applied | not applied   (as PostgreSQL was told)
 
 A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. With it the truth
@@ -107,12 +108,13 @@ class Stage(World):
 
     # ------------------------------------------------------------------ commands
 
-    def starts(self, name: str, primary: str, takes_over: str | None) -> None:
+    def starts(self, name: str, primaries: str, takes_over: str | None) -> None:
+        first, *others = (self.primary(primary) for primary in primaries.split())
         known = next((proxy for proxy in self.proxies if proxy.name == name), None)
         if known is None:
-            known = SimProxy(self, name, self.primary(primary))
+            known = SimProxy(self, name, first)
             self.proxies.append(known)
-        known.primary, known.takeover = self.primary(primary), takes_over is not None
+        known.primary, known.others, known.takeover = first, tuple(others), takes_over is not None
         known.start()
 
     def stops(self, name: str) -> None:
@@ -286,6 +288,13 @@ class Stage(World):
         proposer = self.proxy(name).proposer
         return proposer is not None and all(proposer.peers[s.id].refused for s in self.each_safekeeper(safekeepers))
 
+    def puts_aside(self, name: str, primary: str) -> bool:
+        proxy = self.proxy(name)
+        return proxy.proposer is not None and proxy.has_put_aside(self.primary(primary))
+
+    def streams(self, name: str, primary: str) -> bool:
+        return self.leads(name) and self.proxy(name).streams_from is self.primary(primary)
+
     def has_vote(self, name: str, safekeeper: str) -> bool:
         proposer = self.proxy(name).proposer
         campaign = proposer._campaign if proposer is not None else None
@@ -334,9 +343,10 @@ def _holds(safekeeper: SimSafekeeper, record: Record) -> bool:
 
 
 _P, _S, _SS, _A, _R, _RR = r"(P\d)", r"(S\d)", r"((?:S\d ?)+?)", r"([A-Z])", r"(\w+)", r"(\w+(?: \w+)*?)"
+_AA = r"([A-Z](?: [A-Z])*)"
 _STANDBY = r"(R\d)"
 _COMMANDS: list[tuple[str, Callable[..., None]]] = [
-    (rf"{_P} starts on {_A}( and takes over)?", Stage.starts),
+    (rf"{_P} starts on {_AA}( and takes over)?", Stage.starts),
     (rf"{_P} stops", Stage.stops),
     (rf"{_P} loses its primary", Stage.loses_primary),
     (rf"{_P} now uses {_A}", Stage.now_uses),
@@ -369,6 +379,8 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_P} has greeted {_SS}", Stage.has_greeted),
     (rf"{_P} asks for votes", Stage.asks_for_votes),
     (rf"{_P} refuses {_SS}", Stage.refuses),
+    (rf"{_P} puts {_A} aside", Stage.puts_aside),
+    (rf"{_P} streams {_A}", Stage.streams),
     (rf"{_P} has the vote of {_S}", Stage.has_vote),
     (rf"{_RR} (?:is|are) committed", Stage.committed),
     (rf"{_RR} (?:is|are) acknowledged", Stage.acknowledged),

@@ -14,6 +14,7 @@ from tests.simulation.world import SimulationFailed
 BITES = {
     "a_primary_from_a_backup": "primary_unchecked",
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
+    "a_primary_that_is_put_aside_is_read_no_further": "refused_primary_read_on",
     "a_promise_survives_a_crash": "vote_not_persisted",
     "a_standby_that_is_gone_holds_remote_apply_back": "apply_follows_flush",
     "a_timeline_that_another_one_replaces": "timeline_shown_with_its_term",
@@ -29,6 +30,7 @@ BITES = {
     "l_commit_is_lowered_with_the_cut": "commit_above_cut",
     "m_a_higher_run_does_not_outrank": "node_id_compared_as_pair",
     "n_a_fork_below_what_was_acknowledged": "tli_cut_guarded_by_commit_lsn",
+    "n_with_the_right_primary_in_the_list": "tli_cut_guarded_by_commit_lsn",
     "o_a_replacement_that_lacks_wal": "wiped_member_votes",
     "q_an_old_member_after_a_rebootstrap": "old_member_joins_unwiped",
     "the_last_commit_reaches_readers_at_once": "commit_told_with_wal_only",

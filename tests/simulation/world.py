@@ -163,11 +163,19 @@ class World:
 
     def _start_again(self, proxy: SimProxy) -> None:
         if proxy.proposer is None and proxy in self.proxies:
-            if self.is_healing or self.rng.random() < 0.7:
-                proxy.primary = self.current
-            else:
-                proxy.primary = self.rng.choice(self.primaries)
+            right = self.is_healing or self.rng.random() < 0.7
+            self.point(proxy, self.current if right else self.rng.choice(self.primaries))
             proxy.start()
+
+    def point(self, proxy: SimProxy, primary: VirtualPrimary) -> None:
+        """Configure a proxy for a primary, maybe as one of several hosts; a run reads the list when it starts."""
+        hosts = [primary]
+        if self.profile.several_hosts and self.rng.random() < self.profile.several_hosts:
+            others = [other for other in self.primaries if other is not primary]
+            hosts += self.rng.sample(others, min(len(others), 2))
+            self.rng.shuffle(hosts)
+        proxy.primary, *others = hosts
+        proxy.others = tuple(others)
 
     # ------------------------------------------------------------------ running
 
@@ -245,7 +253,9 @@ class World:
         for proxy in self.proxies:
             proxy.primary_is_cut_off = False
             proxy.takeover = False
-            proxy.primary = self.current
+            self.point(proxy, self.current)
+            for host in proxy.others:
+                self.start_workload(host)
             proxy.start()
 
     def best_primary(self) -> VirtualPrimary:
@@ -294,7 +304,9 @@ class World:
 
     def _missing(self) -> str:
         """Return what keeps the cluster from having converged, empty if nothing does."""
-        primary = self.current
+        # Of several hosts that fit, a proxy takes the one that answers first.
+        leader = self.leader()
+        primary = (leader.streams_from if leader is not None else None) or self.current
         end_lsn = primary.flush_lsn
         for safekeeper in self.safekeepers.values():
             disk = safekeeper.disk

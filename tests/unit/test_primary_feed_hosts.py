@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-import walproxy.primary_hosts
+import walproxy.primary_feed
 from safekeeper.consensus.actions import StartReplication
 from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.errors import EXIT_PRIMARY_REFUSED
@@ -38,7 +38,7 @@ async def test_a_standby_and_a_host_that_is_down_are_passed_over(
     assert house.primary.tried == [OLD.conninfo, NEW.conninfo] * 3 + [OLD.conninfo]
     # What it cannot be is not touched, and each reason is told once.
     assert [connection.slots for connection in house.primary.connections] == [[], [], [], ["walproxy"]]
-    assert caplog.text.count("passed over at old:1: a standby") == 1
+    assert caplog.text.count("passed over old:1: a standby") == 1
     assert caplog.text.count("no primary at new:2: nobody there") == 1
 
 
@@ -107,9 +107,9 @@ async def test_a_host_that_has_recycled_the_wal_and_is_refused_for_it_is_left(ho
 
 @on_the_loop
 async def test_a_refused_host_is_tried_again_after_a_while_if_no_other_serves(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(walproxy.primary_hosts, "REFUSED_RETRY_S", 0.05)
+    house.feed.rota.refused_retry_s = 0.05
     house.primary.problems[NEW.conninfo] = problem(ProblemKind.UNREACHABLE, "nobody there")
     async with house.running():
         for count in (1, 2, 3):
