@@ -15,6 +15,7 @@ and the old stays. Whether there is a protection at all, and in which file it st
 
 import logging
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,8 +24,10 @@ from safekeeper.errors import ConfigurationError
 from safekeeper.networks import Networks, is_loopback, loopback_instead_of
 from safekeeper.settings import Address
 from safekeeper.shared_secret import read_shared_secret
-from safekeeper.tls import ServerTls
+from safekeeper.tls import ClientTls, ServerTls
 from safekeeper.users import Users
+
+_EXPIRES_SOON = timedelta(days=14)
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class Protection:
         self.users = Users(config.pg_users) if config.pg_users is not None else None
         self.secret = read_shared_secret(config.secret_file, config.secret, "SAFEKEEPER_SECRET")
         self.allow = AllowLists(config.allow, config.pg_allow, config.http_allow)
+        tell_validity(self.proposers_tls, config.tls_cert)
 
     def proposers_address(self) -> Address:
         """Return where the proposers' door may listen; said in the log if that is not where it was told to."""
@@ -91,6 +95,7 @@ class Protection:
             "the shared secret": self.secret,
         }
         say_changes(reload_files(files), files)
+        tell_validity(self.proposers_tls, self._config.tls_cert)
         self._take_networks(AllowLists(new.allow, new.pg_allow, new.http_allow))
 
     def _take_networks(self, wanted: AllowLists) -> None:
@@ -131,14 +136,17 @@ class Reloadable(Protocol):
 
 
 def reload_files(files: Mapping[str, Reloadable | None]) -> list[str]:
-    """Read each again and return the names of what has changed; what fails is one line and stays as it was."""
-    changed = []
+    """Read each again and return the names of what has changed; a file that fails is one line, and the old stays."""
+    changed: list[str] = []
+    failed: dict[str, list[str]] = {}
     for name, read in files.items():
         try:
             if read is not None and read.reload():
                 changed.append(name)
         except ConfigurationError as error:
-            _log.error("could not read %s again: %s; the old stays in use", name, error)
+            failed.setdefault(str(error), []).append(name)
+    for reason, names in failed.items():
+        _log.error("could not read %s again: %s; the old stays in use", ", ".join(names), reason)
     return changed
 
 
@@ -146,6 +154,20 @@ def say_changes(changed: list[str], files: Mapping[str, Reloadable | None]) -> N
     """Log what `reload_files` returned, if there was anything to read."""
     if any(read is not None for read in files.values()):
         _log.info("read certificates, users and secrets again; changed: %s", ", ".join(changed) or "nothing")
+
+
+def tell_validity(tls: ServerTls | ClientTls | None, cert: Path | None) -> None:
+    """Log until when the certificate in `cert` is valid; as a warning if that is soon."""
+    if tls is None or tls.valid_until is None:
+        return
+    is_soon = tls.valid_until - datetime.now(UTC) < _EXPIRES_SOON
+    _log.log(
+        logging.WARNING if is_soon else logging.INFO,
+        "the certificate in %s is valid until %s%s",
+        cert,
+        tls.valid_until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        ": renew it" if is_soon else "",
+    )
 
 
 def _guarded(wanted: Address, protected: bool, option: str, protections: str) -> Address:

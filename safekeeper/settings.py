@@ -307,6 +307,10 @@ def address(written: Any) -> Address:
         host = ""
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{written!r} is not an address: write HOST:PORT, for example 127.0.0.1:5454")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{written!r} is not an address: {host!r} cannot be the name of a host") from None
     return Address(host, int(port))
 
 

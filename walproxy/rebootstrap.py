@@ -96,7 +96,7 @@ async def survey(config: ProxyConfig) -> Survey:
     primary = await _look_at_primary(config)
     talks = await _greet_all(config)
     for talk in talks.values():
-        talk.close()
+        await talk.close()
     return Survey(primary, {i: talk.greeting for i, talk in talks.items()})
 
 
@@ -163,7 +163,7 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
                 raise WalproxyError(f"{error}; some safekeepers may have begun the new cluster: run it again") from None
     finally:
         for talk in talks.values():
-            talk.close()
+            await talk.close()
     return cluster_id
 
 
@@ -185,7 +185,7 @@ async def _greet_all(config: ProxyConfig) -> dict[int, "_Talk"]:
                 )
     except BaseException:
         for talk in talks.values():
-            talk.close()
+            await talk.close()
         raise
     return talks
 
@@ -242,5 +242,6 @@ class _Talk:
             raise WalproxyError(f"{self._who} answered with {type(answer).__name__}")
         return answer
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._connection.abort("the rebootstrap is done with it")
+        await self._connection.closed

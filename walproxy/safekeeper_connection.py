@@ -106,12 +106,17 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self._give_up(reason)
         if self._transport is not None:
             self._transport.abort()
+        elif not self.closed.done():
+            self.closed.set_result(None)
 
     # What asyncio, or TlsTransport, calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's; create_connection makes no other kind.
         self._transport = made = cast(asyncio.Transport, transport)
+        if self._given_up:
+            made.abort()
+            return
         self.writelines = made.writelines
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):

@@ -27,13 +27,21 @@ class Authority:
         self.ca = directory / f"{name}.pem"
         self._ca.cert_pem.write_to_path(self.ca)
 
-    def sign(self, name: str, host: str = HOST, *, common_name: str | None = None, expired: bool = False) -> Pair:
+    def sign(
+        self,
+        name: str,
+        host: str = HOST,
+        *,
+        common_name: str | None = None,
+        expired: bool = False,
+        valid_until: datetime | None = None,
+    ) -> Pair:
         """Write NAME.pem and NAME.key, for `host`; an expired one ended at EXPIRED_AT."""
         signed = self._ca.issue_cert(
             host,
             common_name=common_name,
             not_before=datetime(2020, 1, 1, tzinfo=UTC) if expired else None,
-            not_after=EXPIRED_AT if expired else None,
+            not_after=EXPIRED_AT if expired else valid_until,
         )
         pair = Pair(self._directory / f"{self._name}-{name}.pem", self._directory / f"{self._name}-{name}.key")
         pair.cert.write_bytes(b"".join(blob.bytes() for blob in signed.cert_chain_pems))

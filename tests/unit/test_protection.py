@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,18 @@ def test_a_door_on_loopback_says_why_it_stays_there(files: Path, caplog: pytest.
     )
 
 
+def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = Authority(tmp_path)
+    caplog.set_level(logging.INFO)
+    for name, days in (("late", 100), ("soon", 10)):
+        pair = authority.sign(name, valid_until=datetime.now(UTC) + timedelta(days=days))
+        Protection(config(tmp_path, tls_cert=str(pair.cert), tls_key=str(pair.key)))
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in told] == ["INFO", "WARNING"]
+    assert told[1][1].startswith(f"the certificate in {tmp_path / 'ca-soon.pem'} is valid until 2")
+    assert told[1][1].endswith("UTC: renew it") and "renew" not in told[0][1]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -197,7 +210,7 @@ def test_a_reload_takes_what_has_changed_and_says_so(
     assert protection.secret is not None and protection.users is not None
     caplog.set_level(logging.INFO)
     protection.reload(before)
-    assert caplog.messages == ["read certificates, users and secrets again; changed: nothing"]
+    assert caplog.messages[0] == "read certificates, users and secrets again; changed: nothing"
 
     (tmp_path / "secret").write_text("another secret of the cluster")
     (tmp_path / "users").write_text("# nobody any more\n")
@@ -209,16 +222,18 @@ def test_a_reload_takes_what_has_changed_and_says_so(
     assert dict(protection.users.verifiers) == {}
     assert protection.allow.proposers == Networks.parse("192.0.2.0/24")
     assert protection.allow.replication == Networks.parse("10.0.0.0/8")
-    # The certificate is new, its key is not: three doors keep the old one.
-    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 3
-    assert all(f"{tmp_path / 'key'} is not the private key of the certificate in" in line for line in errors)
-    assert all(line.endswith("; the old stays in use") for line in errors)
-    assert caplog.messages[-1].endswith("again; changed: the users, the shared secret")
+    # The certificate is new, its key is not: three doors keep the old one, for one reason.
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert error == (
+        "could not read the certificates of the proposers' door, the certificates of the replication door, "
+        f"the certificate of HTTP again: {tmp_path / 'key'} is not the private key of the certificate in "
+        f"{tmp_path / 'cert'}; the old stays in use"
+    )
+    assert caplog.messages[-2].endswith("again; changed: the users, the shared secret")
 
     shutil.copy(renewed.key, tmp_path / "key")
     protection.reload(config(tmp_path, **options))
-    assert caplog.messages[-3].endswith(
+    assert caplog.messages[-4].endswith(
         "changed: the certificates of the proposers' door, the certificates of the replication door, "
         "the certificate of HTTP"
     )

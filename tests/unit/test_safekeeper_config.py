@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from safekeeper.config import ENVIRONMENT_PREFIX, SafekeeperConfig
 from safekeeper.errors import ConfigurationError
+from safekeeper.networks import Networks
 from safekeeper.settings import Address, address, changed_options, load, options_of, size_bytes
 
 
@@ -114,10 +115,22 @@ def test_addresses_are_read_and_written_alike(written: str, expected: Address) -
     assert str(expected) == written
 
 
-@pytest.mark.parametrize("written", ["localhost", ":80", "x:", "x:-1", "x:65536", "x:8o", "::1:80", "[]:80", "x:²"])
+@pytest.mark.parametrize(
+    "written", ["localhost", ":80", "x:", "x:-1", "x:65536", "x:8o", "::1:80", "[]:80", "x:²", "a..b:80"]
+)
 def test_what_is_no_address_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
         address(written)
+
+
+def test_networks_are_a_text_or_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "sk.toml"
+    file.write_text('allow = ["10.0.0.0/8", "::1"]\n')
+    assert read(file).allow == read(allow="10.0.0.0/8, ::1/128").allow == Networks.parse("10.0.0.0/8,::1")
+    for wrong in ("[]", "[1]", "7"):
+        file.write_text(f"allow = {wrong}\n")
+        with pytest.raises(ConfigurationError, match="allow: "):
+            read(file)
 
 
 def test_changes_that_need_a_restart_are_told_from_those_that_do_not() -> None:

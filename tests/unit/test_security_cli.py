@@ -1,5 +1,6 @@
 """Both programs as processes, with every protection: doors, SIGHUP, users, HTTP over TLS, secrets that never show."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,12 +19,16 @@ from pathlib import Path
 
 import pytest
 
+import walproxy.rebootstrap
+from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.pgwire.scram import parse_verifier
+from safekeeper.settings import load
 from safekeeper.tls import ClientTls, ServerTls
 from tests.unit.certificates import Authority
 from tests.unit.safekeeper_process import SafekeeperProcess, safekeeper
 from tests.unit.test_docs import DOCS, section
 from tests.unit.test_tls import converse
+from walproxy.config import ProxyConfig
 from walproxy.local_cluster import LocalProcess
 from walproxy.local_postgres import free_port
 
@@ -149,7 +154,7 @@ def test_sighup_renews_a_certificate_and_a_bad_one_changes_nothing(tmp_path: Pat
         assert shown(process.port) == shown(process.http_port) == second
         key.write_text("nonsense")
         process.signal(signal.SIGHUP)
-        assert " ERROR " in process.wait_for_line("could not read the certificates of the proposers' door again")
+        assert " ERROR " in process.wait_for_line("could not read the certificates of the proposers' door")
         process.wait_for_line("changed: nothing")
         assert shown(process.port) == shown(process.http_port) == second
         assert json.loads(fetch(f"https://127.0.0.1:{process.http_port}/status", authority.ca))["id"] == 1
@@ -258,6 +263,35 @@ def test_a_connection_string_that_is_wrong_does_not_show_its_password() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert result.returncode == 3
     assert PASSWORD not in result.stderr and "(not shown)" in result.stderr
+
+
+def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, authority: Authority) -> None:
+    server, client = authority.sign("server"), authority.sign("client")
+    (tmp_path / "secret").write_text(SECRET)
+    doors = [
+        *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
+        *("--secret-file", str(tmp_path / "secret")),
+    ]
+    with SafekeeperProcess(tmp_path / "sk", *doors) as process:
+        given = {"primary": "host=db1", "safekeepers": f"1=127.0.0.1:{process.port}", "tls_ca": str(authority.ca)}
+        given |= {"tls_cert": str(client.cert), "tls_key": str(client.key)}
+
+        async def greeted(config: ProxyConfig) -> int:
+            talks = await walproxy.rebootstrap._greet_all(config)
+            await talks[1].close()
+            return talks[1].greeting.safekeeper_id
+
+        def greet(environment: dict[str, str], **options: str) -> int:
+            config = load(ProxyConfig, "WALPROXY", command_line=given | options, environment=environment, file=None)
+            return asyncio.run(greeted(config))
+
+        assert greet({}, secret_file=str(tmp_path / "secret")) == greet({"WALPROXY_SECRET": SECRET}) == 1
+        with pytest.raises(ConfigurationError, match=r"safekeeper 1 at .* refuses our proof of the shared secret"):
+            greet({"WALPROXY_SECRET": OTHER_SECRET})
+        with pytest.raises(WalproxyError, match="the safekeeper demands a shared secret: give the proxy --secret-file"):
+            greet({})
+        with pytest.raises(ConfigurationError, match="no CA of our file of CAs vouches for it"):
+            greet({"WALPROXY_SECRET": SECRET}, tls_ca=str(Authority(tmp_path, "other").ca))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")

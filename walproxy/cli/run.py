@@ -18,7 +18,7 @@ import uvloop
 from safekeeper import logs, settings
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.http_door import serve_http
-from safekeeper.protection import server_tls
+from safekeeper.protection import server_tls, tell_validity
 from safekeeper.signals import reload_settings, take_signals
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.credentials import read_credentials, reload_credentials
@@ -73,6 +73,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
         if new is not None:
             proxy.reconfigure(new)
             reload_credentials(proxy.credentials, http_tls)
+            tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
             http.networks = new.http_allow
 
     drains: list[asyncio.Task[None]] = []
@@ -86,6 +87,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
         logger.info(
             "starts as run %s, HTTP on %s; process %d", proxy.proposer.config.run[:8], http.address, os.getpid()
         )
+        tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
         error = await proxy.run()
         for drain in drains:
             await drain
