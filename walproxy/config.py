@@ -74,7 +74,7 @@ class ProxyConfig:
     """The settings of `walproxy run`."""
 
     primary: str = option(
-        "How to connect to PostgreSQL: a libpq connection string or URI, also of several hosts; PG* variables count too",
+        "How to connect to PostgreSQL: a libpq connection string or URI, also several hosts; PG* variables count too",
         parse=text,
         metavar="CONNINFO",
     )

@@ -5,6 +5,7 @@ import io
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -28,6 +29,7 @@ from safekeeper.settings import load
 from walproxy.cli.status import render
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.member_problem import member_problem
+from walproxy.primary_hosts import HostState
 from walproxy.proxy import Proxy
 from walproxy.status import not_ready_reason, proxy_status, safekeeper_state
 
@@ -38,15 +40,24 @@ PUBLIC = (
 )
 
 
-@pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    config = {"primary": "host=db1", "safekeepers": "1=sk1:1,2=sk2:2,3=sk3:3"}
+def proxy_for(primary: str) -> Iterator[Proxy]:
+    config = {"primary": primary, "safekeepers": "1=sk1:1,2=sk2:2,3=sk3:3"}
     with asyncio.Runner() as runner:
 
         async def make() -> Proxy:
             return Proxy(load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=config, environment={}, file=None))
 
         yield runner.run(make())
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    yield from proxy_for("host=db1")
+
+
+@pytest.fixture
+def proxy_of_two_hosts() -> Iterator[Proxy]:
+    yield from proxy_for("host=old,new port=1,2")
 
 
 def greeting(
@@ -95,6 +106,42 @@ def test_a_proxy_that_does_not_stream_is_not_ready_and_says_why(proxy: Proxy) ->
     assert reason.startswith("connecting: ") and "safekeeper 2: not connected yet" in reason
     proxy.proposer.is_spare = True
     assert "waits as a spare" in not_ready_reason(proxy, 1.0)
+
+
+def shown(status: dict[str, Any]) -> list[str]:
+    """Return the lines of `walproxy status`."""
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(status))
+    return [line.strip() for line in console.export_text().splitlines() if line.strip()]
+
+
+def test_each_of_several_hosts_is_shown_with_what_is_wrong_with_it(proxy_of_two_hosts: Proxy) -> None:
+    proxy = proxy_of_two_hosts
+    rota = proxy.feed.rota
+    assert proxy.proposer.config.several_primaries
+    rota.next(0.0)
+    rota.refused("it is an old primary", 0.0)
+    rota.next(0.0)
+    rota.failed(HostState.STANDBY, "it is a standby")
+    status = proxy_status(proxy, 1.0)
+    assert status["primary"]["hosts"] == [
+        {"host": "old:1", "state": "refused", "problem": "it is an old primary"},
+        {"host": "new:2", "state": "standby", "problem": "it is a standby"},
+    ]
+    assert status["primary"]["problem"] == "old:1: it is an old primary; new:2: it is a standby"
+    assert [line for line in shown(status) if line.startswith("primary")] == [
+        "primary old:1 refused: it is an old primary",
+        "primary new:2 standby: it is a standby",
+    ]
+    rota.connected()
+    assert "primary new:2 connected" in shown(proxy_status(proxy, 1.0))
+
+
+def test_a_single_host_is_shown_only_if_something_is_wrong_with_it(proxy: Proxy) -> None:
+    assert not proxy.proposer.config.several_primaries
+    assert "primary: not connected yet" in shown(proxy_status(proxy, 1.0))
+    proxy.feed.rota.connected()
+    assert not [line for line in shown(proxy_status(proxy, 1.0)) if line.startswith("primary")]
 
 
 def test_a_refused_safekeeper_shows_the_reason_also_while_it_is_disconnected(proxy: Proxy) -> None:
