@@ -1,116 +1,145 @@
-"""The replication door against libpq: TLS, passwords and client certificates, the right ones and every wrong one."""
+"""Who may stream from the replication door, and over what; the clients are libpq's."""
 
+import random
+import select
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-import psycopg
 import pytest
+from psycopg import pq
+from psycopg.pq import abc
 
-from safekeeper.users import user_line
-from tests.unit.certificates import Authority, Pair
-from tests.unit.safekeeper_process import SafekeeperProcess
+from safekeeper.networks import Networks
+from safekeeper.pgwire.scram import make_verifier
+from safekeeper.tls import ServerTls
+from safekeeper.users import Users
+from tests.unit.certificates import Authority
+from tests.unit.replication_client import DEADLINE_S
+from tests.unit.replication_house import ReplicationHouse
+from tests.unit.scripted_proposer import BASE_LSN
+from walproxy.replication import XLogData, parse_copy_message
 
-PASSWORD = "the password of standby1"
-# What a client hears that was let in, and asks an empty safekeeper for something.
-LET_IN = "this safekeeper has no committed WAL yet"
+WAL = random.Random(9).randbytes(3 << 20)
+BAD = pq.ConnStatus.BAD
 
 
-class House(NamedTuple):
-    """A safekeeper with users and a CA for clients, another one with the CA alone, and certificates."""
+@contextmanager
+def connected(house: ReplicationHouse, conninfo: str = "") -> Iterator[abc.PGconn]:
+    """Connect without holding the interpreter, in which the server is, too."""
+    defaults = "host=127.0.0.1 user=repl replication=true gssencmode=disable"
+    connection = pq.PGconn.connect_start(f"{defaults} port={house.pg_port} {conninfo}".encode())
+    while (polled := connection.connect_poll()) in (pq.PollingStatus.READING, pq.PollingStatus.WRITING):
+        wait(connection, writing=polled == pq.PollingStatus.WRITING)
+    yield connection
+    connection.finish()
 
-    authority: Authority
-    client: Pair
-    nameless: Pair
-    strangers: Pair
-    passwords: int
-    certificates: int
+
+def wait(connection: abc.PGconn, *, writing: bool = False) -> None:
+    sockets = ([], [connection.socket]) if writing else ([connection.socket], [])
+    assert any(select.select(*sockets, [], DEADLINE_S))
+
+
+def stream(connection: abc.PGconn, length: int) -> bytes:
+    """Return the first `length` bytes of the WAL."""
+    connection.send_query(b"START_REPLICATION 0/300000 TIMELINE 1")
+    while connection.is_busy():
+        wait(connection)
+        connection.consume_input()
+    result = connection.get_result()
+    assert result is not None and result.status == pq.ExecStatus.COPY_BOTH, connection.error_message
+    received = bytearray()
+    while len(received) < length:
+        size, data = connection.get_copy_data(1)
+        if size == 0:
+            wait(connection)
+            connection.consume_input()
+            continue
+        assert size > 0, connection.error_message
+        message = parse_copy_message(memoryview(bytes(data)))
+        if isinstance(message, XLogData):
+            received += message.payload
+    return bytes(received)
+
+
+def written(house: ReplicationHouse) -> None:
+    leader = house.led()
+    leader.write(WAL)
+    leader.commit()
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    directory = tmp_path_factory.mktemp("house")
-    authority, other = Authority(directory), Authority(directory, "other")
-    server = authority.sign("server")
-    (directory / "users").write_text(f"{user_line('standby1', PASSWORD)}\n{user_line('standby2', PASSWORD)}\n")
-    client, nameless = authority.sign("client", common_name="standby1"), authority.sign("nameless")
-    strangers = other.sign("client", common_name="standby1")
-    for pair in (client, nameless, strangers):
-        pair.key.chmod(0o600)  # libpq refuses others.
-    tls = ("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--pg-listen", "127.0.0.1:0")
-    users, client_ca = ("--pg-users", str(directory / "users")), ("--pg-client-ca", str(authority.ca))
-    with (
-        SafekeeperProcess(directory / "sk1", *tls, *users) as one,
-        SafekeeperProcess(directory / "sk2", *tls, *client_ca, safekeeper_id=2) as two,
-    ):
-        ports = [int(each.get("/status")[1]["addresses"]["pg"].rpartition(":")[2]) for each in (one, two)]
-        yield House(authority, client, nameless, strangers, *ports)
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
 
 
-def log_in(port: int, user: str = "standby1", **options: str) -> str:
-    """Log in as a walreceiver does and ask for one thing; return what libpq says to that."""
-    given = {"host": "127.0.0.1", "port": str(port), "user": user, "dbname": "replication", "replication": "true"}
-    given |= {"connect_timeout": "10", "passfile": "/nonexistent"}
-    try:
-        with psycopg.connect(psycopg.conninfo.make_conninfo("", **{**given, **options}), autocommit=True) as connection:
-            connection.execute("SHOW wal_segment_size")
-            return "answered"
-    except psycopg.Error as error:
-        return str(error)
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Users:
+    path = tmp_path_factory.mktemp("users") / "users"
+    path.write_text(f"repl:{make_verifier('secret', b'0123456789abcdef')}\n")
+    return Users(path)
 
 
-def verify(house: House) -> dict[str, str]:
-    return {"sslmode": "verify-full", "sslrootcert": str(house.authority.ca)}
-
-
-def presents(pair: Pair) -> dict[str, str]:
-    return {"sslcert": str(pair.cert), "sslkey": str(pair.key)}
-
-
-@pytest.mark.parametrize("binding", ["require", "prefer", "disable"])
-def test_the_right_password_over_tls_is_let_in(house: House, binding: str) -> None:
-    assert log_in(house.passwords, password=PASSWORD, channel_binding=binding, **verify(house)).startswith(LET_IN)
-
-
-@pytest.mark.parametrize(
-    ("user", "options", "said"),
-    [
-        ("standby1", {"password": "wrong"}, 'password authentication failed for user "standby1"'),
-        ("nobody", {"password": PASSWORD}, 'password authentication failed for user "nobody"'),
-        ("standby1", {}, "no password supplied"),
-        ("standby1", {"password": PASSWORD, "sslmode": "disable"}, "takes TLS connections only"),
-    ],
-)
-def test_without_the_right_password_nobody_is_let_in(
-    house: House, user: str, options: dict[str, str], said: str
+def test_over_tls_with_a_password_bound_to_it_the_wal_arrives_whole(
+    tmp_path: Path, authority: Authority, users: Users
 ) -> None:
-    assert said in log_in(house.passwords, user, **{**verify(house), **options})
+    tls = ServerTls(*authority.sign("server"))
+    with ReplicationHouse(tmp_path, tls=tls, users=users) as house:
+        written(house)
+        conninfo = f"sslmode=verify-full sslrootcert={authority.ca} password=secret channel_binding=require"
+        with connected(house, conninfo) as connection:
+            assert stream(connection, len(WAL)) == WAL
+            (reader,) = house.call(house.door.describe_readers)
+            assert (reader["user"], reader["lag_bytes"]) == ("repl", 0)
 
 
-def test_a_client_certificate_that_names_the_user_is_let_in(house: House) -> None:
-    assert log_in(house.certificates, **verify(house), **presents(house.client)).startswith(LET_IN)
+def test_where_tls_is_wanted_plaintext_is_refused(tmp_path: Path, authority: Authority) -> None:
+    with (
+        ReplicationHouse(tmp_path, tls=ServerTls(*authority.sign("server"))) as house,
+        connected(house, "sslmode=disable") as connection,
+    ):
+        assert connection.status == BAD
+        assert b"this door takes TLS connections only" in connection.error_message
 
 
-def test_a_client_certificate_lets_nobody_else_in(house: House) -> None:
-    said = log_in(house.certificates, "standby2", **verify(house), **presents(house.client))
-    assert 'certificate authentication failed for user "standby2"' in said
+def test_a_wrong_password_is_refused(tmp_path: Path, users: Users) -> None:
+    with ReplicationHouse(tmp_path, users=users) as house:
+        written(house)
+        for password in ("wrong", ""):
+            with connected(house, f"sslmode=disable password={password or 'x'}") as connection:
+                assert connection.status == BAD
+                assert b'password authentication failed for user "repl"' in connection.error_message
+        with connected(house, "sslmode=disable password=secret") as connection:
+            assert stream(connection, 1000)[:1000] == WAL[:1000]
+        house.until(lambda: house.door.connection_count == 0)
 
 
-def test_a_client_certificate_without_a_name_lets_nobody_in(house: House) -> None:
-    for user in ("standby1", "127.0.0.1", " "):
-        said = log_in(house.certificates, user, **verify(house), **presents(house.nameless))
-        assert "authentication failed" in said or "no user" in said
+def test_a_client_certificate_lets_in_the_user_that_it_names(tmp_path: Path, authority: Authority) -> None:
+    tls = ServerTls(*authority.sign("server"), authority.ca)
+    with ReplicationHouse(tmp_path, tls=tls) as house:
+        written(house)
+        for common_name, let_in in (("repl", True), ("somebody", False)):
+            cert, key = authority.sign(common_name, common_name=common_name)
+            key.chmod(0o600)
+            with connected(house, f"sslmode=require sslcert={cert} sslkey={key}") as connection:
+                assert (connection.status != BAD) is let_in, connection.error_message
+                if let_in:
+                    assert stream(connection, len(WAL)) == WAL
 
 
-def test_without_a_certificate_of_the_ca_there_is_no_tls(house: House) -> None:
-    nothing = {"sslcert": "/nonexistent", "sslkey": "/nonexistent"}
-    assert "certificate required" in log_in(house.certificates, **verify(house), **nothing)
-    assert "unknown ca" in log_in(house.certificates, **verify(house), **presents(house.strangers))
-    plaintext = log_in(house.certificates, sslmode="disable")
-    assert "takes TLS connections only" in plaintext
+def test_a_slow_reader_over_tls_is_bounded_too(tmp_path: Path, authority: Authority) -> None:
+    with ReplicationHouse(tmp_path, tls=ServerTls(*authority.sign("server"))) as house:
+        leader = house.led()
+        for _ in range(4):
+            leader.write(WAL)
+        leader.commit()
+        with connected(house, "sslmode=require") as connection:
+            connection.send_query(b"START_REPLICATION 0/300000 TIMELINE 1")
+            house.until(lambda: bool(house.hub.readers) and house.hub.readers[0].paused)
+            assert house.call(lambda: house.hub.readers[0].position_lsn) < BASE_LSN + 4 * len(WAL)
 
 
-def test_a_client_that_checks_it_does_not_take_somebody_else_for_the_safekeeper(house: House, tmp_path: Path) -> None:
-    other = Authority(tmp_path)
-    said = log_in(house.passwords, password=PASSWORD, sslmode="verify-full", sslrootcert=str(other.ca))
-    assert "certificate verify failed" in said
+def test_a_client_from_elsewhere_is_sent_away(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path, networks=Networks.parse("192.0.2.0/24")) as house:
+        assert house.stranger().is_closed()
+        assert house.call(lambda: house.door.connection_count) == 0
