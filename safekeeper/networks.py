@@ -52,8 +52,7 @@ def loopback_instead_of(host: str) -> str:
 @lru_cache(maxsize=256)
 def _parse_address(host: str) -> _Address | None:
     try:
-        # A socket's peer on a local link is written with its interface: fe80::1%eth0.
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return None
     # What listens on [::] sees IPv4 peers as ::ffff:192.0.2.7, and they are meant by 192.0.2.0/24 all the same.
