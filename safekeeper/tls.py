@@ -299,7 +299,7 @@ class TlsChannel:
             return 0
         except ssl.SSLError as error:
             raise RemoteProtocolError(describe_failure(error)) from error
-        self.ended = size == 0
+        self.ended = size == 0 < len(buffer)
         return size
 
     def send(self, *buffers: bytes | memoryview) -> None:
