@@ -34,6 +34,7 @@ from safekeeper.wire import encode
 from walproxy.config import ProxyConfig
 from walproxy.credentials import read_credentials
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity
+from walproxy.primary_hosts import primary_hosts
 from walproxy.primary_sql import SlotState, read_slot
 from walproxy.replication import PrimaryFacts
 from walproxy.safekeeper_connection import Credentials, SafekeeperConnection
@@ -91,13 +92,24 @@ async def survey(config: ProxyConfig) -> Survey:
     """Ask the primary and every safekeeper what they have.
 
     Raises:
-        WalproxyError: one of them does not answer, or is not fit for a new cluster.
+        WalproxyError: one of them does not answer, or is not fit for a new cluster; or several primaries are named.
     """
+    _require_one_host(config.primary)
     primary = await _look_at_primary(config)
     talks = await _greet_all(config)
     for talk in talks.values():
         await talk.close()
     return Survey(primary, {i: talk.greeting for i, talk in talks.items()})
+
+
+def _require_one_host(conninfo: str) -> None:
+    """Which of several hosts the new cluster begins with, and so which commits are kept, is not for chance to say."""
+    hosts = primary_hosts(conninfo)
+    if len(hosts) > 1:
+        names = ", ".join(host.name for host in hosts)
+        raise ConfigurationError(
+            f"--primary names {len(hosts)} hosts ({names}): name one, the primary whose commits the new cluster keeps"
+        )
 
 
 async def _look_at_primary(config: ProxyConfig) -> PrimaryFacts:

@@ -30,7 +30,7 @@ from safekeeper.settings import load
 from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder, encode
 from tests.unit.event_loop import on_the_loop
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
-from walproxy.rebootstrap import Survey, execute
+from walproxy.rebootstrap import Survey, execute, survey
 from walproxy.replication import PrimaryFacts
 
 SYSTEM_ID = 7
@@ -214,6 +214,20 @@ def test_what_breaks_off_in_the_middle_is_to_be_done_again(
                 await execute(config, surveyed(*safekeepers))
 
     run()
+
+
+@pytest.mark.parametrize("primary", ["host=db1,db2 target_session_attrs=read-write", "postgresql://db1,db2/postgres"])
+def test_which_of_several_primaries_the_new_cluster_begins_with_is_not_left_to_chance(primary: str) -> None:
+    safekeeper = FakeSafekeeper(1)
+
+    @on_the_loop
+    async def run() -> None:
+        async with cluster(safekeeper) as config:
+            with pytest.raises(ConfigurationError, match=r"^--primary names 2 hosts \(db1:5432, db2:5432\): name one,"):
+                await survey(dataclasses.replace(config, primary=primary))
+
+    run()
+    assert safekeeper.asked == []
 
 
 def test_what_may_be_lost_is_said_with_both_positions() -> None:
