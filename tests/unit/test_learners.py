@@ -221,3 +221,24 @@ def test_many_reports_of_one_moment_are_told_once(tmp_path: Path) -> None:
             pass
         assert len(told) < 100
         assert told[-1] == final
+
+
+def test_the_first_client_for_long_is_told_the_end_of_wal_also_while_an_event_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        leader = committed(house, 1000)
+        slow = threading.Event()
+        perform = house.node.folder.perform
+
+        def perform_slowly(effect: Any) -> Any:
+            assert slow.wait(20)
+            return perform(effect)
+
+        monkeypatch.setattr(house.node.folder, "perform", perform_slowly)
+        house.call(house.node.checkpoint)
+        try:
+            assert not house.call(lambda: house.node.is_between_events)
+            assert house.client().identify() == (1, leader.commit_lsn)
+        finally:
+            slow.set()
