@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from safekeeper.consensus.learning import TimelineEnd, refusal_of_start
 from safekeeper.errors import CommandError
 from safekeeper.logs import describe_bug
-from safekeeper.lsn import format_lsn
+from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.pg_transport import PgTransport
 from safekeeper.pgwire.backend import command_complete, keepalive
 from safekeeper.pgwire.commands import (
@@ -244,7 +244,7 @@ class ReplicationConnection(PgTransport):
         if refusal is not None:
             message, detail = refusal
             raise CommandError("XX000", message, detail=detail)
-        slot = await self._acquire_slot(command.slot) if command.slot is not None else None
+        slot = await self._acquire_slot(command.slot, command.begin_lsn) if command.slot is not None else None
         # Nothing has to be streamed of a timeline that ends where the client begins.
         fork = self._door.hub.log().fork_of(tli)
         if fork is not None and command.begin_lsn >= fork[1]:
@@ -273,11 +273,13 @@ class ReplicationConnection(PgTransport):
         )
         self._door.hub.start(self.reader)
 
-    async def _acquire_slot(self, name: str) -> Slot:
-        slots = self._door.slots
+    async def _acquire_slot(self, name: str, begin_lsn: Lsn) -> Slot:
+        slots, log = self._door.slots, self._door.hub.log()
         slot = slots.find(name)
         if slot is None:
-            slot = await slots.create(name, 0, connection=self.number)
+            # Held from the start, durably: what the client reports later is written lazily, and a crash may forget it.
+            restart_lsn = begin_lsn if log.begin_lsn <= begin_lsn <= log.end_lsn else 0
+            slot = await slots.create(name, restart_lsn, connection=self.number)
             _log.info("%s named replication slot %s, which was not there: created it", self, name)
         slots.acquire(slot, self.number)
         return slot

@@ -120,8 +120,9 @@ def test_standby_that_was_promoted_without_an_acknowledged_commit_is_refused_and
     new_gated: NewGated,
 ) -> None:
     cluster = new_gated(candidates=["early", "whole"]).start_gated()
-    early, whole = cluster.add_standby("early"), cluster.add_standby("whole")
+    early, _, away = (cluster.add_standby(name) for name in ("early", "whole", "away"))
     with cluster.load() as load:
+        away.stop("fast")
         wait_for_feeder(cluster, early)
         # It is cut off from the safekeepers while commits go on.
         early.configure({"primary_conninfo": ""})
@@ -144,7 +145,11 @@ def test_standby_that_was_promoted_without_an_acknowledged_commit_is_refused_and
         load.wait_for_commits(20)
         assert "forked off" in host_problem(cluster, early.port, "refused")
         early.stop("immediate")
-    Commit(whole).wait()
+        # Who was away all the while finds the way from its old timeline.
+        away.start()
+        load.stop()
+        assert_equal_to_primary(cluster, away)
+        wait_for(lambda: received_tli(away) == 2, "it streams the new timeline")
 
 
 def _lsns_of_refusal(problem: str) -> tuple[Lsn, Lsn]:
