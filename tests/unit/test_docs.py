@@ -294,7 +294,8 @@ def _initial_state_of_the_proxy() -> str:
 def test_every_log_line_that_operators_are_shown_is_one_of_the_code() -> None:
     shown = [
         line
-        for table in re.findall(r"^\| line.*?\n\n", (DOCS / "operations.md").read_text(), re.MULTILINE | re.DOTALL)
+        for document in DOCUMENTS
+        for table in re.findall(r"^\| line.*?\n\n", document.read_text(), re.MULTILINE | re.DOTALL)
         for line in _LOG_LINE.findall(table)
     ]
     said = messages_of_the_code()
