@@ -56,6 +56,9 @@ def kill_primary_with_waiters(cluster: Gated, count: int) -> LocalPostgres:
     for commit in waiting:
         wait_for(lambda each=commit: not each.waits, "the client hears of it")  # type: ignore[misc]
         assert commit.error is not None
+    wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy has seen the primary die")
+    # What it had received until then is committed now, although nobody was told: the heir must have that too.
+    wait_for(lambda: said(cluster.proxy, "commit_lsn") == said(cluster.proxy, "received_lsn"), "all of it is committed")
     return cluster.postgres
 
 
