@@ -317,6 +317,8 @@ class LocalPostgres:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": str(self._socket_directory),
             "logging_collector": "off",
+            # In the data folder: after a crash whose server is never started again it would stay in the system.
+            "dynamic_shared_memory_type": "mmap",
         }
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(

@@ -44,6 +44,8 @@ def test_committed_rows_and_the_port_survive_kill9(new_cluster: NewCluster) -> N
         assert busy.backend_pid in processes
         server.kill9()
         assert not any(is_alive(pid) for pid in processes)
+        # What a crash leaves of its memory goes with the data folder.
+        assert list((server.data_directory / "pg_dynshmem").iterdir())
     finally:
         busy.finish()
     server.start()

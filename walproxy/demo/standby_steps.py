@@ -110,7 +110,7 @@ def _bring_back_old_primary(stage: Stage) -> str:
         )
     finally:
         client.finish()
-        old.kill9()
+        old.stop("immediate")
 
 
 def _commit_applied(primary: LocalPostgres, sql: str) -> float:
