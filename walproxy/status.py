@@ -25,7 +25,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     membership = leadership.membership if leadership is not None else None
     count = len(membership.members) if membership is not None else len(proxy.links)
     received_lsn = leadership.received_lsn if leadership is not None else proxy.window.end_lsn
-    acknowledged_lsn = known_commit_lsn(leadership, now)
+    needed_lsn = promotable_lsn(leadership, now)
     return {
         "state": proxy.public_state(now),
         "term": proposer.term,
@@ -49,7 +49,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "backpressure": proxy.feed.is_paused,
         "apply_rule": proposer.standbys.rule.text,
         "apply_problem": proxy.apply_problem() or None,
-        "standbys": [_standby_status(row, acknowledged_lsn) for row in proposer.standbys.rows()],
+        "standbys": [_standby_status(row, needed_lsn) for row in proposer.standbys.rows()],
         "primary": {
             "connected": primary is not None,
             "streams": proxy.feed.streams,
@@ -81,20 +81,24 @@ def _safekeeper_status(proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, now:
     }
 
 
-def known_commit_lsn(leadership: Leadership | None, now: float) -> Lsn | None:
-    """Return the position up to which commits may have been acknowledged; None while that is not known.
+def promotable_lsn(leadership: Leadership | None, now: float) -> Lsn | None:
+    """Return what a standby must have for its promotion to lose nothing, and to be followed; None if it is not known.
+
+    While the primary streams, that is what may have been acknowledged: commit_lsn. Without a primary, nothing more is
+    acknowledged, but what was received last may still become committed, and so seen by other readers; a timeline that
+    lacks it is refused then (S9).
 
     It is known to whoever leads, from the time on when a quorum has the term's start (S4), and as long as a quorum
     answers: another proxy may have taken over otherwise, and have acknowledged more.
     """
     if leadership is None or not leadership.commit_lsn or not leadership.answers(now):
         return None
-    return leadership.commit_lsn
+    return leadership.commit_lsn if leadership.streaming else leadership.received_lsn
 
 
-def _standby_status(row: StandbyRow, acknowledged_lsn: Lsn | None) -> dict[str, Any]:
+def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
     standby = row.standby
-    wanted_lsn = acknowledged_lsn if standby.flush_lsn else None  # A standby that has said nothing yet is unknown too.
+    wanted_lsn = needed_lsn if standby.flush_lsn else None  # A standby that has said nothing yet is unknown too.
     lag_bytes = max(0, wanted_lsn - standby.flush_lsn) if wanted_lsn is not None else None
     return {
         "name": standby.name,
