@@ -34,7 +34,8 @@ from safekeeper.consensus.apply_rule import ApplyRule
 from safekeeper.consensus.leadership import Leadership, Timing
 from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.consensus.primary import PrimaryIdentity
-from safekeeper.consensus.proposer import Proposer, ProposerConfig
+from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.run import ProposerConfig
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn
 from safekeeper.wire import Buffers, encode, encode_append_header

@@ -145,11 +145,6 @@ def _stretches(history: TermHistory, log_end_lsn: Lsn) -> list[Ancestor]:
     return stretches
 
 
-def check_range_begin(lsn: Lsn, segment_size: int) -> Lsn:
-    """Return where the comparison up to `lsn` begins: at the start of the segment that holds byte `lsn` - 1."""
-    return segment_start(lsn - 1, segment_size)
-
-
 def first_difference(begin_lsn: Lsn, ours: tuple[int, ...], theirs: tuple[int, ...]) -> Lsn | None:
     """Return the start of the first page whose checksums differ, None if all are equal.
 

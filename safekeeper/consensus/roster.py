@@ -1,16 +1,29 @@
 """The configured safekeepers as one proposer knows them, and what follows from their greetings alone.
 
 Which cluster are they, who of them votes, may they be bootstrapped, is one of them a stranger? Each question is a
-function of the peers; the proposer acts on the answers.
+function of the peers; the proposer acts on the answers. `Roster` holds the peers: who is connected, has greeted, owes
+an answer, or counts as missing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
+from safekeeper.consensus.actions import Action, Disconnect, Level, Note, SendMessage
+from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
-from safekeeper.consensus.messages import AcceptorGreeting, Bootstrap, RefusalCode
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    Bootstrap,
+    ProposerGreeting,
+    ProposerMessage,
+    RefusalCode,
+)
 from safekeeper.consensus.primary import PrimaryIdentity
+from safekeeper.errors import RemoteProtocolError
 
 
 @dataclass(slots=True)
@@ -34,6 +47,114 @@ class Peer:
 
 
 Peers = Mapping[int, Peer]
+
+
+class Roster:
+    """Every configured safekeeper, and what is said to it whatever the term.
+
+    Attributes:
+        peers: by id.
+    """
+
+    def __init__(self, run: str, safekeeper_ids: tuple[int, ...]) -> None:
+        self.peers: dict[int, Peer] = {i: Peer() for i in safekeeper_ids}
+        self._run = run
+
+    def connect(self, safekeeper_id: int) -> None:
+        """A connection is open; why it was refused stays known until it greets again."""
+        known = self.peers[safekeeper_id]
+        self.peers[safekeeper_id] = Peer(True, None, None, known.refused, known.refused_code, known.told)
+
+    def disconnect(self, safekeeper_id: int) -> None:
+        """A connection is closed."""
+        peer = self.peers[safekeeper_id]
+        peer.connected, peer.greeting = False, None
+
+    def ask(self, safekeeper_id: int, message: ProposerMessage, now: float) -> SendMessage:
+        """Send what must be answered soon."""
+        peer = self.peers[safekeeper_id]
+        if peer.waiting_since is None:
+            peer.waiting_since = now
+        return SendMessage(safekeeper_id, message)
+
+    def greet(self, safekeeper_id: int, primary: PrimaryIdentity | None, now: float) -> SendMessage:
+        """Say who asks and, if that is known, for which PostgreSQL, so that both sides check it."""
+        greeting = ProposerGreeting(
+            PROTOCOL_VERSION,
+            self._run,
+            safekeeper_id,
+            primary.system_id if primary else None,
+            primary.segment_size if primary else None,
+        )
+        return self.ask(safekeeper_id, greeting, now)
+
+    def greet_all(self, primary: PrimaryIdentity | None, now: float) -> Iterator[Action]:
+        """Greet whoever is connected."""
+        for safekeeper_id, peer in self.peers.items():
+            if peer.connected:
+                yield self.greet(safekeeper_id, primary, now)
+
+    def forget_greetings(self) -> None:
+        """What was greeted is out of date."""
+        for peer in self.peers.values():
+            peer.greeting = None
+
+    def on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting) -> Iterator[Action]:
+        """It has greeted; it is refused if another one has the same data folder.
+
+        Raises:
+            RemoteProtocolError: this is not who was greeted.
+        """
+        if greeting.safekeeper_id != safekeeper_id or greeting.protocol_version != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"safekeeper {greeting.safekeeper_id} with protocol {greeting.protocol_version} answered the greeting"
+            )
+        peer = self.peers[safekeeper_id]
+        peer.greeting, peer.refused, peer.refused_code = greeting, "", None
+        peer.waiting_since = None
+        twin = twin_of(self.peers, safekeeper_id, greeting.incarnation)
+        if twin is not None:
+            reason = f"its data folder is a copy of safekeeper {twin}'s: wipe one of the two"
+            yield from self.refuse(safekeeper_id, None, reason)
+
+    def refuse(self, safekeeper_id: int, code: RefusalCode | None, reason: str) -> Iterator[Action]:
+        """Count it as missing until it greets again."""
+        peer = self.peers[safekeeper_id]
+        if peer.told != reason:
+            peer.told = reason
+            yield Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}")
+        peer.refused, peer.refused_code, peer.greeting = reason, code, None
+        yield Disconnect(safekeeper_id, reason)
+
+    def remember_promise(self, safekeeper_id: int, promised: NodeId) -> None:
+        """It has said whom it follows by now."""
+        peer = self.peers[safekeeper_id]
+        if peer.greeting is not None:
+            peer.greeting = msgspec.structs.replace(peer.greeting, promised=promised)
+
+    def give_up_on_silent(self, now: float, timeout_s: float) -> Iterator[Action]:
+        """Close the connections on which no answer has come in time."""
+        for safekeeper_id, peer in self.peers.items():
+            waited_s = now - peer.waiting_since if peer.waiting_since is not None else 0.0
+            if peer.connected and waited_s > timeout_s:
+                peer.waiting_since = None
+                yield Disconnect(safekeeper_id, f"no answer for {waited_s:.1f} s")
+
+    def refuse_foreigners(self, primary: PrimaryIdentity) -> Iterator[Action]:
+        """Refuse those that have WAL of another PostgreSQL than this one (S10's identity part)."""
+        for safekeeper_id, peer in self.peers.items():
+            reason = foreign_reason(peer.greeting, primary) if peer.greeting is not None else ""
+            if reason:
+                yield from self.refuse(safekeeper_id, RefusalCode.OTHER_SYSTEM, reason)
+
+    def forgive_foreigners(self) -> Iterator[Action]:
+        """Another primary is to be tried: what was said of this one must not be held against that one."""
+        for safekeeper_id, peer in self.peers.items():
+            if peer.refused_code is RefusalCode.OTHER_SYSTEM:
+                peer.refused, peer.refused_code = "", None
+            elif peer.connected and peer.greeting is None:
+                # It has yet to answer a greeting that may name this primary.
+                yield Disconnect(safekeeper_id, "another primary is tried")
 
 
 class Cluster(NamedTuple):
@@ -94,6 +215,14 @@ def foreign_reason(greeting: AcceptorGreeting, primary: PrimaryIdentity) -> str:
         if theirs != ours:
             return f"its WAL has {name} {theirs}, the primary has {ours}: it is another PostgreSQL"
     return ""
+
+
+def majority_against(peers: Peers) -> str:
+    """Return why the primary itself must be the stranger, empty if no majority of the safekeepers refuses it."""
+    reasons = [peer.refused for peer in peers.values() if peer.refused_code is RefusalCode.OTHER_SYSTEM]
+    if len(reasons) <= len(peers) // 2:
+        return ""
+    return f"{len(reasons)} of {len(peers)} safekeepers refuse it, e.g.: {reasons[0]}"
 
 
 def plan_bootstrap(peers: Peers, primary: PrimaryIdentity) -> Bootstrap | None:

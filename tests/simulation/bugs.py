@@ -20,7 +20,7 @@ from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, Tr
 from safekeeper.consensus.leadership import Leadership
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
-from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.primary_stream import PrimaryStream
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import tli_at
@@ -300,7 +300,7 @@ BUGS: dict[str, Bug] = {
     "refused_primary_read_on": Bug(
         "S10",
         PROFILES["switches"],
-        ((SimProxy, "_put_aside", _take_what_is_there), (Proposer, "_require_copy", _nothing_required)),
+        ((SimProxy, "_put_aside", _take_what_is_there), (PrimaryStream, "require_open", _nothing_required)),
         scenario="a_primary_that_is_put_aside_is_read_no_further",
     ),
     "primary_unchecked": Bug("S10", PROFILES["switches"], _everywhere("first_difference", _no_difference)),

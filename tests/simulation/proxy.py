@@ -21,7 +21,8 @@ from safekeeper.consensus.actions import (
     StopReplication,
 )
 from safekeeper.consensus.messages import AppendRequest, Elected, ProposerMessage
-from safekeeper.consensus.proposer import Proposer, ProposerConfig
+from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.run import ProposerConfig
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn, segment_start
 from tests.simulation.disk import page_crcs

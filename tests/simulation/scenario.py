@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safekeeper.consensus.apply_rule import parse_apply_rule
-from safekeeper.consensus.proposer import Phase
+from safekeeper.consensus.run import Phase
 from safekeeper.lsn import Lsn
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
@@ -297,7 +297,7 @@ class Stage(World):
 
     def has_vote(self, name: str, safekeeper: str) -> bool:
         proposer = self.proxy(name).proposer
-        campaign = proposer._campaign if proposer is not None else None
+        campaign = proposer.campaign if proposer is not None else None
         return campaign is not None and int(safekeeper[1:]) in campaign.votes
 
     def committed(self, records: str) -> bool:

@@ -17,7 +17,8 @@ from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.leadership import Timing
 from safekeeper.consensus.primary import plan_log
-from safekeeper.consensus.proposer import Phase, Proposer
+from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.run import Phase
 from safekeeper.consensus.term_history import HistoryEntry, last_term
 from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn

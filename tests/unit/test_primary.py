@@ -5,7 +5,6 @@ from safekeeper.consensus.primary import (
     Ancestor,
     LogPlan,
     PrimaryIdentity,
-    check_range_begin,
     first_difference,
     first_log_plan,
     plan_log,
@@ -94,11 +93,6 @@ def test_a_log_without_a_byte_may_begin_on_any_line_of_descent() -> None:
     assert plan_log(empty, 300, primary(4, 900, (1, 200), (3, 400))) == LogPlan(300, 3, cuts=False)
     with pytest.raises(PrimaryRefused):
         plan_log(empty, 300, primary(1, 299))
-
-
-def test_the_comparison_begins_in_the_segment_of_the_last_byte() -> None:
-    assert check_range_begin(2048, 1024) == 1024
-    assert check_range_begin(2049, 1024) == 2048
 
 
 def test_the_first_page_that_differs_is_named() -> None:

@@ -39,7 +39,8 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
-from safekeeper.consensus.proposer import Phase, Proposer, ProposerConfig
+from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.run import Phase, ProposerConfig
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.errors import Fenced, PrimaryRefused
 

@@ -22,7 +22,7 @@ from safekeeper.consensus.messages import (
     VoteRequest,
 )
 from safekeeper.consensus.primary import Ancestor
-from safekeeper.consensus.proposer import Phase
+from safekeeper.consensus.run import Phase
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.errors import InvariantViolation
 from tests.unit.test_proposer import BASE, CRCS, END, LOG, PRIMARY, Table, greeting, vote

@@ -104,7 +104,7 @@ def test_the_status_begins_with_the_fields_that_scripts_rely_on(proxy: Proxy) ->
 def test_a_proxy_that_does_not_stream_is_not_ready_and_says_why(proxy: Proxy) -> None:
     reason = not_ready_reason(proxy, 1.0)
     assert reason.startswith("connecting: ") and "safekeeper 2: not connected yet" in reason
-    proxy.proposer.is_spare = True
+    proxy.proposer.candidacy.is_spare = True
     assert "waits as a spare" in not_ready_reason(proxy, 1.0)
 
 
@@ -212,8 +212,8 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900) ->
     history = (HistoryEntry(4, 100, 1),)
     elected = Elected(NodeId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
     leadership = Leadership(elected, 1, 0, proxy.proposer.standbys, Timing(), 1.0)
-    leadership.received_lsn = 1000
-    proxy.proposer.leadership, proxy.proposer.term = leadership, 4
+    leadership.received_lsn, leadership.streaming = 1000, True
+    proxy.proposer.leadership, proxy.proposer.candidacy.term = leadership, 4
     for safekeeper_id in (1, 2, 3):
         list(leadership.welcome(safekeeper_id, True, 1.0))
         answer = AppendResponse(elected.node_id, commit_lsn, commit_lsn, 0, has_readers=True)
@@ -254,6 +254,7 @@ def test_a_standby_has_everything_if_all_that_was_acknowledged_is_on_its_disk(pr
 
 def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy) -> None:
     leadership = a_term_with_standbys(proxy)
+    leadership.received_lsn = 900
     proxy.proposer.primary_lost(1.2)
     status = proxy_status(proxy, 1.5)
     assert (status["state"], status["commit_lsn"], status["flush_lsn"]) == ("waiting_for_primary", "0/384", "0/0")
@@ -263,6 +264,14 @@ def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy)
         answer = AppendResponse(leadership.node_id, 900, 900, 1, has_readers=True)
         list(leadership.on_append_response(safekeeper_id, answer, 60.0))
     assert standby_rows(proxy, 60.5)["a"][0] is True
+
+
+def test_without_a_primary_a_standby_needs_what_may_still_become_committed_too(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy)
+    assert standby_rows(proxy, 1.5)["a"] == (True, 0, 50)
+    # Nobody was told that [900, 1000) is committed; once a quorum has it, a timeline that lacks it is refused.
+    proxy.proposer.primary_lost(1.2)
+    assert standby_rows(proxy, 1.5)["a"] == (False, 100, 150)
 
 
 def test_what_a_standby_has_is_unknown_unless_this_proxy_knows_what_was_acknowledged(proxy: Proxy) -> None:
@@ -304,6 +313,7 @@ def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_an
 ) -> None:
     assert proxy.hot_standby_feedback() is None
     leadership = a_term_with_standbys(proxy)
+    leadership.streaming = False
     assert proxy.hot_standby_feedback() is None
     leadership.streaming = True
     assert proxy.hot_standby_feedback() == (0, 0)
