@@ -15,24 +15,17 @@ Pure: time is an argument, bytes pass through unread.
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from safekeeper.consensus.acceptor_log import AcceptorLog
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.effects import (
     Close,
     DigestWal,
     Effects,
     EffectsThen,
-    FindRecordEnd,
     FindRecords,
-    FlushWal,
-    Persist,
     ReadWal,
-    ResetWal,
     Send,
-    SetWalAside,
     TruncateWal,
-    WriteWal,
 )
 from safekeeper.consensus.membership import Member
 from safekeeper.consensus.messages import (
@@ -63,57 +56,35 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import (
     check_history,
     cut_history,
-    divergence,
     last_term,
     next_tli_switch,
     tli_at,
 )
 from safekeeper.errors import InvariantViolation, RemoteProtocolError, StorageFull
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.lsn import Lsn, format_lsn
 
 HEARTBEAT_TIMEOUT_S = 1.0
 READ_BYTES_MAX = 1 << 20
 
-_Reason = tuple[RefusalCode, str]
 
-
-class Acceptor:
+class Acceptor(AcceptorLog):
     """One safekeeper's half of the consensus.
 
     Attributes:
-        control: the durable state as it is on disk.
-        write_lsn: end of the WAL that was handed to the operating system.
-        flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
-        commit_lsn, truncate_lsn: what this acceptor knows; `control` may hold older values.
         leader: the proposer whose history was adopted since the start, None if none.
         has_readers, standbys: who streams from this safekeeper, as `learners_changed` has said.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
-        """Begin from what the disk holds. Run `start` before anything else.
-
-        Args:
-            control: the control file's content.
-            flush_lsn: the end of the WAL as recovery found it (S13), 0 if there is none.
-        """
-        self.control = control
-        # WAL that is being dropped is not claimed any more.
-        self.write_lsn = self.flush_lsn = 0 if control.set_aside or control.base_lsn is not None else flush_lsn
-        self.commit_lsn = control.commit_lsn
-        self.truncate_lsn = control.truncate_lsn
+        super().__init__(control, flush_lsn)
         self.leader: NodeId | None = None
         self.leader_connection: int | None = None
         self.has_readers = False
         self.standbys: tuple[Standby, ...] = ()
-        self._leader_commit_lsn: Lsn = 0
         self._leader_seen_at = 0.0
         self._leader_healthy = False
         self._sequence = 0
         self._told_write_lsn: Lsn = 0
-        self._next_tli_switch_lsn: Lsn = LSN_MAX
-        # The first change of timeline that another fork might still replace: readers stop there.
-        begin_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
-        self._open_fork_lsn = next_tli_switch(control.history, begin_lsn - 1)
         self._greeted: dict[int, str] = {}
         self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
             Bootstrap: self._bootstrap,
@@ -127,17 +98,6 @@ class Acceptor:
         }
 
     # ------------------------------------------------------------------ events
-
-    def start(self) -> Effects:
-        """Finish what a crash interrupted: a cut, a new beginning, a setting aside.
-
-        May raise `StorageFull`: what is unfinished is then not claimed, and finished before the next adoption.
-        """
-        yield from self._finish_adoption()
-        if self.flush_lsn:
-            # The next byte may belong to another timeline than the last one: its segment must bear that name.
-            yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
-            yield from self._settle_forks()
 
     def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
         """Handle a proposer's message.
@@ -191,36 +151,6 @@ class Acceptor:
         if standbys != self.standbys:
             self.standbys = standbys
             yield from self._tell_standbys()
-
-    def checkpoint(self) -> Effects:
-        """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
-        if (self.commit_lsn, self.truncate_lsn) != (self.control.commit_lsn, self.control.truncate_lsn):
-            yield from self._persist()
-
-    # ------------------------------------------------------------------ what learners may see
-
-    @property
-    def readable_lsn(self) -> Lsn:
-        """Where readers must stop: what lies below is committed, and on disk here (S7).
-
-        A timeline's first bytes are shown only together with the end of its first complete record. Up to there another
-        timeline may still fork off at the same place, however many have committed the term and the bytes (S9).
-        """
-        return min(self.commit_lsn, self.flush_lsn, self._open_fork_lsn)
-
-    @property
-    def readable_tli(self) -> int:
-        """The timeline that readers may follow up to `readable_lsn`, 0 while there is no WAL: that of the last byte."""
-        return tli_at(self.control.history, self.readable_lsn - 1)
-
-    def _settle_forks(self) -> Effects:
-        """Let readers pass the forks behind which a complete record is committed: nobody can replace those (S9)."""
-        committed_lsn = min(self.commit_lsn, self.flush_lsn)
-        while self._open_fork_lsn < committed_lsn:
-            record_end_lsn = yield FindRecordEnd(self._open_fork_lsn)
-            if not 0 < record_end_lsn <= committed_lsn:
-                return
-            self._open_fork_lsn = next_tli_switch(self.control.history, self._open_fork_lsn)
 
     # ------------------------------------------------------------------ what a status page shows
 
@@ -321,24 +251,7 @@ class Acceptor:
             yield from self._refuse(connection, RefusalCode.GENERATION, reason)
             return
         self._forget_leader()
-        # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
-        yield from self._persist(
-            cluster_id=message.cluster_id,
-            system_id=message.system_id,
-            segment_size=message.segment_size,
-            server_version=message.server_version,
-            membership=message.membership,
-            history=(),
-            tli_histories=(),
-            truncate_to=None,
-            base_lsn=None,
-            wal_begin_lsn=0,
-            set_aside=True,
-            commit_lsn=0,
-            truncate_lsn=0,
-            archived_lsn=0,
-        )
-        yield from self._finish_adoption()
+        yield from self._set_aside(message)
         yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
 
     # ------------------------------------------------------------------ elections
@@ -413,7 +326,7 @@ class Acceptor:
         yield from self._flush_all()
         yield from self._finish_adoption()
         if message.history != self.control.history or not self.control.wal_begin_lsn:
-            refusal = yield from self._adopt(connection, message)
+            refusal = yield from self._adopt(message)
             if refusal is not None:
                 yield from self._refuse(connection, *refusal)
                 return
@@ -437,96 +350,6 @@ class Acceptor:
         if self.has_readers:
             yield from self._tell_standbys()
         yield from self._settle_forks()
-
-    def _adopt(self, connection: int, message: Elected) -> EffectsThen[_Reason | None]:
-        """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
-        cut = divergence(self.control.history, self.flush_lsn, message.history) if self.flush_lsn else None
-        base_lsn: Lsn | None = None
-        if cut is None:
-            if self.commit_lsn > self.control.wal_begin_lsn:
-                return RefusalCode.HISTORY, (
-                    f"WAL up to {format_lsn(self.commit_lsn)} is committed here and shares no term with the "
-                    f"history of {message.node_id}: it is another log"
-                )
-            base_lsn = message.base_lsn
-        else:
-            refusal = yield from self._refusal_of_cut(cut.lsn, cut.own_tli != cut.other_tli, message)
-            if refusal is not None:
-                return refusal
-            if self.flush_lsn < message.base_lsn:
-                if message.base_lsn > message.commit_lsn:
-                    return RefusalCode.RANGE, (
-                        f"WAL ends at {format_lsn(self.flush_lsn)} here, below the oldest that is left "
-                        f"({format_lsn(message.base_lsn)}), which is not known to be committed yet"
-                    )
-                base_lsn = message.base_lsn
-        if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
-            raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
-        if base_lsn is not None:
-            commit_lsn = base_lsn if base_lsn <= message.commit_lsn else 0
-            truncate_lsn = min(self.truncate_lsn, commit_lsn)
-            truncate_to = None
-        else:
-            assert cut is not None  # the two cases above
-            commit_lsn = min(self.commit_lsn, cut.lsn)
-            # What is cut is on every member no more (S9 may cut below what they all had).
-            truncate_lsn = min(self.truncate_lsn, cut.lsn)
-            same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
-            truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
-        yield from self._persist(
-            promised=message.node_id,
-            cluster_id=message.cluster_id,
-            system_id=message.system_id,
-            segment_size=message.segment_size,
-            server_version=message.server_version,
-            membership=message.membership,
-            history=message.history,
-            tli_histories=message.tli_histories,
-            commit_lsn=commit_lsn,
-            truncate_lsn=truncate_lsn,
-            base_lsn=base_lsn,
-            truncate_to=truncate_to,
-        )
-        if cut is None or base_lsn is not None:
-            self._open_fork_lsn = next_tli_switch(message.history, message.base_lsn - 1)
-        elif self._open_fork_lsn >= cut.lsn:
-            self._open_fork_lsn = next_tli_switch(message.history, cut.lsn - 1)
-        yield from self._finish_adoption()
-        return None
-
-    def _refusal_of_cut(self, lsn: Lsn, tli_changes: bool, message: Elected) -> EffectsThen[_Reason | None]:
-        """Return why the WAL must not be cut at `lsn`, None if it may be (S5; S9's second fence)."""
-        if lsn >= self.commit_lsn:
-            return None
-        if tli_changes and message.allow_data_loss:
-            return None
-        if tli_changes:
-            record_end_lsn, _, _ = yield FindRecords(lsn)
-            if not record_end_lsn or record_end_lsn > self.commit_lsn:
-                # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
-                return None
-        return RefusalCode.HISTORY, (
-            f"adopting the history of {message.node_id} would cut the WAL at {format_lsn(lsn)}, "
-            f"below {format_lsn(self.commit_lsn)}, which is committed"
-        )
-
-    def _finish_adoption(self) -> Effects:
-        """Carry out what an adoption wrote down, then clear the note; all of it can be repeated after a crash."""
-        control = self.control
-        if control.set_aside:
-            self.write_lsn = self.flush_lsn = 0
-            yield SetWalAside(control.cluster_id)
-            yield from self._persist(set_aside=False)
-        elif control.base_lsn is not None:
-            # Nothing is claimed before all of it is done: there may be no room for the segment or the control file.
-            self.write_lsn = self.flush_lsn = 0
-            yield ResetWal(control.base_lsn, tli_at(control.history, control.base_lsn))
-            yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
-            self.write_lsn = self.flush_lsn = control.base_lsn
-        elif control.truncate_to is not None:
-            yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
-            self.write_lsn = self.flush_lsn = control.truncate_to
-            yield from self._persist(truncate_to=None)
 
     # ------------------------------------------------------------------ streaming
 
@@ -567,22 +390,6 @@ class Acceptor:
         if self._open_fork_lsn < self.commit_lsn:
             yield from self._settle_forks()
 
-    def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
-        """Write at the write position; bytes of another timeline begin in a segment of that timeline's name."""
-        end_lsn = begin_lsn + len(payload)
-        while end_lsn > self._next_tli_switch_lsn:
-            switch_lsn = self._next_tli_switch_lsn
-            head = switch_lsn - begin_lsn
-            if head:
-                yield WriteWal(begin_lsn, payload[:head])
-                self.write_lsn = begin_lsn = switch_lsn
-                payload = payload[head:]
-            yield from self._flush_all()
-            yield TruncateWal(switch_lsn, tli_at(self.control.history, switch_lsn))
-            self._next_tli_switch_lsn = next_tli_switch(self.control.history, switch_lsn)
-        yield WriteWal(begin_lsn, payload)
-        self.write_lsn = end_lsn
-
     def _answer_append(self) -> Effects:
         if self.leader is None or self.leader_connection is None:
             return
@@ -595,15 +402,6 @@ class Acceptor:
     def _tell_standbys(self) -> Effects:
         if self.leader_connection is not None:
             yield Send(self.leader_connection, StandbyFeedback(self.standbys))
-
-    def _advance_commit(self) -> None:
-        self.commit_lsn = max(self.commit_lsn, min(self._leader_commit_lsn, self.flush_lsn))
-
-    def _flush_all(self) -> Effects:
-        if self.flush_lsn < self.write_lsn:
-            yield FlushWal()
-            self.flush_lsn = self.write_lsn
-            self._advance_commit()
 
     # ------------------------------------------------------------------ reads for the proposer
 
@@ -645,16 +443,6 @@ class Acceptor:
         return True
 
     # ------------------------------------------------------------------ small parts
-
-    def _persist(self, **changes: Any) -> Effects:
-        """Write the control file with `changes` and the newest lazy positions, then make it the state in memory."""
-        changes.setdefault("commit_lsn", self.commit_lsn)
-        changes.setdefault("truncate_lsn", self.truncate_lsn)
-        control = msgspec.structs.replace(self.control, **changes)
-        yield Persist(control)
-        self.control = control
-        self.commit_lsn = control.commit_lsn
-        self.truncate_lsn = control.truncate_lsn
 
     def _hear_leader(self, now: float, healthy: bool) -> None:
         self._leader_seen_at = now

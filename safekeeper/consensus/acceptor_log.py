@@ -1,0 +1,253 @@
+"""The log that a safekeeper holds, and how it may change: the acceptor without anybody to talk to.
+
+Theory of operation. A log is bytes and a control state: whose they are, which terms wrote them, how far they are known
+to be committed. Bytes are added at the end only (S6). What lies behind a divergence is cut only by an adoption, which
+is one atomic write of the control state, carried out afterwards, and finished by `start` if a crash came between (S5).
+Readers see what is committed and cannot be replaced any more (S7).
+
+Generators of effects, as the acceptor's handlers are (safekeeper/consensus/effects.py).
+"""
+
+from typing import Any
+
+import msgspec
+
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.effects import (
+    Effects,
+    EffectsThen,
+    FindRecordEnd,
+    FindRecords,
+    FlushWal,
+    Persist,
+    ResetWal,
+    SetWalAside,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.consensus.messages import Bootstrap, Elected, RefusalCode
+from safekeeper.consensus.term_history import divergence, next_tli_switch, tli_at
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+
+Reason = tuple[RefusalCode, str]
+
+
+class AcceptorLog:
+    """The durable state of one safekeeper, and the positions of its WAL.
+
+    Attributes:
+        control: the durable state as it is on disk.
+        write_lsn: end of the WAL that was handed to the operating system.
+        flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
+        commit_lsn, truncate_lsn: what this acceptor knows; `control` may hold older values.
+    """
+
+    def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
+        """Begin from what the disk holds. Run `start` before anything else.
+
+        Args:
+            control: the control file's content.
+            flush_lsn: the end of the WAL as recovery found it (S13), 0 if there is none.
+        """
+        self.control = control
+        # WAL that is being dropped is not claimed any more.
+        self.write_lsn = self.flush_lsn = 0 if control.set_aside or control.base_lsn is not None else flush_lsn
+        self.commit_lsn = control.commit_lsn
+        self.truncate_lsn = control.truncate_lsn
+        self._leader_commit_lsn: Lsn = 0
+        self._next_tli_switch_lsn: Lsn = LSN_MAX
+        # The first change of timeline that another fork might still replace: readers stop there.
+        begin_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
+        self._open_fork_lsn = next_tli_switch(control.history, begin_lsn - 1)
+
+    def start(self) -> Effects:
+        """Finish what a crash interrupted: a cut, a new beginning, a setting aside.
+
+        May raise `StorageFull`: what is unfinished is then not claimed, and finished before the next adoption.
+        """
+        yield from self._finish_adoption()
+        if self.flush_lsn:
+            # The next byte may belong to another timeline than the last one: its segment must bear that name.
+            yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
+            yield from self._settle_forks()
+
+    def checkpoint(self) -> Effects:
+        """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
+        if (self.commit_lsn, self.truncate_lsn) != (self.control.commit_lsn, self.control.truncate_lsn):
+            yield from self._persist()
+
+    # ------------------------------------------------------------------ what learners may see
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        """Where readers must stop: what lies below is committed, and on disk here (S7).
+
+        A timeline's first bytes are shown only together with the end of its first complete record. Up to there another
+        timeline may still fork off at the same place, however many have committed the term and the bytes (S9).
+        """
+        return min(self.commit_lsn, self.flush_lsn, self._open_fork_lsn)
+
+    @property
+    def readable_tli(self) -> int:
+        """The timeline that readers may follow up to `readable_lsn`, 0 while there is no WAL: that of the last byte."""
+        return tli_at(self.control.history, self.readable_lsn - 1)
+
+    def _settle_forks(self) -> Effects:
+        """Let readers pass the forks behind which a complete record is committed: nobody can replace those (S9)."""
+        committed_lsn = min(self.commit_lsn, self.flush_lsn)
+        while self._open_fork_lsn < committed_lsn:
+            record_end_lsn = yield FindRecordEnd(self._open_fork_lsn)
+            if not 0 < record_end_lsn <= committed_lsn:
+                return
+            self._open_fork_lsn = next_tli_switch(self.control.history, self._open_fork_lsn)
+
+    # ------------------------------------------------------------------ adoption (S5)
+
+    def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
+        """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
+        cut = divergence(self.control.history, self.flush_lsn, message.history) if self.flush_lsn else None
+        base_lsn: Lsn | None = None
+        if cut is None:
+            if self.commit_lsn > self.control.wal_begin_lsn:
+                return RefusalCode.HISTORY, (
+                    f"WAL up to {format_lsn(self.commit_lsn)} is committed here and shares no term with the "
+                    f"history of {message.node_id}: it is another log"
+                )
+            base_lsn = message.base_lsn
+        else:
+            refusal = yield from self._refusal_of_cut(cut.lsn, cut.own_tli != cut.other_tli, message)
+            if refusal is not None:
+                return refusal
+            if self.flush_lsn < message.base_lsn:
+                if message.base_lsn > message.commit_lsn:
+                    return RefusalCode.RANGE, (
+                        f"WAL ends at {format_lsn(self.flush_lsn)} here, below the oldest that is left "
+                        f"({format_lsn(message.base_lsn)}), which is not known to be committed yet"
+                    )
+                base_lsn = message.base_lsn
+        if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
+            raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
+        if base_lsn is not None:
+            commit_lsn = base_lsn if base_lsn <= message.commit_lsn else 0
+            truncate_lsn = min(self.truncate_lsn, commit_lsn)
+            truncate_to = None
+        else:
+            assert cut is not None  # the two cases above
+            commit_lsn = min(self.commit_lsn, cut.lsn)
+            # What is cut is on every member no more (S9 may cut below what they all had).
+            truncate_lsn = min(self.truncate_lsn, cut.lsn)
+            same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
+            truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
+        yield from self._persist(
+            promised=message.node_id,
+            cluster_id=message.cluster_id,
+            system_id=message.system_id,
+            segment_size=message.segment_size,
+            server_version=message.server_version,
+            membership=message.membership,
+            history=message.history,
+            tli_histories=message.tli_histories,
+            commit_lsn=commit_lsn,
+            truncate_lsn=truncate_lsn,
+            base_lsn=base_lsn,
+            truncate_to=truncate_to,
+        )
+        if cut is None or base_lsn is not None:
+            self._open_fork_lsn = next_tli_switch(message.history, message.base_lsn - 1)
+        elif self._open_fork_lsn >= cut.lsn:
+            self._open_fork_lsn = next_tli_switch(message.history, cut.lsn - 1)
+        yield from self._finish_adoption()
+        return None
+
+    def _refusal_of_cut(self, lsn: Lsn, tli_changes: bool, message: Elected) -> EffectsThen[Reason | None]:
+        """Return why the WAL must not be cut at `lsn`, None if it may be (S5; S9's second fence)."""
+        if lsn >= self.commit_lsn:
+            return None
+        if tli_changes and message.allow_data_loss:
+            return None
+        if tli_changes:
+            record_end_lsn, _, _ = yield FindRecords(lsn)
+            if not record_end_lsn or record_end_lsn > self.commit_lsn:
+                # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
+                return None
+        return RefusalCode.HISTORY, (
+            f"adopting the history of {message.node_id} would cut the WAL at {format_lsn(lsn)}, "
+            f"below {format_lsn(self.commit_lsn)}, which is committed"
+        )
+
+    def _set_aside(self, message: Bootstrap) -> Effects:
+        """Make room for another cluster's log; what is here is kept for the operator under another name."""
+        # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
+        yield from self._persist(
+            cluster_id=message.cluster_id,
+            system_id=message.system_id,
+            segment_size=message.segment_size,
+            server_version=message.server_version,
+            membership=message.membership,
+            history=(),
+            tli_histories=(),
+            truncate_to=None,
+            base_lsn=None,
+            wal_begin_lsn=0,
+            set_aside=True,
+            commit_lsn=0,
+            truncate_lsn=0,
+            archived_lsn=0,
+        )
+        yield from self._finish_adoption()
+
+    def _finish_adoption(self) -> Effects:
+        """Carry out what an adoption wrote down, then clear the note; all of it can be repeated after a crash."""
+        control = self.control
+        if control.set_aside:
+            self.write_lsn = self.flush_lsn = 0
+            yield SetWalAside(control.cluster_id)
+            yield from self._persist(set_aside=False)
+        elif control.base_lsn is not None:
+            # Nothing is claimed before all of it is done: there may be no room for the segment or the control file.
+            self.write_lsn = self.flush_lsn = 0
+            yield ResetWal(control.base_lsn, tli_at(control.history, control.base_lsn))
+            yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
+            self.write_lsn = self.flush_lsn = control.base_lsn
+        elif control.truncate_to is not None:
+            yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
+            self.write_lsn = self.flush_lsn = control.truncate_to
+            yield from self._persist(truncate_to=None)
+
+    # ------------------------------------------------------------------ bytes and positions
+
+    def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
+        """Write at the write position; bytes of another timeline begin in a segment of that timeline's name."""
+        end_lsn = begin_lsn + len(payload)
+        while end_lsn > self._next_tli_switch_lsn:
+            switch_lsn = self._next_tli_switch_lsn
+            head = switch_lsn - begin_lsn
+            if head:
+                yield WriteWal(begin_lsn, payload[:head])
+                self.write_lsn = begin_lsn = switch_lsn
+                payload = payload[head:]
+            yield from self._flush_all()
+            yield TruncateWal(switch_lsn, tli_at(self.control.history, switch_lsn))
+            self._next_tli_switch_lsn = next_tli_switch(self.control.history, switch_lsn)
+        yield WriteWal(begin_lsn, payload)
+        self.write_lsn = end_lsn
+
+    def _advance_commit(self) -> None:
+        self.commit_lsn = max(self.commit_lsn, min(self._leader_commit_lsn, self.flush_lsn))
+
+    def _flush_all(self) -> Effects:
+        if self.flush_lsn < self.write_lsn:
+            yield FlushWal()
+            self.flush_lsn = self.write_lsn
+            self._advance_commit()
+
+    def _persist(self, **changes: Any) -> Effects:
+        """Write the control file with `changes` and the newest lazy positions, then make it the state in memory."""
+        changes.setdefault("commit_lsn", self.commit_lsn)
+        changes.setdefault("truncate_lsn", self.truncate_lsn)
+        control = msgspec.structs.replace(self.control, **changes)
+        yield Persist(control)
+        self.control = control
+        self.commit_lsn = control.commit_lsn
+        self.truncate_lsn = control.truncate_lsn
