@@ -322,11 +322,6 @@ class FrameDecoder(Generic[_Message]):
         self._dialect = dialect
         self._kinds = dialect.kinds
 
-    @property
-    def buffered_bytes(self) -> int:
-        """How many bytes have come that are not part of a message given out."""
-        return self._end - self._begin
-
     def feed(self, data: bytes | memoryview) -> list[_Message]:
         """Take the next bytes and return the messages that they complete.
 

@@ -83,7 +83,7 @@ class RecordDecoder:
     """
 
     def __init__(self, begin_lsn: Lsn, segment_size: int, body_rmids: Container[int] = ()) -> None:
-        check_record_boundary(begin_lsn, segment_size)
+        _check_record_boundary(begin_lsn, segment_size)
         self._segment_size = segment_size
         self._body_rmids = body_rmids
         self._position = begin_lsn
@@ -135,11 +135,6 @@ class RecordDecoder:
     def pending(self) -> Lsn | None:
         """The start of the record that is incomplete so far, or None."""
         return self._start
-
-    @property
-    def missing_bytes(self) -> int:
-        """How many bytes of the pending record's body have not come yet; 0 while its header is incomplete."""
-        return self._missing
 
     @property
     def last_record_lsn(self) -> Lsn | None:
@@ -382,7 +377,7 @@ class RecordDecoder:
         return segment_start(lsn, self._segment_size) + self._segment_size
 
 
-def check_record_boundary(lsn: Lsn, segment_size: int) -> None:
+def _check_record_boundary(lsn: Lsn, segment_size: int) -> None:
     """Check that a record can end, and the next one begin, at `lsn`.
 
     Raises:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from safekeeper.lsn import format_lsn, parse_lsn, parse_segment_name, segment_start
-from safekeeper.wal.continuity import LinkCheck, RecordEndFinder, find_log_tail
+from safekeeper.wal.continuity import LinkCheck
 from safekeeper.wal.format import (
     PAGE_SIZE,
     RM_LOGICAL_MESSAGE,
@@ -23,6 +23,7 @@ from safekeeper.wal.format import (
     XLOG_SWITCH,
     WalFormatError,
 )
+from safekeeper.wal.record_search import find_record_end, find_records
 from safekeeper.wal.records import Record, RecordDecoder
 from walproxy.local_postgres import LocalPostgres, find_servers
 
@@ -53,6 +54,9 @@ class RealWal:
     @property
     def major(self) -> int:
         return self.server.binaries.major
+
+    def read(self, begin_lsn: int, end_lsn: int) -> bytes:
+        return self.data[begin_lsn - self.begin_lsn : end_lsn - self.begin_lsn]
 
 
 def read_wal(server: LocalPostgres, segment_size: int, emitted_lsns: list[int]) -> RealWal:
@@ -170,8 +174,7 @@ def test_every_border_between_segments_links(wal: RealWal) -> None:
     begin = wal.begin_lsn
     unknown = []
     for border in borders:
-        ours = wal.data[border - size - begin : border - begin]
-        tail = find_log_tail([ours], border - size, size)
+        tail = find_records(wal.read, border, border - size, border, size).log_tail
         if tail is None:
             unknown.append(border)
             continue
@@ -186,7 +189,7 @@ def test_every_border_between_segments_links(wal: RealWal) -> None:
     assert unknown == [border for border in borders if big.start_lsn < border - size and border < big.end_lsn]
     if unknown:
         border = unknown[-1]
-        tail = find_log_tail([wal.data[: border - begin]], begin, size)
+        tail = find_records(wal.read, border, begin, border, size).log_tail
         assert tail is not None
         assert LinkCheck(tail, size).feed(wal.data[border - begin :]) is True
 
@@ -195,12 +198,12 @@ def test_the_record_at_a_fork_is_found(wal: RealWal) -> None:
     at_boundaries = [n for n in range(1, len(wal.records)) if wal.records[n - 1].end_lsn % PAGE_SIZE == 0]
     for n in [*at_boundaries[:6], *range(1, len(wal.records), 3000)]:
         fork_lsn, record = wal.records[n - 1].end_lsn, wal.records[n]
-        begin_lsn = segment_start(fork_lsn, wal.segment_size)
-        log = wal.data[begin_lsn - wal.begin_lsn : record.start_lsn - wal.begin_lsn + record.total_length + 20_000]
-        finder = RecordEndFinder(fork_lsn, begin_lsn, wal.segment_size)
-        half = record.start_lsn - begin_lsn + record.total_length // 2
-        assert finder.feed(log[:half]) is None
-        assert finder.feed(log[half:]) == record.end_lsn
+        end_lsn = wal.begin_lsn + len(wal.data)
+        half_lsn = record.start_lsn + record.total_length // 2
+        for held_lsn, found_lsn in ((half_lsn, 0), (end_lsn, record.end_lsn)):
+            around = find_records(wal.read, fork_lsn, wal.begin_lsn, held_lsn, wal.segment_size)
+            assert (around.record_end_lsn, around.last_record_lsn) == (found_lsn, wal.records[n - 1].start_lsn)
+            assert find_record_end(wal.read, fork_lsn, held_lsn, wal.segment_size) == found_lsn
 
 
 @pytest.mark.parametrize("wal", [15], indirect=True)
@@ -226,11 +229,11 @@ def test_a_record_that_a_crash_cut_off_is_passed_over(wal: RealWal) -> None:
     assert overwriting.previous_lsn < cut_lsn
     # Our log ended inside the lost record: the primary continues it nevertheless.
     begin = after.begin_lsn
-    tail = find_log_tail([after.data[cut_lsn - MIB - begin : cut_lsn - begin]], cut_lsn - MIB, MIB)
+    tail = find_records(after.read, cut_lsn, cut_lsn - MIB, cut_lsn, MIB).log_tail
     assert tail is not None
     assert tail.record_lsn is not None
     link = LinkCheck(tail, MIB)
     assert link.feed(after.data[cut_lsn - begin :]) is True, link.reason
     # A fork in front of the lost record cuts what came after the crash.
-    finder = RecordEndFinder(tail.record_lsn, cut_lsn - MIB, MIB)
-    assert finder.feed(after.data[cut_lsn - MIB - begin :]) == overwriting.end_lsn
+    around = find_records(after.read, tail.record_lsn, begin, begin + len(after.data), MIB)
+    assert around.record_end_lsn == overwriting.end_lsn

@@ -1,7 +1,5 @@
 """The search for the records around a position (S9, S10)."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,16 +10,9 @@ from safekeeper.wal.record_search import find_record_end, find_records
 from tests.unit.wal_builder import MIB, WalBuilder
 
 
-def reader(wal: WalBuilder) -> Callable[[int, int], bytes]:
-    def read(begin_lsn: int, end_lsn: int) -> bytes:
-        assert wal.begin_lsn <= begin_lsn <= end_lsn <= wal.position, "a read outside of the log"
-        return bytes(wal.data[begin_lsn - wal.begin_lsn : end_lsn - wal.begin_lsn])
-
-    return read
-
-
-def search(wal: WalBuilder, lsn: int) -> tuple[int, int]:
-    return find_records(reader(wal), lsn, wal.begin_lsn, wal.position, MIB)[:2]
+def search(wal: WalBuilder, lsn: int, end_lsn: int | None = None) -> tuple[int, int]:
+    """Return the two records around `lsn` in the log that `wal` is, up to `end_lsn`."""
+    return find_records(wal.read, lsn, wal.begin_lsn, wal.position if end_lsn is None else end_lsn, MIB)[:2]
 
 
 def written(*sizes: int) -> WalBuilder:
@@ -48,7 +39,7 @@ def test_behind_a_fork_the_first_record_is_found_as_soon_as_it_is_complete(
     index = data.draw(st.integers(0, len(sizes) - 1))
     fork_lsn, end_lsn = (wal.records[index - 1].end_lsn if index else wal.begin_lsn), wal.records[index].end_lsn
     held_lsn = data.draw(st.integers(fork_lsn, wal.position))
-    found_lsn = find_record_end(reader(wal), fork_lsn, held_lsn, MIB)
+    found_lsn = find_record_end(wal.read, fork_lsn, held_lsn, MIB)
     if end_lsn - ALIGNMENT < held_lsn < end_lsn:
         assert found_lsn in (0, end_lsn)  # Only padding is missing.
     else:
@@ -60,9 +51,9 @@ def test_behind_a_fork_what_cannot_be_decoded_counts_as_complete() -> None:
     fork_lsn = wal.records[0].end_lsn
     wal.data[fork_lsn - wal.begin_lsn + 4] ^= 0xFF
     wal.data[fork_lsn - wal.begin_lsn + 30] ^= 0xFF
-    assert find_record_end(reader(wal), fork_lsn, wal.position, MIB) == fork_lsn
+    assert find_record_end(wal.read, fork_lsn, wal.position, MIB) == fork_lsn
     # So does a position at which no record can begin.
-    assert find_record_end(reader(wal), fork_lsn + 3, wal.position, MIB) == fork_lsn + 3
+    assert find_record_end(wal.read, fork_lsn + 3, wal.position, MIB) == fork_lsn + 3
 
 
 def test_at_the_logs_end_there_is_no_record_and_the_last_one_is_found() -> None:
@@ -75,6 +66,30 @@ def test_a_record_that_is_not_complete_counts_as_the_last_one_but_has_no_end() -
     torn = wal.add(b"t" * 5000, held=3000)
     assert search(wal, torn.start_lsn) == (0, wal.records[0].start_lsn)
     assert search(wal, wal.position) == (0, torn.start_lsn)
+
+
+def test_a_record_has_no_end_before_its_last_byte_is_there() -> None:
+    wal = written(100, PAGE_SIZE)
+    record = wal.records[1]
+    for end_lsn in (record.start_lsn, record.start_lsn + 1, record.start_lsn + 24, wal.position - 1):
+        assert search(wal, record.start_lsn, end_lsn)[0] == 0
+    assert search(wal, record.start_lsn, wal.position)[0] == record.end_lsn
+
+
+def test_where_a_record_was_overwritten_after_a_crash_its_successor_counts() -> None:
+    # Cutting at the fork loses what came after the crash as well.
+    wal = WalBuilder()
+    last = wal.fill_page(leave=64)
+    lost = wal.add(bytes(3 * PAGE_SIZE), held=64)
+    assert search(wal, lost.start_lsn) == (0, last.start_lsn)
+    overwriting = wal.overwrite()
+    assert search(wal, lost.start_lsn) == (overwriting.end_lsn, last.start_lsn)
+
+
+def test_a_switch_record_ends_with_its_segment_whose_rest_may_be_missing() -> None:
+    wal = written(100)
+    switch = wal.switch()
+    assert search(wal, switch.start_lsn, switch.start_lsn + 24)[0] == 2 * MIB
 
 
 def test_a_position_inside_a_record_names_that_records_end() -> None:
@@ -140,11 +155,11 @@ def test_on_a_border_the_tail_is_what_the_next_segment_must_link_to() -> None:
     while wal.position < wal.begin_lsn + 3 * MIB:
         wal.add(b"r" * 90_000)
     for border in (wal.begin_lsn + MIB, wal.begin_lsn + 2 * MIB):
-        tail = find_records(reader(wal), border, wal.begin_lsn, border, MIB).log_tail
+        tail = find_records(wal.read, border, wal.begin_lsn, border, MIB).log_tail
         assert tail is not None
         check = LinkCheck(tail, MIB)
-        assert check.feed(reader(wal)(border, wal.position)) is True
-        damaged = bytearray(reader(wal)(border, wal.position))
+        assert check.feed(wal.read(border, wal.position)) is True
+        damaged = bytearray(wal.read(border, wal.position))
         damaged[60] ^= 1  # within the record that goes over the border
         assert LinkCheck(tail, MIB).feed(bytes(damaged)) is False
 
@@ -153,12 +168,12 @@ def test_a_tail_is_looked_for_in_earlier_segments_when_one_record_takes_all_of_t
     wal = written(100)
     wal.add(b"h" * (2 * MIB + MIB // 2))
     border = wal.begin_lsn + 2 * MIB
-    tail = find_records(reader(wal), border, wal.begin_lsn, border, MIB).log_tail
+    tail = find_records(wal.read, border, wal.begin_lsn, border, MIB).log_tail
     assert tail is not None
     assert tail.record_lsn == wal.records[1].start_lsn
-    assert LinkCheck(tail, MIB).feed(reader(wal)(border, wal.position)) is True
+    assert LinkCheck(tail, MIB).feed(wal.read(border, wal.position)) is True
 
 
 def test_there_is_no_tail_anywhere_else() -> None:
     wal = written(100, 200)
-    assert find_records(reader(wal), wal.position, wal.begin_lsn, wal.position, MIB).log_tail is None
+    assert find_records(wal.read, wal.position, wal.begin_lsn, wal.position, MIB).log_tail is None

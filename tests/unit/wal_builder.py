@@ -43,6 +43,11 @@ class WalBuilder:
     def position(self) -> int:
         return self.begin_lsn + len(self.data)
 
+    def read(self, begin_lsn: int, end_lsn: int) -> bytes:
+        """Return the bytes [begin_lsn, end_lsn), which must be there."""
+        assert self.begin_lsn <= begin_lsn <= end_lsn <= self.position, "a read outside of the log"
+        return bytes(self.data[begin_lsn - self.begin_lsn : end_lsn - self.begin_lsn])
+
     def page_header(self, flags: int = 0, rest_of_record: int = 0) -> bytes:
         """Return the header of the page that begins at the present position."""
         is_long = self.position % self.segment_size == 0
