@@ -13,10 +13,12 @@ from safekeeper.consensus.actions import ReportStatus
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
-from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, last_term
+from safekeeper.consensus.term_history import TermHistory, check_history, divergence
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
+from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.synthetic_wal import last_complete_end, records
+from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from safekeeper.consensus.messages import AcceptorMessage
@@ -24,16 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.primary import VirtualPrimary
     from tests.simulation.proxy import SimProxy
     from tests.simulation.safekeeper import SimSafekeeper
-    from tests.simulation.standby import SimStandby
     from tests.simulation.world import World
-
-
-class Violation(Exception):
-    """An invariant does not hold. `invariant` is its name in docs/invariants.md."""
-
-    def __init__(self, invariant: str, text: str) -> None:
-        super().__init__(f"{invariant}: {text}")
-        self.invariant = invariant
 
 
 @dataclass
@@ -54,20 +47,6 @@ class TermBytes:
     data: bytearray = field(default_factory=bytearray)
 
 
-@dataclass
-class Seen:
-    """What the readers of one safekeeper have seen in its present life."""
-
-    begin_lsn: Lsn
-    data: bytearray = field(default_factory=bytearray)
-    tli: int = 0
-    history: TermHistory = ()
-
-    @property
-    def end_lsn(self) -> Lsn:
-        return self.begin_lsn + len(self.data)
-
-
 class Checker:
     """Looks at everything, changes nothing.
 
@@ -75,6 +54,7 @@ class Checker:
         committed: the committed log, from `base_lsn` on.
         acked_lsn: the end of the last record whose commit a client was told.
         acks: how many status updates released somebody.
+        readers: looks at what readers see.
         cluster_id: whose log this is the truth of, empty for the only one that there ever was.
         believes: whether an acceptor's words are taken on trust instead of being compared with its disk. A planted bug
             that makes it lie is found at once by its words; if they are believed, the harm that follows must be found.
@@ -94,8 +74,7 @@ class Checker:
         self._terms: dict[int, TermBytes] = {}
         self._generations: dict[tuple[str, int], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
-        self._seen: dict[int, Seen] = {}
-        self._shown: dict[HistoryEntry, int] = {}
+        self.readers = ReaderChecker(self)
 
     @property
     def committed_lsn(self) -> Lsn:
@@ -138,7 +117,7 @@ class Checker:
             raise Violation("LeaderCompleteness", f"the log of {won.node_id} has other bytes than were committed")
         if self.base_lsn + len(same) < self.committed_lsn:
             self._cut_committed(self.base_lsn + len(same), f"{won.node_id} was elected on a log that ends there")
-        self._check_tli_stays(won)
+        self.readers.check_tli_stays(won)
 
     def _cut_committed(self, lsn: Lsn, why: str) -> None:
         """Bytes above a fork may go if no record is complete among them (S9)."""
@@ -330,91 +309,15 @@ class Checker:
         """WAL was cut: what is committed must still be on a quorum."""
         self.check_committed_is_held()
 
-    def on_handled(self, safekeeper: "SimSafekeeper") -> None:
-        """A handler is through: look at what readers may see now."""
-        acceptor = safekeeper.acceptor
-        assert acceptor is not None  # it has just run
-        if self._is_foreign(safekeeper.disk.control):
-            return
-        visible_lsn = acceptor.readable_lsn
-        seen = self._seen.get(safekeeper.id)
-        if seen is None:
-            seen = self._seen[safekeeper.id] = Seen(max(safekeeper.disk.begin_lsn, self.base_lsn))
-        if visible_lsn != seen.end_lsn and self.base_lsn:
-            self._check_visible(safekeeper, seen, visible_lsn)
-        if visible_lsn > safekeeper.disk.begin_lsn:
-            tli, history = acceptor.readable_tli, acceptor.control.history
-            if tli != seen.tli or history is not seen.history:
-                seen.tli, seen.history = tli, history
-                self._on_shown_tli(safekeeper, tli, history)
-
-    def _on_shown_tli(self, safekeeper: "SimSafekeeper", tli: int, history: TermHistory) -> None:
-        """A timeline that readers were told of is in every later log, from the same fork on (S7)."""
-        entry = next((entry for entry in history if entry.tli == tli), None)
-        if entry is None:
-            raise Violation("LearnerSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
-        if entry not in self._shown:
-            self._shown[entry] = last_term(history)
-            for won in self.won.values():
-                self._check_tli_stays(won)
-
-    def _check_tli_stays(self, won: Won) -> None:
-        for entry, shown_in_term in self._shown.items():
-            if won.node_id.term > shown_in_term and entry not in won.history:
-                raise Violation(
-                    "LearnerSafety",
-                    f"readers were told of timeline {entry.tli} from {format_lsn(entry.start_lsn)} on, "
-                    f"which the log of {won.node_id} does not have",
-                )
-
-    def _check_visible(self, safekeeper: "SimSafekeeper", seen: "Seen", visible_lsn: Lsn) -> None:
-        """Readers see what is committed, and it stays; but for the bytes of an incomplete record (S9)."""
-        disk = safekeeper.disk
-        if visible_lsn < seen.end_lsn:
-            lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
-            if lost is not None:
-                raise Violation(
-                    "CommitMonotonic",
-                    f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",
-                )
-            del seen.data[max(0, visible_lsn - seen.begin_lsn) :]
-        if disk.begin_lsn > seen.begin_lsn or visible_lsn <= seen.begin_lsn:
-            seen.begin_lsn, seen.data = max(disk.begin_lsn, self.base_lsn), bytearray()
-        if visible_lsn <= seen.begin_lsn:
-            return
-        begin_lsn = seen.end_lsn
-        more = disk.wal[begin_lsn - disk.begin_lsn : visible_lsn - disk.begin_lsn]
-        seen.data += more
-        ours = self.committed[begin_lsn - self.base_lsn : visible_lsn - self.base_lsn]
-        if more != ours:
-            same = next((i for i, (a, b) in enumerate(zip(more, ours, strict=False)) if a != b), len(ours))
-            # Above a fork an old member may still show bytes of a record that was never complete.
-            lost = next(records(disk.wal[: visible_lsn - disk.begin_lsn], disk.begin_lsn, begin_lsn + same), None)
-            complete_lsn = last_complete_end(disk.wal, disk.begin_lsn, visible_lsn)
-            if lost is not None or complete_lsn > begin_lsn + same:
-                raise Violation(
-                    "LearnerSafety",
-                    f"readers of {safekeeper.name} see bytes at {format_lsn(begin_lsn + same)} that are not committed",
-                )
-
-    def on_replayed(self, standby: "SimStandby", wal: bytes) -> None:
-        """A standby replays whole records, for good: they must be committed ones, whomever it has them from."""
-        begin_lsn = standby.applied_lsn
-        if wal != self.committed[begin_lsn - self.base_lsn : begin_lsn - self.base_lsn + len(wal)]:
-            raise Violation(
-                "LearnerSafety",
-                f"{standby.name} replays {len(wal)} bytes from {format_lsn(begin_lsn)} on that are not committed",
-            )
-
     # ------------------------------------------------------------------ life and death
 
     def on_start(self, safekeeper: "SimSafekeeper") -> None:
-        """After a restart the lazy positions may be older ones."""
-        self._seen.pop(safekeeper.id, None)
+        """A safekeeper starts."""
+        self.readers.on_death(safekeeper)
 
     def on_crash(self, safekeeper: "SimSafekeeper") -> None:
         """A crash must not take what is committed."""
-        self._seen.pop(safekeeper.id, None)
+        self.readers.on_death(safekeeper)
         self.check_committed_is_held()
 
     def on_wipe(self, safekeeper: "SimSafekeeper") -> None:
@@ -449,7 +352,7 @@ class Checker:
                 f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.node_id} on their disks: {why}",
             )
 
-    def _is_foreign(self, control: ControlState | None) -> bool:
+    def is_foreign(self, control: ControlState | None) -> bool:
         """Tell whether this is a log of another cluster, which a rebootstrap has given up."""
         return bool(self.cluster_id) and control is not None and control.cluster_id not in ("", self.cluster_id)
 
@@ -460,7 +363,7 @@ class Checker:
     def _holds(self, safekeeper_id: int, won: Won, lsn: Lsn) -> bool:
         disk = self.world.safekeepers[safekeeper_id].disk
         control = disk.control
-        if control is None or not control.history or control.base_lsn is not None or self._is_foreign(control):
+        if control is None or not control.history or control.base_lsn is not None or self.is_foreign(control):
             return False
         end_lsn = disk.durable_lsn
         if control.truncate_to is not None:
@@ -496,7 +399,7 @@ class Checker:
         if self._is_lost(safekeeper_id, incarnation):
             return True
         disk = self.world.safekeepers[safekeeper_id].disk
-        if disk.durable_lsn < lsn or self._is_foreign(disk.control):
+        if disk.durable_lsn < lsn or self.is_foreign(disk.control):
             return False
         begin_lsn = max(self.base_lsn, disk.begin_lsn, lsn - 8192)
         return (
@@ -508,7 +411,7 @@ class Checker:
         """Every byte on every disk is the one that its term has there."""
         for safekeeper in self.world.safekeepers.values():
             disk, control = safekeeper.disk, safekeeper.disk.control
-            if control is None or not disk.begin_lsn or control.base_lsn is not None or self._is_foreign(control):
+            if control is None or not disk.begin_lsn or control.base_lsn is not None or self.is_foreign(control):
                 continue
             end_lsn = disk.durable_lsn
             if control.truncate_to is not None:

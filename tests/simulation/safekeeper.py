@@ -241,7 +241,7 @@ class SimSafekeeper:
                     self.world.clock.after(delay_s, self._resume_later, life, result)
                     return
         self._task = None
-        self.world.checker.on_handled(self)
+        self.world.checker.readers.on_handled(self)
         if self.readers and self.acceptor is not None:
             readable_lsn = self.acceptor.readable_lsn
             for standby in self.readers:

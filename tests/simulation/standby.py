@@ -143,7 +143,7 @@ class SimStandby:
         elif readable_lsn > self.applied_lsn > 0 and readable_lsn != self.received_lsn:
             wal = disk.wal[self.applied_lsn - disk.begin_lsn : readable_lsn - disk.begin_lsn]
             end_lsn = last_complete_end(wal, self.applied_lsn, readable_lsn)
-            self.world.checker.on_replayed(self, bytes(wal[: end_lsn - self.applied_lsn]))
+            self.world.checker.readers.on_replayed(self, bytes(wal[: end_lsn - self.applied_lsn]))
             self.received_lsn, self.applied_lsn = readable_lsn, end_lsn
             self.highest_lsn = max(self.highest_lsn, end_lsn)
             safekeeper.learners_changed()

@@ -22,7 +22,7 @@ from safekeeper.consensus.run import Phase
 from safekeeper.consensus.term_history import HistoryEntry, last_term
 from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
-from tests.simulation.checkers import Checker, Violation
+from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock
 from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.network import Network
@@ -34,6 +34,7 @@ from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import standbys_of
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 from tests.simulation.trace import line
+from tests.simulation.violation import Violation
 
 TRACE_LINES = 60
 LIVENESS_S = 40.0

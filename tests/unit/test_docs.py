@@ -34,6 +34,7 @@ from safekeeper.wire import WIRE_VERSION
 from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES
+from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.scenario import SCENARIOS, play
 from tests.simulation.test_scenarios import BITES
 from tests.simulation.world import World
@@ -239,8 +240,10 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
 def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
-    functions = {f"{kind.__name__}.{name}" for kind in (Checker, World) for name in vars(kind)}
-    assert names <= functions | set(BUGS) | {"Checker", "World"} | set(re.findall(r"tests/[\w/]+\.py", text))
+    functions = {f"{kind.__name__}.{name}" for kind in (Checker, ReaderChecker, World) for name in vars(kind)}
+    assert names <= functions | set(BUGS) | {"Checker", "ReaderChecker", "World"} | set(
+        re.findall(r"tests/[\w/]+\.py", text)
+    )
     assert set(BUGS) <= names | {name for name, bug in BUGS.items() if bug.rule == "S2"}
 
 

@@ -1,0 +1,118 @@
+"""What those that read from a safekeeper have seen must be committed, and stay (LearnerSafety, CommitMonotonic)."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from safekeeper.consensus.term_history import HistoryEntry, TermHistory, last_term
+from safekeeper.lsn import Lsn, format_lsn
+from tests.simulation.synthetic_wal import last_complete_end, records
+from tests.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.checkers import Checker, Won
+    from tests.simulation.safekeeper import SimSafekeeper
+    from tests.simulation.standby import SimStandby
+
+
+@dataclass
+class Seen:
+    """What the readers of one safekeeper have seen in its present life."""
+
+    begin_lsn: Lsn
+    data: bytearray = field(default_factory=bytearray)
+    tli: int = 0
+    history: TermHistory = ()
+
+    @property
+    def end_lsn(self) -> Lsn:
+        return self.begin_lsn + len(self.data)
+
+
+class ReaderChecker:
+    """Remembers what readers were shown, and compares it with what the checker knows to be committed."""
+
+    def __init__(self, truth: "Checker") -> None:
+        self._truth = truth
+        self._seen: dict[int, Seen] = {}
+        self._shown: dict[HistoryEntry, int] = {}
+
+    def on_death(self, safekeeper: "SimSafekeeper") -> None:
+        """After a restart the lazy positions may be older ones."""
+        self._seen.pop(safekeeper.id, None)
+
+    def on_handled(self, safekeeper: "SimSafekeeper") -> None:
+        """A handler is through: look at what readers may see now."""
+        acceptor = safekeeper.acceptor
+        assert acceptor is not None  # it has just run
+        if self._truth.is_foreign(safekeeper.disk.control):
+            return
+        visible_lsn = acceptor.readable_lsn
+        seen = self._seen.get(safekeeper.id)
+        if seen is None:
+            seen = self._seen[safekeeper.id] = Seen(max(safekeeper.disk.begin_lsn, self._truth.base_lsn))
+        if visible_lsn != seen.end_lsn and self._truth.base_lsn:
+            self._check_visible(safekeeper, seen, visible_lsn)
+        if visible_lsn > safekeeper.disk.begin_lsn:
+            tli, history = acceptor.readable_tli, acceptor.control.history
+            if tli != seen.tli or history is not seen.history:
+                seen.tli, seen.history = tli, history
+                self._on_shown_tli(safekeeper, tli, history)
+
+    def _on_shown_tli(self, safekeeper: "SimSafekeeper", tli: int, history: TermHistory) -> None:
+        """A timeline that readers were told of is in every later log, from the same fork on (S7)."""
+        entry = next((entry for entry in history if entry.tli == tli), None)
+        if entry is None:
+            raise Violation("LearnerSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
+        if entry not in self._shown:
+            self._shown[entry] = last_term(history)
+            for won in self._truth.won.values():
+                self.check_tli_stays(won)
+
+    def check_tli_stays(self, won: "Won") -> None:
+        """A term is won: its log has every timeline that readers were told of before."""
+        for entry, shown_in_term in self._shown.items():
+            if won.node_id.term > shown_in_term and entry not in won.history:
+                raise Violation(
+                    "LearnerSafety",
+                    f"readers were told of timeline {entry.tli} from {format_lsn(entry.start_lsn)} on, "
+                    f"which the log of {won.node_id} does not have",
+                )
+
+    def _check_visible(self, safekeeper: "SimSafekeeper", seen: "Seen", visible_lsn: Lsn) -> None:
+        """Readers see what is committed, and it stays; but for the bytes of an incomplete record (S9)."""
+        disk = safekeeper.disk
+        if visible_lsn < seen.end_lsn:
+            lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
+            if lost is not None:
+                raise Violation(
+                    "CommitMonotonic",
+                    f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",
+                )
+            del seen.data[max(0, visible_lsn - seen.begin_lsn) :]
+        if disk.begin_lsn > seen.begin_lsn or visible_lsn <= seen.begin_lsn:
+            seen.begin_lsn, seen.data = max(disk.begin_lsn, self._truth.base_lsn), bytearray()
+        if visible_lsn <= seen.begin_lsn:
+            return
+        begin_lsn = seen.end_lsn
+        more = disk.wal[begin_lsn - disk.begin_lsn : visible_lsn - disk.begin_lsn]
+        seen.data += more
+        ours = self._truth.committed[begin_lsn - self._truth.base_lsn : visible_lsn - self._truth.base_lsn]
+        if more != ours:
+            same = next((i for i, (a, b) in enumerate(zip(more, ours, strict=False)) if a != b), len(ours))
+            # Above a fork an old member may still show bytes of a record that was never complete.
+            lost = next(records(disk.wal[: visible_lsn - disk.begin_lsn], disk.begin_lsn, begin_lsn + same), None)
+            complete_lsn = last_complete_end(disk.wal, disk.begin_lsn, visible_lsn)
+            if lost is not None or complete_lsn > begin_lsn + same:
+                raise Violation(
+                    "LearnerSafety",
+                    f"readers of {safekeeper.name} see bytes at {format_lsn(begin_lsn + same)} that are not committed",
+                )
+
+    def on_replayed(self, standby: "SimStandby", wal: bytes) -> None:
+        """A standby replays whole records, for good: they must be committed ones, whomever it has them from."""
+        begin_lsn = standby.applied_lsn
+        if wal != self._truth.committed[begin_lsn - self._truth.base_lsn : begin_lsn - self._truth.base_lsn + len(wal)]:
+            raise Violation(
+                "LearnerSafety",
+                f"{standby.name} replays {len(wal)} bytes from {format_lsn(begin_lsn)} on that are not committed",
+            )
