@@ -333,11 +333,11 @@ async def test_a_failed_fdatasync_on_the_loop_ends_the_node_too(tmp_path: Path) 
         async with asyncio.timeout(DEADLINE_S):
             while sk.fs.synced_by[-1] is not threading.current_thread():
                 await sk.append_durably(b"x" * 10)
-        said = len(sk.said)
+        durable_lsn = sk.told_flush_lsn()
         sk.fs.failing = True
         sk.append(b"x" * 100)
         assert isinstance(await failure(sk.node), StorageFailed)
-        assert len(sk.said) == said
+        assert sk.told_flush_lsn() == durable_lsn
 
 
 @on_the_loop
