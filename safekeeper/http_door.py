@@ -1,6 +1,7 @@
 """An HTTP server of a few pages that are JSON, for both programs. What the pages say is their owner's.
 
-Whoever comes from a network that is not allowed is hung up on before a byte of a request is read.
+Whoever comes from a network that is not allowed is hung up on before a byte is read, of a TLS handshake too. TLS is
+that of the other doors (safekeeper/tls_transport.py): asyncio's would begin the handshake before anybody has looked.
 """
 
 import asyncio
@@ -16,6 +17,11 @@ from safekeeper.logs import RateLimit
 from safekeeper.networks import Networks
 from safekeeper.settings import Address
 from safekeeper.tls import ServerTls
+from safekeeper.tls_transport import TlsTransport
+
+# Who does not come to the end of its handshake is hung up on after so long.
+HANDSHAKE_TIMEOUT_S = 10.0
+_RECEIVE_BYTES = 64 << 10
 
 Answer = tuple[int, Any]
 Route = Callable[[], Answer]
@@ -29,11 +35,13 @@ class HttpDoor:
     Attributes:
         address: where it listens, known after `open`.
         networks: whence readers may come, None for anywhere.
+        handshaking: the connections whose TLS is not established yet.
     """
 
     def __init__(self, runner: web.AppRunner, networks: Networks | None) -> None:
         self.address = Address("", 0)
         self.networks = networks
+        self.handshaking: set[asyncio.BaseTransport] = set()
         self._runner = runner
         self._strangers = RateLimit(lines=10, interval_s=60)
         self._server: asyncio.Server | None = None
@@ -44,9 +52,12 @@ class HttpDoor:
         Raises:
             OSError: that is not possible.
         """
-        context = tls.lasting_context() if tls is not None else None
+
+        def new_protocol() -> asyncio.BaseProtocol:
+            return _Doorkeeper(self) if tls is None else TlsTransport(tls.channel(), _TlsDoorkeeper(self))
+
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Doorkeeper(self), address.host, address.port, ssl=context, backlog=64
+            new_protocol, address.host, address.port, backlog=64
         )
         self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
 
@@ -54,19 +65,27 @@ class HttpDoor:
         """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
+        for transport in list(self.handshaking):
+            cast(asyncio.Transport, transport).abort()
         await self._runner.cleanup()
 
-    def admit(self, peer: tuple[Any, ...] | None) -> asyncio.BaseProtocol | None:
-        """Return who serves a new connection from `peer`, None if nobody does."""
+    def admit(self, transport: asyncio.BaseTransport) -> asyncio.Protocol | None:
+        """Return who serves a new connection, None if nobody does."""
+        peer = transport.get_extra_info("peername")
         if self.networks is not None and not (peer and self.networks.admits(peer[0])):
-            more = self._strangers.admit()
-            if more is not None:
-                who = f"{peer[0]}:{peer[1]}" if peer else "an unknown peer"
-                _log.warning("refused HTTP to %s: it lies in none of the networks of --http-allow%s", who, more)
+            self.refuse(transport, "it lies in none of the networks of --http-allow")
             return None
         server = self._runner.server
         # Between the end of the server and that of its listening socket there is nobody.
         return server() if server is not None else None
+
+    def refuse(self, transport: asyncio.BaseTransport, reason: str) -> None:
+        """Log that a connection is not served."""
+        more = self._strangers.admit()
+        if more is not None:
+            peer = transport.get_extra_info("peername")
+            who = f"{peer[0]}:{peer[1]}" if peer else "an unknown peer"
+            _log.warning("refused HTTP to %s: %s%s", who, reason, more)
 
 
 class _Doorkeeper(asyncio.Protocol):
@@ -78,12 +97,66 @@ class _Doorkeeper(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
         connection = cast(asyncio.Transport, transport)
-        server = self._door.admit(connection.get_extra_info("peername"))
+        server = self._door.admit(connection)
         if server is None:
             connection.abort()
         else:
             connection.set_protocol(server)
             server.connection_made(connection)
+
+
+class _TlsDoorkeeper(asyncio.BufferedProtocol):
+    """The same above TLS. The server hears of a connection once it is secured, and gets plaintext."""
+
+    def __init__(self, door: HttpDoor) -> None:
+        self._door = door
+        self._received = memoryview(bytearray(_RECEIVE_BYTES))
+        self._transport: asyncio.Transport
+        self._server: asyncio.Protocol | None = None
+        self._secured = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server = self._door.admit(transport)
+        if self._server is None:
+            self._transport.abort()
+            return
+        self._door.handshaking.add(transport)
+        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
+
+    def secured(self) -> None:
+        assert self._server is not None  # Otherwise nothing more is read.
+        self._secured = True
+        self._door.handshaking.discard(self._transport)
+        self._server.connection_made(self._transport)
+
+    def tls_failed(self, reason: str) -> None:
+        self._door.refuse(self._transport, reason)
+        self._transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._server is not None:
+            self._server.data_received(bytes(self._received[:nbytes]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.handshaking.discard(self._transport)
+        if self._server is not None and self._secured:
+            self._server.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._server is not None and self._secured:
+            self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._server is not None and self._secured:
+            self._server.resume_writing()
+
+    def _give_up(self) -> None:
+        if self._transport in self._door.handshaking:
+            self._transport.abort()
 
 
 async def serve_http(

@@ -102,17 +102,6 @@ class ServerTls(_Tls):
         """Return the channel of a new connection, before its handshake."""
         return TlsChannel(self.context, certificate_der=self.certificate_der)
 
-    def lasting_context(self) -> ssl.SSLContext:
-        """Return a context for a server that keeps it for ever: each new connection uses what was read last."""
-        lasting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        lasting.minimum_version = ssl.TLSVersion.TLSv1_2
-
-        def use_latest(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-            connection.context = self.context
-
-        lasting.sni_callback = use_latest
-        return lasting
-
 
 class ClientTls(_Tls):
     """Whom a client of ours trusts, and what it presents.

@@ -136,6 +136,10 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._over = True
         self._transport.abort()
 
+    def is_closing(self) -> bool:
+        """See asyncio.Transport."""
+        return self._over or self._transport.is_closing()
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """See asyncio.Transport."""
         return self._transport.get_extra_info(name, default)

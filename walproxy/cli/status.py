@@ -105,7 +105,9 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
             f"{address} answers {error.code} {error.reason}: it is no walproxy; correct --url"
         ) from None
     except http.client.HTTPException:
-        raise WalproxyError(f"{address} does not speak HTTP: correct --url") from None
+        raise WalproxyError(
+            f"{address} does not speak HTTP: correct --url, which begins with https:// where --http-tls is on"
+        ) from None
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -182,6 +184,8 @@ def _completeness(standby: dict[str, Any]) -> Text:
     """Return what would be lost if this standby were promoted now."""
     if standby["has_everything"] is None:
         return Text("unknown", style="yellow")
+    if standby["apply_lsn"] == "0/0":
+        return Text("replays nothing: no server")
     if standby["has_everything"]:
         return Text("has every acknowledged commit", style="green")
     return Text(f"lacks {standby['lag_bytes']} bytes", style="red")
@@ -197,7 +201,8 @@ def _primary_problems(primary: dict[str, Any]) -> list[Text]:
 
 def _host_line(host: dict[str, Any]) -> Text:
     style = {"connected": "green", "standby": "cyan", "untried": "cyan"}.get(host["state"], "red")
-    problem = f": {host['problem']}" if host.get("problem") and host["state"] != "untried" else ""
+    # What is usual for a state is said by its name.
+    problem = f": {host['problem']}" if host.get("problem") and host["state"] not in ("untried", "standby") else ""
     return Text.assemble(f"primary {host['host']} ", (host["state"], style), problem)
 
 

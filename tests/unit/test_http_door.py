@@ -1,0 +1,125 @@
+"""The pages over TLS: for whom they are, and how strangers are sent away."""
+
+import asyncio
+import http.client
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import safekeeper.http_door
+from safekeeper.http_door import HttpDoor, serve_http
+from safekeeper.networks import Networks
+from safekeeper.settings import Address
+from safekeeper.tls import ClientTls, ServerTls
+from tests.unit.certificates import HOST, Authority
+from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
+
+LARGE = "x" * (4 << 20)
+
+
+@asynccontextmanager
+async def serving(authority: Authority) -> AsyncIterator[HttpDoor]:
+    """A door with a small page and a large one, for this machine only."""
+    door = await serve_http(
+        {"/small": lambda: (200, "x"), "/large": lambda: (200, LARGE)},
+        Address(HOST, 0),
+        tls=ServerTls(*authority.sign("server")),
+        networks=Networks.parse(HOST),
+    )
+    try:
+        yield door
+    finally:
+        await door.close()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def connect(door: HttpDoor, source: str = HOST) -> socket.socket:
+    return socket.create_connection(door.address, timeout=DEADLINE_S, source_address=(source, 0))
+
+
+def is_hung_up_on(stranger: socket.socket) -> bool:
+    with stranger:
+        try:
+            return stranger.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def test_many_pages_come_over_one_connection_also_large_ones(authority: Authority) -> None:
+    def fetch(port: int) -> list[int]:
+        connection = http.client.HTTPSConnection(HOST, port, context=ClientTls(authority.ca).context, timeout=20)
+        sizes = []
+        for path in ("/small", "/large", "/small", "/large"):
+            connection.request("GET", path)
+            sizes.append(len(json.load(connection.getresponse())))
+        connection.close()
+        return sizes
+
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            assert await asyncio.to_thread(fetch, door.address.port) == [1, len(LARGE), 1, len(LARGE)]
+            assert not door.handshaking
+
+    run()
+
+
+def test_whoever_comes_from_elsewhere_is_hung_up_on_before_the_handshake(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            assert await asyncio.to_thread(is_hung_up_on, connect(door, "127.0.0.2"))
+
+    run()
+    assert "lies in none of the networks of --http-allow" in caplog.text
+
+
+def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safekeeper.http_door, "HANDSHAKE_TIMEOUT_S", 0.2)
+
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            assert await asyncio.to_thread(is_hung_up_on, connect(door))
+            assert not door.handshaking
+
+    run()
+
+
+def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            with connect(door) as stranger:
+                stranger.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await asyncio.to_thread(stranger.recv, 100))[:1] == b"\x15", "an alert"
+            await until(lambda: bool(caplog.records))
+
+    run()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "refused HTTP to 127.0.0.1:" in record.getMessage() and "the peer speaks no TLS" in record.getMessage()
+
+
+def test_the_door_closes_in_the_middle_of_a_handshake(authority: Authority) -> None:
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            stranger = connect(door)
+            await until(lambda: len(door.handshaking) == 1)
+        assert await asyncio.to_thread(is_hung_up_on, stranger)
+
+    run()
