@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -45,6 +46,7 @@ class LocalProcess:
         arguments: the command line behind the interpreter.
         http_port: where its /status is.
         log_path: its output.
+        http_tls: whom to trust at its HTTP door, None if that has no TLS.
         outlives_us: it goes on when this process ends without having ended it.
     """
 
@@ -57,12 +59,13 @@ class LocalProcess:
         self.log_path = log_path
         self.outlives_us = outlives_us
         self.environment: dict[str, str] = {}
+        self.http_tls: ssl.SSLContext | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """The address of its HTTP door."""
-        return f"http://127.0.0.1:{self.http_port}"
+        return f"{'https' if self.http_tls else 'http'}://127.0.0.1:{self.http_port}"
 
     @property
     def pid(self) -> int | None:
@@ -127,7 +130,9 @@ class LocalProcess:
     def status(self) -> dict[str, Any] | None:
         """Return its /status, None if it does not answer."""
         try:
-            with urllib.request.urlopen(self.url + "/status", timeout=_HTTP_TIMEOUT_S) as response:
+            with urllib.request.urlopen(
+                self.url + "/status", timeout=_HTTP_TIMEOUT_S, context=self.http_tls
+            ) as response:
                 content = json.load(response)
         except (urllib.error.URLError, OSError, ValueError):
             return None
@@ -150,6 +155,7 @@ class LocalCluster:
         proxies: the first one, and spares.
         standbys: by name, each fed by safekeepers; `add_standby` makes them.
         former_primaries: those that `promote` has replaced.
+        reader_options: what `standby_conninfo` says besides hosts.
         outlives_us: the daemons go on when this process ends without `close`.
 
     Args:
@@ -172,6 +178,7 @@ class LocalCluster:
         self.postgres = postgres
         self.standbys: dict[str, LocalPostgres] = {}
         self.former_primaries: list[LocalPostgres] = []
+        self.reader_options = {"user": "postgres", "connect_timeout": "5"}
         self._candidate_ports = {name: free_port() for name in candidates}
         self._safekeeper_program = tuple(safekeeper_program)
         ids = range(1, safekeeper_count + 1)
@@ -217,7 +224,7 @@ class LocalCluster:
     def standby_conninfo(self, *safekeeper_ids: int) -> str:
         """Return the connection string of who streams from these safekeepers, by default all; each is tried in turn."""
         ports = [self._pg_listen_ports[i] for i in safekeeper_ids or self.safekeepers]
-        return _several_hosts(ports, user="postgres", connect_timeout="5")
+        return _several_hosts(ports, **self.reader_options)
 
     def safekeeper_at(self, port: int) -> int | None:
         """Return which safekeeper serves replication clients at `port`, None if none does."""

@@ -54,6 +54,10 @@ class LocalPostgresFailed(WalproxyError):
 class LocalPostgres:
     """One cluster and, while it runs, its server. The superuser is `postgres`; loopback needs no password.
 
+    Attributes:
+        client_options: what all its connection strings say besides, and those of its standbys: none, unless somebody
+            has locked it up, with TLS and passwords.
+
     Args:
         binaries: which PostgreSQL, from `find_servers`.
         data_directory: made by `init`; under root it must lie where the server's user can enter.
@@ -78,6 +82,7 @@ class LocalPostgres:
         self.log_path = self.data_directory.with_name(self.data_directory.name + ".log")
         self.port = port
         self.settings = dict(settings or {})
+        self.client_options: dict[str, str] = {}
         self._choose_port = port == 0
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_directory: Path | None = None
@@ -137,6 +142,7 @@ class LocalPostgres:
         """
         ours = {**self.settings, **(settings or {}), "primary_conninfo": primary_conninfo or self.conninfo()}
         standby = LocalPostgres(self.binaries, to, port=port, settings=ours, outlives_us=self._outlives_us)
+        standby.client_options = self.client_options
         standby._own_data_directory()
         arguments = ["-D", str(standby.data_directory), "-d", self.conninfo(), "-X", "stream", "-c", "fast", "-N"]
         self._run("pg_basebackup", *arguments)
@@ -254,7 +260,7 @@ class LocalPostgres:
     def conninfo(self, *, user: str = "postgres", dbname: str = "postgres", **options: str) -> str:
         """Return libpq's connection string of this server, over TCP on the loopback interface."""
         words: dict[str, str] = {"host": "127.0.0.1", "port": str(self.port), "user": user, "dbname": dbname}
-        return psycopg.conninfo.make_conninfo("", **{**words, **options})
+        return psycopg.conninfo.make_conninfo("", **{**words, **self.client_options, **options})
 
     def execute(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Run `sql` in a connection of its own, in autocommit mode, and return the rows of its (last) result."""

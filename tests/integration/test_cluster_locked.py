@@ -1,0 +1,323 @@
+"""A whole cluster behind every lock at once: commits, a standby and pg_receivewal, and everybody who must stay out.
+
+Each wrong credential is tried while commits flow. It is refused with one line on each side, and nothing else happens:
+no other term, no connection lost. At the end standby, pg_receivewal and safekeepers have what the primary has.
+"""
+
+import itertools
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from safekeeper.peer_auth import NONCE_BYTES, Challenge, Hello, ProposerSide, Reason, Refused
+from safekeeper.tls import ClientTls
+from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Load, said
+from tests.integration.conftest import SERVERS
+from tests.integration.intruders import Impostor, Prover, Raw, hung_up, knock, log_in, passes_on, presents, reflects
+from tests.integration.locked_fixtures import (
+    ELSEWHERE,
+    PASSWORDS,
+    SECRET,
+    LockedCluster,
+    context_of,
+    has_tls,
+    make_locked,
+    undisturbed,
+    warned_once,
+)
+from tests.integration.serve_fixtures import ReceiveWal, assert_equal_to_primary, wait_for_feeder
+from tests.unit.certificates import Authority
+from walproxy.local_postgres import LocalPostgres, ServerBinaries
+
+WITH_TLS = [major for major, binaries in SERVERS.items() if has_tls(binaries)]
+pytestmark = [
+    pytest.mark.skipif(not WITH_TLS, reason="no PostgreSQL server here was built with TLS"),
+    pytest.mark.parametrize("major", WITH_TLS[-1:] or [0], indirect=True, ids=lambda major: f"pg{major}"),
+]
+PASSWORD = PASSWORDS["standby1"]
+# A door tells ten strangers a minute: the intruders take turns.
+_turns = itertools.cycle((1, 2, 3))
+
+
+class House(NamedTuple):
+    """The cluster, what reads from it, the load on it, and a CA that nobody trusts."""
+
+    cluster: LockedCluster
+    standby: LocalPostgres
+    receiver: ReceiveWal
+    load: Load
+    stranger: Authority
+
+
+@pytest.fixture(scope="module")
+def house(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[House]:
+    folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
+    folder.chmod(0o755)
+    with make_locked(servers[major], small_template, folder, CLUSTER_SETTINGS) as cluster:
+        cluster.start_gated()
+        standby = cluster.add_standby("standby1", 1, 2)
+        with ReceiveWal(servers[major], cluster, 3, folder / "received") as receiver:
+            with cluster.load() as load:
+                yield House(cluster, standby, receiver, load, Authority(cluster.keys, "stranger"))
+            assert_equal_to_primary(cluster, standby)
+            receiver.wait_for(cluster, cluster.commit_lsn_of_all())
+            assert said(cluster.proxy, "term") == 1 or "no primary" in cluster.proxy.log_path.read_text()
+            for process in (*cluster.safekeepers.values(), cluster.proxy):
+                text = process.log_path.read_text()
+                assert "Traceback" not in text and " ERROR " not in text
+                assert not [secret for secret in (SECRET, *PASSWORDS.values()) if secret in text]
+    shutil.rmtree(folder)
+
+
+def test_everybody_who_belongs_is_in_over_tls(house: House) -> None:
+    cluster = house.cluster
+    rows = cluster.postgres.execute(
+        "SELECT usename, ssl, sync_state FROM pg_stat_replication JOIN pg_stat_ssl USING (pid)"
+    )
+    assert [row for row in rows if row[0] == "walproxy"] == [("walproxy", True, "sync")]
+    feeder = wait_for_feeder(cluster, house.standby)
+    ((conninfo,),) = house.standby.execute("SELECT conninfo FROM pg_stat_wal_receiver")
+    assert "sslmode=verify-full" in conninfo and "channel_binding=require" in conninfo
+    assert [reader["user"] for reader in said(cluster.safekeepers[feeder], "readers")] == ["standby1"]
+    with undisturbed(house.load):
+        assert [said(cluster.safekeepers[3], "readers")[0]["application_name"]] == ["pg_receivewal"]
+
+
+# The replication door.
+
+
+class Login(NamedTuple):
+    """One who would stream WAL: how it tries, what it is told, and what the safekeeper's log says."""
+
+    attempt: Callable[[House, int], str]
+    told: str
+    logged: str
+
+
+def by_libpq(**options: str) -> Callable[[House, int], str]:
+    """Log in as standby1 does, but for these options."""
+    return lambda house, i: log_in(house.cluster.standby_conninfo(i), replication="true", **options)
+
+
+def with_certificate(
+    name: str, *, stranger: bool = False, expired: bool = False, **options: str
+) -> Callable[[House, int], str]:
+    """Log in as standby1, with another certificate."""
+
+    def attempt(house: House, i: int) -> str:
+        authority = house.stranger if stranger else None
+        cert, key = house.cluster.pair(name, authority=authority, expired=expired)
+        return by_libpq(sslcert=str(cert), sslkey=str(key), **options)(house, i)
+
+    return attempt
+
+
+def raw(house: House, i: int) -> Raw:
+    pair = house.cluster.pair("standby1")
+    return Raw(house.cluster.pg_port(i), ClientTls(house.cluster.authority.ca, *pair).context)
+
+
+def by_hand(password: str = PASSWORD, *, strips_plus: bool = False) -> Callable[[House, int], str]:
+    """Log in with words of one's own."""
+
+    def attempt(house: House, i: int) -> str:
+        with raw(house, i) as client:
+            return client.log_in("standby1", password, strips_plus=strips_plus)
+
+    return attempt
+
+
+def replayed(house: House, i: int) -> str:
+    with raw(house, i) as client:
+        assert client.log_in("standby1", PASSWORD) == "let in"
+    with raw(house, i) as thief:
+        return thief.log_in("standby1", PASSWORD, replayed=client.final)
+
+
+def through_somebody(house: House, i: int, authority: Authority | None = None) -> str:
+    """Log in through somebody in between, who has a certificate of that CA, by default of the one that is trusted."""
+    cluster = house.cluster
+    onward = ClientTls(cluster.authority.ca, *cluster.pair("standby1")).context
+    passes = passes_on(cluster.pg_port(i), onward, postgres=True)
+    with Impostor(passes, context_of(cluster.pair("standby1", authority=authority)), postgres=True) as somebody:
+        return by_libpq(port=str(somebody.port))(house, i)
+
+
+WRONG_PASSWORD = 'password authentication failed for user "standby1"'
+WRONG_NAME = "the certificate has another name (CN)"
+TLS_ONLY = "this door takes TLS connections only"
+IN_BETWEEN = "is somebody in between?"
+
+LOGINS = {
+    "wrong password": Login(by_libpq(password="wrong"), WRONG_PASSWORD, WRONG_PASSWORD),
+    "empty password": Login(by_hand(""), WRONG_PASSWORD, WRONG_PASSWORD),
+    "no password": Login(by_libpq(passfile="/nonexistent"), "no password supplied", "left when asked for a password"),
+    "no SCRAM": Login(by_libpq(require_auth="md5"), "server requested SASL", "accepts no SCRAM-SHA-256"),
+    "unknown user": Login(
+        with_certificate("nobody", user="nobody", password=PASSWORD),
+        'password authentication failed for user "nobody"',
+        'there is no user "nobody" here',
+    ),
+    "plaintext": Login(by_libpq(sslmode="disable", channel_binding="disable"), TLS_ONLY, TLS_ONLY),
+    "stripped channel binding": Login(by_hand(strips_plus=True), IN_BETWEEN, IN_BETWEEN),
+    "replayed proof": Login(replayed, "another nonce", "another nonce"),
+    "somebody in between": Login(through_somebody, IN_BETWEEN, IN_BETWEEN),
+    "another user's certificate": Login(with_certificate("standby2"), WRONG_NAME, WRONG_NAME),
+    "certificate of another CA": Login(with_certificate("standby1", stranger=True), "unknown ca", "no CA of our file"),
+    "expired certificate": Login(with_certificate("standby1", expired=True), "certificate expired", "it has expired"),
+    "no certificate": Login(
+        by_libpq(sslcert="/nonexistent", sslkey="/nonexistent"), "certificate required", "no client certificate"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGINS)
+def test_no_wrong_login_streams_wal(house: House, name: str) -> None:
+    i, login = next(_turns), LOGINS[name]
+    with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, login.logged):
+        told = login.attempt(house, i)
+    assert login.told in told and len(told.splitlines()) == 1, told
+
+
+def test_a_client_that_checks_certificates_does_not_speak_with_somebody_in_between(house: House) -> None:
+    with undisturbed(house.load):
+        assert "certificate verify failed" in through_somebody(house, next(_turns), house.stranger)
+
+
+# The proposers' door.
+
+
+class Knock(NamedTuple):
+    """One who would lead the cluster: its TLS and its secret, what it is told, and what the safekeeper's log says."""
+
+    tls: Callable[[House], ClientTls | None]
+    secret: str
+    told: str
+    logged: str
+
+
+def proxys(house: House) -> ClientTls:
+    return ClientTls(house.cluster.authority.ca, *house.cluster.pair("proxy"))
+
+
+def of_another_ca(house: House) -> ClientTls:
+    return ClientTls(house.cluster.authority.ca, *house.cluster.pair("proxy", authority=house.stranger))
+
+
+def expired(house: House) -> ClientTls:
+    return presents(house.cluster.authority.ca, *house.cluster.pair("proxy", expired=True))
+
+
+KNOCKS = {
+    "wrong secret": Knock(proxys, SECRET + "!", "refuses our proof of the shared secret", "does not know the shared"),
+    "no secret": Knock(proxys, "", "give the proxy --secret-file", "the proxy presents no shared secret"),
+    "plaintext": Knock(lambda house: None, SECRET, "give the proxy --tls-ca", "the peer speaks no TLS"),
+    "no certificate": Knock(
+        lambda house: ClientTls(house.cluster.authority.ca), SECRET, "give --tls-cert", "no client certificate"
+    ),
+    "certificate of another CA": Knock(of_another_ca, SECRET, "does not trust the CA of our", "no CA of our file"),
+    "expired certificate": Knock(expired, SECRET, "finds our certificate expired", "it has expired"),
+}
+
+
+@pytest.mark.parametrize("name", KNOCKS)
+def test_no_wrong_proxy_leads_the_cluster(house: House, name: str) -> None:
+    i, (tls, secret, told, logged) = next(_turns), KNOCKS[name]
+    with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, logged):
+        said = knock(house.cluster.port(i), tls(house), secret, i)
+    assert told in said and len(said.splitlines()) == 1, said
+
+
+def test_a_proof_that_was_overheard_proves_nothing_on_another_connection(house: House) -> None:
+    i, context = next(_turns), proxys(house).context
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    with undisturbed(house.load):
+        with Prover(house.cluster.port(i), context) as proxy:
+            side = ProposerSide(SECRET.encode(), i, nonce, proxy.certificate_der)
+            overheard = side.receive(proxy.ask(side.begin()))
+            assert overheard is not None
+            side.receive(proxy.ask(overheard))
+            assert side.done
+        log = house.cluster.safekeepers[i].log_path
+        with warned_once(log, "does not know the shared secret"), Prover(house.cluster.port(i), context) as thief:
+            assert isinstance(thief.ask(Hello(nonce)), Challenge)
+            assert thief.ask(overheard) == Refused(Reason.WRONG_PROOF)
+
+
+def test_a_safekeeper_that_says_our_own_proof_back_to_us_is_none(house: House) -> None:
+    tls = context_of(house.cluster.pair("safekeeper1"))
+    with undisturbed(house.load), Impostor(reflects, tls) as false_safekeeper:
+        assert "this is not one of ours" in knock(false_safekeeper.port, proxys(house), SECRET)
+
+
+def test_somebody_in_between_with_a_certificate_of_our_ca_cannot_pass_on_a_proof(house: House) -> None:
+    i, cluster = next(_turns), house.cluster
+    passes = passes_on(cluster.port(i), proxys(house).context)
+    with (
+        undisturbed(house.load),
+        warned_once(cluster.safekeepers[i].log_path, "or somebody is in between"),
+        Impostor(passes, context_of(cluster.pair("proxy"))) as somebody,
+    ):
+        assert "refuses our proof" in knock(somebody.port, proxys(house), SECRET, i)
+
+
+# HTTP, and addresses.
+
+
+def status(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `walproxy status`."""
+    command = [sys.executable, "-m", "walproxy", "status", "--json", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+
+
+def test_the_pages_are_for_those_who_come_over_tls_and_trust_our_ca(house: House) -> None:
+    cluster, (proxy,) = house.cluster, house.cluster.proxies
+    with undisturbed(house.load):
+        good = status("--url", proxy.url, "--tls-ca", str(cluster.authority.ca))
+        assert json.loads(good.stdout)["state"] == "streaming"
+        for arguments, part in (
+            (("--url", proxy.url, "--tls-ca", str(house.stranger.ca)), "name its CA with --tls-ca"),
+            (("--url", proxy.url.replace("https", "http")), "begins with https:// where --http-tls is on"),
+        ):
+            bad = status(*arguments)
+            assert bad.returncode == 1 and part in bad.stderr and len(bad.stderr.splitlines()) == 1, bad.stderr
+
+
+@pytest.mark.parametrize("door", ["proposers", "pg", "http"])
+def test_whoever_comes_from_elsewhere_is_hung_up_on(house: House, door: str) -> None:
+    i = next(_turns)
+    address = said(house.cluster.safekeepers[i], "addresses")[door]
+    option = {"proposers": "--allow", "pg": "--pg-allow", "http": "--http-allow"}[door]
+    with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, option):
+        assert hung_up(int(address.rpartition(":")[2]), ELSEWHERE)
+
+
+# The primary.
+
+
+async def does_nothing(reader: object, writer: object) -> None:
+    """For an impostor to whom nobody listens so long."""
+
+
+def test_a_false_primary_gets_nothing_and_the_proxy_waits_for_the_right_one(house: House) -> None:
+    cluster, (proxy,) = house.cluster, house.cluster.proxies
+    false_one = context_of(cluster.pair("postgres", authority=house.stranger))
+    cluster.postgres.kill9()
+    with Impostor(does_nothing, false_one, postgres=True, port=cluster.postgres.port):
+        with warned_once(proxy.log_path, "certificate verify failed"):
+            cluster.wait_for_state("waiting_for_primary")
+        second = cluster.make_proxy("walproxy-2", *cluster.credentials(), conninfo=cluster.proxy_conninfo())
+        second.environment = proxy.environment
+        assert second.start().wait() == 3, "a proxy that has never been let in does not wait"
+        assert "certificate verify failed" in second.log_tail(1)
+    cluster.postgres.start()
+    cluster.wait_for_state("streaming")
+    house.load.wait_for_commits()
