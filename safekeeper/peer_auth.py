@@ -220,7 +220,10 @@ class AcceptorSide(_Side):
         if isinstance(message, Proof) and self._state is _State.ASKED:
             expected = self._proof(b"proposer", self._proposer_nonce, self._nonce)
             if not hmac.compare_digest(message.proof, expected):
-                raise self._fail("it does not know the shared secret, or somebody is in between", Reason.WRONG_PROOF)
+                raise self._fail(
+                    "it does not know the shared secret, or somebody is in between: compare both --secret-file",
+                    Reason.WRONG_PROOF,
+                )
             self._state = _State.DONE
             return Proof(self._proof(b"safekeeper", self._proposer_nonce, self._nonce))
         raise self._fail(f"{type(message).__name__} does not fit at this point of an authentication")

@@ -267,9 +267,9 @@ class ProposerDoor:
         there.close()
         self.node.disconnected(connection)
         if broken:
-            self._warn(f"closed connection {connection} from {there.peer}: {reason}")
+            self._warn(f"closed proxy connection {connection} from {there.peer}: {reason}")
         else:
-            _log.info("closed connection %d from %s: %s", connection, there.peer, reason)
+            _log.info("closed proxy connection %d from %s: %s", connection, there.peer, reason)
 
     def resume(self) -> None:
         """See Outbox."""
@@ -282,22 +282,22 @@ class ProposerDoor:
     def admit(self, connection: Connection) -> bool:
         """Number a new connection, unless it comes from elsewhere or there are too many."""
         if self.networks is not None and not self.networks.admits(connection.host):
-            self._warn(f"refused a connection from {connection.peer}: it lies in none of the networks of --allow")
+            self._warn(f"refused a proxy connection from {connection.peer}: it lies in none of the networks of --allow")
             return False
         if len(self._connections) >= self._connections_max:
-            self._warn(f"refused a connection from {connection.peer}: {self._connections_max} are open already")
+            self._warn(f"refused a proxy connection from {connection.peer}: {self._connections_max} are open already")
             return False
         self._last_number += 1
         connection.number = self._last_number
         self._connections[connection.number] = connection
-        _log.debug("connection %d from %s", connection.number, connection.peer)
+        _log.debug("proxy connection %d from %s", connection.number, connection.peer)
         return True
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
         self.waiting.pop(connection.number, None)
         if self._connections.pop(connection.number, None) is not None:
-            _log.debug("connection %d from %s is gone", connection.number, connection.peer)
+            _log.debug("proxy connection %d from %s is gone", connection.number, connection.peer)
             self.node.disconnected(connection.number)
 
     def _watch_silence(self) -> None:

@@ -87,7 +87,7 @@ class ReplicationConnection(PgTransport):
 
     def __str__(self) -> str:
         who = f" ({self.name or 'no application_name'}, user {self.user})" if self.user else ""
-        return f"connection {self.number} from {self.peer}{who}"
+        return f"replication connection {self.number} from {self.peer}{who}"
 
     # The connection.
 

@@ -162,7 +162,9 @@ class ReplicationDoor:
     def admit(self, connection: ReplicationConnection, host: str) -> bool:
         """Number a new connection, unless it comes from elsewhere or there are too many."""
         if self.networks is not None and not self.networks.admits(host):
-            self._warn(f"refused a replication client from {connection.peer}: it is in no network of --pg-allow")
+            self._warn(
+                f"refused a replication client from {connection.peer}: it lies in none of the networks of --pg-allow"
+            )
             return False
         if len(self._connections) >= self._connections_max:
             self._warn(

@@ -128,7 +128,8 @@ class Session:
         """Return what it means that the client closes the connection now without a word, for the log."""
         match self._state:
             case State.AUTHENTICATING:
-                return "left when asked for a password: it has none, or accepts no SCRAM-SHA-256"
+                user = f'user "{self._client.user}" ' if self._client is not None else ""
+                return f"{user}left when asked for a password: it has none, or accepts no SCRAM-SHA-256"
             case State.TLS_HANDSHAKE:
                 return "left during the TLS handshake: it may not trust the certificate"
             case State.STARTUP:
@@ -272,8 +273,9 @@ class Session:
         self._client = wanted.client
         user = wanted.client.user
         if self._only_user is not None and user != self._only_user:
+            whose = f'is that of "{self._only_user}"' if self._only_user else "names nobody"
             raise ClientRefused(
-                "28000", f'certificate authentication failed for user "{user}": the certificate has another name (CN)'
+                "28000", f'certificate authentication failed for user "{user}": the certificate {whose} (CN)'
             )
         if self._users is None:
             self._let_in(wanted.client, events)

@@ -152,7 +152,7 @@ def through_somebody(house: House, i: int, authority: Authority | None = None) -
 
 
 WRONG_PASSWORD = 'password authentication failed for user "standby1"'
-WRONG_NAME = "the certificate has another name (CN)"
+WRONG_NAME = 'the certificate is that of "standby2" (CN)'
 TLS_ONLY = "this door takes TLS connections only"
 IN_BETWEEN = "is somebody in between?"
 
@@ -164,7 +164,7 @@ LOGINS = {
     "unknown user": Login(
         with_certificate("nobody", user="nobody", password=PASSWORD),
         'password authentication failed for user "nobody"',
-        'there is no user "nobody" here',
+        'there is no user "nobody" in --pg-users',
     ),
     "plaintext": Login(by_libpq(sslmode="disable", channel_binding="disable"), TLS_ONLY, TLS_ONLY),
     "stripped channel binding": Login(by_hand(strips_plus=True), IN_BETWEEN, IN_BETWEEN),

@@ -226,7 +226,7 @@ def test_garbage_on_the_door_is_one_line_and_the_leader_goes_on(tmp_path: Path) 
         with process.proposer() as stranger:
             stranger.send_raw(b"\x16\x03\x01\x02\x00garbage")
             assert stranger.is_closed()
-        assert "WARNING safekeeper 1 term 1: closed connection" in process.wait_for_line("speaks TLS")
+        assert "WARNING safekeeper 1 term 1: closed proxy connection" in process.wait_for_line("speaks TLS")
         leader.append(WAL)
         leader.wait_flushed(BASE_LSN + len(WAL))
 
