@@ -55,6 +55,7 @@ class SafekeeperLink:
         self._credentials = credentials if credentials is not None else Credentials()
         self._connection: SafekeeperConnection | None = None  # The one that can be used.
         self._told = ""
+        self._stops = False
         self._flaps = False  # The last connection was closed as soon as it was open.
 
     @property
@@ -84,6 +85,7 @@ class SafekeeperLink:
                 await asyncio.sleep(pause_s * (0.5 + random.random()))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
         finally:
+            self._stops = True
             self.disconnect("the proxy stops")
 
     def send(self, buffers: Sequence[bytes | memoryview]) -> None:
@@ -133,4 +135,4 @@ class SafekeeperLink:
         self.problem = text
         if text != self._told:
             self._told = text
-            logger.warning("%s", text)
+            logger.log(logging.INFO if self._stops else logging.WARNING, "%s", text)

@@ -144,11 +144,13 @@ class Standbys:
     def lacking(self) -> str:
         """Return why remote_apply waits in vain, empty if enough of the designated stream."""
         rule = self.rule
-        streaming = {fold_name(s.name) for i in self._heard for s in self._said[i] if rule.designates(s.name)}
+        streaming = {fold_name(s.name): s for i in self._heard for s in self._said[i] if rule.designates(s.name)}
+        if not rule.names:
+            # Of everybody, those that replay nothing, like pg_receivewal, can never meet the rule.
+            replaying = sum(1 for standby in streaming.values() if standby.apply_lsn)
+            return "" if replaying >= rule.count else f"{replaying} of the {rule.count} standbys that it takes replay"
         if len(streaming) >= rule.count:
             return ""
-        if not rule.names:
-            return f"{len(streaming)} of the {rule.count} standbys that it takes stream"
         absent = [name for name in rule.names if name not in streaming]
         return f"{', '.join(absent)} {'does' if len(absent) == 1 else 'do'} not stream"
 

@@ -131,12 +131,12 @@ def test_vacuum_is_held_back_for_the_oldest_transaction_of_those_who_stream_now(
         ("a, x, y", "x, y do not stream"),
         ("ANY 1 (a, x)", ""),
         ("ANY 2", ""),
-        ("ANY 3", "2 of the 3 standbys that it takes stream"),
+        ("ANY 3", "2 of the 3 standbys that it takes replay"),
     ],
 )
 def test_what_remote_apply_lacks_is_said_by_name(rule: str, lacking: str) -> None:
     standbys = table(rule)
-    standbys.hear(1, (at("a", 10), at("b", 10), at("b", 10)))
+    standbys.hear(1, (at("a", 10), at("b", 10), at("b", 10), at("pg_receivewal", 0)))
     assert standbys.lacking() == lacking
 
 

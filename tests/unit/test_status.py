@@ -131,7 +131,7 @@ def test_each_of_several_hosts_is_shown_with_what_is_wrong_with_it(proxy_of_two_
     assert status["primary"]["problem"] == "old:1: it is an old primary; new:2: it is a standby"
     assert [line for line in shown(status) if line.startswith("primary")] == [
         "primary old:1 refused: it is an old primary",
-        "primary new:2 standby: it is a standby",
+        "primary new:2 standby",
     ]
     rota.connected()
     assert "primary new:2 connected" in shown(proxy_status(proxy, 1.0))
@@ -325,7 +325,8 @@ def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_an
 
 def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_columns(proxy: Proxy) -> None:
     leadership = a_term_with_standbys(proxy, "ANY 2 (a, gone)")
-    list(leadership.on_standby_feedback(1, (Standby("[red]a", 900, 900, 850),)))
+    archiver = Standby("pg_receivewal", 900, 900, 0)
+    list(leadership.on_standby_feedback(1, (Standby("[red]a", 900, 900, 850), archiver)))
     list(leadership.on_standby_feedback(3, (Standby("b", 900, 700, 600),)))
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render(proxy_status(proxy, 1.5)))
@@ -334,6 +335,7 @@ def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_colum
     assert "has every acknowledged commit" in lines["[red]a"] and "50 B" in lines["[red]a"]
     assert "lacks 200 bytes" in lines["b"]
     assert "unknown" in lines["new"]
+    assert "replays nothing: no server" in lines["pg_receivewal"]
     assert "1, gone" in lines["a"] and "has every acknowledged commit" in lines["a"]
     assert "remote_apply waits for ANY 2 (a, gone)" in text
     assert "remote_apply waits in vain: a, gone do not stream" in text
