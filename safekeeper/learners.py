@@ -128,7 +128,8 @@ class LearnerHub:
             if reader.has_sent and reader.position_lsn > end_lsn:
                 reader.retreated_to_lsn = min(end_lsn, reader.retreated_to_lsn or end_lsn)
                 _log.warning(
-                    "replication connection %d (%s) was sent WAL of timeline %d up to %s, of which what lies above %s is cut off",
+                    "replication connection %d (%s) was sent WAL of timeline %d up to %s, of which what lies above %s "
+                    "is cut off",
                     reader.number,
                     reader.name,
                     reader.tli,

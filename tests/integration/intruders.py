@@ -198,7 +198,7 @@ class Impostor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 if self._postgres:
                     await reader.readexactly(len(SSL_REQUEST))
                     writer.write(b"S")
