@@ -85,6 +85,7 @@ class Acceptor(AcceptorLog):
         self._leader_healthy = False
         self._sequence = 0
         self._told_write_lsn: Lsn = 0
+        self._told_sequence = 0
         self._greeted: dict[int, str] = {}
         self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
             Bootstrap: self._bootstrap,
@@ -385,7 +386,8 @@ class Acceptor(AcceptorLog):
             self._advance_commit()
         if message.truncate_lsn > self.truncate_lsn:
             self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
-        if not message.payload:
+        if not message.payload and message.sequence != self._told_sequence:
+            # A word that brings nothing but a commit for our readers has been answered before.
             yield from self._answer_append()
         if self._open_fork_lsn < self.commit_lsn:
             yield from self._settle_forks()
@@ -393,7 +395,7 @@ class Acceptor(AcceptorLog):
     def _answer_append(self) -> Effects:
         if self.leader is None or self.leader_connection is None:
             return
-        self._told_write_lsn = self.write_lsn
+        self._told_write_lsn, self._told_sequence = self.write_lsn, self._sequence
         yield Send(
             self.leader_connection,
             AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence, self.has_readers),

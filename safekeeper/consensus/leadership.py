@@ -238,7 +238,10 @@ class Leadership:
         """Let readers see what is committed now, unless they do already or WAL is about to bring the news."""
         is_news = progress.told_commit_lsn < self.commit_lsn
         if is_news and progress.answered and progress.sent_lsn == self.received_lsn:
-            yield from self._heartbeat(safekeeper_id, progress, now)
+            progress.told_commit_lsn = self.commit_lsn
+            if progress.acked_sequence < self.sequence:
+                self._mark_sent(progress, now)  # Only a sequence that it has not answered yet will be.
+            yield SendAppend(safekeeper_id, progress.sent_lsn, progress.sent_lsn)
 
     def _update_write(self, flush_lsns: dict[int, Lsn] | None = None) -> None:
         """Recompute what a quorum has received; only as good as S4 allows, never behind commit_lsn."""

@@ -396,7 +396,7 @@ def test_the_newest_connection_of_a_proposer_wins() -> None:
     bench.tell(elected(P1, (1, BASE, 1)), connection=2)
     assert Close(1, "the same proposer has connected anew") in bench.effects
     assert bench.append(BASE + 100, b"old", connection=1).code is RefusalCode.NOT_ADOPTED
-    assert bench.append(BASE + 100, connection=2).write_lsn == BASE + 100
+    assert bench.append(BASE + 100, connection=2, sequence=1).write_lsn == BASE + 100
 
 
 # Appends (S2, S6).
@@ -430,6 +430,14 @@ def test_a_full_disk_refuses_the_append_and_writes_nothing() -> None:
 
 def test_a_heartbeat_is_answered_with_its_number() -> None:
     assert following(100).append(BASE + 100, sequence=7) == AppendResponse(P1, BASE + 100, BASE + 100, 7)
+
+
+def test_a_word_that_only_brings_a_commit_is_not_answered_again() -> None:
+    bench = following(100)
+    assert bench.append(BASE + 100, sequence=7) is not None
+    assert bench.append(BASE + 100, sequence=7, commit_lsn=BASE + 60) is None
+    assert bench.acceptor.commit_lsn == BASE + 60
+    assert bench.append(BASE + 100, sequence=8, commit_lsn=BASE + 60) is not None
 
 
 def test_commit_lsn_is_never_above_what_is_flushed() -> None:
