@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.logs import RateLimit
@@ -22,6 +23,8 @@ from safekeeper.tls_transport import TlsTransport
 # Who does not come to the end of its handshake is hung up on after so long.
 HANDSHAKE_TIMEOUT_S = 10.0
 _RECEIVE_BYTES = 64 << 10
+# Of what aiohttp says about a request, which quotes it.
+_QUOTED_MAX = 100
 
 Answer = tuple[int, Any]
 Route = Callable[[], Answer]
@@ -73,19 +76,26 @@ class HttpDoor:
         """Return who serves a new connection, None if nobody does."""
         peer = transport.get_extra_info("peername")
         if self.networks is not None and not (peer and self.networks.admits(peer[0])):
-            self.refuse(transport, "it lies in none of the networks of --http-allow")
+            self.refuse(_peer_of(transport), "it lies in none of the networks of --http-allow")
             return None
         server = self._runner.server
         # Between the end of the server and that of its listening socket there is nobody.
         return server() if server is not None else None
 
-    def refuse(self, transport: asyncio.BaseTransport, reason: str) -> None:
-        """Log that a connection is not served."""
+    def refuse(self, who: object, reason: str) -> None:
+        """Log that somebody is not served."""
         more = self._strangers.admit()
         if more is not None:
-            peer = transport.get_extra_info("peername")
-            who = f"{peer[0]}:{peer[1]}" if peer else "an unknown peer"
             _log.warning("refused HTTP to %s: %s%s", who, reason, more)
+
+    def is_for_the_log(self, record: logging.LogRecord) -> bool:
+        """Tell what aiohttp tells of requests that it does not understand, as of any stranger: not as an error."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        who = record.args[0] if isinstance(record.args, tuple) and record.args else "an unknown peer"
+        self.refuse(who, f"its request is not understood: {error.message.partition(chr(10))[0][:_QUOTED_MAX]}")
+        return False
 
 
 class _Doorkeeper(asyncio.Protocol):
@@ -114,6 +124,7 @@ class _TlsDoorkeeper(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._server: asyncio.Protocol | None = None
         self._secured = False
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -122,16 +133,16 @@ class _TlsDoorkeeper(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._door.handshaking.add(transport)
-        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
+        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
 
     def secured(self) -> None:
         assert self._server is not None  # Otherwise nothing more is read.
         self._secured = True
-        self._door.handshaking.discard(self._transport)
+        self._handshake_is_over()
         self._server.connection_made(self._transport)
 
     def tls_failed(self, reason: str) -> None:
-        self._door.refuse(self._transport, reason)
+        self._door.refuse(_peer_of(self._transport), reason)
         self._transport.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -142,7 +153,7 @@ class _TlsDoorkeeper(asyncio.BufferedProtocol):
             self._server.data_received(bytes(self._received[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.handshaking.discard(self._transport)
+        self._handshake_is_over()
         if self._server is not None and self._secured:
             self._server.connection_lost(exc)
 
@@ -154,9 +165,15 @@ class _TlsDoorkeeper(asyncio.BufferedProtocol):
         if self._server is not None and self._secured:
             self._server.resume_writing()
 
-    def _give_up(self) -> None:
-        if self._transport in self._door.handshaking:
-            self._transport.abort()
+    def _handshake_is_over(self) -> None:
+        self._door.handshaking.discard(self._transport)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+
+def _peer_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if peer else "an unknown peer"
 
 
 async def serve_http(
@@ -180,9 +197,12 @@ async def serve_http(
     application = application if application is not None else web.Application()
     for path, route in routes.items():
         application.router.add_get(path, _handler(route))
-    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    log = logging.Logger(f"{__name__}.aiohttp")
+    log.parent = logging.getLogger()
+    runner = web.AppRunner(application, access_log=None, logger=log, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     door = HttpDoor(runner, networks)
+    log.addFilter(door.is_for_the_log)
     try:
         await door.open(address, tls)
     except OSError as error:

@@ -91,6 +91,8 @@ class TlsTransport(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
         self._above.connection_lost(exc)
+        # The two hold each other, and buffers and keys with it: a scanner's would wait for the garbage collector.
+        del self._above
 
     def pause_writing(self) -> None:
         self._above.pause_writing()
@@ -154,7 +156,7 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     def _deliver(self) -> None:
         """Decrypt what was received, as far as the protocol above takes it."""
-        if self._delivering:
+        if self._delivering or self._over:
             return
         self._delivering = True
         above, channel = self._above, self.channel

@@ -1,6 +1,7 @@
 """The pages over TLS: for whom they are, and how strangers are sent away."""
 
 import asyncio
+import gc
 import http.client
 import json
 import logging
@@ -16,6 +17,7 @@ from safekeeper.http_door import HttpDoor, serve_http
 from safekeeper.networks import Networks
 from safekeeper.settings import Address
 from safekeeper.tls import ClientTls, ServerTls
+from safekeeper.tls_transport import TlsTransport
 from tests.unit.certificates import HOST, Authority
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 
@@ -112,6 +114,62 @@ def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "refused HTTP to 127.0.0.1:" in record.getMessage() and "the peer speaks no TLS" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"GET / HTTP/1.1\r\nHost:\0\r\n\r\n", b"GET /" + b"a" * 20_000, b"GET / HTTP/9\r\n"],
+    ids=["zero byte", "endless", "other version"],
+)
+def test_what_is_no_request_is_one_line_and_no_error(
+    authority: Authority, request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(door: HttpDoor) -> bytes:
+        context = ClientTls(authority.ca).context
+        with connect(door) as plain, context.wrap_socket(plain, server_hostname=HOST) as secured:
+            secured.sendall(request_bytes)
+            return secured.recv(100)
+
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            assert (await asyncio.to_thread(ask, door)).startswith(b"HTTP/1.0 400")
+
+    caplog.set_level(logging.INFO)
+    run()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and record.exc_info is None
+    message = record.getMessage()
+    assert message.startswith("refused HTTP to 127.0.0.1: its request is not understood: ") and len(message) < 170
+
+
+def test_connections_leave_nothing_behind(authority: Authority) -> None:
+    def come_and_go(door: HttpDoor) -> None:
+        for _ in range(20):
+            with (
+                connect(door) as plain,
+                ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as secured,
+            ):
+                secured.sendall(b"GET /small HTTP/1.0\r\n\r\n")
+                while secured.recv(100):
+                    pass
+
+    def alive() -> int:
+        return sum(isinstance(each, TlsTransport) for each in gc.get_objects())
+
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            gc.collect()
+            gc.disable()
+            try:
+                before = alive()
+                await asyncio.to_thread(come_and_go, door)
+                await until(lambda: alive() == before)
+            finally:
+                gc.enable()
+
+    run()
 
 
 def test_the_door_closes_in_the_middle_of_a_handshake(authority: Authority) -> None:
