@@ -93,8 +93,11 @@ class HttpDoor:
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        who = record.args[0] if isinstance(record.args, tuple) and record.args else "an unknown peer"
-        self.refuse(who, f"its request is not understood: {error.message.partition(chr(10))[0][:_QUOTED_MAX]}")
+        who = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        self.refuse(
+            who or "an unknown peer",
+            f"its request is not understood: {error.message.partition(chr(10))[0][:_QUOTED_MAX]}",
+        )
         return False
 
 

@@ -212,6 +212,7 @@ class ProposerDoor:
         self._last_number = 0
         self._server: asyncio.Server | None = None
         self._strangers = RateLimit(lines=10, interval_s=60)
+        self._closings = RateLimit(lines=30, interval_s=60)
         self._watch: asyncio.TimerHandle | None = None
 
     @property
@@ -266,10 +267,11 @@ class ProposerDoor:
         self.waiting.pop(connection, None)
         there.close()
         self.node.disconnected(connection)
+        line = f"closed proxy connection {connection} from {there.peer}: {reason}"
         if broken:
-            self._warn(f"closed proxy connection {connection} from {there.peer}: {reason}")
-        else:
-            _log.info("closed proxy connection %d from %s: %s", connection, there.peer, reason)
+            self._warn(line)
+        elif (more := self._closings.admit()) is not None:
+            _log.info("%s%s", line, more)
 
     def resume(self) -> None:
         """See Outbox."""

@@ -72,7 +72,7 @@ class ReplicationDoor:
         self._last_number = 0
         self._server: asyncio.Server | None = None
         self._strangers = RateLimit(lines=10, interval_s=60)
-        self._refusals = RateLimit(lines=30, interval_s=60)
+        self._clients = RateLimit(lines=30, interval_s=60)
         self._watch_handle: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -182,14 +182,12 @@ class ReplicationDoor:
         if reason and stranger:
             self._warn(f"closed {connection}: {reason}")
         elif reason:
-            _log.info("closed %s: %s", connection, reason)
+            self._tell(f"closed {connection}: {reason}")
         connection.close()
 
     def note_refusal(self, line: str) -> None:
         """Log that a command was refused. A standby tries again for ever, so there is a limit."""
-        more = self._refusals.admit()
-        if more is not None:
-            _log.info("%s%s", line, more)
+        self._tell(line)
 
     def lost(self, connection: ReplicationConnection) -> None:
         """Forget a connection that is closed."""
@@ -205,6 +203,11 @@ class ReplicationDoor:
             connection.watch(now)
         interval_s = min(_WATCH_INTERVAL_S, self.timeout_s / 4, self.greeting_timeout_s / 4)
         self._watch_handle = self._loop.call_later(interval_s, self._watch)
+
+    def _tell(self, line: str) -> None:
+        more = self._clients.admit()
+        if more is not None:
+            _log.info("%s%s", line, more)
 
     def _warn(self, line: str) -> None:
         more = self._strangers.admit()

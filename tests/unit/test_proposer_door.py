@@ -212,6 +212,22 @@ async def test_a_scanner_cannot_fill_the_log(tmp_path: Path, caplog: pytest.LogC
 
 
 @on_the_loop
+async def test_a_proxy_that_is_refused_again_and_again_cannot_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with house(tmp_path) as there:
+        for _ in range(40):
+            lost = await there.client()
+            lost.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 2))
+            while await lost.receive() is not None:
+                pass
+            lost.writer.close()
+        told = [record for record in caplog.records if "this is safekeeper 1, not 2" in record.getMessage()]
+        assert len(told) == 30
+
+
+@on_the_loop
 async def test_messages_in_single_bytes_are_understood(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
         client = await there.client()
