@@ -40,7 +40,7 @@ def has_tls(binaries: ServerBinaries) -> bool:
 
 
 class LockedCluster(Gated):
-    """A gated cluster behind locks; `lock` comes before `start_gated`.
+    """A gated cluster behind locks; `lock`, which starts PostgreSQL, comes before `start_gated`.
 
     Attributes:
         authority: who signs for all of them.
@@ -190,13 +190,12 @@ def undisturbed(load: Load) -> Iterator[None]:
 
 
 def make_locked(binaries: ServerBinaries, template: Path, folder: Path, settings: dict[str, str]) -> LockedCluster:
-    """Return a locked cluster whose PostgreSQL runs, and nothing else."""
+    """Return a cluster in `folder` of which nothing runs, and that is still to be locked."""
+    folder.chmod(0o755)  # PostgreSQL's user enters it, too.
     server = LocalPostgres(binaries, folder / "primary", settings=settings)
     subprocess.run(["cp", "-a", template, server.data_directory], check=True)
     server.configure({})
-    cluster = LockedCluster(folder, server)
-    cluster.lock()
-    return cluster
+    return LockedCluster(folder, server)
 
 
 def context_of(pair: Pair) -> ssl.SSLContext:
