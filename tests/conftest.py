@@ -5,8 +5,15 @@ tests need is installed, so a skipped test means that the machine was not prepar
 """
 
 import os
+import signal
 
 import pytest
+
+
+def pytest_configure() -> None:
+    # A shell ignores Ctrl-C in what it runs in the background, and children inherit that. Some tests send it to theirs.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -72,6 +72,11 @@ def received_tli(standby: LocalPostgres) -> int:
     return int(rows[0][0]) if rows else 0
 
 
+def everywhere(cluster: Gated, name: str) -> set[Lsn]:
+    """Return the positions of that name that the safekeepers have."""
+    return {parse_lsn(said(each, name)) for each in cluster.safekeepers.values()}
+
+
 def positions_of(cluster: Gated) -> dict[int, tuple[object, ...]]:
     """Return what a refused primary must not change on the safekeepers."""
     names = ("flush_lsn", "commit_lsn", "history", "tli")
@@ -134,7 +139,9 @@ def test_standby_that_was_promoted_without_an_acknowledged_commit_is_refused_and
         load.wait_for_commits(50)
         old = kill_primary_with_waiters(cluster, 2)
         wait_for(lambda: standby_status(cluster, "whole")["has_everything"] is True, "the other has everything")
-        commit_lsn, before = cluster.commit_lsn(), positions_of(cluster)
+        commit_lsn = cluster.commit_lsn()
+        wait_for(lambda: everywhere(cluster, "commit_lsn") == {commit_lsn}, "the safekeepers have heard of the commit")
+        before = positions_of(cluster)
         early.promote()
         problem = host_problem(cluster, early.port, "refused")
         fork_lsn, acknowledged_lsn = _lsns_of_refusal(problem)
