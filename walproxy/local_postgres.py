@@ -351,7 +351,10 @@ class LocalPostgres:
             if not self.is_running:
                 self._process = None
                 return False
-            lines = pid_file.read_text().split("\n") if pid_file.exists() else []
+            try:
+                lines = pid_file.read_text().split("\n")
+            except FileNotFoundError:
+                lines = []  # not there yet, or just being replaced: a crash leaves one
             # Line 1 is the pid (a crash leaves the file of the last server), line 8 the state that pg_ctl waits for.
             mine = len(lines) > 7 and lines[0].strip() == str(self.pid)
             if mine and lines[7].strip() in ("ready", "standby") and self._answers():
