@@ -8,17 +8,17 @@ from safekeeper.settings import (
     Address,
     Secret,
     address,
-    existing_file,
+    file_option,
     folder,
-    networks,
+    http_tls_option,
+    networks_option,
     one_of,
     option,
     optional,
     positive_integer,
     seconds,
-    secret_value,
+    secret_option,
     size_bytes,
-    yes_or_no,
 )
 
 ENVIRONMENT_PREFIX = "SAFEKEEPER"
@@ -102,70 +102,22 @@ class SafekeeperConfig:
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the disk", parse=seconds, default="20", metavar="SECONDS"
     )
-    tls_cert: Path | None = option(
-        "Our TLS certificate, with its chain, in PEM format; with it the doors take TLS connections only",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
+    tls_cert: Path | None = file_option(
+        "Our TLS certificate, with its chain, in PEM format; with it the doors take TLS connections only"
     )
-    tls_key: Path | None = option(
-        "The private key of --tls-cert, without a passphrase",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
+    tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
+    tls_client_ca: Path | None = file_option(
+        "CAs, one of which must vouch for a proxy's certificate; without it none is demanded"
     )
-    tls_client_ca: Path | None = option(
-        "CAs, one of which must vouch for a proxy's certificate; without it none is demanded",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
+    secret_file: Path | None = file_option(
+        "File of the secret that proxies and safekeepers prove to each other; or set SAFEKEEPER_SECRET"
     )
-    secret_file: Path | None = option(
-        "File of the secret that proxies and safekeepers prove to each other; or set SAFEKEEPER_SECRET",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
+    secret: Secret | None = secret_option()
+    allow: Networks | None = networks_option("Networks that proxies may come from, separated by commas")
+    pg_users: Path | None = file_option("File of the users of the replication door, made with safekeeper user")
+    pg_client_ca: Path | None = file_option(
+        "CAs, one of which must vouch for a replication client's certificate, whose CN must be the user's name"
     )
-    secret: Secret | None = option(
-        "The secret of --secret-file itself, where a file is inconvenient",
-        parse=optional(secret_value),
-        default=None,
-        metavar="SECRET",
-        environment_only=True,
-    )
-    allow: Networks | None = option(
-        "Networks that proxies may come from, separated by commas",
-        parse=optional(networks),
-        default=None,
-        metavar="NETWORK,...",
-        reloadable=True,
-    )
-    pg_users: Path | None = option(
-        "File of the users of the replication door, made with safekeeper user",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
-    )
-    pg_client_ca: Path | None = option(
-        "CAs, one of which must vouch for a replication client's certificate, whose CN must be the user's name",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
-    )
-    pg_allow: Networks | None = option(
-        "Networks that replication clients may come from, separated by commas",
-        parse=optional(networks),
-        default=None,
-        metavar="NETWORK,...",
-        reloadable=True,
-    )
-    http_tls: bool = option(
-        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
-    )
-    http_allow: Networks | None = option(
-        "Networks that may read the HTTP pages, separated by commas",
-        parse=optional(networks),
-        default=None,
-        metavar="NETWORK,...",
-        reloadable=True,
-    )
+    pg_allow: Networks | None = networks_option("Networks that replication clients may come from, separated by commas")
+    http_tls: bool = http_tls_option()
+    http_allow: Networks | None = networks_option("Networks that may read the HTTP pages, separated by commas")

@@ -6,9 +6,10 @@ is about is the subclass's: it hears of events, and of the end.
 """
 
 import asyncio
-import socket
+from abc import ABC, abstractmethod
 from typing import cast
 
+from safekeeper.door import prepare_socket
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.pgwire.events import Event
 from safekeeper.pgwire.session import Session
@@ -16,11 +17,9 @@ from safekeeper.tls import ServerTls, TlsChannel
 
 WRITE_HIGH_WATER_BYTES = 1 << 20
 WRITE_LOW_WATER_BYTES = 256 << 10
-# A peer whose host has vanished is noticed after idle + count * interval seconds, also when nothing is sent.
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
-class PgTransport(asyncio.Protocol):
+class PgTransport(asyncio.Protocol, ABC):
     """The bytes of one client's conversation.
 
     Attributes:
@@ -41,33 +40,33 @@ class PgTransport(asyncio.Protocol):
 
     # For the subclass.
 
+    @abstractmethod
     def admit(self, host: str) -> Session | None:
         """Return the session of a client from `host`, None to send it away."""
-        raise NotImplementedError
 
+    @abstractmethod
     def heard(self) -> None:
         """Bytes have come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def handle(self, event: Event) -> None:
         """The client has done something."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self, reason: str) -> None:
         """The client is not understood, or was refused for good, and knows why; close the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def left(self, reason: str) -> None:
         """The client has closed its side; close the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self) -> None:
         """The connection is closed, by whomever."""
-        raise NotImplementedError
 
+    @abstractmethod
     def filled(self, full: bool) -> None:
         """`is_full` has changed."""
-        raise NotImplementedError
 
     # What asyncio calls.
 
@@ -82,7 +81,7 @@ class PgTransport(asyncio.Protocol):
             return
         self.session = session
         self.is_open = True
-        _set_socket_options(transport.get_extra_info("socket"))
+        prepare_socket(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
 
     def data_received(self, data: bytes) -> None:
@@ -186,11 +185,3 @@ class PgTransport(asyncio.Protocol):
         """Close at once."""
         self.is_open = False
         self._transport.abort()
-
-
-def _set_socket_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

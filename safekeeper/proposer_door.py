@@ -8,22 +8,20 @@ Who may come in is asked in this order, each as far as it is configured: the add
 certificate (safekeeper/tls_transport.py); the shared secret (safekeeper/peer_auth.py). Only then the node hears of it.
 
 A connection is closed when it sends what is not understood, has not introduced itself in time, or is silent for too
-long. A scanner can fill neither the connections, which are limited, nor the log, whose lines about strangers are.
+long.
 """
 
 import asyncio
 import logging
 import secrets
-import socket
 from typing import Any, cast
 
 from safekeeper.consensus.messages import AcceptorMessage
-from safekeeper.errors import AuthenticationFailed, ConfigurationError, RemoteProtocolError
-from safekeeper.logs import RateLimit
+from safekeeper.door import Door, prepare_socket
+from safekeeper.errors import AuthenticationFailed, RemoteProtocolError
 from safekeeper.networks import Networks
 from safekeeper.node import Node
 from safekeeper.peer_auth import NONCE_BYTES, AcceptorSide, AuthenticationMessage, Reason, Refused
-from safekeeper.settings import Address
 from safekeeper.shared_secret import SharedSecret
 from safekeeper.tls import ServerTls
 from safekeeper.tls_transport import TlsTransport
@@ -31,8 +29,7 @@ from safekeeper.wire import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDeco
 
 WRITE_HIGH_WATER_BYTES = 4 << 20
 WRITE_LOW_WATER_BYTES = 1 << 20
-# A peer whose host has vanished is noticed after idle + count * interval seconds, also when nothing is sent.
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+WATCH_INTERVAL_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -73,10 +70,10 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if peer else ""
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
-        _set_socket_options(transport.get_extra_info("socket"))
+        prepare_socket(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
         self.heard_at = self._door.now()
-        self._open = self._door.admit(self)
+        self._open = self._door.admit(self, self.host)
         if not self._open:
             self._transport.abort()
         elif self._secret is not None:
@@ -175,16 +172,18 @@ class Connection(asyncio.BufferedProtocol):
             self._door.waiting[self.number] = self
 
 
-class ProposerDoor:
+class ProposerDoor(Door[Connection]):
     """Listens for proposers; the node's `Outbox`.
 
     Attributes:
         node: who handles the messages.
         waiting: connections with messages that the node was not ready for, by number.
-        address: where it listens, known after `open`.
         secret: what a proxy must prove to know, None for nothing.
-        networks: whence a proxy may come, None for anywhere.
     """
+
+    CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --listen"
+    FOREIGN = "refused a proxy connection from %s: it lies in none of the networks of --allow"
+    CROWDED = "refused a proxy connection from %s: %d are open already"
 
     def __init__(
         self,
@@ -197,54 +196,23 @@ class ProposerDoor:
         secret: SharedSecret | None = None,
         networks: Networks | None = None,
     ) -> None:
+        super().__init__(connections_max=connections_max, networks=networks)
         self.node = node
         self.secret = secret
-        self.networks = networks
         self.waiting: dict[int, Connection] = {}
-        self.address = Address("", 0)
-        self._connections_max = connections_max
         self._greeting_timeout_s = greeting_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._tls = tls
-        self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        self._connections: dict[int, Connection] = {}
-        self._last_number = 0
-        self._server: asyncio.Server | None = None
-        self._strangers = RateLimit(lines=10, interval_s=60)
-        self._closings = RateLimit(lines=30, interval_s=60)
-        self._watch: asyncio.TimerHandle | None = None
 
-    @property
-    def connection_count(self) -> int:
-        """How many connections there are."""
-        return len(self._connections)
-
-    async def open(self, address: Address) -> None:
-        """Listen at `address`.
-
-        Raises:
-            ConfigurationError: that is not possible.
-        """
-        try:
-            self._server = await self._loop.create_server(self._new_protocol, address.host, address.port, backlog=64)
-        except OSError as error:
-            raise ConfigurationError(
-                f"could not listen for proxies at {address}: {error.strerror or error}: correct --listen"
-            ) from error
-        self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
-        self._watch_silence()
-
-    def _new_protocol(self) -> asyncio.BaseProtocol:
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        """See Door."""
         connection = Connection(self)
         return connection if self._tls is None else TlsTransport(self._tls.channel(), connection)
 
     def stop_accepting(self) -> None:
-        """Take no more connections; the ones that there are stay."""
-        if self._server is not None:
-            self._server.close()
-        if self._watch is not None:
-            self._watch.cancel()
+        """See Door. Who is silent from now on is left alone: the node takes no message any more."""
+        super().stop_accepting()
+        self.stop_watching()
 
     def close_all(self) -> None:
         """Close all connections, after what was sent on them."""
@@ -270,8 +238,8 @@ class ProposerDoor:
         line = f"closed proxy connection {connection} from {there.peer}: {reason}"
         if broken:
             self._warn(line)
-        elif (more := self._closings.admit()) is not None:
-            _log.info("%s%s", line, more)
+        else:
+            self._tell(line)
 
     def resume(self) -> None:
         """See Outbox."""
@@ -281,17 +249,10 @@ class ProposerDoor:
 
     # The connections.
 
-    def admit(self, connection: Connection) -> bool:
-        """Number a new connection, unless it comes from elsewhere or there are too many."""
-        if self.networks is not None and not self.networks.admits(connection.host):
-            self._warn(f"refused a proxy connection from {connection.peer}: it lies in none of the networks of --allow")
+    def admit(self, connection: Connection, host: str) -> bool:
+        """See Door."""
+        if not super().admit(connection, host):
             return False
-        if len(self._connections) >= self._connections_max:
-            self._warn(f"refused a proxy connection from {connection.peer}: {self._connections_max} are open already")
-            return False
-        self._last_number += 1
-        connection.number = self._last_number
-        self._connections[connection.number] = connection
         _log.debug("proxy connection %d from %s", connection.number, connection.peer)
         return True
 
@@ -302,8 +263,8 @@ class ProposerDoor:
             _log.debug("proxy connection %d from %s is gone", connection.number, connection.peer)
             self.node.disconnected(connection.number)
 
-    def _watch_silence(self) -> None:
-        """Close the connections that say nothing, once a second."""
+    def watch(self) -> float:
+        """Close the connections that say nothing."""
         now = self.now()
         for number, connection in list(self._connections.items()):
             silent_s = now - connection.heard_at
@@ -313,17 +274,4 @@ class ProposerDoor:
                 self.close(number, f"no greeting within {self._greeting_timeout_s:g} s", broken=True)
             elif silent_s > self._idle_timeout_s:
                 self.close(number, f"silent for {self._idle_timeout_s:g} s", broken=False)
-        self._watch = self._loop.call_later(1.0, self._watch_silence)
-
-    def _warn(self, line: str) -> None:
-        more = self._strangers.admit()
-        if more is not None:
-            _log.warning("%s%s", line, more)
-
-
-def _set_socket_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        return WATCH_INTERVAL_S

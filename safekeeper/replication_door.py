@@ -12,14 +12,12 @@ import logging
 import secrets
 from typing import Any
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.door import Door
 from safekeeper.learners import LearnerHub
-from safekeeper.logs import RateLimit
 from safekeeper.lsn import format_lsn
 from safekeeper.networks import Networks
 from safekeeper.node import Node
 from safekeeper.replication_connection import ReplicationConnection
-from safekeeper.settings import Address
 from safekeeper.slots import Slots
 from safekeeper.tls import ServerTls
 from safekeeper.users import Users
@@ -31,16 +29,18 @@ _WATCH_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class ReplicationDoor:
+class ReplicationDoor(Door[ReplicationConnection]):
     """Listens for replication clients.
 
     Attributes:
         node, hub, slots: whom it serves WAL from, who serves it, what is held for whom.
-        tls, users, networks: for connections from now on: TLS or plaintext; who must prove a password, None nobody;
-            where clients may come from, None anywhere.
+        tls, users: for connections from now on: TLS or plaintext; who must prove a password, None nobody.
         mock_salt: see pgwire.Session.
-        address: where it listens, known after `open`.
     """
+
+    CANNOT_LISTEN = "could not listen for replication clients at %s: %s: correct --pg-listen"
+    FOREIGN = "refused a replication client from %s: it lies in none of the networks of --pg-allow"
+    CROWDED = "refused a replication client from %s: %d are connected already"
 
     def __init__(
         self,
@@ -55,53 +55,20 @@ class ReplicationDoor:
         users: Users | None = None,
         networks: Networks | None = None,
     ) -> None:
+        super().__init__(connections_max=connections_max, networks=networks)
         self.node = node
         self.hub = hub
         self.slots = slots
         self.tls = tls
         self.users = users
-        self.networks = networks
         self.greeting_timeout_s = greeting_timeout_s
         self.timeout_s = timeout_s
         self.mock_salt = secrets.token_bytes(16)
-        self.address = Address("", 0)
-        self._connections_max = connections_max
-        self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        self._connections: dict[int, ReplicationConnection] = {}
-        self._last_number = 0
-        self._server: asyncio.Server | None = None
-        self._strangers = RateLimit(lines=10, interval_s=60)
-        self._clients = RateLimit(lines=30, interval_s=60)
-        self._watch_handle: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
 
-    @property
-    def connection_count(self) -> int:
-        """How many connections there are."""
-        return len(self._connections)
-
-    async def open(self, address: Address) -> None:
-        """Listen at `address`.
-
-        Raises:
-            ConfigurationError: that is not possible.
-        """
-        try:
-            self._server = await self._loop.create_server(
-                lambda: ReplicationConnection(self), address.host, address.port, backlog=64
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"could not listen for replication clients at {address}: {error.strerror or error}: correct --pg-listen"
-            ) from error
-        self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
-        self._watch()
-
-    def stop_accepting(self) -> None:
-        """Take no more connections; the ones that there are stay."""
-        if self._server is not None:
-            self._server.close()
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        """See Door."""
+        return ReplicationConnection(self)
 
     async def close(self) -> None:
         """Give the readers what is readable, as far as they take it soon, and close all connections."""
@@ -111,8 +78,7 @@ class ReplicationDoor:
                 await self.hub.become_quiet()
         except TimeoutError:
             _log.info("some readers have not been sent all WAL that is here")
-        if self._watch_handle is not None:
-            self._watch_handle.cancel()
+        self.stop_watching()
         for connection in list(self._connections.values()):
             connection.say_goodbye()
         if self._connections:
@@ -123,8 +89,7 @@ class ReplicationDoor:
     def abort(self) -> None:
         """Close everything at once."""
         self.stop_accepting()
-        if self._watch_handle is not None:
-            self._watch_handle.cancel()
+        self.stop_watching()
         for connection in list(self._connections.values()):
             connection.abort()
         self.hub.close()
@@ -160,20 +125,9 @@ class ReplicationDoor:
     # The connections.
 
     def admit(self, connection: ReplicationConnection, host: str) -> bool:
-        """Number a new connection, unless it comes from elsewhere or there are too many."""
-        if self.networks is not None and not self.networks.admits(host):
-            self._warn(
-                f"refused a replication client from {connection.peer}: it lies in none of the networks of --pg-allow"
-            )
+        """See Door."""
+        if not super().admit(connection, host):
             return False
-        if len(self._connections) >= self._connections_max:
-            self._warn(
-                f"refused a replication client from {connection.peer}: {self._connections_max} are connected already"
-            )
-            return False
-        self._last_number += 1
-        connection.number = self._last_number
-        self._connections[connection.number] = connection
         _log.debug("%s", connection)
         return True
 
@@ -197,19 +151,9 @@ class ReplicationDoor:
         if self._emptied is not None and not self._connections and not self._emptied.done():
             self._emptied.set_result(None)
 
-    def _watch(self) -> None:
+    def watch(self) -> float:
+        """See Door."""
         now = self.now()
         for connection in list(self._connections.values()):
             connection.watch(now)
-        interval_s = min(_WATCH_INTERVAL_S, self.timeout_s / 4, self.greeting_timeout_s / 4)
-        self._watch_handle = self._loop.call_later(interval_s, self._watch)
-
-    def _tell(self, line: str) -> None:
-        more = self._clients.admit()
-        if more is not None:
-            _log.info("%s%s", line, more)
-
-    def _warn(self, line: str) -> None:
-        more = self._strangers.admit()
-        if more is not None:
-            _log.warning("%s%s", line, more)
+        return min(_WATCH_INTERVAL_S, self.timeout_s / 4, self.greeting_timeout_s / 4)

@@ -78,6 +78,34 @@ def option(
     return dataclasses.field(metadata={"option": declared})
 
 
+def file_option(help: str) -> Any:
+    """Declare an option that names a file which must be there, or none."""
+    return option(help, parse=optional(existing_file), default=None, metavar="FILE")
+
+
+def networks_option(help: str) -> Any:
+    """Declare an option that lists networks, or none."""
+    return option(help, parse=optional(networks), default=None, metavar="NETWORK,...", reloadable=True)
+
+
+def secret_option() -> Any:
+    """Declare the option that is the secret itself: in the environment only."""
+    return option(
+        "The secret of --secret-file itself, where a file is inconvenient",
+        parse=optional(secret_value),
+        default=None,
+        metavar="SECRET",
+        environment_only=True,
+    )
+
+
+def http_tls_option() -> Any:
+    """Declare whether the HTTP door speaks TLS."""
+    return option(
+        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
+    )
+
+
 def options_of(settings_type: type) -> dict[str, Option]:
     """Return the options that a settings dataclass declares, by name, in their order."""
     return {field.name: field.metadata["option"] for field in dataclasses.fields(settings_type)}

@@ -12,14 +12,14 @@ from safekeeper.settings import (
     Address,
     Secret,
     address,
-    existing_file,
-    networks,
+    file_option,
+    http_tls_option,
+    networks_option,
     one_of,
     option,
-    optional,
     positive_integer,
     seconds,
-    secret_value,
+    secret_option,
     size_bytes,
     text,
     yes_or_no,
@@ -150,44 +150,16 @@ class ProxyConfig:
         metavar="LEVEL",
         reloadable=True,
     )
-    tls_ca: Path | None = option(
-        "CAs, one of which must vouch for each safekeeper's certificate; with it safekeepers are reached over TLS only",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
+    tls_ca: Path | None = file_option(
+        "CAs, one of which must vouch for each safekeeper's certificate; with it safekeepers are reached over TLS only"
     )
-    tls_cert: Path | None = option(
-        "Our TLS certificate, with its chain, in PEM format: for safekeepers that demand one, and for --http-tls",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
+    tls_cert: Path | None = file_option(
+        "Our TLS certificate, with its chain, in PEM format: for safekeepers that demand one, and for --http-tls"
     )
-    tls_key: Path | None = option(
-        "The private key of --tls-cert, without a passphrase",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
+    tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
+    secret_file: Path | None = file_option(
+        "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET"
     )
-    secret_file: Path | None = option(
-        "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
-    )
-    secret: Secret | None = option(
-        "The secret of --secret-file itself, where a file is inconvenient",
-        parse=optional(secret_value),
-        default=None,
-        metavar="SECRET",
-        environment_only=True,
-    )
-    http_tls: bool = option(
-        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
-    )
-    http_allow: Networks | None = option(
-        "Networks that may read the HTTP pages, separated by commas",
-        parse=optional(networks),
-        default=None,
-        metavar="NETWORK,...",
-        reloadable=True,
-    )
+    secret: Secret | None = secret_option()
+    http_tls: bool = http_tls_option()
+    http_allow: Networks | None = networks_option("Networks that may read the HTTP pages, separated by commas")

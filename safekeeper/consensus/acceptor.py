@@ -15,7 +15,7 @@ Pure: time is an argument, bytes pass through unread.
 from collections.abc import Callable
 from typing import Any
 
-from safekeeper.consensus.acceptor_log import AcceptorLog
+from safekeeper.consensus.acceptor_log import AcceptorLog, cluster_fields
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.effects import (
     Close,
@@ -233,13 +233,7 @@ class Acceptor(AcceptorLog):
             )
             yield from self._refuse(connection, RefusalCode.NOT_EMPTY, reason)
         else:
-            yield from self._persist(
-                cluster_id=message.cluster_id,
-                system_id=message.system_id,
-                segment_size=message.segment_size,
-                server_version=message.server_version,
-                membership=message.membership,
-            )
+            yield from self._persist(**cluster_fields(message))
             yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
 
     def _rebootstrap(self, connection: int, message: Bootstrap) -> Effects:

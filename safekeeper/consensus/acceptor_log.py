@@ -141,11 +141,7 @@ class AcceptorLog:
             truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
         yield from self._persist(
             promised=message.node_id,
-            cluster_id=message.cluster_id,
-            system_id=message.system_id,
-            segment_size=message.segment_size,
-            server_version=message.server_version,
-            membership=message.membership,
+            **cluster_fields(message),
             history=message.history,
             tli_histories=message.tli_histories,
             commit_lsn=commit_lsn,
@@ -180,11 +176,7 @@ class AcceptorLog:
         """Make room for another cluster's log; what is here is kept for the operator under another name."""
         # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
         yield from self._persist(
-            cluster_id=message.cluster_id,
-            system_id=message.system_id,
-            segment_size=message.segment_size,
-            server_version=message.server_version,
-            membership=message.membership,
+            **cluster_fields(message),
             history=(),
             tli_histories=(),
             truncate_to=None,
@@ -251,3 +243,14 @@ class AcceptorLog:
         self.control = control
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
+
+
+def cluster_fields(message: Bootstrap | Elected) -> dict[str, Any]:
+    """Return whose WAL this is, as a message says it, under the names of the control state's fields."""
+    return {
+        "cluster_id": message.cluster_id,
+        "system_id": message.system_id,
+        "segment_size": message.segment_size,
+        "server_version": message.server_version,
+        "membership": message.membership,
+    }
