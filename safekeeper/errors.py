@@ -9,6 +9,12 @@
     ├── StorageFull                       no room to prepare a file; nothing is torn, reads go on
     ├── RemoteProtocolError               a peer sent what is not understood (S11): its connection is closed
     │   └── AuthenticationFailed          or does not prove the secret that it must know
+    ├── ArchiveError                   1  the archive does not do what it should
+    │   ├── ArchiveUnavailable               it does not answer, or not now: try again
+    │   ├── ArchiveRefused             3  it is not ours, or we may not use it: an operator must look
+    │   ├── ArchiveConflict                  it holds other bytes under a name of ours: nothing is overwritten
+    │   ├── ArchiveCorrupt                   an object does not have the bytes that its receipt states
+    │   └── ObjectMissing                    there is no such object
     ├── CommandError                      a replication client asked for what it cannot have: it is told so
     ├── LocalProtocolError                we would have sent it: a bug of ours
     └── InvariantViolation             1  the state contradicts itself: stop before harm is done
@@ -65,6 +71,32 @@ class StorageFull(WalproxyError):
 
 class RemoteProtocolError(WalproxyError):
     """A peer broke the protocol. Close its connection; nothing else is disturbed."""
+
+
+class ArchiveError(WalproxyError):
+    """The archive does not do what it should. Commits do not depend on it."""
+
+
+class ArchiveUnavailable(ArchiveError):
+    """The archive does not answer, or answers that it cannot now. It may be tried again later."""
+
+
+class ArchiveRefused(ArchiveError):
+    """The archive belongs to another cluster, or does not let us in. Trying again does not help by itself."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class ArchiveConflict(ArchiveError):
+    """The archive holds other bytes under a name that is ours. Neither is overwritten."""
+
+
+class ArchiveCorrupt(ArchiveError):
+    """An object of the archive does not have the bytes that its receipt states."""
+
+
+class ObjectMissing(ArchiveError):
+    """There is no such object in the archive."""
 
 
 class CommandError(WalproxyError):
