@@ -1,5 +1,6 @@
 """What can be set on a safekeeper. Read by safekeeper/settings.py; the environment's prefix is SAFEKEEPER_."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safekeeper.settings import (
     file_option,
     folder,
     http_tls_option,
+    key_values,
     networks_option,
     one_of,
     option,
@@ -19,10 +21,12 @@ from safekeeper.settings import (
     seconds,
     secret_option,
     size_bytes,
+    text,
 )
 
 ENVIRONMENT_PREFIX = "SAFEKEEPER"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+COMPRESSIONS = ("none", "zstd")
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class SafekeeperConfig:
         metavar="HOST:PORT",
     )
     http: Address = option(
-        "Where /status, /healthz and /readyz are served; anybody who reaches it may read it",
+        "Where /status, /metrics, /healthz and /readyz are served; anybody who reaches it may read it",
         parse=address,
         default="127.0.0.1:7676",
         metavar="HOST:PORT",
@@ -99,8 +103,55 @@ class SafekeeperConfig:
     slots_max: int = option(
         "Replication slots that there may be", parse=positive_integer, default="64", metavar="NUMBER"
     )
+    archive: str | None = option(
+        "Where committed WAL is archived: a folder, or s3://, gs:// or az:// and what follows; without it nowhere",
+        parse=optional(text),
+        default=None,
+        metavar="URL",
+    )
+    archive_options: Mapping[str, str] = option(
+        "Settings of the archive's store, as obstore calls them, e.g. endpoint and region; credentials rather come "
+        "from where the store's own tools take them",
+        parse=key_values,
+        default="",
+        metavar="KEY=VALUE,...",
+    )
+    archive_compression: str = option(
+        "How archived WAL is compressed: none or zstd", parse=one_of(*COMPRESSIONS), default="none", metavar="NAME"
+    )
+    archive_partial_interval: float = option(
+        "Seconds between copies of the open segment into the archive: the archive alone is at most so far behind",
+        parse=seconds,
+        default="5",
+        metavar="SECONDS",
+        reloadable=True,
+    )
+    archive_timeout: float = option(
+        "Seconds until a request that the archive does not answer is given up",
+        parse=seconds,
+        default="30",
+        metavar="SECONDS",
+    )
+    wal_keep: int = option(
+        "WAL that is kept although nobody needs it: every member and the archive have it",
+        parse=size_bytes,
+        default="1GiB",
+        metavar="SIZE",
+        reloadable=True,
+    )
+    wal_limit: int | None = option(
+        "Room for WAL: beyond it archived WAL goes even if a member, a slot or a reader still needs it, and warnings "
+        "are logged if it is not archived; without it WAL is kept as long as somebody needs it",
+        parse=optional(size_bytes),
+        default=None,
+        metavar="SIZE",
+        reloadable=True,
+    )
     drain_timeout: float = option(
-        "Seconds that a shutdown waits for the disk", parse=seconds, default="20", metavar="SECONDS"
+        "Seconds that a shutdown waits for the disk, and for the archive",
+        parse=seconds,
+        default="20",
+        metavar="SECONDS",
     )
     tls_cert: Path | None = file_option(
         "Our TLS certificate, with its chain, in PEM format; with it the doors take TLS connections only"

@@ -20,12 +20,13 @@ import logging
 import time
 from typing import NamedTuple
 
-from safekeeper.consensus.learning import Gone, ReadableLog, Send, TimelineEnd, lineage_of, next_step
-from safekeeper.errors import RemoteProtocolError, StorageFailed
+from safekeeper.consensus.learning import Gone, ReadableLog, Send, TimelineEnd, next_step
+from safekeeper.errors import StorageFailed
 from safekeeper.logs import describe_bug
 from safekeeper.lsn import Lsn, format_lsn, segment_name
 from safekeeper.node import Node
 from safekeeper.pgwire.backend import xlog_data_header
+from safekeeper.readable_log import LogView
 from safekeeper.reader import Reader
 from safekeeper.standby_feedback import FeedbackTimer
 from safekeeper.worker import Worker
@@ -54,7 +55,6 @@ class LearnerHub:
 
     def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
         self._node = node
-        self._acceptor = node.acceptor
         self._loop = loop
         self._readers: dict[int, Reader] = {}
         self._awake: dict[int, Reader] = {}  # Those that may have something to get.
@@ -62,10 +62,8 @@ class LearnerHub:
         self._feedback = FeedbackTimer(loop, self._tell_node)
         self._pump_scheduled = False
         self._chunk: _Chunk | None = None  # The last one.
-        self._epoch = 0  # Of the log: bytes read before it changed are part of it no more.
         self._quiet: asyncio.Future[None] | None = None
-        self._control = self._acceptor.control
-        self._seen = self._look(None)
+        self._view = LogView(node)
 
     # The log.
 
@@ -73,7 +71,7 @@ class LearnerHub:
         """Return what may be read at present."""
         if self._node.is_between_events:
             self._refresh_if_changed()
-        return self._seen
+        return self._view.log
 
     def update(self) -> None:
         """See Learners."""
@@ -84,38 +82,16 @@ class LearnerHub:
 
     def _refresh_if_changed(self) -> None:
         """Take notice of what the log is now. Only between events."""
-        acceptor, seen = self._acceptor, self._seen
-        # The timeline of the last byte changes with the history, which is in `control`, or with the end.
-        if (
-            acceptor.readable_lsn != seen.end_lsn
-            or acceptor.control is not self._control
-            or self._node.folder.begin_lsn != seen.begin_lsn
-        ):
-            self._refresh()
-
-    def _look(self, before: ReadableLog | None) -> ReadableLog:
-        acceptor, control = self._acceptor, self._acceptor.control
-        tli = acceptor.readable_tli
-        if before is not None and before.tli == tli and control is self._control:
-            lineage = before.lineage
-        else:
-            try:
-                lineage = lineage_of(control, tli)
-            except RemoteProtocolError as error:
-                _log.error("readers of older timelines cannot be served: %s", error)
-                lineage = ()
-        return ReadableLog(self._node.folder.begin_lsn, acceptor.readable_lsn, tli, lineage)
-
-    def _refresh(self) -> None:
-        before, cluster_id = self._seen, self._control.cluster_id
-        self._seen = self._look(before)
-        self._control = self._acceptor.control
-        if self._control.cluster_id != cluster_id and cluster_id:
-            self._forget_bytes()
+        view, cluster_id, epoch = self._view, self._view.cluster_id, self._view.epoch
+        before = view.refresh()
+        if before is None:
+            return
+        if view.epoch != epoch:
+            self._chunk = None
+        if view.cluster_id != cluster_id and cluster_id:
             for reader in list(self._readers.values()):
                 self._fail(reader, "57P01", "this safekeeper belongs to another cluster since now", fatal=True)
-        elif self._seen.end_lsn < before.end_lsn:
-            self._forget_bytes()
+        elif view.log.end_lsn < before.end_lsn:
             self._note_retreat()
         for number, reader in self._readers.items():
             if not reader.paused and not reader.fetching:
@@ -123,7 +99,7 @@ class LearnerHub:
 
     def _note_retreat(self) -> None:
         """The readable end has gone back: a new timeline begins there (S9)."""
-        end_lsn = self._seen.end_lsn
+        end_lsn = self._view.log.end_lsn
         for reader in self._readers.values():
             if reader.has_sent and reader.position_lsn > end_lsn:
                 reader.retreated_to_lsn = min(end_lsn, reader.retreated_to_lsn or end_lsn)
@@ -136,10 +112,6 @@ class LearnerHub:
                     format_lsn(reader.position_lsn),
                     format_lsn(end_lsn),
                 )
-
-    def _forget_bytes(self) -> None:
-        self._epoch += 1
-        self._chunk = None
 
     # The readers.
 
@@ -176,8 +148,8 @@ class LearnerHub:
 
     def readable_end(self, reader: Reader) -> Lsn:
         """Return how far the log that `reader` follows can be read: what it is told as the end of WAL here."""
-        fork = self._seen.fork_of(reader.tli) if reader.tli != self._seen.tli else None
-        return min(self._seen.end_lsn, fork[1]) if fork is not None else self._seen.end_lsn
+        fork = self._view.log.fork_of(reader.tli) if reader.tli != self._view.log.tli else None
+        return min(self._view.log.end_lsn, fork[1]) if fork is not None else self._view.log.end_lsn
 
     def take_status(self, reader: Reader, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
         """A reader has said how far it is. What it was not sent, or what a fork has replaced, it cannot have."""
@@ -236,7 +208,7 @@ class LearnerHub:
 
     def _serve(self, reader: Reader) -> int:
         """Send the reader its next chunk, if there is one. Return how many bytes were sent."""
-        step = next_step(self._seen, reader.tli, reader.position_lsn, reader.retreated_to_lsn)
+        step = next_step(self._view.log, reader.tli, reader.position_lsn, reader.retreated_to_lsn)
         reader.waiting = False
         if isinstance(step, Send):
             return self._serve_bytes(reader, step)
@@ -264,7 +236,7 @@ class LearnerHub:
                 return 0
             chunk = self._chunk = self._make_chunk(begin_lsn, end_lsn, step.end_lsn, payload)
         self._send(reader, chunk)
-        if chunk.end_lsn == self._seen.end_lsn:
+        if chunk.end_lsn == self._view.log.end_lsn:
             reader.waiting = reader.caught_up = True
         elif not reader.paused:
             self._awake[reader.number] = reader  # There is more, or its timeline ends here.
@@ -285,7 +257,7 @@ class LearnerHub:
 
     def _fetch(self, reader: Reader, begin_lsn: Lsn, end_lsn: Lsn) -> None:
         reader.fetching = True
-        token = (reader, self._epoch, begin_lsn, end_lsn)
+        token = (reader, self._view.epoch, begin_lsn, end_lsn)
         self._thread.submit(reader.wal.fetch(begin_lsn, end_lsn), self._fetched, token)
 
     def _fetched(self, token: tuple[Reader, int, Lsn, Lsn], payload: bytes | None, error: BaseException | None) -> None:
@@ -296,7 +268,7 @@ class LearnerHub:
             return
         if self._node.is_between_events:
             self._refresh_if_changed()
-        if payload is not None and epoch == self._epoch and self._node.is_between_events:
+        if payload is not None and epoch == self._view.epoch and self._node.is_between_events:
             self._chunk = self._make_chunk(begin_lsn, end_lsn, self.readable_end(reader), payload)
             self._send(reader, self._chunk)
         elif isinstance(error, StorageFailed):
@@ -311,7 +283,7 @@ class LearnerHub:
 
     def _why_gone(self, reader: Reader, gone: Gone) -> str:
         if gone.removed:
-            segment = segment_name(reader.tli, reader.position_lsn, self._control.segment_size)
+            segment = segment_name(reader.tli, reader.position_lsn, self._node.acceptor.control.segment_size)
             return f"requested WAL segment {segment} has already been removed"
         return f"timeline {reader.tli} is not in this server's history any more"
 

@@ -44,6 +44,8 @@ class Option(NamedTuple):
         reloadable: a running process takes a new value at SIGHUP.
         environment_only: it is a secret, which must stand neither in a command line, that every list of processes
             shows, nor in a file that many may read.
+        is_flag: on the command line it has no value, and means true.
+        repeatable: on the command line it may be given several times; the values arrive as a tuple.
     """
 
     help: str
@@ -52,6 +54,8 @@ class Option(NamedTuple):
     metavar: str
     reloadable: bool
     environment_only: bool
+    is_flag: bool = False
+    repeatable: bool = False
 
 
 class Address(NamedTuple):
@@ -72,9 +76,11 @@ def option(
     metavar: str = "TEXT",
     reloadable: bool = False,
     environment_only: bool = False,
+    is_flag: bool = False,
+    repeatable: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass; see `Option`. Without a default it must be given."""
-    declared = Option(help, parse, default, metavar, reloadable, environment_only)
+    declared = Option(help, parse, default, metavar, reloadable, environment_only, is_flag, repeatable)
     return dataclasses.field(metadata={"option": declared})
 
 
@@ -124,7 +130,7 @@ def load(
     Args:
         settings_type: a frozen dataclass of `option` fields.
         prefix: of the environment variables, e.g. "SAFEKEEPER".
-        command_line: by option name; None means that it was not given.
+        command_line: by option name; None, or an empty tuple, means that it was not given.
         environment: all variables; those without the prefix are not looked at.
         file: a TOML file, or None.
 
@@ -136,7 +142,7 @@ def load(
     values = {}
     for name, declared in options.items():
         variable = environment_variable(prefix, name)
-        if command_line.get(name) is not None and not declared.environment_only:
+        if command_line.get(name) not in (None, ()) and not declared.environment_only:
             place, written = command_line_name(name), command_line[name]
         elif variable in environment:
             place, written = variable, environment[variable]
@@ -185,9 +191,18 @@ def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Com
             notes = [f"[{environment_variable(prefix, name)}]"]
             if declared.default is not _REQUIRED and declared.default is not None:
                 notes.insert(0, f"Default: {declared.default}.")
-            decorated = click.option(
-                command_line_name(name), name, metavar=declared.metavar, help=f"{declared.help}. {' '.join(notes)}"
-            )(decorated)
+            described = f"{declared.help}. {' '.join(notes)}"
+            if declared.is_flag:
+                given = click.option(command_line_name(name), name, is_flag=True, default=None, help=described)
+            else:
+                given = click.option(
+                    command_line_name(name),
+                    name,
+                    metavar=declared.metavar,
+                    multiple=declared.repeatable,
+                    help=described,
+                )
+            decorated = given(decorated)
         return decorated
 
     return decorate
@@ -236,9 +251,12 @@ def folder(written: Any) -> Path:
 def existing_file(written: Any) -> Path:
     """The path of a file that is there."""
     path = Path(text(written))
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    return path
+    try:
+        if path.is_file():
+            return path
+    except OSError as error:  # E.g. a name that no file can have.
+        raise ValueError(f"there is no file {path}: {error.strerror or error}") from error
+    raise ValueError(f"there is no file {path}")
 
 
 def networks(written: Any) -> Networks:
@@ -246,6 +264,19 @@ def networks(written: Any) -> Networks:
     if isinstance(written, list) and all(isinstance(part, str) for part in written):
         written = ",".join(written)
     return Networks.parse(text(written))
+
+
+def key_values(written: Any) -> Mapping[str, str]:
+    """KEY=VALUE,..., or a TOML table of texts."""
+    if isinstance(written, str):
+        pairs = [part.partition("=") for part in written.split(",") if part.strip()]
+        if any(not key.strip() or not equals for key, equals, _ in pairs):
+            # It is not quoted: a value may be a secret.
+            raise ValueError("not every part has the form KEY=VALUE")
+        written = {key.strip(): value.strip() for key, _, value in pairs}
+    if not isinstance(written, dict) or not all(isinstance(value, str) for value in written.values()):
+        raise ValueError("not every part has the form KEY=VALUE")
+    return dict(written)
 
 
 def optional(parse: _Parse) -> _Parse:
