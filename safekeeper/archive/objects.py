@@ -13,12 +13,15 @@ its CRC is that of the plain bytes. Two receipts of one file that differ are a c
 Pure: no I/O, no clock. Names that are not understood are reported, never guessed at (S11).
 """
 
+import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from safekeeper.lsn import Lsn
+from safekeeper.errors import LocalProtocolError
+from safekeeper.lsn import Lsn, format_lsn, parse_segment_name, segment_name
+from safekeeper.timelines import timeline_history_name
 
 FileKind = Literal["segment", "partial", "history"]
 
@@ -27,6 +30,11 @@ MANIFEST_VERSION = 1
 WAL_FOLDER = "wal"
 HISTORY_FOLDER = "history"
 PROBE_FOLDER = "probe"
+
+_COMPRESSED_SUFFIX = ".zst"
+_WAL_KEY = re.compile(r"wal/([0-9A-F]{16})/(\1[0-9A-F]{8})(?:\.([0-9A-F]{16})\.partial)?(\.zst)?")
+_HISTORY_KEY = re.compile(r"history/([0-9A-F]{8})\.history")
+_RECEIPT_KEY = re.compile(r"(.+)\.([0-9A-F]{8})-(0|[1-9][0-9]{0,18})\.receipt")
 
 
 class ObjectInfo(NamedTuple):
@@ -69,11 +77,23 @@ class ArchivedFile(NamedTuple):
     @property
     def folder(self) -> str:
         """The folder that its objects and receipts lie in."""
-        raise NotImplementedError
+        return HISTORY_FOLDER if self.kind == "history" else f"{WAL_FOLDER}/{self.name[:16]}"
+
+    @property
+    def plain_bytes(self) -> int | None:
+        """The size of its plain content; None for a history file, whose name does not say it."""
+        return None if self.kind == "history" else self.end_lsn - self.begin_lsn
 
     def key(self, compressed: bool) -> str:
-        """Return the key of the object that holds this file."""
-        raise NotImplementedError
+        """Return the key of the object that holds this file. History files are too small to be compressed."""
+        if self.kind == "history":
+            return f"{HISTORY_FOLDER}/{self.name}"
+        partial = f".{self.end_lsn:016X}.partial" if self.kind == "partial" else ""
+        return f"{self.folder}/{self.name}{partial}{_COMPRESSED_SUFFIX if compressed else ''}"
+
+    def __str__(self) -> str:
+        """What messages call it."""
+        return f"{self.name} up to {format_lsn(self.end_lsn)}" if self.kind == "partial" else self.name
 
 
 class ArchivedObject(NamedTuple):
@@ -93,7 +113,7 @@ class ArchivedObject(NamedTuple):
     @property
     def receipt_key(self) -> str:
         """The key of its receipt."""
-        raise NotImplementedError
+        return f"{self.key}.{self.crc32c:08X}-{self.plain_bytes}.receipt"
 
 
 class Listing(NamedTuple):
@@ -116,24 +136,88 @@ class Listing(NamedTuple):
 
 def segment_file(tli: int, begin_lsn: Lsn, segment_size: int) -> ArchivedFile:
     """Return the whole segment of `tli` that begins at `begin_lsn`."""
-    raise NotImplementedError
+    _check_begin(begin_lsn, segment_size)
+    name = segment_name(tli, begin_lsn, segment_size)
+    return ArchivedFile("segment", tli, begin_lsn, begin_lsn + segment_size, name)
 
 
 def partial_file(tli: int, begin_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> ArchivedFile:
     """Return the bytes [begin_lsn, end_lsn) of the open segment of `tli` that begins at `begin_lsn`."""
-    raise NotImplementedError
+    _check_begin(begin_lsn, segment_size)
+    if not begin_lsn < end_lsn < begin_lsn + segment_size:
+        raise LocalProtocolError(f"{format_lsn(begin_lsn)} to {format_lsn(end_lsn)} is no part of one segment")
+    return ArchivedFile("partial", tli, begin_lsn, end_lsn, segment_name(tli, begin_lsn, segment_size))
 
 
 def history_file(tli: int) -> ArchivedFile:
     """Return the history file of `tli`."""
-    raise NotImplementedError
+    return ArchivedFile("history", tli, 0, 0, timeline_history_name(tli))
 
 
 def wal_folder(tli: int, lsn: Lsn, segment_size: int) -> str:
     """Return the folder of the segment of `tli` that holds byte `lsn`."""
-    raise NotImplementedError
+    return f"{WAL_FOLDER}/{segment_name(tli, lsn, segment_size)[:16]}"
 
 
 def parse_keys(infos: Iterable[ObjectInfo], segment_size: int) -> Listing:
     """Return what the objects of a listing are; the manifest and what a probe left behind are passed over."""
-    raise NotImplementedError
+    data: dict[str, tuple[ArchivedFile, bool]] = {}
+    receipts: list[ArchivedObject] = []
+    strangers = []
+    for key in sorted(info.key for info in infos):
+        if key == MANIFEST_KEY or key.startswith(f"{PROBE_FOLDER}/"):
+            continue
+        receipt = _RECEIPT_KEY.fullmatch(key)
+        parsed = _parse_data_key(receipt[1] if receipt else key, segment_size)
+        if parsed is None:
+            strangers.append(key)
+        elif receipt is None:
+            data[key] = parsed
+        else:
+            file, compressed = parsed
+            receipts.append(ArchivedObject(file, receipt[1], int(receipt[2], 16), int(receipt[3]), compressed))
+    return _match(data, receipts, strangers)
+
+
+def _match(data: dict[str, tuple[ArchivedFile, bool]], receipts: list[ArchivedObject], strangers: list[str]) -> Listing:
+    """Bring objects and receipts together, by file."""
+    by_file: dict[ArchivedFile, list[ArchivedObject]] = {}
+    for receipt in receipts:
+        by_file.setdefault(receipt.file, []).append(receipt)
+    listing = Listing([], [], strangers, [], [])
+    for file in sorted(by_file):
+        claims = by_file[file]
+        if len({(claim.crc32c, claim.plain_bytes) for claim in claims}) > 1 or (
+            file.plain_bytes not in (None, claims[0].plain_bytes)
+        ):
+            listing.conflicts.append((file, claims))
+        else:
+            listing.objects.extend(claim for claim in claims if claim.key in data)
+        listing.lost.extend(claim.receipt_key for claim in claims if claim.key not in data)
+    confirmed = {receipt.key for receipt in receipts}
+    listing.unconfirmed.extend(key for key in data if key not in confirmed)
+    return listing
+
+
+def _parse_data_key(key: str, segment_size: int) -> tuple[ArchivedFile, bool] | None:
+    """Return the file that `key` holds and whether it is compressed, None if it is no such key."""
+    history = _HISTORY_KEY.fullmatch(key)
+    if history is not None:
+        tli = int(history[1], 16)
+        return (history_file(tli), False) if tli else None
+    wal = _WAL_KEY.fullmatch(key)
+    named = parse_segment_name(wal[2], segment_size) if wal is not None else None
+    if wal is None or named is None:
+        return None
+    tli, begin_lsn = named
+    if wal[3] is None:
+        return segment_file(tli, begin_lsn, segment_size), wal[4] is not None
+    end_lsn = int(wal[3], 16)
+    if not begin_lsn < end_lsn < begin_lsn + segment_size:
+        return None
+    return partial_file(tli, begin_lsn, end_lsn, segment_size), wal[4] is not None
+
+
+def _check_begin(begin_lsn: Lsn, segment_size: int) -> None:
+    if begin_lsn % segment_size:
+        raise LocalProtocolError(f"{format_lsn(begin_lsn)} is not where a segment begins")
