@@ -14,8 +14,8 @@ from safekeeper.errors import ConfigurationError
 _QUOTED = re.compile(r'".*"', re.DOTALL)
 
 
-def parse_conninfo(conninfo: str) -> dict[str, str]:
-    """Return the parameters of a libpq connection string (URI or key=value).
+def parse_conninfo(conninfo: str, whose: str = "the primary's") -> dict[str, str]:
+    """Return the parameters of a libpq connection string (URI or key=value); `whose` it is, an error says.
 
     Raises:
         ConfigurationError: libpq cannot read it. What it quotes is left out if a password may be part of it.
@@ -27,10 +27,10 @@ def parse_conninfo(conninfo: str) -> dict[str, str]:
         reason = str(error).strip()
         if may_have_password:
             reason = f"{_QUOTED.sub('(not shown)', reason)}; a password belongs into .pgpass or PGPASSWORD"
-        raise ConfigurationError(f"the primary's connection string is wrong: {reason}") from None
+        raise ConfigurationError(f"{whose} connection string is wrong: {reason}") from None
     if "://" in conninfo and "@" in given.get("host", ""):
         raise ConfigurationError(
-            "the primary's connection string is wrong: its host has an @; one in a password is written %40, "
+            f"{whose} connection string is wrong: its host has an @; one in a password is written %40, "
             "and a password belongs into .pgpass or PGPASSWORD"
         )
     return given

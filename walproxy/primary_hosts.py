@@ -144,16 +144,16 @@ class HostRota:
         return PrimaryRefused(f"every host is refused: {self.problem()}")
 
 
-def primary_hosts(conninfo: str) -> tuple[PrimaryHost, ...]:
+def primary_hosts(conninfo: str, whose: str = "the primary's") -> tuple[PrimaryHost, ...]:
     """Return the hosts of a connection string (key=value or URI), one at least.
 
     PGHOST, PGHOSTADDR, PGPORT and PGTARGETSESSIONATTRS count where the string is silent. A single host keeps its
-    connection string as it is.
+    connection string as it is. `whose` it is, an error says.
 
     Raises:
         ConfigurationError: libpq cannot read it, its lists are of different lengths, or it asks for a standby.
     """
-    given = parse_conninfo(conninfo)
+    given = parse_conninfo(conninfo, whose)
     # A service may say what the string does not, and only libpq knows what it says.
     elsewhere = {} if "service" in given else _defaults()
     hosts, addresses, ports = (_listed(given.get(name, elsewhere.get(name, ""))) for name in _LISTS)
@@ -167,7 +167,7 @@ def primary_hosts(conninfo: str) -> tuple[PrimaryHost, ...]:
     for name, listed in zip(_LISTS, (hosts, addresses, ports), strict=True):
         if len(listed) not in ((0, 1, count) if name == "port" else (0, count)):
             told = f"{len(listed)} values of {name} for {count} host{'s' if count > 1 else ''}"
-            raise ConfigurationError(f"the primary's connection string is wrong: {told}")
+            raise ConfigurationError(f"{whose} connection string is wrong: {told}")
     found: dict[PrimaryHost, None] = {}  # as an ordered set: a host that is named twice is one
     for index in range(count):
         one = {
