@@ -1,11 +1,21 @@
-"""Which WAL an archive holds, along PostgreSQL's timelines. Pure."""
+"""Which WAL an archive holds, along PostgreSQL's timelines.
 
-from collections.abc import Mapping
+A file is named by the timeline of its last byte. So the segment in which timeline 2 left timeline 1 lies under the name
+of timeline 2, and its bytes below the fork are those of timeline 1; a file of timeline 1 for the same segment may be
+there too, and is as good as the other one below the fork. What a timeline can be read from is therefore found along its
+lineage: each ancestor's file counts up to where the lineage left that ancestor, and for each segment the file that
+reaches furthest decides.
+
+Pure: it says what a listing means, and asks nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from safekeeper.archive.objects import ArchivedObject, Listing
-from safekeeper.lsn import Lsn
-from safekeeper.timelines import Lineage
+from safekeeper.lsn import LSN_MAX, Lsn, segment_name, segment_start
+from safekeeper.timelines import Lineage, timeline_history_name, tli_of_byte
 
 
 class ArchivedRange(NamedTuple):
@@ -20,7 +30,7 @@ class ArchivedRange(NamedTuple):
 class Hole(NamedTuple):
     """Bytes [begin_lsn, end_lsn) of `tli` that are not in the archive, though bytes before and after them are.
 
-    A history file that is missing is a hole of no bytes.
+    A history file that is missing is a hole of no bytes, where its timeline begins.
 
     Attributes:
         missing: the name of the first file that would fill it.
@@ -32,6 +42,14 @@ class Hole(NamedTuple):
     missing: str
 
 
+class _Stretch(NamedTuple):
+    """Bytes [begin_lsn, end_lsn) along one lineage, without a hole."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    ends_with_partial: bool
+
+
 class Catalog:
     """What is in an archive.
 
@@ -41,30 +59,130 @@ class Catalog:
         histories: the ancestors of each TLI whose history file is there and understood.
     """
 
-    listing: Listing
-    segment_size: int
-    timelines: tuple[int, ...]
-    histories: Mapping[int, Lineage]
-
     def __init__(self, listing: Listing, segment_size: int, histories: Mapping[int, Lineage]) -> None:
-        raise NotImplementedError
+        self.listing = listing
+        self.segment_size = segment_size
+        self.histories = dict(histories)
+        self._files: dict[int, dict[Lsn, list[ArchivedObject]]] = {}  # By TLI and begin_lsn, the best first.
+        for archived in listing.objects:
+            if archived.file.kind != "history":
+                by_begin = self._files.setdefault(archived.file.tli, {})
+                by_begin.setdefault(archived.file.begin_lsn, []).append(archived)
+        for by_begin in self._files.values():
+            for candidates in by_begin.values():
+                candidates.sort(key=best_first)
+        named = {archived.file.tli for archived in listing.objects}
+        self.timelines = tuple(sorted(named | self.histories.keys()))
+        self._known_stretches: dict[int, list[_Stretch]] = {}
 
     def find(self, tli: int, begin_lsn: Lsn) -> ArchivedObject | None:
         """Return the file of `tli` for the segment that holds byte `begin_lsn`: whole, else the longest partial."""
-        raise NotImplementedError
+        candidates = self.candidates(tli, begin_lsn)
+        return candidates[0] if candidates else None
 
     def candidates(self, tli: int, begin_lsn: Lsn) -> list[ArchivedObject]:
         """Return all objects that `find` chooses from, the best first."""
-        raise NotImplementedError
+        return list(self._files.get(tli, {}).get(segment_start(begin_lsn, self.segment_size), ()))
 
     def chain(self, tli: int, begin_lsn: Lsn) -> Lsn:
         """Return how far the WAL of `tli` and its ancestors reaches without a hole from `begin_lsn`."""
-        raise NotImplementedError
+        for stretch in self._stretches(tli):
+            if stretch.begin_lsn <= begin_lsn < stretch.end_lsn:
+                return stretch.end_lsn
+        return begin_lsn
 
     def ranges(self) -> list[ArchivedRange]:
         """Return what is there, by timeline and LSN. The bytes before a fork are the parent's."""
-        raise NotImplementedError
+        by_tli: dict[int, list[ArchivedRange]] = {}
+        for tli in self.timelines:
+            for stretch in self._stretches(tli):
+                for owner, begin_lsn, end_lsn in self._by_owner(tli, stretch.begin_lsn, stretch.end_lsn):
+                    ends_with_partial = stretch.ends_with_partial and end_lsn == stretch.end_lsn
+                    found = ArchivedRange(owner, begin_lsn, end_lsn, ends_with_partial)
+                    by_tli.setdefault(owner, []).append(found)
+        return [found for tli in sorted(by_tli) for found in _joined_ranges(by_tli[tli])]
 
     def holes(self) -> list[Hole]:
-        """Return what is missing, by timeline and LSN."""
-        raise NotImplementedError
+        """Return what a recovery along some timeline would miss, by timeline and LSN."""
+        by_tli: dict[int, list[Hole]] = {}
+        for tli in self.timelines:
+            stretches = self._stretches(tli)
+            if tli > 1 and tli not in self.histories:
+                begin_lsn = stretches[0].begin_lsn if stretches else 0
+                by_tli.setdefault(tli, []).append(Hole(tli, begin_lsn, begin_lsn, timeline_history_name(tli)))
+            for before, after in pairwise(stretches):
+                for owner, begin_lsn, end_lsn in self._by_owner(tli, before.end_lsn, after.begin_lsn):
+                    by_tli.setdefault(owner, []).append(Hole(owner, begin_lsn, end_lsn, self._name(tli, begin_lsn)))
+        return [hole for tli in sorted(by_tli) for hole in _joined_holes(by_tli[tli])]
+
+    def _stretches(self, tli: int) -> list[_Stretch]:
+        """Return what can be read along the lineage of `tli`, ascending."""
+        stretches = self._known_stretches.get(tli)
+        if stretches is None:
+            stretches = self._known_stretches[tli] = _joined_stretches(self._reach(tli))
+        return stretches
+
+    def _reach(self, tli: int) -> dict[Lsn, tuple[Lsn, bool]]:
+        """Return for each segment how far its bytes of this lineage are there, and whether a partial ends there."""
+        reach: dict[Lsn, tuple[Lsn, bool]] = {}
+        for owner, limit_lsn in (*self.histories.get(tli, ()), (tli, LSN_MAX)):
+            for begin_lsn, candidates in self._files.get(owner, {}).items():
+                file = candidates[0].file
+                end_lsn = min(file.end_lsn, limit_lsn)
+                if begin_lsn < end_lsn > reach.get(begin_lsn, (0, False))[0]:
+                    reach[begin_lsn] = end_lsn, file.kind == "partial" and end_lsn == file.end_lsn
+        return reach
+
+    def _by_owner(self, tli: int, begin_lsn: Lsn, end_lsn: Lsn) -> Iterator[tuple[int, Lsn, Lsn]]:
+        """Yield the parts (owner, begin_lsn, end_lsn) of a range of the lineage of `tli`, split at its forks."""
+        for owner, limit_lsn in (*self.histories.get(tli, ()), (tli, LSN_MAX)):
+            if begin_lsn < min(end_lsn, limit_lsn):
+                yield owner, begin_lsn, min(end_lsn, limit_lsn)
+                begin_lsn = min(end_lsn, limit_lsn)
+
+    def _name(self, tli: int, lsn: Lsn) -> str:
+        """Return the name of the segment that holds byte `lsn` of the lineage of `tli`."""
+        last_lsn = segment_start(lsn, self.segment_size) + self.segment_size - 1
+        return segment_name(tli_of_byte(tli, self.histories.get(tli, ()), last_lsn), lsn, self.segment_size)
+
+
+def best_first(archived: ArchivedObject) -> tuple[Lsn, bool]:
+    """A key to sort objects of one segment by: the longest first, and what needs no decompression."""
+    return -archived.file.end_lsn, archived.compressed
+
+
+def _joined_stretches(reach: Mapping[Lsn, tuple[Lsn, bool]]) -> list[_Stretch]:
+    """Join segments that follow each other without a hole."""
+    stretches: list[_Stretch] = []
+    for begin_lsn in sorted(reach):
+        end_lsn, is_partial = reach[begin_lsn]
+        if stretches and stretches[-1].end_lsn == begin_lsn:
+            begin_lsn = stretches.pop().begin_lsn
+        stretches.append(_Stretch(begin_lsn, end_lsn, is_partial))
+    return stretches
+
+
+def _joined_ranges(ranges: Iterable[ArchivedRange]) -> list[ArchivedRange]:
+    """Return the union of ranges of one timeline: several lineages share their ancestors' bytes."""
+    joined: list[ArchivedRange] = []
+    for found in sorted(ranges):
+        last = joined[-1] if joined else None
+        if last is None or found.begin_lsn > last.end_lsn:
+            joined.append(found)
+        elif found.end_lsn > last.end_lsn:
+            joined[-1] = ArchivedRange(found.tli, last.begin_lsn, found.end_lsn, found.ends_with_partial)
+        elif found.end_lsn == last.end_lsn and not found.ends_with_partial:
+            joined[-1] = last._replace(ends_with_partial=False)
+    return joined
+
+
+def _joined_holes(holes: Iterable[Hole]) -> list[Hole]:
+    """Return the union of holes of one timeline. A missing history file is none of bytes, and stays apart."""
+    joined: list[Hole] = []
+    for hole in sorted(holes, key=lambda hole: (hole.begin_lsn, hole.end_lsn)):
+        last = joined[-1] if joined else None
+        if last is None or hole.begin_lsn > last.end_lsn or last.begin_lsn == last.end_lsn:
+            joined.append(hole)
+        elif hole.end_lsn > last.end_lsn:
+            joined[-1] = last._replace(end_lsn=hole.end_lsn)
+    return joined
