@@ -24,6 +24,7 @@ from safekeeper.consensus.effects import (
     ReadWal,
     ResetWal,
     SetWalAside,
+    TrimWal,
     TruncateWal,
     WriteWal,
 )
@@ -39,21 +40,25 @@ from safekeeper.wal.storage import WalStorage
 WAL_FOLDER = "wal"
 
 
-def missing_wal(control: ControlState, flush_lsn: Lsn, wal_directory: Path) -> str | None:
+def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_directory: Path) -> str | None:
     """Compare the WAL that is there with what the control file says must be (S8); return what is lost, None if nothing.
 
     Args:
-        flush_lsn: where the WAL ends that was found, 0 if none was.
+        begin_lsn, flush_lsn: where the WAL begins and ends that was found, 0 if none was.
     """
     if control.set_aside or control.base_lsn is not None or not control.wal_begin_lsn:
         return None  # A new beginning is pending, or nothing was ever written.
     needed_lsn = max(control.wal_begin_lsn, control.commit_lsn, control.truncate_to or 0)
-    if flush_lsn >= needed_lsn:
+    if flush_lsn < needed_lsn:
+        found = f"ends at {format_lsn(flush_lsn)}" if flush_lsn else "is gone"
+        difference = f"{found}, but it reached {format_lsn(needed_lsn)}"
+    elif begin_lsn > control.wal_begin_lsn:
+        difference = f"begins at {format_lsn(begin_lsn)}, but it began at {format_lsn(control.wal_begin_lsn)}"
+    else:
         return None
-    found = f"ends at {format_lsn(flush_lsn)}" if flush_lsn else "is gone"
     return (
-        f"the WAL in {wal_directory} {found}, but it reached {format_lsn(needed_lsn)} (S8): this data folder is no "
-        "member any more; move it away and start with an empty one, to rejoin as a learner"
+        f"the WAL in {wal_directory} {difference} (S8): this data folder is no member any more; "
+        "move it away and start with an empty one, to rejoin as a learner"
     )
 
 
@@ -144,6 +149,8 @@ class DataFolder:
                 self.opened_storage().flush_now()
             case TruncateWal(lsn, tli):
                 self.opened_storage().truncate(lsn, tli)
+            case TrimWal(lsn):
+                self.opened_storage().trim(lsn)
             case ReadWal(begin_lsn, end_lsn):
                 return self.opened_storage().read(begin_lsn, end_lsn)
             case DigestWal(begin_lsn, end_lsn):
@@ -217,7 +224,7 @@ class DataFolder:
             )
         if control.segment_size and not control.set_aside:
             self._open_storage(control)
-            lost = missing_wal(control, self.flush_lsn, self._wal_directory)
+            lost = missing_wal(control, self.begin_lsn, self.flush_lsn, self._wal_directory)
             if lost is not None:
                 raise DiskLost(lost)
         # What the page cache shows may not be on the disk, after an fsync that failed: written anew, it is (S12).
@@ -227,7 +234,13 @@ class DataFolder:
     def _open_storage(self, control: ControlState) -> WalStorage:
         self._segment_size = control.segment_size
         tli = max(tli_at(control.history, control.commit_lsn), 1)
-        self.storage = WalStorage.open(self._fs, self._wal_directory, segment_size=control.segment_size, tli=tli)
+        self.storage = WalStorage.open(
+            self._fs,
+            self._wal_directory,
+            segment_size=control.segment_size,
+            tli=tli,
+            begin_lsn=control.wal_begin_lsn,
+        )
         return self.storage
 
     def _storage_for_reset(self, tli: int) -> WalStorage:

@@ -50,14 +50,16 @@ def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
         return Inspection(None, [], 0, lost, ["no safekeeper has used this folder yet"] if not lost else [])
     if not control.segment_size:
         return Inspection(control, [], 0, "", ["not bootstrapped yet: there is no WAL"])
-    segments, problems = inspect(fs, wal_directory, control.segment_size)
+    segments, problems = inspect(fs, wal_directory, control.segment_size, control.wal_begin_lsn)
     notes = problems + [f"{segment.name} {problem}" for segment in segments for problem in segment.problems]
     flush_lsn = end_of_chain(segments, control.segment_size)
     if control.set_aside or control.base_lsn is not None:
         notes.append("a new beginning of the log is under way: the next start finishes it")
     elif control.truncate_to is not None:
         notes.append(f"a cut at {format_lsn(control.truncate_to)} is under way: the next start finishes it")
-    return Inspection(control, segments, flush_lsn, missing_wal(control, flush_lsn, wal_directory) or "", notes)
+    begin_lsn = segments[0].begin_lsn if segments else 0
+    lost = missing_wal(control, begin_lsn, flush_lsn, wal_directory) or ""
+    return Inspection(control, segments, flush_lsn, lost, notes)
 
 
 def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:

@@ -40,9 +40,10 @@ from safekeeper.consensus.effects import (
     WriteWal,
 )
 from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage, Standby
+from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import RemoteProtocolError, StorageFailed, StorageFull
-from safekeeper.lsn import segment_start
+from safekeeper.lsn import Lsn, segment_start
 from safekeeper.room import CONTROL_FILE, WAL, Room
 from safekeeper.wal.disk_work import Flush, Preparation
 from safekeeper.wal.filesystem import Space
@@ -127,15 +128,15 @@ class Node:
         self._deaf = False  # It is drained or has failed: no message is taken any more.
         self._quiet: asyncio.Future[None] | None = None
         self._change_log = ChangeLog(self.acceptor)
-        self._learners: Learners | None = None
+        self._learners: list[Learners] = []
 
     def attach(self, outbox: Outbox) -> None:
         """Say where words go. Before the first message."""
         self._outbox = outbox
 
     def attach_learners(self, learners: Learners) -> None:
-        """Say who is to hear of what becomes readable."""
-        self._learners = learners
+        """Say who is to hear of what becomes readable. There may be several."""
+        self._learners.append(learners)
 
     @property
     def ready(self) -> bool:
@@ -170,6 +171,14 @@ class Node:
     def learners_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> None:
         """Who streams from here, and what the standbys have said last; the leader hears of what is new."""
         self._post(lambda: self.acceptor.learners_changed(has_readers, standbys))
+
+    def archive_reported(self, archived_lsn: Lsn, problem: str) -> None:
+        """There is an archive: how far it has what is kept here (0: nobody has looked), or why it cannot be used."""
+        self._post(lambda: self.acceptor.archive_reported(archived_lsn, problem))
+
+    def trim(self, request: TrimRequest) -> None:
+        """Remove old WAL that need not be kept, some of it at a time."""
+        self._post(lambda: self.acceptor.trim(request))
 
     def checkpoint(self) -> None:
         """Write the positions that are kept lazily, if they have moved; try again what there was no room for."""
@@ -219,8 +228,8 @@ class Node:
     def _after_events(self) -> None:
         """Let everybody know who looks at the acceptor from outside."""
         self._change_log.update()
-        if self._learners is not None:
-            self._learners.update()
+        for learners in self._learners:
+            learners.update()
 
     def _step(self, result: Any, full: StorageFull | None) -> None:
         """Go on with the event under way, with the result of the effect that it waits for."""

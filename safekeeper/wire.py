@@ -40,6 +40,8 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     DigestRequest,
@@ -72,6 +74,7 @@ CONTROL_BYTES_MAX = 2 << 20
 DIGEST_RANGE_BYTES_MAX = SEGMENT_SIZE_MAX
 STANDBYS_MAX = 1000
 STANDBY_NAME_BYTES_MAX = 63
+PROBLEM_BYTES_MAX = 1000
 
 _MAGIC = 0x5750
 _CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE, _AUTHENTICATION = 1, 2, 3, 4, 5
@@ -250,6 +253,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | PreVoteRequest
         | VoteRequest
         | Elected
+        | ArchiveOrder
         | ReadRequest
         | DigestRequest
         | TailRequest
@@ -268,6 +272,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | PreVoteResponse
         | VoteResponse
         | StandbyFeedback
+        | ArchiveReport
         | DigestResponse
         | TailResponse
         | Refusal
@@ -568,6 +573,11 @@ def _check_standbys(standbys: tuple[Standby, ...]) -> None:
             raise RemoteProtocolError(f"{standby.name[:64]!r} is no name of a standby")
 
 
+def _check_problem(problem: str) -> None:
+    if len(problem.encode()) > PROBLEM_BYTES_MAX or not problem.isprintable():
+        raise RemoteProtocolError(f"{problem[:64]!r} is not one line of at most {PROBLEM_BYTES_MAX} bytes")
+
+
 _CHECKS: dict[str, Callable[[Any], None]] = {
     "protocol_version": _check_positive,
     "run": _check_word,
@@ -584,6 +594,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "page_crcs": _check_crcs,
     "log_tail": _check_log_tail,
     "standbys": _check_standbys,
+    "problem": _check_problem,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),

@@ -33,6 +33,8 @@ from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     DigestRequest,
@@ -60,6 +62,7 @@ from safekeeper.consensus.term_history import (
     next_tli_switch,
     tli_at,
 )
+from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.errors import InvariantViolation, RemoteProtocolError, StorageFull
 from safekeeper.lsn import Lsn, format_lsn
 
@@ -73,6 +76,7 @@ class Acceptor(AcceptorLog):
     Attributes:
         leader: the proposer whose history was adopted since the start, None if none.
         has_readers, standbys: who streams from this safekeeper, as `learners_changed` has said.
+        archiver: the safekeeper that archives, as a leader has said last; 0 if none has since the start.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -81,6 +85,9 @@ class Acceptor(AcceptorLog):
         self.leader_connection: int | None = None
         self.has_readers = False
         self.standbys: tuple[Standby, ...] = ()
+        self.archiver = 0
+        self._has_archive = False
+        self._archive_progress: tuple[Lsn, str] = (0, "")
         self._leader_seen_at = 0.0
         self._leader_healthy = False
         self._sequence = 0
@@ -93,6 +100,7 @@ class Acceptor(AcceptorLog):
             VoteRequest: self._vote,
             Elected: self._elected,
             AppendRequest: self._append,
+            ArchiveOrder: self._archive_order,
             ReadRequest: self._read,
             DigestRequest: self._digest,
             TailRequest: self._tail,
@@ -153,6 +161,21 @@ class Acceptor(AcceptorLog):
             self.standbys = standbys
             yield from self._tell_standbys()
 
+    def archive_reported(self, archived_lsn: Lsn, problem: str) -> Effects:
+        """There is an archive here. What is kept below `archived_lsn` was seen in it (0: nobody looked); or a problem.
+
+        `archived_lsn` may go back: what was seen once may be another log's by now.
+        """
+        self._has_archive = True
+        if self._archive_progress != (archived_lsn, problem):
+            self._archive_progress = (archived_lsn, problem)
+            yield from self._report_archive()
+
+    def trim(self, request: TrimRequest) -> Effects:
+        """Remove old WAL that need not be kept, some of it at a time."""
+        if (yield from self._trim(request)):
+            yield from self._report_archive()
+
     # ------------------------------------------------------------------ what a status page shows
 
     @property
@@ -160,6 +183,11 @@ class Acceptor(AcceptorLog):
         """Whether this data folder is a member: only then may it vote, and only then does it count (S8)."""
         membership = self.control.membership
         return membership is not None and membership.is_voter(self.control.safekeeper_id, self.control.incarnation)
+
+    @property
+    def is_archiver(self) -> bool:
+        """Whether it is this safekeeper that archives: until a leader names another one."""
+        return self.archiver == self.control.safekeeper_id
 
     @property
     def state(self) -> str:
@@ -320,7 +348,9 @@ class Acceptor(AcceptorLog):
             self._forget_leader()
         yield from self._flush_all()
         yield from self._finish_adoption()
-        if message.history != self.control.history or not self.control.wal_begin_lsn:
+        # Also if what follows our WAL is on no member any more.
+        is_behind = self.flush_lsn < message.base_lsn
+        if message.history != self.control.history or not self.control.wal_begin_lsn or is_behind:
             refusal = yield from self._adopt(message)
             if refusal is not None:
                 yield from self._refuse(connection, *refusal)
@@ -344,6 +374,7 @@ class Acceptor(AcceptorLog):
         yield from self._answer_append()
         if self.has_readers:
             yield from self._tell_standbys()
+        yield from self._report_archive()
         yield from self._settle_forks()
 
     # ------------------------------------------------------------------ streaming
@@ -398,6 +429,23 @@ class Acceptor(AcceptorLog):
     def _tell_standbys(self) -> Effects:
         if self.leader_connection is not None:
             yield Send(self.leader_connection, StandbyFeedback(self.standbys))
+
+    def _archive_order(self, connection: int, message: ArchiveOrder, now: float) -> Effects:
+        """Take note of who archives. An order on an older connection, or of a deposed leader, is none any more."""
+        if message.node_id == self.leader and connection == self.leader_connection:
+            self.archiver = message.archiver
+            self.archived_lsn = message.archived_lsn or self.archived_lsn
+        return
+        yield  # It has no effects.
+
+    def _report_archive(self) -> Effects:
+        if self.leader_connection is not None:
+            archived_lsn, problem = self._archive_progress
+            # A fork may have cut what was archived.
+            archived_lsn = min(archived_lsn, self.commit_lsn)
+            begin_lsn = self.control.wal_begin_lsn
+            report = ArchiveReport(begin_lsn, self._has_archive, self.is_archiver, archived_lsn, problem)
+            yield Send(self.leader_connection, report)
 
     # ------------------------------------------------------------------ reads for the proposer
 

@@ -22,11 +22,13 @@ from safekeeper.consensus.effects import (
     Persist,
     ResetWal,
     SetWalAside,
+    TrimWal,
     TruncateWal,
     WriteWal,
 )
 from safekeeper.consensus.messages import Bootstrap, Elected, RefusalCode
 from safekeeper.consensus.term_history import divergence, next_tli_switch, tli_at
+from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
 
@@ -40,7 +42,7 @@ class AcceptorLog:
         control: the durable state as it is on disk.
         write_lsn: end of the WAL that was handed to the operating system.
         flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
-        commit_lsn, truncate_lsn: what this acceptor knows; `control` may hold older values.
+        commit_lsn, truncate_lsn, archived_lsn: what this acceptor knows; `control` may hold older values.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -55,6 +57,7 @@ class AcceptorLog:
         self.write_lsn = self.flush_lsn = 0 if control.set_aside or control.base_lsn is not None else flush_lsn
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
+        self.archived_lsn = control.archived_lsn
         self._leader_commit_lsn: Lsn = 0
         self._next_tli_switch_lsn: Lsn = LSN_MAX
         # The first change of timeline that another fork might still replace: readers stop there.
@@ -71,11 +74,38 @@ class AcceptorLog:
             # The next byte may belong to another timeline than the last one: its segment must bear that name.
             yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
             yield from self._settle_forks()
+            yield TrimWal(self.control.wal_begin_lsn)
 
     def checkpoint(self) -> Effects:
         """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
-        if (self.commit_lsn, self.truncate_lsn) != (self.control.commit_lsn, self.control.truncate_lsn):
+        control = self.control
+        lazy = (self.commit_lsn, self.truncate_lsn, self.archived_lsn)
+        if lazy != (control.commit_lsn, control.truncate_lsn, control.archived_lsn):
             yield from self._persist()
+
+    def _trim(self, request: TrimRequest) -> EffectsThen[bool]:
+        """Remove old WAL that need not be kept; return whether there was any. May raise `StorageFull`: then none was.
+
+        Where the WAL begins is on disk before a byte of it goes: what is missing above that was lost (S8).
+        """
+        control = self.control
+        is_whole = control.base_lsn is None and control.truncate_to is None and not control.set_aside
+        if not self.flush_lsn or not is_whole:
+            return False
+        kept = Kept(
+            control.wal_begin_lsn,
+            self.flush_lsn,
+            self.commit_lsn,
+            self.truncate_lsn,
+            self.archived_lsn,
+            control.segment_size,
+        )
+        lsn = trim_to(kept, request)
+        if lsn <= control.wal_begin_lsn:
+            return False
+        yield from self._persist(wal_begin_lsn=lsn)
+        yield TrimWal(lsn)
+        return True
 
     # ------------------------------------------------------------------ what learners may see
 
@@ -120,7 +150,7 @@ class AcceptorLog:
             if refusal is not None:
                 return refusal
             if self.flush_lsn < message.base_lsn:
-                if message.base_lsn > message.commit_lsn:
+                if message.base_lsn > max(message.commit_lsn, message.settled_lsn):
                     return RefusalCode.RANGE, (
                         f"WAL ends at {format_lsn(self.flush_lsn)} here, below the oldest that is left "
                         f"({format_lsn(message.base_lsn)}), which is not known to be committed yet"
@@ -129,14 +159,16 @@ class AcceptorLog:
         if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
             raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
         if base_lsn is not None:
-            commit_lsn = base_lsn if base_lsn <= message.commit_lsn else 0
+            commit_lsn = base_lsn if base_lsn <= max(message.commit_lsn, message.settled_lsn) else 0
             truncate_lsn = min(self.truncate_lsn, commit_lsn)
+            archived_lsn = min(self.archived_lsn, cut.lsn) if cut is not None else 0
             truncate_to = None
         else:
             assert cut is not None  # the two cases above
             commit_lsn = min(self.commit_lsn, cut.lsn)
             # What is cut is on every member no more (S9 may cut below what they all had).
             truncate_lsn = min(self.truncate_lsn, cut.lsn)
+            archived_lsn = min(self.archived_lsn, cut.lsn)
             same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
             truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
         yield from self._persist(
@@ -146,6 +178,7 @@ class AcceptorLog:
             tli_histories=message.tli_histories,
             commit_lsn=commit_lsn,
             truncate_lsn=truncate_lsn,
+            archived_lsn=archived_lsn,
             base_lsn=base_lsn,
             truncate_to=truncate_to,
         )
@@ -238,11 +271,13 @@ class AcceptorLog:
         """Write the control file with `changes` and the newest lazy positions, then make it the state in memory."""
         changes.setdefault("commit_lsn", self.commit_lsn)
         changes.setdefault("truncate_lsn", self.truncate_lsn)
+        changes.setdefault("archived_lsn", self.archived_lsn)
         control = msgspec.structs.replace(self.control, **changes)
         yield Persist(control)
         self.control = control
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
+        self.archived_lsn = control.archived_lsn
 
 
 def cluster_fields(message: Bootstrap | Elected) -> dict[str, Any]:

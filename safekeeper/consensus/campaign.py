@@ -257,6 +257,8 @@ class Campaign:
             vote.wal_begin_lsn if vote.history else self.plan.start_lsn,
             0,
             self._config.allow_data_loss,
+            # What a fork cuts is committed no more (S9).
+            min(self.plan.start_lsn, vote.commit_lsn),
         )
 
     # ------------------------------------------------------------------ steps

@@ -59,7 +59,7 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
         tli_histories: PostgreSQL's timeline history files of the timelines in `history`.
         truncate_to: set while an adopted history's cut is not yet finished (S5).
         base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it starts here.
-        wal_begin_lsn: the first byte that this log ever had, 0 if none: bytes must be there (S8).
+        wal_begin_lsn: the first byte that is kept, 0 if none: it must be there (S8), and what lies below may be gone.
         set_aside: the old WAL is being moved out of the way by a rebootstrap.
         commit_lsn: below it every byte is on a quorum; may lag.
         truncate_lsn: below it every byte is on every member; may lag.

@@ -68,6 +68,13 @@ class ResetWal:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimWal:
+    """Remove the segments that end at or below `lsn`, a segment start. Repeatable."""
+
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
 class SetWalAside:
     """Move all WAL out of the way, kept for the operator under another name. Repeatable."""
 
@@ -118,6 +125,7 @@ Effect = (
     | Persist
     | TruncateWal
     | ResetWal
+    | TrimWal
     | SetWalAside
     | ReadWal
     | DigestWal

@@ -9,6 +9,9 @@ Commits reach whoever reads at a member as soon as they reach the proxy: what ha
 the next WAL if there is any, else by itself (`_tell_commit`). Otherwise the last commit before a silence would wait for
 a heartbeat, and remote_apply for the standby that waits for it.
 
+A member whose log ends below the oldest WAL that any other one keeps cannot be fed: it is set forward, by an `Elected`
+whose base_lsn lies there, if what it skips is known to be committed (S6). That WAL is in the archive.
+
 A member keeps its flush position when its connection breaks: what is on disk stays on disk. What it had only received
 does not count then. A folder that comes back with another incarnation counts as nothing (S8).
 """
@@ -16,12 +19,15 @@ does not count then. A folder that comes back with another incarnation counts as
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from safekeeper.consensus.actions import Action, Disconnect, ReportStatus, SendAppend, SendMessage
+from safekeeper.consensus.actions import Action, Disconnect, Level, Note, ReportStatus, SendAppend, SendMessage
+from safekeeper.consensus.archiving import Archiving
 from safekeeper.consensus.commitment import quorum_lsn
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
     Elected,
     ReadRequest,
     ReadResponse,
@@ -62,6 +68,7 @@ class Progress:
         adopted: whether it has adopted the term's history, on any connection.
         answered: whether it has answered `Elected` on this connection: only then is it fed.
         sent_lsn, write_lsn, flush_lsn: sent to it, received by it, on its disk.
+        wal_begin_lsn: the first byte of WAL that it keeps, as it has said in this term; 0 before.
         told_commit_lsn: the commit_lsn that the last word to it carried.
         acked_sequence: the newest word of ours that it has heard.
         waiting_since: when the oldest word without an answer was sent, None if all are answered.
@@ -78,6 +85,7 @@ class Progress:
     sent_lsn: Lsn = 0
     write_lsn: Lsn = 0
     flush_lsn: Lsn = 0
+    wal_begin_lsn: Lsn = 0
     told_commit_lsn: Lsn = 0
     acked_sequence: int = -1
     last_sent_at: float = 0.0
@@ -102,6 +110,7 @@ class Leadership:
         truncate_lsn: on every member.
         sequence: number of the last word sent.
         streaming: whether the primary streams, and its bytes were found to be ours (S10).
+        archiving: who archives.
     """
 
     def __init__(
@@ -121,6 +130,7 @@ class Leadership:
         self.sequence = 0
         self.streaming = False
         self.members: dict[int, Progress] = {}
+        self.archiving = Archiving(now)
         self._standbys = standbys
         self._timing = timing
         self._began_at = now
@@ -132,11 +142,18 @@ class Leadership:
     def welcome(self, safekeeper_id: int, voter: bool, now: float) -> Iterator[Action]:
         """A safekeeper has greeted: tell it who leads. What the same folder had on disk before still counts."""
         known = self.members.get(safekeeper_id)
-        progress = Progress(voter, told_commit_lsn=self.commit_lsn, last_sent_at=now, waiting_since=now)
+        progress = Progress(voter)
         if known is not None and known.voter and voter:
             progress.adopted, progress.flush_lsn = known.adopted, known.flush_lsn
             progress.write_lsn = known.flush_lsn
         self.members[safekeeper_id] = progress
+        yield self._tell_elected(safekeeper_id, progress, now)
+
+    def _tell_elected(self, safekeeper_id: int, progress: Progress, now: float) -> SendMessage:
+        """Tell a member who leads; it is fed when it has answered."""
+        progress.answered = False
+        progress.told_commit_lsn = self.commit_lsn
+        progress.last_sent_at = progress.waiting_since = now
         elected = Elected(
             self.node_id,
             self.elected.cluster_id,
@@ -146,11 +163,17 @@ class Leadership:
             self.membership,
             self.elected.history,
             self.elected.tli_histories,
-            self.elected.base_lsn,
+            self._oldest_wal(safekeeper_id),
             self.commit_lsn,
             self.elected.allow_data_loss,
+            self.elected.settled_lsn,
         )
-        yield SendMessage(safekeeper_id, elected)
+        return SendMessage(safekeeper_id, elected)
+
+    def _oldest_wal(self, safekeeper_id: int) -> Lsn:
+        """Return where the oldest WAL begins that another member keeps and is there to give; else the donor's."""
+        others = [p for i, p in self.members.items() if i != safekeeper_id and p.answered]
+        return min((p.wal_begin_lsn for p in others if p.wal_begin_lsn), default=self.elected.base_lsn)
 
     def parted(self, safekeeper_id: int, now: float) -> Iterator[Action]:
         """A connection is gone. Whoever was fed from it is fed from another."""
@@ -160,6 +183,7 @@ class Leadership:
         progress.connected = progress.answered = False
         progress.write_lsn = progress.flush_lsn
         progress.waiting_since = progress.read_request = None
+        self.archiving.parted(safekeeper_id, now)
         self._update_write()
         for other_id, other in self.members.items():
             if other.read_request is not None and other.read_request[1] == safekeeper_id:
@@ -193,9 +217,13 @@ class Leadership:
             )
         if not progress.answered:
             progress.answered = progress.adopted = True
-            progress.sent_lsn = response.write_lsn
             if not response.has_readers:
                 yield from self.on_standby_feedback(safekeeper_id, ())
+            if self.archiving.archiver:
+                yield self._archive_order(safekeeper_id)
+        if response.write_lsn > progress.sent_lsn:
+            # That is where its log ends, or where it was set forward to.
+            progress.sent_lsn = response.write_lsn
         progress.last_response_at = now
         progress.acked_sequence = response.sequence
         progress.waiting_since = None if response.write_lsn >= progress.sent_lsn else now
@@ -310,15 +338,55 @@ class Leadership:
         sources = [
             (p.flush_lsn, source)
             for source, p in self.members.items()
-            if p.answered and source != safekeeper_id and p.flush_lsn > progress.sent_lsn
+            if p.answered and source != safekeeper_id and p.wal_begin_lsn <= progress.sent_lsn < p.flush_lsn
         ]
         if not sources:
+            yield from self._set_forward(safekeeper_id, progress, now)
             return
         source_flush_lsn, source = max(sources)
         end_lsn = min(source_flush_lsn, self.window_begin_lsn, progress.sent_lsn + READ_BYTES)
         self._request_id += 1
         progress.read_request, progress.read_end_lsn = (self._request_id, source), end_lsn
         yield SendMessage(source, ReadRequest(self.node_id, self._request_id, progress.sent_lsn, end_lsn))
+
+    def _set_forward(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
+        """Nobody has the WAL that this member needs next: let it go on from the oldest that is left (S6).
+
+        Nothing is on its way to it: what it was sent it has answered.
+        """
+        base_lsn = self._oldest_wal(safekeeper_id)
+        is_settled = base_lsn <= max(self.commit_lsn, self.elected.settled_lsn)
+        if progress.sent_lsn < base_lsn and is_settled and progress.waiting_since is None:
+            yield Note(
+                Level.WARNING,
+                f"safekeeper {safekeeper_id} is set forward from {format_lsn(progress.sent_lsn)} to "
+                f"{format_lsn(base_lsn)}: no other one keeps older WAL any more",
+            )
+            yield self._tell_elected(safekeeper_id, progress, now)
+
+    # ------------------------------------------------------------------ the archive
+
+    def on_archive_report(self, safekeeper_id: int, report: ArchiveReport, now: float) -> Iterator[Action]:
+        """A safekeeper has said what it keeps, and how its part of the archive goes."""
+        progress = self.members.get(safekeeper_id)
+        if progress is None or not progress.answered:
+            return
+        progress.wal_begin_lsn = report.wal_begin_lsn
+        archived_lsn = self.archiving.archived_lsn
+        self.archiving.hear(safekeeper_id, report, now)
+        if self.archiving.archived_lsn != archived_lsn:
+            yield from self._tell_archive_orders()
+
+    def _tell_archive_orders(self) -> Iterator[Action]:
+        for safekeeper_id, progress in self.members.items():
+            if progress.answered:
+                yield self._archive_order(safekeeper_id)
+
+    def _archive_order(self, safekeeper_id: int) -> SendMessage:
+        archiving = self.archiving
+        return SendMessage(safekeeper_id, ArchiveOrder(self.node_id, archiving.archiver, archiving.archived_lsn))
+
+    # ------------------------------------------------------------------ more bytes go out
 
     def on_read_response(self, source: int, response: ReadResponse, now: float) -> Iterator[Action]:
         """Hand WAL of one member on to the one that lacks it."""
@@ -374,8 +442,12 @@ class Leadership:
     # ------------------------------------------------------------------ time
 
     def tick(self, now: float) -> Iterator[Action]:
-        """Send heartbeats, go on feeding, and give up on members that do not answer."""
+        """Send heartbeats, go on feeding, give up on members that do not answer, and see to the archive."""
         self.sequence += 1
+        news = self.archiving.choose(self.commit_lsn, now)
+        if news:
+            yield Note(Level.INFO, news)
+            yield from self._tell_archive_orders()
         for safekeeper_id, progress in self.members.items():
             if not progress.connected:
                 continue

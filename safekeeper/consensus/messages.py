@@ -11,7 +11,8 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then, each ans
     DigestRequest   -> DigestResponse     checksums of WAL, for the check of the primary (S10)
     TailRequest     -> TailResponse       where records begin and end, for S9 and S10
 
-Unasked, the acceptor tells the proposer that it follows what its standbys say: `StandbyFeedback`.
+Unasked, the acceptor tells the proposer that it follows what its standbys say, `StandbyFeedback`, and how its part of
+the archive goes, `ArchiveReport`; the proposer tells all who archives, and how far the archive is, `ArchiveOrder`.
 
 Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, and the
 proposer greets anew: nothing that was pipelined behind the refused message is looked at.
@@ -29,7 +30,7 @@ from safekeeper.consensus.term_history import TermHistory
 from safekeeper.lsn import Lsn
 from safekeeper.wal.records import LogTail
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 DIGEST_PAGE_SIZE = 8192
 
 
@@ -133,7 +134,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
         promised: whom the acceptor follows now.
         history: its term history, cut at flush_lsn.
         tli_histories: the timeline history files of that history.
-        wal_begin_lsn, flush_lsn: the WAL that it has. 0 if none.
+        wal_begin_lsn, flush_lsn: the WAL that it keeps. 0 if none.
         commit_lsn, truncate_lsn: what it knows; for checks only (S4).
     """
 
@@ -154,6 +155,7 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
     Attributes:
         base_lsn: where the log begins, for an acceptor that shares nothing with it or ends below it (S6).
         commit_lsn: what the proposer knows to be committed in this term.
+        settled_lsn: below it the log was committed in earlier terms already; for the check of base_lsn only.
         allow_data_loss: the operator's explicit word that committed records may be cut at a fork (S9).
     """
 
@@ -168,6 +170,7 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
     base_lsn: Lsn
     commit_lsn: Lsn
     allow_data_loss: bool = False
+    settled_lsn: Lsn = 0
 
 
 class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False):
@@ -225,6 +228,32 @@ class StandbyFeedback(msgspec.Struct, frozen=True, tag="standby_feedback"):
     """
 
     standbys: tuple[Standby, ...] = ()
+
+
+class ArchiveReport(msgspec.Struct, frozen=True, tag="archive_report"):
+    """How far back a safekeeper's WAL reaches, and how its part of the archive goes. Sent when it changed.
+
+    Attributes:
+        wal_begin_lsn: the first byte of WAL that it keeps.
+        has_archive: it could be the archiver.
+        is_archiver: it is, as far as it knows.
+        archived_lsn: below it all that is kept here is in the archive, as it has seen itself; 0 if it has not looked.
+        problem: why it could not archive at present, one line; empty if it can.
+    """
+
+    wal_begin_lsn: Lsn
+    has_archive: bool
+    is_archiver: bool = False
+    archived_lsn: Lsn = 0
+    problem: str = ""
+
+
+class ArchiveOrder(msgspec.Struct, frozen=True, tag="archive_order"):
+    """Who archives from now on, 0 for nobody, and how far the archive is, 0 if that is not known in this term yet."""
+
+    node_id: NodeId
+    archiver: int
+    archived_lsn: Lsn
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag="read_request"):
@@ -303,6 +332,7 @@ ProposerMessage = (
     | VoteRequest
     | Elected
     | AppendRequest
+    | ArchiveOrder
     | ReadRequest
     | DigestRequest
     | TailRequest
@@ -314,6 +344,7 @@ AcceptorMessage = (
     | VoteResponse
     | AppendResponse
     | StandbyFeedback
+    | ArchiveReport
     | ReadResponse
     | DigestResponse
     | TailResponse

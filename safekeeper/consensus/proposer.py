@@ -34,6 +34,7 @@ from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
     AppendResponse,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     ReadResponse,
@@ -137,6 +138,9 @@ class Proposer:
             # Without a leadership nobody asked: it is told anew with the next adoption.
             if leadership is not None:
                 self._out.extend(leadership.on_standby_feedback(safekeeper_id, message.standbys))
+        elif isinstance(message, ArchiveReport):
+            if leadership is not None:
+                self._out.extend(leadership.on_archive_report(safekeeper_id, message, now))
         elif isinstance(message, ReadResponse):
             if leadership is not None:
                 self._out.extend(leadership.on_read_response(safekeeper_id, message, now))

@@ -9,13 +9,13 @@ was for whoever has it open. Which bytes may be read, and whether they are still
 the caller's to know (S7).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from safekeeper.errors import StorageFailed
+from safekeeper.errors import LogChanged, StorageFailed
 from safekeeper.lsn import Lsn, format_lsn, segment_start
 from safekeeper.wal.filesystem import File, FileSystem
-from safekeeper.wal.segment_file import read_exactly
+from safekeeper.wal.segment_file import read_exactly, read_pieces
 
 
 class WalReader:
@@ -104,3 +104,37 @@ class WalReader:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class SegmentSource:
+    """The first `size` bytes of a segment, to be read in another thread, more than once.
+
+    A log that goes back writes over its bytes in the same file. It decides so before it does: what was read while
+    `is_current` still holds is what the log held when it was decided to read it.
+
+    Args:
+        path: the segment's file.
+        is_current: says, in any thread, that no other log has been adopted since.
+    """
+
+    def __init__(self, fs: FileSystem, path: Path, size: int, is_current: Callable[[], bool]) -> None:
+        self._fs = fs
+        self._path = path
+        self._is_current = is_current
+        self.size = size
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return the bytes, a MiB at a time.
+
+        Raises:
+            LogChanged: they may be another log's.
+            StorageFailed: they cannot be read. Also if the file has been removed or renamed meanwhile.
+        """
+        file = self._fs.open(self._path, read_only=True)
+        try:
+            for piece in read_pieces(file, self._path, 0, self.size):
+                if not self._is_current():
+                    raise LogChanged(f"the log has changed while {self._path} was read")
+                yield piece
+        finally:
+            file.close()

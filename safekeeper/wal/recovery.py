@@ -66,9 +66,10 @@ class SegmentFacts(NamedTuple):
     problems: tuple[str, ...]
 
 
-def recover(fs: FileSystem, directory: Path, segment_size: int) -> RecoveredLog:
+def recover(fs: FileSystem, directory: Path, segment_size: int, begin_lsn: Lsn = 0) -> RecoveredLog:
     """Find the end of the log, rewrite its last segment, drop what follows. Creates the folder if there is none.
 
+    Segments that end at or below `begin_lsn` were being removed, in no certain order: that is finished first.
     May itself be interrupted at any point and repeated.
 
     Raises:
@@ -80,7 +81,10 @@ def recover(fs: FileSystem, directory: Path, segment_size: int) -> RecoveredLog:
         fs.make_directory(directory)
     names = fs.listdir(directory)
     _settle_names(fs, directory, names)
-    found = list_segments(directory, names, segment_size)
+    old = names_below(names, begin_lsn, segment_size)
+    for name in old:
+        fs.unlink(directory / name)
+    found = list_segments(directory, [name for name in names if name not in old], segment_size)
     if not found:
         return RecoveredLog([], None)
     last, slot = _walk(fs, directory, found, segment_size)
@@ -88,6 +92,12 @@ def recover(fs: FileSystem, directory: Path, segment_size: int) -> RecoveredLog:
     drop_segments(fs, directory, found[last + 1 :], segment_size)
     tail = _rewrite(fs, directory, found[last], slot, segment_size)
     return RecoveredLog(found[: last + 1], tail)
+
+
+def names_below(names: Sequence[str], begin_lsn: Lsn, segment_size: int) -> set[str]:
+    """Return the names of the segments that end at or below `begin_lsn`."""
+    found = {name: parse_segment_name(name, segment_size) for name in names}
+    return {name for name, parsed in found.items() if parsed and parsed[1] + segment_size <= begin_lsn}
 
 
 def list_segments(directory: Path, names: Sequence[str], segment_size: int) -> list[NamedSegment]:
@@ -132,8 +142,12 @@ def drop_segments(fs: FileSystem, directory: Path, segments: Sequence[NamedSegme
         sync_names(fs, directory)
 
 
-def inspect(fs: FileSystem, directory: Path, segment_size: int) -> tuple[list[SegmentFacts], list[str]]:
+def inspect(
+    fs: FileSystem, directory: Path, segment_size: int, begin_lsn: Lsn = 0
+) -> tuple[list[SegmentFacts], list[str]]:
     """Return the facts of every segment file, ascending, and the problems of the folder as a whole.
+
+    What ends at or below `begin_lsn` was being removed and is passed over.
 
     Reads only, and never raises for damage: it says what it sees. The log ends at the valid_end_lsn of the last
     segment of the unbroken chain; a safekeeper that runs is writing meanwhile, so look at one that is stopped.
@@ -142,6 +156,8 @@ def inspect(fs: FileSystem, directory: Path, segment_size: int) -> tuple[list[Se
         names = sorted(fs.listdir(directory))
     except StorageFailed as error:
         return [], [str(error)]
+    old = names_below(names, begin_lsn, segment_size)
+    names = [name for name in names if name not in old]
     problems = [f"{name} is left over from an interrupted step" for name in names if _is_temporary(name)]
     try:
         list_segments(directory, names, segment_size)

@@ -59,19 +59,20 @@ class WalStorage:
         self.flush_lsn: Lsn = 0
 
     @classmethod
-    def open(cls, fs: FileSystem, directory: Path, *, segment_size: int, tli: int) -> "WalStorage":
+    def open(cls, fs: FileSystem, directory: Path, *, segment_size: int, tli: int, begin_lsn: Lsn = 0) -> "WalStorage":
         """Open the WAL in `directory`, a folder that is created if need be, after whatever ended the last process.
 
         Args:
             directory: holds segment files and nothing else that ends in `.new`.
             segment_size: bytes, a power of two, the same as ever.
             tli: the one that segments prepared from now on are named by.
+            begin_lsn: what lies below it was being removed.
 
         Raises:
             DiskLost, StorageFailed, StorageFull: as `recovery.recover`.
         """
         storage = cls(fs, directory, segment_size, tli)
-        log = recover(fs, directory, segment_size)
+        log = recover(fs, directory, segment_size, begin_lsn)
         if log.tail is not None:
             storage._start_at(log.tail, log.segments)
         return storage
@@ -193,6 +194,34 @@ class WalStorage:
             self.flush_now()
         try:
             self._cut(lsn, tli)
+        except (StorageFailed, StorageFull) as error:
+            raise self._fail(error) from error
+
+    def trim(self, lsn: Lsn) -> None:
+        """Remove the segments that end at or below `lsn`, a segment start below the tail's.
+
+        The control file says before that the log begins at `lsn`: what a crash brings back of them, `open` removes.
+
+        Raises:
+            LocalProtocolError: `lsn` is no such position.
+            StorageFailed: a file could not be removed (S12).
+        """
+        self._require_working()
+        if lsn <= self.begin_lsn:
+            return
+        if self.is_empty or lsn % self._segment_size or lsn > self._writing[0].begin_lsn:
+            raise self._refusal(f"a removal of what lies below {format_lsn(lsn)}")
+        try:
+            while self.begin_lsn < lsn:
+                begin_lsn = self.begin_lsn
+                opened = self._reading.pop(begin_lsn, None)
+                if opened is not None:
+                    opened.close()
+                self._fs.unlink(
+                    NamedSegment(begin_lsn, self._tlis[begin_lsn]).path(self._directory, self._segment_size)
+                )
+                del self._tlis[begin_lsn]
+                self.begin_lsn = begin_lsn + self._segment_size
         except (StorageFailed, StorageFull) as error:
             raise self._fail(error) from error
 

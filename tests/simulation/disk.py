@@ -95,6 +95,13 @@ class ModelDisk:
             raise StorageFull("no space left on the virtual disk")
         self.begin_lsn = self.durable_lsn = base_lsn
 
+    def trim(self, lsn: Lsn) -> None:
+        if not self.begin_lsn or self.begin_lsn < lsn >= self.write_lsn:
+            raise AssertionError(f"the disk is asked to remove all WAL below {format_lsn(lsn)}")
+        if self.begin_lsn < lsn:
+            del self.wal[: lsn - self.begin_lsn]
+            self.begin_lsn = lsn
+
     def set_aside(self) -> None:
         self.begin_lsn, self.durable_lsn = 0, 0
         self.wal = bytearray()

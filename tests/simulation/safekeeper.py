@@ -23,6 +23,7 @@ from safekeeper.consensus.effects import (
     ResetWal,
     Send,
     SetWalAside,
+    TrimWal,
     TruncateWal,
     WriteWal,
 )
@@ -283,6 +284,8 @@ class SimSafekeeper:
         elif isinstance(effect, ResetWal):
             disk.reset(effect.base_lsn, effect.tli)
             world.checker.on_cut(self)
+        elif isinstance(effect, TrimWal):
+            disk.trim(effect.lsn)
         elif isinstance(effect, SetWalAside):
             disk.set_aside()
         elif isinstance(effect, ReadWal):

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from safekeeper.consensus.control_state import NodeId, TliHistory
-from safekeeper.consensus.messages import AppendResponse, Elected, Standby, StandbyFeedback
+from safekeeper.consensus.messages import AppendResponse, ArchiveReport, Elected, Standby, StandbyFeedback
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from safekeeper.data_folder import DataFolder
 from safekeeper.learners import LearnerHub
@@ -35,7 +35,8 @@ class Leader(ScriptedProposer):
     """A proposer of a cluster of one, which commits what it is told to commit and knows timelines.
 
     Attributes:
-        feedback: what it was told about the standbys, while it waited for something else.
+        feedback, archive_reports: what it was told about the standbys and the archive, while it waited for something
+            else.
     """
 
     commit_lsn = 0
@@ -43,14 +44,18 @@ class Leader(ScriptedProposer):
     def __init__(self, port: int, *, run: str) -> None:
         super().__init__(port, run=run)
         self.feedback: list[tuple[Standby, ...]] = []
+        self.archive_reports: list[ArchiveReport] = []
 
     def receive(self, kind: type[_Result]) -> _Result:
         while True:
             message = super().receive(object)
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, StandbyFeedback), message
-            self.feedback.append(message.standbys)
+            assert isinstance(message, StandbyFeedback | ArchiveReport), message
+            if isinstance(message, StandbyFeedback):
+                self.feedback.append(message.standbys)
+            else:
+                self.archive_reports.append(message)
 
     def take_over(
         self,

@@ -13,6 +13,7 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     Elected,
@@ -60,22 +61,27 @@ class ScriptedProposer:
         self._socket.sendall(data)
 
     def receive(self, kind: type[_Message]) -> _Message:
-        """Return the next message, which must be of `kind`."""
-        while not self._received:
-            data = self._socket.recv(1 << 16)
-            if not data:
-                raise ConnectionError("the safekeeper closed the connection")
-            self._received.extend(self._decoder.feed(data))
-        message = self._received.popleft()
-        assert isinstance(message, kind), message
-        return message
+        """Return the next message, which must be of `kind`; what is said of the archive is passed over before it."""
+        while True:
+            while not self._received:
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    raise ConnectionError("the safekeeper closed the connection")
+                self._received.extend(self._decoder.feed(data))
+            message = self._received.popleft()
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, ArchiveReport), message
 
     def is_closed(self) -> bool:
         """Wait until the safekeeper closes the connection; False if a message comes instead."""
         try:
-            return not self._received and self._socket.recv(1) == b""
-        except ConnectionResetError:
+            message = self.receive(object)
+            while isinstance(message, ArchiveReport):
+                message = self.receive(object)
+        except ConnectionError:
             return True
+        return False
 
     def greet(self) -> AcceptorGreeting:
         self.send(ProposerGreeting(PROTOCOL_VERSION, self.run, self.safekeeper_id, SYSTEM_ID, SEGMENT_SIZE))

@@ -10,6 +10,7 @@ from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AppendRequest,
     AppendResponse,
+    ArchiveReport,
     Elected,
     ProposerGreeting,
     ProposerMessage,
@@ -170,16 +171,16 @@ def test_a_proposer_that_is_adopted_hears_of_the_standbys_again() -> None:
     bench.run(bench.acceptor.learners_changed(True, standbys))
     assert bench.said == []
     bench.adopts(ONE)
-    answer, feedback = bench.said
+    answer, feedback, _ = bench.said
     assert isinstance(answer, AppendResponse) and answer.has_readers
     assert feedback == StandbyFeedback(standbys)
     bench.run(bench.acceptor.learners_changed(True, ()))
     assert bench.said == [StandbyFeedback(())]
     # Also that there are none, as long as somebody reads; who hears of no readers knows that.
     bench.adopts(ONE)
-    assert bench.said[1:] == [StandbyFeedback(())]
+    assert bench.said[1] == StandbyFeedback(())
     bench.run(bench.acceptor.learners_changed(False, ()))
     (answer,) = bench.said
     assert isinstance(answer, AppendResponse) and not answer.has_readers
     bench.adopts(ONE)
-    assert len(bench.said) == 1
+    assert [type(message) for message in bench.said] == [AppendResponse, ArchiveReport]

@@ -17,6 +17,7 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     Elected,
@@ -74,7 +75,9 @@ class Client:
                     return None
                 if not data:
                     return None
-                self.received += self._decoder.feed(data)
+                # What is said of the archive is passed over: nothing is archived here.
+                messages = self._decoder.feed(data)
+                self.received += [message for message in messages if not isinstance(message, ArchiveReport)]
         return self.received.pop(0)
 
     async def greet(self) -> AcceptorGreeting:

@@ -1,0 +1,123 @@
+"""Who archives, and how far the archive is: the leader's side of it.
+
+One safekeeper archives, the archiver; all others could. The leader names it, and names another one if it is gone, has a
+problem that another one has not, or falls behind without saying why. Whoever archives already when a term begins goes
+on. Two archivers at once do no harm: they archive the same committed bytes, under the same names.
+
+Nothing here decides what is safe: how far the archive is, the archiver has seen itself.
+"""
+
+from dataclasses import dataclass
+
+from safekeeper.consensus.messages import ArchiveReport
+from safekeeper.lsn import Lsn
+
+# A new term waits so long for the word of the one that archives already.
+INCUMBENT_GRACE_S = 2.0
+# An archiver may be gone for so long: a connection that breaks is no reason.
+GONE_GRACE_S = 5.0
+# It may have a problem that another one has not for so long.
+PROBLEM_GRACE_S = 10.0
+# It may make no progress for so long although there is something to archive.
+STALL_S = 60.0
+# Whoever was replaced is not named again so soon, unless there is nobody else.
+REST_S = 60.0
+
+
+@dataclass(slots=True)
+class _Candidate:
+    report: ArchiveReport
+    connected: bool = True
+    gone_at: float = 0.0
+    problem_since: float | None = None
+    moved_at: float = 0.0
+    rests_until: float = 0.0
+
+
+class Archiving:
+    """What the leader knows of the archive.
+
+    Attributes:
+        archiver: the safekeeper that archives, 0 for none.
+        archived_lsn: how far the archive is, as the archiver has said last; 0 before that.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.archiver = 0
+        self.archived_lsn: Lsn = 0
+        self._began_at = now
+        self._candidates: dict[int, _Candidate] = {}
+
+    @property
+    def problem(self) -> str:
+        """Why the archiver cannot archive, empty if it can or there is none."""
+        candidate = self._candidates.get(self.archiver)
+        return candidate.report.problem if candidate is not None else ""
+
+    def wal_begin_lsn(self, safekeeper_id: int) -> Lsn:
+        """Return where a safekeeper has said that its WAL begins, 0 if it has not."""
+        candidate = self._candidates.get(safekeeper_id)
+        return candidate.report.wal_begin_lsn if candidate is not None else 0
+
+    def hear(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
+        """A safekeeper has reported."""
+        candidate = self._candidates.setdefault(safekeeper_id, _Candidate(report, moved_at=now))
+        if report.archived_lsn != candidate.report.archived_lsn:
+            candidate.moved_at = now
+        if not report.problem:
+            candidate.problem_since = None
+        elif candidate.problem_since is None:
+            candidate.problem_since = now
+        candidate.report, candidate.connected = report, True
+        if safekeeper_id == self.archiver and report.is_archiver and report.archived_lsn:
+            self.archived_lsn = report.archived_lsn
+
+    def parted(self, safekeeper_id: int, now: float) -> None:
+        """Its connection is gone."""
+        candidate = self._candidates.get(safekeeper_id)
+        if candidate is not None and candidate.connected:
+            candidate.connected, candidate.gone_at = False, now
+
+    def choose(self, commit_lsn: Lsn, now: float) -> str:
+        """Name another archiver if it is time; return why, empty if it is not."""
+        present = {i: c for i, c in self._candidates.items() if c.connected and c.report.has_archive}
+        current = self._candidates.get(self.archiver)
+        if current is None:
+            return self._name_first(present, now)
+        others = {i: c for i, c in present.items() if i != self.archiver}
+        healthy = {i: c for i, c in others.items() if not c.report.problem and c.rests_until <= now}
+        if not current.connected or not current.report.has_archive:
+            reason = "is gone" if now - current.gone_at >= GONE_GRACE_S else ""
+            return self._replace(current, healthy or others, reason, now)
+        if current.problem_since is not None and now - current.problem_since >= PROBLEM_GRACE_S:
+            return self._replace(current, healthy, f"cannot archive: {current.report.problem}", now)
+        if self.archived_lsn >= commit_lsn:
+            current.moved_at = now
+        if now - current.moved_at >= STALL_S:
+            return self._replace(current, healthy, "makes no progress", now)
+        return ""
+
+    def _name_first(self, present: dict[int, _Candidate], now: float) -> str:
+        incumbent = next((i for i, c in sorted(present.items()) if c.report.is_archiver), None)
+        if incumbent is None and now - self._began_at < INCUMBENT_GRACE_S:
+            return ""
+        chosen = incumbent or min(present, key=lambda i: (bool(present[i].report.problem), i), default=0)
+        if not chosen:
+            return ""
+        self._name(chosen, now)
+        return f"safekeeper {chosen} archives"
+
+    def _replace(self, current: _Candidate, candidates: dict[int, _Candidate], reason: str, now: float) -> str:
+        if not reason or not candidates:
+            return ""
+        before = self.archiver
+        current.rests_until = now + REST_S
+        self._name(min(candidates), now)
+        return f"safekeeper {self.archiver} archives from now on: safekeeper {before} {reason}"
+
+    def _name(self, safekeeper_id: int, now: float) -> None:
+        self.archiver = safekeeper_id
+        candidate = self._candidates[safekeeper_id]
+        candidate.moved_at = now
+        if candidate.report.is_archiver and candidate.report.archived_lsn:
+            self.archived_lsn = candidate.report.archived_lsn
