@@ -6,7 +6,7 @@ SEEDS ?= 300
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test sim bench clean
+.PHONY: help install demo lint check test sim torture bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,12 +26,15 @@ check: lint ## what a change needs: lint, unit tests and a few hundred simulatio
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
-	$(BIN)/pytest tests --ignore=tests/e2e
+	$(BIN)/pytest tests --ignore=tests/e2e --ignore=tests/torture
 	$(BIN)/python -m tests.simulation --seeds 100
 	$(BIN)/pytest -v tests/e2e
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
+
+torture: .venv/.dev ## what takes minutes: kills during uploads, gigabytes through small disks
+	$(BIN)/pytest -v tests/torture
 
 bench: .venv/.embedded ## synchronous-commit options side by side on this machine
 	$(BIN)/walproxy bench

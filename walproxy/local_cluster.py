@@ -161,6 +161,7 @@ class LocalCluster:
     Args:
         candidates: names of standbys to come; the proxies know where they will be, and follow one that is promoted.
         safekeeper_program: what runs a safekeeper, behind the interpreter.
+        safekeeper_options: what else each is given, e.g. where the archive is.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class LocalCluster:
         candidates: Sequence[str] = (),
         outlives_us: bool = False,
         safekeeper_program: Sequence[str] = SAFEKEEPER,
+        safekeeper_options: Sequence[str] = (),
     ) -> None:
         self.outlives_us = outlives_us
         self.directory = directory
@@ -181,6 +183,7 @@ class LocalCluster:
         self.reader_options = {"user": "postgres", "connect_timeout": "5"}
         self._candidate_ports = {name: free_port() for name in candidates}
         self._safekeeper_program = tuple(safekeeper_program)
+        self._safekeeper_options = tuple(safekeeper_options)
         ids = range(1, safekeeper_count + 1)
         self._listen_ports = {i: free_port() for i in ids}
         self._pg_listen_ports = {i: free_port() for i in ids}
@@ -217,6 +220,7 @@ class LocalCluster:
             *("--listen", f"127.0.0.1:{self._listen_ports[safekeeper_id]}"),
             *("--pg-listen", f"127.0.0.1:{self._pg_listen_ports[safekeeper_id]}"),
             *("--http", f"127.0.0.1:{http_port}"),
+            *self._safekeeper_options,
         ]
         log_path = self.directory / f"safekeeper-{safekeeper_id}.log"
         return LocalProcess(f"safekeeper {safekeeper_id}", arguments, http_port, log_path, self.outlives_us)
