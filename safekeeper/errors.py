@@ -15,6 +15,7 @@
     │   ├── ArchiveConflict                  it holds other bytes under a name of ours: nothing is overwritten
     │   ├── ArchiveCorrupt                   an object does not have the bytes that its receipt states
     │   └── ObjectMissing                    there is no such object
+    ├── LogChanged                        the log went on without the bytes that were being read
     ├── CommandError                      a replication client asked for what it cannot have: it is told so
     ├── LocalProtocolError                we would have sent it: a bug of ours
     └── InvariantViolation             1  the state contradicts itself: stop before harm is done
@@ -97,6 +98,10 @@ class ArchiveCorrupt(ArchiveError):
 
 class ObjectMissing(ArchiveError):
     """There is no such object in the archive."""
+
+
+class LogChanged(WalproxyError):
+    """While bytes of the log were read from the side, it may have gone back and on with others: they are void."""
 
 
 class CommandError(WalproxyError):

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 Job = Callable[[], Any]
 Done = Callable[[Any, Any, BaseException | None], None]
+_Result = TypeVar("_Result")
 
 
 class Worker:
@@ -40,6 +41,12 @@ class Worker:
         """Run `job` when those before it are done, then call `done(token, its result, its error)` on the loop."""
         self._jobs.put((job, done, token))
 
+    async def run(self, job: Callable[[], _Result]) -> _Result:
+        """Run `job` as `submit` does; return its result, or raise its error. Cancelling does not interrupt it."""
+        returned: asyncio.Future[_Result] = self._loop.create_future()
+        self.submit(job, _hand_over, returned)
+        return await returned
+
     def stop(self) -> None:
         """End the thread after the jobs that it has. Does not wait for it."""
         self._jobs.put(None)
@@ -58,3 +65,12 @@ class Worker:
                 loop.call_soon_threadsafe(done, token, result, error)
             except RuntimeError:
                 return  # The loop is closed: nobody is left to tell.
+
+
+def _hand_over(returned: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if returned.done():
+        return  # Whoever waited for it was cancelled.
+    if error is not None:
+        returned.set_exception(error)
+    else:
+        returned.set_result(result)

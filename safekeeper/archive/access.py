@@ -1,0 +1,54 @@
+"""The archive that a process is configured with, opened when it is first needed.
+
+A folder on a network's file system may hang when it is only looked at. So the archive is opened in the threads that use
+it, and a safekeeper starts and serves without.
+"""
+
+import threading
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.store import NO_OPTIONS, ObjectStore
+
+
+class ArchiveAccess:
+    """Where the archive is, and the way into it. `store` and `reader` block; thread-safe.
+
+    Attributes:
+        url: where it is, without credentials.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str] = NO_OPTIONS, *, timeout_s: float = 30) -> None:
+        self.url = _without_credentials(url)
+        self._written = url
+        self._options = options
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._store: ObjectStore | None = None
+
+    def store(self) -> ObjectStore:
+        """Return the archive's store.
+
+        Raises:
+            ConfigurationError: the URL or an option cannot work.
+        """
+        with self._lock:
+            if self._store is None:
+                self._store = ObjectStore.open(self._written, options=self._options, timeout_s=self._timeout_s)
+            return self._store
+
+    def reader(self) -> ArchiveReader:
+        """Return a reader of the archive.
+
+        Raises:
+            As `store`.
+        """
+        return ArchiveReader(self.store())
+
+
+def _without_credentials(url: str) -> str:
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
