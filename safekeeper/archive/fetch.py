@@ -1,36 +1,98 @@
-"""Out of the archive, verified."""
+"""Out of the archive, verified.
 
+What an object must hold stands in its receipt: size and CRC-32C of its plain bytes. Both are checked while the bytes
+pass, compressed or not, and nothing is handed out, under its name or as a whole, before they fit. An object that does
+not fit is corrupt, whatever made it so; another source must be tried.
+
+An archiver removes partials when something longer is there. So ObjectMissing after a listing means: list again.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from safekeeper.archive.catalog import Catalog
-from safekeeper.archive.objects import ArchivedObject, Manifest
+import google_crc32c
+import msgspec
+import zstandard
+
+from safekeeper.archive.catalog import Catalog, best_first
+from safekeeper.archive.objects import (
+    HISTORY_FOLDER,
+    MANIFEST_KEY,
+    MANIFEST_VERSION,
+    ArchivedFile,
+    ArchivedObject,
+    Listing,
+    Manifest,
+    history_file,
+    parse_keys,
+    wal_folder,
+)
 from safekeeper.archive.store import ObjectStore
-from safekeeper.lsn import Lsn
+from safekeeper.errors import (
+    ArchiveConflict,
+    ArchiveCorrupt,
+    ArchiveRefused,
+    ObjectMissing,
+    RemoteProtocolError,
+    StorageFailed,
+    StorageFull,
+)
+from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, segment_start
+from safekeeper.timelines import Lineage, parse_timeline_history
+
+_log = logging.getLogger(__name__)
+
+_PIECE_BYTES = 1 << 20
+_SOME_SEGMENT_SIZE = 16 << 20  # For listings without segments.
 
 
 class ArchiveReader:
-    """Reads an archive. Blocking, thread-safe."""
+    """Reads an archive. Blocking, thread-safe.
 
-    store: ObjectStore
+    Attributes:
+        store: where it is.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
-        raise NotImplementedError
+        self.store = store
+        self._manifest: Manifest | None = None
 
     def manifest(self) -> Manifest | None:
-        """Return whose archive it is; None if there is no archive here yet.
+        """Return whose archive it is; None if there is no archive here yet. Read once; `adopt` is seen by new readers.
 
         Raises:
             ArchiveRefused: the manifest is not understood.
         """
-        raise NotImplementedError
+        if self._manifest is None:
+            self._manifest = read_manifest(self.store)
+        return self._manifest
 
     def catalog(self) -> Catalog:
         """Return all that is in the archive: everything is listed, and the history files are read.
 
+        A history file that does not fit its receipt, or is not understood, is missing in the catalogue.
+
         Raises:
             ObjectMissing: there is no manifest, hence no archive.
         """
-        raise NotImplementedError
+        manifest = self.manifest()
+        if manifest is None:
+            raise ObjectMissing(f"there is no archive in {self.store.url}: it has no {MANIFEST_KEY}")
+        listing = parse_keys(self.store.list(), manifest.segment_size)
+        histories: dict[int, Lineage] = {}
+        for archived in listing.objects:
+            if archived.file.kind == "history":
+                tli = archived.file.tli
+                try:
+                    histories[tli] = parse_timeline_history(tli, self.fetch_bytes(archived))
+                except (ArchiveCorrupt, RemoteProtocolError, ObjectMissing) as error:
+                    _log.warning("the history file of TLI %d counts as missing: %s", tli, error)
+        return Catalog(listing, manifest.segment_size, histories)
 
     def find(self, tli: int, begin_lsn: Lsn) -> ArchivedObject | None:
         """Return the file of `tli` for the segment that holds byte `begin_lsn`: whole, else the longest partial.
@@ -40,21 +102,48 @@ class ArchiveReader:
         Raises:
             ArchiveConflict: there are two, and they differ.
         """
-        raise NotImplementedError
+        candidates = self.candidates(tli, begin_lsn)
+        return candidates[0] if candidates else None
 
     def candidates(self, tli: int, begin_lsn: Lsn) -> list[ArchivedObject]:
         """Return all objects that `find` chooses from, the best first: for another try when one is corrupt."""
-        raise NotImplementedError
+        manifest = self.manifest()
+        if manifest is None:
+            return []
+        folder = wal_folder(tli, begin_lsn, manifest.segment_size)
+        segment = tli, segment_start(begin_lsn, manifest.segment_size)
+        listing = parse_keys(self.store.list(folder), manifest.segment_size)
+        found = [one for one in listing.objects if (one.file.tli, one.file.begin_lsn) == segment]
+        if not found:
+            for file, claims in listing.conflicts:
+                if (file.tli, file.begin_lsn) == segment:
+                    raise conflict(self.store, file, claims)
+        return sorted(found, key=best_first)
 
     def fetch(self, archived: ArchivedObject, target: Path) -> None:
         """Write the plain bytes of an object to `target`, which is there with all of them or not at all.
+
+        It is not synced: whoever needs it after a crash of the machine fetches it again.
 
         Raises:
             ArchiveCorrupt: the object is not what its receipt says.
             ObjectMissing: it is gone.
             StorageFull, StorageFailed: `target` cannot be written.
         """
-        raise NotImplementedError
+        temporary = None
+        try:
+            with _writing(target):
+                descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
+                for piece in verified_pieces(self.store, archived):
+                    with _writing(target):
+                        _write_all(file.fileno(), piece)
+            with _writing(target):
+                os.replace(temporary, target)  # noqa: PTH105
+            temporary = None
+        finally:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
 
     def fetch_bytes(self, archived: ArchivedObject) -> bytes:
         """Return the plain bytes of an object.
@@ -62,7 +151,7 @@ class ArchiveReader:
         Raises:
             As `fetch`.
         """
-        raise NotImplementedError
+        return b"".join(verified_pieces(self.store, archived))
 
     def history(self, tli: int) -> bytes | None:
         """Return the history file of `tli`, None if it is not in the archive.
@@ -71,4 +160,114 @@ class ArchiveReader:
             ArchiveConflict: there are two, and they differ.
             ArchiveCorrupt: it is not what its receipt says.
         """
-        raise NotImplementedError
+        file = history_file(tli)
+        listing: Listing = parse_keys(self.store.list(HISTORY_FOLDER), _SOME_SEGMENT_SIZE)
+        for disputed, claims in listing.conflicts:
+            if disputed == file:
+                raise conflict(self.store, file, claims)
+        found = next((one for one in listing.objects if one.file == file), None)
+        return self.fetch_bytes(found) if found is not None else None
+
+
+def read_manifest(store: ObjectStore) -> Manifest | None:
+    """Return the manifest of the archive in `store`, None if it has none.
+
+    Raises:
+        ArchiveRefused: it is not understood (S11).
+    """
+    try:
+        content = store.get(MANIFEST_KEY)
+    except ObjectMissing:
+        return None
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is not understood: {error}") from error
+    size = manifest.segment_size
+    if manifest.format_version != MANIFEST_VERSION:
+        what = f"format version {manifest.format_version}; a newer walproxy wrote it"
+    elif not SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX or size & (size - 1):
+        what = f"segment size {size}"
+    elif not manifest.cluster_ids:
+        what = "no cluster"
+    else:
+        return manifest
+    raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is not understood: {what}")
+
+
+def conflict(store: ObjectStore, file: ArchivedFile, claims: list[ArchivedObject]) -> ArchiveConflict:
+    """Return the error of a file whose receipts contradict each other, or its name."""
+    receipts = " and ".join(claim.receipt_key for claim in claims)
+    return ArchiveConflict(
+        f"the archive {store.url} contradicts itself about {file}: {receipts}; compare with the safekeepers' WAL"
+    )
+
+
+def verified_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[bytes]:
+    """Yield the plain bytes of an object. They count only once the iterator has ended.
+
+    Raises:
+        ArchiveCorrupt: they are not those that the receipt states; at once when there are more of them.
+        ObjectMissing: there is no such object.
+    """
+    crc32c, plain_bytes = 0, 0
+    for piece in plain_pieces(store, archived):
+        crc32c = google_crc32c.extend(crc32c, piece)
+        plain_bytes += len(piece)
+        if plain_bytes > archived.plain_bytes:
+            raise ArchiveCorrupt(f"{store.url}/{archived.key} has more than the {archived.plain_bytes} bytes it should")
+        yield piece
+    if (crc32c, plain_bytes) != (archived.crc32c, archived.plain_bytes):
+        raise ArchiveCorrupt(
+            f"{store.url}/{archived.key} has {plain_bytes} bytes with the CRC-32C {crc32c:08X}, "
+            f"but its receipt says {archived.plain_bytes} with {archived.crc32c:08X}"
+        )
+
+
+def plain_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[bytes]:
+    """Yield what an object holds, decompressed if it must be, unverified.
+
+    Raises:
+        ArchiveCorrupt: it cannot be decompressed.
+    """
+    if not archived.compressed:
+        yield from store.pieces(archived.key)
+        return
+    # Read, not fed: a little that was compressed can be very much, and must not come out all at once.
+    pieces = _PieceReader(store.pieces(archived.key))
+    with zstandard.ZstdDecompressor().stream_reader(pieces) as reader:  # type: ignore[arg-type]
+        while True:
+            try:
+                piece = reader.read(_PIECE_BYTES)
+            except zstandard.ZstdError as error:
+                raise ArchiveCorrupt(f"{store.url}/{archived.key} cannot be decompressed: {error}") from error
+            if not piece:
+                return
+            yield piece
+
+
+class _PieceReader:
+    """Pieces as a file that zstandard reads: whatever size it asks for, it gets the next piece."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def read(self, size: int) -> bytes:
+        """Return the next piece, empty at the end."""
+        return next(self._pieces, b"")
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Turn what the operating system says about `target` into our errors."""
+    try:
+        yield
+    except OSError as error:
+        kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
+        raise kind(f"cannot write {target}: {error.strerror}") from error
+
+
+def _write_all(descriptor: int, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

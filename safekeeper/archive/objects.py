@@ -124,14 +124,14 @@ class Listing(NamedTuple):
         unconfirmed: keys of objects that have no receipt.
         strangers: keys that mean nothing here.
         conflicts: files with receipts that contradict each other, or the size that such a file has.
-        lost: keys of receipts whose object is not there.
+        lost: what receipts speak of though there is no such object.
     """
 
     objects: list[ArchivedObject]
     unconfirmed: list[str]
     strangers: list[str]
     conflicts: list[tuple[ArchivedFile, list[ArchivedObject]]]
-    lost: list[str]
+    lost: list[ArchivedObject]
 
 
 def segment_file(tli: int, begin_lsn: Lsn, segment_size: int) -> ArchivedFile:
@@ -159,6 +159,25 @@ def wal_folder(tli: int, lsn: Lsn, segment_size: int) -> str:
     return f"{WAL_FOLDER}/{segment_name(tli, lsn, segment_size)[:16]}"
 
 
+def parse_object_key(key: str, segment_size: int) -> tuple[ArchivedFile, bool] | None:
+    """Return which file the object at `key` holds, and whether compressed; None for any other key, receipts too."""
+    history = _HISTORY_KEY.fullmatch(key)
+    if history is not None:
+        tli = int(history[1], 16)
+        return (history_file(tli), False) if tli else None
+    wal = _WAL_KEY.fullmatch(key)
+    named = parse_segment_name(wal[2], segment_size) if wal is not None else None
+    if wal is None or named is None:
+        return None
+    tli, begin_lsn = named
+    if wal[3] is None:
+        return segment_file(tli, begin_lsn, segment_size), wal[4] is not None
+    end_lsn = int(wal[3], 16)
+    if not begin_lsn < end_lsn < begin_lsn + segment_size:
+        return None
+    return partial_file(tli, begin_lsn, end_lsn, segment_size), wal[4] is not None
+
+
 def parse_keys(infos: Iterable[ObjectInfo], segment_size: int) -> Listing:
     """Return what the objects of a listing are; the manifest and what a probe left behind are passed over."""
     data: dict[str, tuple[ArchivedFile, bool]] = {}
@@ -168,7 +187,7 @@ def parse_keys(infos: Iterable[ObjectInfo], segment_size: int) -> Listing:
         if key == MANIFEST_KEY or key.startswith(f"{PROBE_FOLDER}/"):
             continue
         receipt = _RECEIPT_KEY.fullmatch(key)
-        parsed = _parse_data_key(receipt[1] if receipt else key, segment_size)
+        parsed = parse_object_key(receipt[1] if receipt else key, segment_size)
         if parsed is None:
             strangers.append(key)
         elif receipt is None:
@@ -193,29 +212,10 @@ def _match(data: dict[str, tuple[ArchivedFile, bool]], receipts: list[ArchivedOb
             listing.conflicts.append((file, claims))
         else:
             listing.objects.extend(claim for claim in claims if claim.key in data)
-        listing.lost.extend(claim.receipt_key for claim in claims if claim.key not in data)
+        listing.lost.extend(claim for claim in claims if claim.key not in data)
     confirmed = {receipt.key for receipt in receipts}
     listing.unconfirmed.extend(key for key in data if key not in confirmed)
     return listing
-
-
-def _parse_data_key(key: str, segment_size: int) -> tuple[ArchivedFile, bool] | None:
-    """Return the file that `key` holds and whether it is compressed, None if it is no such key."""
-    history = _HISTORY_KEY.fullmatch(key)
-    if history is not None:
-        tli = int(history[1], 16)
-        return (history_file(tli), False) if tli else None
-    wal = _WAL_KEY.fullmatch(key)
-    named = parse_segment_name(wal[2], segment_size) if wal is not None else None
-    if wal is None or named is None:
-        return None
-    tli, begin_lsn = named
-    if wal[3] is None:
-        return segment_file(tli, begin_lsn, segment_size), wal[4] is not None
-    end_lsn = int(wal[3], 16)
-    if not begin_lsn < end_lsn < begin_lsn + segment_size:
-        return None
-    return partial_file(tli, begin_lsn, end_lsn, segment_size), wal[4] is not None
 
 
 def _check_begin(begin_lsn: Lsn, segment_size: int) -> None:

@@ -1,11 +1,57 @@
-"""From a safekeeper into the archive, so that two at once do no harm."""
+"""From a safekeeper into the archive, so that two at once do no harm.
 
-from collections.abc import Iterator
+Everything that is archived is committed, so two archivers can only ever bring the same bytes. One file goes in so:
+
+    1. List its folder. A receipt of ours is there: done. A receipt of other bytes: a conflict, nothing is touched.
+    2. An object without a receipt is there: if it holds our bytes, go to 5; else an upload was torn, replace it.
+    3. Put the object, so that nothing is overwritten if the store can do that.
+    4. Read it back, whole, and compare.
+    5. Put the receipt, whose name says the CRC and the size.
+    6. List again: another receipt of the same file is a conflict that two archivers made at once.
+
+Killed anywhere in between, it is simply done again. Whatever is longer replaces the partials of its segment: their CRCs
+must be those of its own first bytes, which costs a pass over memory and finds logs that differ. What is shorter than a
+partial that is there is not put at all, but compared with it.
+"""
+
+import datetime
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from safekeeper.archive.objects import ArchivedFile, Listing, Manifest
-from safekeeper.archive.store import ObjectStore
+import google_crc32c
+import msgspec
+import zstandard
+
+from safekeeper.archive.fetch import conflict, plain_pieces, read_manifest, verified_pieces
+from safekeeper.archive.objects import (
+    MANIFEST_KEY,
+    WAL_FOLDER,
+    ArchivedFile,
+    ArchivedObject,
+    Listing,
+    Manifest,
+    ObjectInfo,
+    parse_keys,
+    parse_object_key,
+)
+from safekeeper.archive.store import WHOLE_MAX_BYTES, ObjectStore
+from safekeeper.errors import (
+    ArchiveConflict,
+    ArchiveCorrupt,
+    ArchiveRefused,
+    ArchiveUnavailable,
+    LocalProtocolError,
+    ObjectMissing,
+    StorageFailed,
+)
+from safekeeper.lsn import format_lsn
+
+_PIECE_BYTES = 1 << 20
+_ZSTD_LEVEL = 3
+
+_log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -24,6 +70,53 @@ class Source(Protocol):
 Content: TypeAlias = bytes | memoryview | Path | Source
 
 
+class _Buffer(NamedTuple):
+    """Bytes at hand, as a source."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def pieces(self) -> Iterator[bytes]:
+        for begin in range(0, len(self.data), _PIECE_BYTES):
+            yield self.data[begin : begin + _PIECE_BYTES]
+
+
+class _File(NamedTuple):
+    """A file, as a source."""
+
+    path: Path
+
+    @property
+    def size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError as error:
+            raise StorageFailed(f"cannot read {self.path}: {error.strerror}") from error
+
+    def pieces(self) -> Iterator[bytes]:
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                while piece := file.read(_PIECE_BYTES):
+                    yield piece
+        except OSError as error:
+            raise StorageFailed(f"cannot read {self.path}: {error.strerror}") from error
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a receipt says beyond its name: where the bytes came from, for people and for later checks."""
+
+    system_id: int
+    cluster_id: str
+    tli: int
+    begin_lsn: str
+    end_lsn: str
+    safekeeper_id: int
+    archived_at: str
+
+
 class Uploader:
     """What one safekeeper puts into the archive. Blocking; not for several threads at once."""
 
@@ -37,35 +130,176 @@ class Uploader:
         safekeeper_id: int,
         compress: bool,
     ) -> None:
-        raise NotImplementedError
+        self._store = store
+        self._cluster_id = cluster_id
+        self._system_id = system_id
+        self._segment_size = segment_size
+        self._safekeeper_id = safekeeper_id
+        self._compress = compress
+        self._may_delete = True
 
     def claim(self) -> Manifest:
         """Make sure that the archive is ours: write its manifest if there is none.
 
         Raises:
-            ArchiveRefused: it belongs to another cluster.
+            ArchiveRefused: it belongs to another cluster, or holds WAL of nobody knows whom.
         """
-        raise NotImplementedError
+        self._store.remove_leftovers()
+        found = read_manifest(self._store)
+        if found is None:
+            if self._store.list(WAL_FOLDER):
+                raise ArchiveRefused(
+                    f"{self._store.url} holds WAL but no {MANIFEST_KEY}: put that back, or name another folder"
+                )
+            ours = Manifest(self._system_id, self._segment_size, (self._cluster_id,), _now())
+            self._store.put(MANIFEST_KEY, msgspec.json.encode(ours), absent=True)
+            found = read_manifest(self._store)
+        if found is None:
+            raise ArchiveUnavailable(f"{self._store.url}/{MANIFEST_KEY} was written and is not there: try again")
+        if (found.system_id, found.segment_size) != (self._system_id, self._segment_size):
+            raise ArchiveRefused(
+                f"the archive {self._store.url} belongs to the database {found.system_id} "
+                f"(segments of {found.segment_size} bytes), this is {self._system_id} "
+                f"({self._segment_size} bytes): name another folder"
+            )
+        if self._cluster_id not in found.cluster_ids:
+            raise ArchiveRefused(
+                f"the archive {self._store.url} belongs to the cluster {', '.join(found.cluster_ids)}, this is "
+                f"{self._cluster_id}: name another folder, or let the archive adopt this cluster"
+            )
+        return found
 
     def upload(self, file: ArchivedFile, content: Content) -> bool:
         """Put a file into the archive, verified and with its receipt; remove the partials that it supersedes.
 
         Returns:
-            False if it was there already.
+            False if it was there already, or something longer that begins with it.
 
         Raises:
             ArchiveConflict: the archive holds other bytes under this name.
             ArchiveCorrupt: what was read back is not what was written.
+            StorageFailed: `content` is a file that cannot be read.
         """
-        raise NotImplementedError
+        source = _source_of(content)
+        if file.plain_bytes not in (None, source.size):
+            raise LocalProtocolError(f"{file} has {file.plain_bytes} bytes, not {source.size}")
+        listing = self.listing(file.folder)
+        shorter, longer = _of_the_same_segment(file, listing)
+        sums = _checksums(source, {partial.plain_bytes for partial in shorter})
+        compressed = self._compress and file.kind != "history"
+        target = ArchivedObject(file, file.key(compressed), sums[source.size], source.size, compressed)
+        self._refuse_conflicts(target, listing)
+        for partial in shorter:
+            if partial.crc32c != sums[partial.plain_bytes]:
+                raise self._differs(partial, target)
+        there = any(archived.file == file for archived in listing.objects)
+        if not there and longer and file.kind == "partial":
+            self._compare_beginning(longer[0], target)
+            return False
+        if not there:
+            self._bring(target, source, is_torn=target.key in listing.unconfirmed)
+            self._put_receipt(target)
+            listing = self.listing(file.folder)
+            self._refuse_conflicts(target, listing)
+        self._delete_shorter(file, listing)
+        return not there
 
     def listing(self, *folders: str) -> Listing:
         """Return what lies in these folders (see `objects.wal_folder`), in all of them if none is named."""
-        raise NotImplementedError
+        infos: list[ObjectInfo] = []
+        for folder in folders or ("",):
+            infos += self._store.list(folder)
+        return parse_keys(infos, self._segment_size)
 
     def delete_partials(self, file: ArchivedFile) -> None:
         """Remove the partials that `file`, which is in the archive, supersedes."""
-        raise NotImplementedError
+        self._delete_shorter(file, self.listing(file.folder))
+
+    def _refuse_conflicts(self, target: ArchivedObject, listing: Listing) -> None:
+        """Raise ArchiveConflict if any receipt of this file speaks of other bytes, be its object there or not."""
+        for file, claims in listing.conflicts:
+            if file == target.file:
+                raise conflict(self._store, file, claims)
+        for other in (*listing.objects, *listing.lost):
+            if other.file == target.file and (other.crc32c, other.plain_bytes) != (target.crc32c, target.plain_bytes):
+                raise self._differs(other, target)
+
+    def _differs(self, other: ArchivedObject, target: ArchivedObject) -> ArchiveConflict:
+        return ArchiveConflict(
+            f"the archive {self._store.url} has other bytes of {target.file} than this safekeeper, whose CRC-32C is "
+            f"{target.crc32c:08X}: {other.receipt_key}; nothing is overwritten, find out which log is right"
+        )
+
+    def _bring(self, target: ArchivedObject, source: Source, *, is_torn: bool) -> None:
+        """Have an object with these bytes in the archive, put by us or by another, and read it back."""
+        if is_torn:
+            if self._holds(target):
+                return
+            _log.warning("replacing %s in the archive %s: its upload was torn", target.key, self._store.url)
+        data = _stored(source, target.compressed)
+        put = self._store.put(target.key, data, absent=not is_torn)
+        if self._holds(target):
+            return
+        if not put:
+            raise ArchiveConflict(
+                f"somebody put other bytes at {self._store.url}/{target.key} meanwhile: nothing is overwritten"
+            )
+        raise ArchiveCorrupt(f"{self._store.url}/{target.key} was written and does not read back as it was written")
+
+    def _holds(self, target: ArchivedObject) -> bool:
+        """Read an object, and say whether it has the bytes that it should."""
+        try:
+            for _ in verified_pieces(self._store, target):
+                pass
+        except ArchiveCorrupt:
+            return False
+        except ObjectMissing as error:
+            raise ArchiveUnavailable(f"{error}, though it was there just now: try again") from error
+        return True
+
+    def _compare_beginning(self, longer: ArchivedObject, target: ArchivedObject) -> None:
+        """Raise ArchiveConflict if `longer` does not begin with the bytes of `target`."""
+        crc32c, left = 0, target.plain_bytes
+        for piece in plain_pieces(self._store, longer):
+            crc32c = google_crc32c.extend(crc32c, piece[:left] if left < len(piece) else piece)
+            left -= min(left, len(piece))
+            if not left:
+                break
+        if left or crc32c != target.crc32c:
+            raise self._differs(longer, target)
+
+    def _put_receipt(self, target: ArchivedObject) -> None:
+        file = target.file
+        receipt = Receipt(
+            self._system_id,
+            self._cluster_id,
+            file.tli,
+            format_lsn(file.begin_lsn),
+            format_lsn(file.end_lsn),
+            self._safekeeper_id,
+            _now(),
+        )
+        # That it may exist already is no concern: its name says all that matters.
+        self._store.put(target.receipt_key, msgspec.json.encode(receipt), absent=True)
+
+    def _delete_shorter(self, file: ArchivedFile, listing: Listing) -> None:
+        """Remove what `file` supersedes. An archive that keeps everything is fine, too."""
+        if file.kind == "history" or not self._may_delete:
+            return
+        keys = [
+            key
+            for partial in _of_the_same_segment(file, listing)[0]
+            for key in (partial.receipt_key, partial.key)  # In this order: never a receipt without its object.
+        ]
+        for key in listing.unconfirmed:
+            named = parse_object_key(key, self._segment_size)
+            if named is not None and _is_shorter(named[0], file):
+                keys.append(key)
+        try:
+            self._store.delete(keys)
+        except ArchiveRefused as error:
+            self._may_delete = False
+            _log.warning("partials that are not needed any more stay in the archive: %s", error)
 
 
 def adopt(store: ObjectStore, cluster_id: str) -> Manifest:
@@ -74,4 +308,72 @@ def adopt(store: ObjectStore, cluster_id: str) -> Manifest:
     Raises:
         ArchiveRefused: there is no manifest, or it is not understood.
     """
-    raise NotImplementedError
+    found = read_manifest(store)
+    if found is None:
+        raise ArchiveRefused(f"there is no archive in {store.url}: it has no {MANIFEST_KEY}")
+    if cluster_id in found.cluster_ids:
+        return found
+    adopted = msgspec.structs.replace(found, cluster_ids=(*found.cluster_ids, cluster_id))
+    store.put(MANIFEST_KEY, msgspec.json.encode(adopted), absent=False)
+    return adopted
+
+
+def _source_of(content: Content) -> Source:
+    """Return the content as a source; in memory if it is small enough to be put at once."""
+    if isinstance(content, bytes | memoryview):
+        return _Buffer(bytes(content))  # No copy if it is bytes.
+    source = _File(content) if isinstance(content, Path) else content
+    return _Buffer(b"".join(source.pieces())) if source.size <= WHOLE_MAX_BYTES else source
+
+
+def _checksums(source: Source, sizes: Iterable[int]) -> dict[int, int]:
+    """Return the CRC-32C of the whole source and of its first bytes, for each of `sizes`, in one pass."""
+    wanted = sorted({*sizes, source.size})
+    sums: dict[int, int] = {}
+    crc32c, position = 0, 0
+    if len(wanted) == 1 and isinstance(source, _Buffer):
+        return {source.size: google_crc32c.value(source.data)}
+    for piece in source.pieces():
+        end = position + len(piece)
+        while wanted and wanted[0] < end:
+            size = wanted.pop(0)
+            sums[size] = google_crc32c.extend(crc32c, piece[: size - position])
+        crc32c, position = google_crc32c.extend(crc32c, piece), end
+    if position != source.size:
+        raise LocalProtocolError(f"a source of {source.size} bytes gave {position}")
+    sums[position] = crc32c
+    return sums
+
+
+def _stored(source: Source, compressed: bool) -> bytes | Iterator[bytes]:
+    """Return what the object holds: at once if the source is in memory, else in pieces."""
+    if not compressed:
+        return source.data if isinstance(source, _Buffer) and source.size <= WHOLE_MAX_BYTES else source.pieces()
+    packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
+    if isinstance(source, _Buffer) and source.size <= WHOLE_MAX_BYTES:
+        return packer.compress(source.data)
+    return _packed(packer, source)
+
+
+def _packed(packer: zstandard.ZstdCompressor, source: Source) -> Iterator[bytes]:
+    stream = packer.compressobj(size=source.size)
+    for piece in source.pieces():
+        if packed := stream.compress(piece):
+            yield packed
+    yield stream.flush()
+
+
+def _of_the_same_segment(file: ArchivedFile, listing: Listing) -> tuple[list[ArchivedObject], list[ArchivedObject]]:
+    """Return the objects of the segment of `file` that are shorter, and those that are longer, the longest first."""
+    shorter = [one for one in listing.objects if _is_shorter(one.file, file)]
+    longer = [one for one in listing.objects if _is_shorter(file, one.file)]
+    return shorter, sorted(longer, key=lambda one: -one.plain_bytes)
+
+
+def _is_shorter(file: ArchivedFile, other: ArchivedFile) -> bool:
+    """Say whether `file` holds less of the same segment than `other`."""
+    return file.kind == "partial" and file.name == other.name and file.end_lsn < other.end_lsn
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

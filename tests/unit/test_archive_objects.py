@@ -79,7 +79,8 @@ def test_object_without_receipt_counts_for_nothing() -> None:
 
 def test_receipt_whose_object_is_gone_is_reported_as_lost() -> None:
     receipt = f"{KEY}.0000000A-16777216.receipt"
-    assert listing_of(receipt) == Listing([], [], [], [], [receipt])
+    lost = ArchivedObject(segment_file(1, BEGIN_LSN, SEGMENT), KEY, 10, SEGMENT, False)
+    assert listing_of(receipt) == Listing([], [], [], [], [lost])
 
 
 def test_plain_and_compressed_are_one_file_that_is_there_twice() -> None:

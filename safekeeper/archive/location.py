@@ -1,0 +1,145 @@
+"""Where an archive is: from a URL and options to a client of that store.
+
+A plain path or `file://` is a local folder; `s3://`, `gs://` and `az://` are remote. Options are obstore's
+configuration keys of that kind of store, and a few of its HTTP client. Credentials come from options or the
+environment, never from a URL, which is shown in messages.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from obstore.exceptions import BaseError, UnknownConfigurationKeyError
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
+
+from safekeeper.archive.store_errors import reason_of
+from safekeeper.errors import ConfigurationError
+
+Client: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
+
+# A few quick attempts here: those who call try again for as long as it takes, and say so meanwhile.
+_RETRIES: Any = {
+    "max_retries": 3,
+    "retry_timeout": timedelta(seconds=10),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=2),
+        "base": 2,
+    },
+}
+# An answer of many megabytes may take longer than the wait for its first or next byte.
+_WHOLE_ANSWER_FACTOR = 20
+# Typed for options that are written in the source; ours are the operator's.
+_client_from_url: Any = from_url
+_CLIENT_FLAGS = frozenset({"allow_http", "allow_invalid_certificates"})
+_CLIENT_KEYS = _CLIENT_FLAGS | {"proxy_url", "root_certificate"}
+# Others that obstore knows: it wants them elsewhere, or they are set here.
+_CLIENT_KEYS_REFUSED = re.compile(
+    r"timeout|\w+_timeout|http[12]_\w+|pool_\w+|proxy_\w+|default_\w+|user_agent|randomize_\w+"
+)
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT")
+
+
+class Location(NamedTuple):
+    """An opened location: what to call it, its client, and its folder if it is a local one."""
+
+    url: str
+    client: Client
+    folder: Path | None
+
+
+def open_location(url: str, options: Mapping[str, str], timeout_s: float) -> Location:
+    """Return the client of the store that `url` names.
+
+    Raises:
+        ConfigurationError: the URL or an option cannot work, or the local folder cannot be made.
+    """
+    if not url:
+        raise ConfigurationError("the archive's URL is empty: write a folder, or s3://BUCKET/PREFIX, gs:// or az://")
+    if "://" not in url:
+        return _open_folder(Path(url), options)
+    scheme = url.partition("://")[0].lower()
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError(f"the archive's URL, {scheme}://..., is not understood") from None
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigurationError(
+            f"the archive's URL, {scheme}://..., has more than a place and a path: "
+            "settings and credentials are options, or stand in the environment"
+        )
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigurationError(f"{url} names another host: write file:///path")
+        return _open_folder(Path(unquote(parts.path)), options)
+    if scheme not in ("s3", "gs", "az"):
+        raise ConfigurationError(f"{url} is no archive: write a folder, or s3://BUCKET/PREFIX, gs:// or az://")
+    if not parts.netloc:
+        raise ConfigurationError(f"{url} names no bucket: write {scheme}://BUCKET/PREFIX")
+    return _open_remote(
+        "/".join((f"{scheme}://{parts.netloc}", *filter(None, parts.path.split("/")))), options, timeout_s
+    )
+
+
+def _open_folder(folder: Path, options: Mapping[str, str]) -> Location:
+    if options:
+        raise ConfigurationError(f"the archive in the folder {folder} has no options: remove {', '.join(options)}")
+    folder = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        client = LocalStore(folder)
+    except (OSError, BaseError) as error:
+        raise ConfigurationError(f"cannot use {folder} as an archive: {reason_of(error)}") from error
+    return Location(str(folder), client, folder)
+
+
+def _open_remote(url: str, options: Mapping[str, str], timeout_s: float) -> Location:
+    client_options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=min(timeout_s, 5)),
+        "read_timeout": timedelta(seconds=timeout_s),
+        "timeout": timedelta(seconds=timeout_s * _WHOLE_ANSWER_FACTOR),
+        "allow_http": _endpoint_is_plain(options),
+    }
+    config: dict[str, str] = {}
+    for name, value in options.items():
+        key = name.lower()
+        if key in _CLIENT_KEYS:
+            client_options[key] = _client_value(url, key, value)
+        elif _CLIENT_KEYS_REFUSED.fullmatch(key):
+            raise ConfigurationError(f"the archive {url} has no option {name!r}")
+        else:
+            config[key] = value
+    try:
+        client: Client = _client_from_url(url, config=config, client_options=client_options, retry_config=_RETRIES)
+    except UnknownConfigurationKeyError as error:
+        key_named = re.search(r"[Kk]ey: '([^']*)'", str(error))
+        name = key_named[1] if key_named else ", ".join(options)
+        raise ConfigurationError(f"the archive {url} has no option {name!r}") from error
+    except (BaseError, ValueError, TypeError) as error:
+        secrets = [value for value in options.values() if value]
+        raise ConfigurationError(f"cannot use {url} as an archive: {reason_of(error, secrets)}") from error
+    return Location(url, client, None)
+
+
+def _endpoint_is_plain(options: Mapping[str, str]) -> bool:
+    """Say whether the operator named an endpoint without TLS, which obstore wants to be allowed explicitly."""
+    named = [value for name, value in options.items() if "endpoint" in name.lower()]
+    named += [os.environ.get(name, "") for name in _ENDPOINT_VARIABLES]
+    return any(endpoint.lower().startswith("http://") for endpoint in named)
+
+
+def _client_value(url: str, key: str, value: str) -> bool | str:
+    if key in _CLIENT_FLAGS:
+        if value.lower() not in ("true", "false"):
+            raise ConfigurationError(f"the archive {url}: option {key!r} is either true or false")
+        return value.lower() == "true"
+    if key == "root_certificate":
+        try:
+            return Path(value).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"the archive {url}: cannot read the root certificate {value}: {error}") from error
+    return value

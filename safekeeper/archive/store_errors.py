@@ -1,0 +1,95 @@
+"""What an object store answers when it does not do what it is asked, in our words.
+
+obstore's errors come with a debugging appendix, the URL of the request (its query may hold a signature) and the store's
+own XML. One line is left of that: the code and the message, or what the operating system says.
+"""
+
+import re
+from collections.abc import Iterable
+
+from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
+
+from safekeeper.errors import ArchiveError, ArchiveRefused, ArchiveUnavailable, ObjectMissing
+
+REASON_MAX_CHARACTERS = 200
+
+_APPENDIX = "\n\nDebug source:"
+_REQUEST = re.compile(r".*Error performing [A-Z]+ \S+ in .*? - ", re.DOTALL)
+_PREAMBLE = re.compile(r"^(?:Generic \w+ error: |Object at location .*? (?:not found|already exists): )+")
+_XML_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_XML_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_OS_MESSAGE = re.compile(r'message: "([^"]*)"')
+_USERINFO = re.compile(r"://[^/\s@]*@")
+_QUERY = re.compile(r"(://[^\s?]*)\?\S*")
+# What a cloud's credentials endpoint is called: asked when no credentials are configured.
+_METADATA_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+
+# What a person must look at, and how. S3's codes; those that other stores lack are told by obstore's own classes.
+_REFUSALS = {
+    "AccessDenied": "allow it there, or correct the credentials",
+    "AccountProblem": "ask the provider",
+    "AllAccessDisabled": "ask the provider",
+    "ExpiredToken": "the credentials have expired: renew them",
+    "InvalidAccessKeyId": "correct the credentials",
+    "InvalidToken": "renew the credentials",
+    "NoSuchBucket": "make the bucket, or correct the archive's URL",
+    "ContainerNotFound": "make the container, or correct the archive's URL",
+    "PermanentRedirect": "correct the region or the endpoint",
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    "SignatureDoesNotMatch": "correct the credentials",
+    "TokenRefreshRequired": "renew the credentials",
+}
+_REFUSALS_OF_A_FOLDER = ("Permission denied", "Read-only file system", "Operation not permitted")
+
+
+class ConditionsNotSupported(ArchiveUnavailable):
+    """The store knows no put that must not overwrite."""
+
+
+def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
+    """Return why, on one line of at most REASON_MAX_CHARACTERS, without URLs' secret parts.
+
+    Args:
+        secrets: values that must not show, should the text quote them.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text, _, appendix = str(error).partition(_APPENDIX)
+    code, message = _XML_CODE.search(text), _XML_MESSAGE.search(text)
+    if code is not None:
+        text = f"{code[1]}: {message[1]}" if message is not None else code[1]
+    else:
+        text = _PREAMBLE.sub("", _REQUEST.sub("", text))
+        of_the_system = _OS_MESSAGE.findall(appendix)
+        if "error sending request" in text or "error decoding response body" in text:
+            text = of_the_system[-1] if of_the_system else "no answer in time" if "TimedOut" in appendix else text
+    text = _QUERY.sub(r"\1", _USERINFO.sub("://", " ".join(text.split())))
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text[:REASON_MAX_CHARACTERS] or type(error).__name__
+
+
+def translated(error: BaseError | OSError, action: str, secrets: Iterable[str] = ()) -> ArchiveError:
+    """Return what `error` is to us.
+
+    Args:
+        action: what could not be done, with URL and key.
+    """
+    reason = reason_of(error, secrets)
+    text = str(error)
+    code = next((code for code in _REFUSALS if f"<Code>{code}</Code>" in text), None)
+    if any(host in text for host in _METADATA_HOSTS):
+        return ArchiveUnavailable(
+            f"could not {action}: no credentials are configured, and the metadata service gives none: {reason}"
+        )
+    if code is not None:
+        return ArchiveRefused(f"could not {action}: {reason}: {_REFUSALS[code]}")
+    if isinstance(error, UnauthenticatedError | PermissionDeniedError | PermissionError) or any(
+        refusal in text for refusal in _REFUSALS_OF_A_FOLDER
+    ):
+        return ArchiveRefused(f"could not {action}: {reason}: allow it there, or correct or renew the credentials")
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissing(f"could not {action}: there is no such object")
+    if isinstance(error, NotSupportedError) or "501 Not Implemented" in text or "NotImplemented" in text:
+        return ConditionsNotSupported(f"could not {action}: {reason}")
+    return ArchiveUnavailable(f"could not {action}: {reason}")
