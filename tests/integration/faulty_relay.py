@@ -22,6 +22,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from tests.integration.object_stores import ACCESS_KEY
+
 _DEADLINE_S = 30.0
 _LARGEST_BODY_BYTES = 64 * 1024 * 1024
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
@@ -50,12 +52,13 @@ Fault = Callable[[Request, Forward], Awaitable[web.Response]]
 
 
 def answer(status: int, code: str, message: str = "as the test says") -> Fault:
-    """S3's error of this code; the store hears nothing."""
+    """S3's error of this code, with all that S3 may tell in it; the store hears nothing."""
 
     async def fault(request: Request, forward: Forward) -> web.Response:
         body = (
             '<?xml version="1.0" encoding="UTF-8"?>'
-            f"<Error><Code>{code}</Code><Message>{message}</Message><RequestId>0</RequestId></Error>"
+            f"<Error><Code>{code}</Code><Message>{message}</Message><AWSAccessKeyId>{ACCESS_KEY}</AWSAccessKeyId>"
+            "<StringToSign>AWS4-HMAC-SHA256 and more</StringToSign><RequestId>0</RequestId></Error>"
         )
         return web.Response(status=status, body=body.encode(), content_type="application/xml")
 
@@ -112,12 +115,17 @@ async def garble(request: Request, forward: Forward) -> web.Response:
     return told
 
 
-def first(action: Callable[[], None]) -> Fault:
-    """Do something in this process, then pass the request: another party that comes in between."""
+async def passing(request: Request, forward: Forward) -> web.Response:
+    """Nothing happens to it."""
+    return await forward(request)
+
+
+def first(action: Callable[[], object], then: Fault = passing) -> Fault:
+    """Do something in this process and `then` that to the request: another party comes in between."""
 
     async def fault(request: Request, forward: Forward) -> web.Response:
         await asyncio.to_thread(action)
-        return await forward(request)
+        return await then(request, forward)
 
     return fault
 

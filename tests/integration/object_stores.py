@@ -28,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from obstore.store import S3Store
+
 _DEADLINE_S = 60.0
 _BUCKET = "archive"
 _LIST_NAMESPACE = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
@@ -219,7 +221,10 @@ class MotoServer(Server):
 
 
 class RcloneServer(LocalFolder):
-    """`rclone serve s3` over a folder: signatures are checked, conditions are not."""
+    """`rclone serve s3` over a folder: signatures are checked, conditions are not.
+
+    It remembers what its folders hold, so that files are changed through it.
+    """
 
     name = "rclone"
     conditional_puts = False
@@ -229,11 +234,18 @@ class RcloneServer(LocalFolder):
         self._program = _Program(
             *(str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", str(self.folder.parent)),
             *("--addr", "127.0.0.1:0", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"),
-            # No configuration of whoever runs the tests, nothing kept in memory that changes behind its back.
-            *("--config", "", "--cache-dir", str(self.folder.parent / "cache"), "--dir-cache-time", "0s"),
+            *("--config", "", "--cache-dir", str(self.folder.parent / "cache")),
             says=r"Starting s3 server on \[(http://[\d.]+:\d+)/\]",
         )
         self.endpoint = self._program.endpoint
+        self._client = S3Store(
+            _BUCKET,
+            endpoint=self.endpoint,
+            region="us-east-1",
+            access_key_id=ACCESS_KEY,
+            secret_access_key=SECRET_KEY,
+            client_options={"allow_http": True},
+        )
 
     def close(self) -> None:
         self._program.close()
@@ -241,6 +253,12 @@ class RcloneServer(LocalFolder):
 
     def place(self, prefix: str, endpoint: str = "") -> Place:
         return _s3_place(prefix, endpoint or self.endpoint)
+
+    def write(self, prefix: str, key: str, content: bytes) -> None:
+        self._client.put(f"{prefix}/{key}", content)
+
+    def remove(self, prefix: str, key: str) -> None:
+        self._client.delete(f"{prefix}/{key}")
 
 
 SERVERS: tuple[type[Server], ...] = (LocalFolder, MotoServer, RcloneServer)
