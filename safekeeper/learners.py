@@ -7,6 +7,7 @@ of the event loop of its own, behind the append that was just answered: appends 
     bytes        at most SERVED_BYTES_PER_TURN a turn, then the loop sees to everything else first
     readers      in turn, a chunk each; those at one position share its bytes and header
     cold WAL     is read in the thread "reader", one job per reader at most
+    older WAL    that is not kept here comes from the archive, if there is one (archive/read_through.py)
     a slow one   is passed over while its connection is full, and costs nothing (S14)
 
 Nothing is read while an event of the node waits for the disk: its thread may be changing the log.
@@ -20,15 +21,19 @@ import logging
 import time
 from typing import NamedTuple
 
-from safekeeper.consensus.learning import Gone, ReadableLog, Send, TimelineEnd, next_step
-from safekeeper.errors import StorageFailed
+from safekeeper.archive.objects import ArchivedFile, segment_file
+from safekeeper.archive.read_through import CachedSegment, ReadThrough
+from safekeeper.consensus.learning import Gone, ReadableLog, Removed, Send, TimelineEnd, next_step
+from safekeeper.errors import ObjectMissing, StorageFailed
 from safekeeper.logs import describe_bug
-from safekeeper.lsn import Lsn, format_lsn, segment_name
+from safekeeper.lsn import Lsn, format_lsn, segment_name, segment_start
 from safekeeper.node import Node
 from safekeeper.pgwire.backend import xlog_data_header
 from safekeeper.readable_log import LogView
 from safekeeper.reader import Reader
 from safekeeper.standby_feedback import FeedbackTimer
+from safekeeper.timelines import tli_of_byte
+from safekeeper.wal.reading import WalReader
 from safekeeper.worker import Worker
 
 # Of one XLogData at most; chunks end at its multiples, and so at the borders of segments.
@@ -53,17 +58,26 @@ class _Chunk(NamedTuple):
 class LearnerHub:
     """All readers of one safekeeper; the node's `Learners`."""
 
-    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, read_through: ReadThrough | None = None) -> None:
+        """Serve nobody yet.
+
+        Args:
+            read_through: where WAL is that is not kept here any more, None if it is nowhere.
+        """
         self._node = node
         self._loop = loop
         self._readers: dict[int, Reader] = {}
         self._awake: dict[int, Reader] = {}  # Those that may have something to get.
+        self._at_archive: dict[int, Reader] = {}  # Those that wait for the archive.
+        self._read_through = read_through
         self._thread = Worker("reader", loop)
         self._feedback = FeedbackTimer(loop, self._tell_node)
         self._pump_scheduled = False
         self._chunk: _Chunk | None = None  # The last one.
         self._quiet: asyncio.Future[None] | None = None
         self._view = LogView(node)
+        if read_through is not None:
+            read_through.attach(self._archive_has_news)
 
     # The log.
 
@@ -132,7 +146,10 @@ class LearnerHub:
             return
         del self._readers[reader.number]
         self._awake.pop(reader.number, None)
+        self._at_archive.pop(reader.number, None)
         reader.wal.close()
+        if not reader.fetching:
+            self._leave_archive(reader)
         self._feedback.changed(urgent=True)
         self._notice_quiet()
 
@@ -174,9 +191,11 @@ class LearnerHub:
         await self._quiet
 
     def close(self) -> None:
-        """End the thread and the timers."""
+        """End the threads and the timers."""
         self._feedback.stop()
         self._thread.stop()
+        if self._read_through is not None:
+            self._read_through.close()
 
     def _tell_node(self) -> None:
         self._node.learners_changed(bool(self._readers), tuple(reader.standby() for reader in self._readers.values()))
@@ -211,30 +230,36 @@ class LearnerHub:
         step = next_step(self._view.log, reader.tli, reader.position_lsn, reader.retreated_to_lsn)
         reader.waiting = False
         if isinstance(step, Send):
-            return self._serve_bytes(reader, step)
+            if reader.archived is not None:
+                self._leave_archive(reader)
+            return self._serve_bytes(reader, reader.wal, *step, recent=step.end_lsn - step.begin_lsn <= RECENT_BYTES)
+        if isinstance(step, Removed):
+            return self._serve_from_archive(reader, step)
         if isinstance(step, TimelineEnd):
             self.stop(reader)
             reader.client.end_timeline(step)
         elif isinstance(step, Gone):
-            self._fail(reader, "58P01", self._why_gone(reader, step), fatal=not step.removed)
+            reason = f"timeline {reader.tli} is not in this server's history any more"
+            self._fail(reader, "58P01", reason, fatal=True)
         else:
             reader.waiting = reader.caught_up = True
         return 0
 
-    def _serve_bytes(self, reader: Reader, step: Send) -> int:
-        begin_lsn = step.begin_lsn
-        end_lsn = min(step.end_lsn, begin_lsn - begin_lsn % CHUNK_BYTES + CHUNK_BYTES)
+    def _serve_bytes(
+        self, reader: Reader, wal: WalReader | CachedSegment, begin_lsn: Lsn, end_lsn: Lsn, *, recent: bool
+    ) -> int:
+        end_lsn = min(end_lsn, begin_lsn - begin_lsn % CHUNK_BYTES + CHUNK_BYTES)
         chunk = self._chunk
         if chunk is None or chunk.begin_lsn != begin_lsn or chunk.wanted_end_lsn != end_lsn:
             try:
-                payload = reader.wal.at_hand(begin_lsn, end_lsn, recent=step.end_lsn - begin_lsn <= RECENT_BYTES)
+                payload = wal.at_hand(begin_lsn, end_lsn, recent=recent)
                 if not payload:
-                    self._fetch(reader, begin_lsn, end_lsn)
+                    self._fetch(reader, wal, begin_lsn, end_lsn)
                     return 0
             except StorageFailed as error:
                 self._fail_read(reader, error)
                 return 0
-            chunk = self._chunk = self._make_chunk(begin_lsn, end_lsn, step.end_lsn, payload)
+            chunk = self._chunk = self._make_chunk(begin_lsn, end_lsn, self.readable_end(reader), payload)
         self._send(reader, chunk)
         if chunk.end_lsn == self._view.log.end_lsn:
             reader.waiting = reader.caught_up = True
@@ -255,16 +280,22 @@ class LearnerHub:
 
     # Cold WAL.
 
-    def _fetch(self, reader: Reader, begin_lsn: Lsn, end_lsn: Lsn) -> None:
+    def _fetch(self, reader: Reader, wal: WalReader | CachedSegment, begin_lsn: Lsn, end_lsn: Lsn) -> None:
         reader.fetching = True
-        token = (reader, self._view.epoch, begin_lsn, end_lsn)
-        self._thread.submit(reader.wal.fetch(begin_lsn, end_lsn), self._fetched, token)
+        token = (reader, wal, self._view.epoch, begin_lsn, end_lsn)
+        self._thread.submit(wal.fetch(begin_lsn, end_lsn), self._fetched, token)
 
-    def _fetched(self, token: tuple[Reader, int, Lsn, Lsn], payload: bytes | None, error: BaseException | None) -> None:
-        reader, epoch, begin_lsn, end_lsn = token
+    def _fetched(
+        self,
+        token: tuple[Reader, WalReader | CachedSegment, int, Lsn, Lsn],
+        payload: bytes | None,
+        error: BaseException | None,
+    ) -> None:
+        reader, wal, epoch, begin_lsn, end_lsn = token
         reader.fetching = False
-        reader.wal.fetched()
+        wal.fetched()
         if self._readers.get(reader.number) is not reader:
+            self._leave_archive(reader)
             return
         if self._node.is_between_events:
             self._refresh_if_changed()
@@ -279,13 +310,50 @@ class LearnerHub:
         # What has come in the middle of an event may be void at its end, and is read again.
         self._wake(reader)
 
+    # Older WAL.
+
+    def _serve_from_archive(self, reader: Reader, step: Removed) -> int:
+        """Send the reader WAL that is not kept here, or have it fetched."""
+        archive, segment = self._read_through, reader.archived
+        if archive is None:
+            self._fail_removed(reader)
+            return 0
+        if segment is None or not segment.holds(step.begin_lsn):
+            self._leave_archive(reader)
+            try:
+                segment = reader.archived = archive.acquire(self._archived_segment(step.begin_lsn))
+            except ObjectMissing:
+                self._fail_removed(reader)
+                return 0
+            if segment is None:
+                self._at_archive[reader.number] = reader
+                return 0
+            if segment.file.end_lsn < self._view.log.begin_lsn:
+                archive.prefetch(self._archived_segment(segment.file.end_lsn))
+        self._at_archive.pop(reader.number, None)
+        end_lsn = min(step.end_lsn, segment.file.end_lsn)
+        return self._serve_bytes(reader, segment, step.begin_lsn, end_lsn, recent=False)
+
+    def _archived_segment(self, lsn: Lsn) -> ArchivedFile:
+        """Return the segment of byte `lsn`, under the name that it has in this log: that of its last byte."""
+        log, size = self._view.log, self._node.acceptor.control.segment_size
+        begin_lsn = segment_start(lsn, size)
+        return segment_file(tli_of_byte(log.tli, log.lineage, begin_lsn + size - 1), begin_lsn, size)
+
+    def _leave_archive(self, reader: Reader) -> None:
+        segment, reader.archived = reader.archived, None
+        if segment is not None and self._read_through is not None:
+            self._read_through.release(segment)
+
+    def _archive_has_news(self) -> None:
+        for reader in list(self._at_archive.values()):
+            self._wake(reader)
+
     # The ends.
 
-    def _why_gone(self, reader: Reader, gone: Gone) -> str:
-        if gone.removed:
-            segment = segment_name(reader.tli, reader.position_lsn, self._node.acceptor.control.segment_size)
-            return f"requested WAL segment {segment} has already been removed"
-        return f"timeline {reader.tli} is not in this server's history any more"
+    def _fail_removed(self, reader: Reader) -> None:
+        name = segment_name(reader.tli, reader.position_lsn, self._node.acceptor.control.segment_size)
+        self._fail(reader, "58P01", f"requested WAL segment {name} has already been removed", fatal=False)
 
     def _fail_read(self, reader: Reader, error: StorageFailed) -> None:
         _log.error("connection %d cannot be served: %s", reader.number, error)
@@ -296,5 +364,9 @@ class LearnerHub:
         reader.client.fail(sqlstate, message, fatal=fatal)
 
     def _notice_quiet(self) -> None:
-        if self._quiet is not None and not self._quiet.done() and all(r.waiting for r in self._readers.values()):
+        if (
+            self._quiet is not None
+            and not self._quiet.done()
+            and all(r.waiting or n in self._at_archive for n, r in self._readers.items())
+        ):
             self._quiet.set_result(None)

@@ -6,6 +6,7 @@ START_REPLICATION and ends with the COPY; a client that goes on with the next ti
 
 from typing import Protocol
 
+from safekeeper.archive.read_through import CachedSegment
 from safekeeper.consensus.learning import TimelineEnd
 from safekeeper.consensus.messages import Standby
 from safekeeper.lsn import Lsn
@@ -41,10 +42,12 @@ class Reader:
         fetching: a thread reads for it.
         waiting: it has been sent all that there is for it.
         caught_up: it has once been sent all that there was.
+        archived: the segment out of the archive that it reads, None if it reads what is here.
     """
 
     __slots__ = (
         "apply_lsn",
+        "archived",
         "catalog_xmin",
         "caught_up",
         "client",
@@ -85,6 +88,7 @@ class Reader:
         self.fetching = False
         self.waiting = False
         self.caught_up = False
+        self.archived: CachedSegment | None = None
 
     @property
     def state(self) -> str:

@@ -66,15 +66,21 @@ class TimelineEnd(NamedTuple):
     fork_lsn: Lsn
 
 
+class Removed(NamedTuple):
+    """The bytes [begin_lsn, end_lsn) may be sent, but are not kept here any more."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
 class Gone(NamedTuple):
-    """The learner cannot go on here. `removed`: the bytes it wants are not kept any more; else they were replaced."""
-
-    removed: bool
+    """The learner cannot go on here: what it was sent is part of this log no more, or never was."""
 
 
-Step: TypeAlias = Send | Wait | TimelineEnd | Gone
+Step: TypeAlias = Send | Wait | TimelineEnd | Removed | Gone
 
 _WAIT = Wait()
+_GONE = Gone()
 
 
 def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: Lsn | None = None) -> Step:
@@ -88,16 +94,16 @@ def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: L
     if tli != log.tli:
         fork = log.fork_of(tli)
         if fork is None:
-            return Gone(removed=False)
+            return _GONE
         if position_lsn >= fork[1]:
             return TimelineEnd(*fork)
         end_lsn = min(end_lsn, fork[1])
     if retreated_to_lsn is not None:
-        return _WAIT if end_lsn <= retreated_to_lsn else Gone(removed=False)
-    if position_lsn < log.begin_lsn:
-        return Gone(removed=True)
+        return _WAIT if end_lsn <= retreated_to_lsn else _GONE
     if position_lsn >= end_lsn:
         return _WAIT
+    if position_lsn < log.begin_lsn:
+        return Removed(position_lsn, min(end_lsn, log.begin_lsn))
     return Send(position_lsn, end_lsn)
 
 

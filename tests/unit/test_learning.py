@@ -6,6 +6,7 @@ from safekeeper.consensus.control_state import ControlState, TliHistory
 from safekeeper.consensus.learning import (
     Gone,
     ReadableLog,
+    Removed,
     Send,
     Step,
     TimelineEnd,
@@ -30,16 +31,16 @@ LOG = ReadableLog(begin_lsn=100, end_lsn=700, tli=4, lineage=((1, 300), (2, 500)
         (4, 699, Send(699, 700)),
         (4, 700, Wait()),
         (4, 900, Wait()),  # It began beyond what is readable yet.
-        (4, 99, Gone(removed=True)),
+        (4, 99, Removed(99, 100)),
         (2, 100, Send(100, 500)),
         (2, 499, Send(499, 500)),
         (2, 500, TimelineEnd(4, 500)),
         (2, 501, TimelineEnd(4, 500)),  # It was sent more before the fork was known.
         (1, 299, Send(299, 300)),
         (1, 300, TimelineEnd(2, 300)),
-        (1, 99, Gone(removed=True)),
-        (3, 600, Gone(removed=False)),
-        (5, 600, Gone(removed=False)),
+        (1, 99, Removed(99, 100)),
+        (3, 600, Gone()),
+        (5, 600, Gone()),
     ],
 )
 def test_a_learner_gets_its_timelines_readable_bytes_and_no_others(tli: int, position_lsn: int, step: Step) -> None:
@@ -50,7 +51,7 @@ def test_a_learner_gets_its_timelines_readable_bytes_and_no_others(tli: int, pos
     ("end_lsn", "tli", "step"),
     [
         (700, 4, Wait()),  # The new timeline is not committed yet.
-        (701, 4, Gone(removed=False)),  # The old one went on after all, with bytes that may be others.
+        (701, 4, Gone()),  # The old one went on after all, with bytes that may be others.
         (700, 2, TimelineEnd(4, 500)),
     ],
 )
