@@ -159,9 +159,20 @@ class Gated(LocalCluster):
 
     def assert_bytes_are_equal(self, end_lsn: Lsn) -> None:
         """Compare all WAL of the safekeepers below `end_lsn` with the primary's; what it recycled, with another's."""
-        whole = [self.postgres.pg_wal, self.wal_directory(min(self.safekeepers))]
         for safekeeper_id in self.safekeepers:
+            wait_for(
+                lambda i=safekeeper_id: self._was_compared(i, end_lsn),  # type: ignore[misc]
+                f"the WAL of safekeeper {safekeeper_id} was compared",
+            )
+
+    def _was_compared(self, safekeeper_id: int, end_lsn: Lsn) -> bool:
+        """Compare a safekeeper's WAL; return whether that came to its end: old WAL may be removed meanwhile."""
+        whole = [self.postgres.pg_wal, self.wal_directory(min(self.safekeepers))]
+        try:
             compare_wal(self.wal_directory(safekeeper_id), whole, self.segment_size, end_lsn)
+        except FileNotFoundError:
+            return False
+        return True
 
     def verify(self) -> None:
         """Every safekeeper has the primary's bytes, all of them."""
@@ -221,6 +232,10 @@ class Load:
         ]
 
     def __enter__(self) -> Self:
+        return self.start()
+
+    def start(self) -> Self:
+        """Begin, outside of a `with` statement: for a cluster that will not be there to be verified."""
         for thread in self._threads:
             thread.start()
         self.wait_for_commits()
@@ -244,13 +259,16 @@ class Load:
 
     def verify(self) -> None:
         """Every acknowledged row is there, once."""
+        lost = self.lost_in(self.cluster.postgres)
+        assert not lost, f"{len(lost)} acknowledged rows are lost, e.g. {lost[:5]}"
+
+    def lost_in(self, server: LocalPostgres) -> list[tuple[float, int, int]]:
+        """Return which of the acknowledged rows a server has not, in the order in which they were acknowledged."""
         workers = sorted({worker for _, worker, _ in self.acknowledged})
-        found = self.cluster.postgres.execute(
-            "SELECT worker, number FROM ledger WHERE worker = ANY (%s) ORDER BY 1, 2", workers
-        )
+        found = server.execute("SELECT worker, number FROM ledger WHERE worker = ANY (%s)", workers)
         assert len(found) == len(set(found))
-        lost = {(worker, number) for _, worker, number in self.acknowledged} - set(found)
-        assert not lost, f"{len(lost)} acknowledged rows are lost, e.g. {sorted(lost)[:5]}"
+        there = set(found)
+        return [entry for entry in self.acknowledged if entry[1:] not in there]
 
     def wait_for_commits(self, count: int = 1, since: float | None = None, timeout_s: float = 20.0) -> float:
         """Wait for `count` acknowledged commits that began after `since`, by default now; return how long it took."""

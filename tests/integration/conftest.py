@@ -119,20 +119,27 @@ def small_template(servers: dict[int, ServerBinaries], major: int) -> Iterator[P
     shutil.rmtree(path)
 
 
-def _gated(
-    binaries: ServerBinaries, template: Path, folder: Path, settings: dict[str, str], candidates: Sequence[str] = ()
+def make_gated(
+    binaries: ServerBinaries,
+    template: Path,
+    folder: Path,
+    settings: dict[str, str],
+    *,
+    candidates: Sequence[str] = (),
+    safekeeper_options: Sequence[str] = (),
 ) -> Gated:
+    """Make a whole cluster in `folder`, not started, on a copy of `template`."""
     server = LocalPostgres(binaries, folder / "primary", settings={**CLUSTER_SETTINGS, **settings})
     subprocess.run(["cp", "-a", template, server.data_directory], check=True)
     server.configure({})
-    return Gated(folder, server, candidates=candidates)
+    return Gated(folder, server, candidates=candidates, safekeeper_options=safekeeper_options)
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[Gated]:
     path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
     path.chmod(0o755)
-    with _gated(servers[major], small_template, path, {}) as made:
+    with make_gated(servers[major], small_template, path, {}) as made:
         yield made.start_gated()
     shutil.rmtree(path)
 
@@ -150,15 +157,25 @@ def new_gated(
 ) -> Iterator[NewGated]:
     """Return a function that makes a whole cluster, not started; further keyword arguments are PostgreSQL's settings.
 
-    `candidates` are names of standbys to come: the proxy knows their hosts too.
+    `candidates` are names of standbys to come: the proxy knows their hosts too. `safekeeper_options` are given to each.
     """
     made: list[Gated] = []
 
-    def make(*proxy_options: str, segment_mib: int = 1, candidates: Sequence[str] = (), **settings: str) -> Gated:
+    def make(
+        *proxy_options: str,
+        segment_mib: int = 1,
+        candidates: Sequence[str] = (),
+        safekeeper_options: Sequence[str] = (),
+        **settings: str,
+    ) -> Gated:
         place = folder / f"cluster{len(made)}"
         place.mkdir(mode=0o755)
         made_from = template if segment_mib == 16 else small_template
-        cluster = _gated(servers[major], made_from, place, settings, candidates)
+        cluster = make_gated(
+            *(servers[major], made_from, place, settings),
+            candidates=candidates,
+            safekeeper_options=safekeeper_options,
+        )
         cluster.proxies = [cluster.make_proxy("walproxy", *proxy_options)]
         made.append(cluster)
         return cluster
