@@ -1,6 +1,7 @@
 """What a safekeeper says about itself at its HTTP door.
 
-    GET /status    positions, whom it follows, its disk: JSON
+    GET /status    positions, whom it follows, its disk, its archive: JSON
+    GET /metrics   the same in numbers, for Prometheus (safekeeper/metrics.py)
     GET /healthz   200 while the process lives and its disk answers; for whoever restarts a process
     GET /readyz    200 if this safekeeper can take part in a quorum now, else 503 with the reason
 
@@ -12,11 +13,13 @@ because a quorum does not count them (S8).
 from collections.abc import Callable
 from typing import Any
 
+from safekeeper.archive.archiver import Archiver
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.http_door import Answer, Route
 from safekeeper.lsn import format_lsn
 from safekeeper.node import Node
 from safekeeper.replication_door import ReplicationDoor
+from safekeeper.retention import Retention
 from safekeeper.slots import Slots
 
 # A disk whose thread has been at one thing for longer than this does not answer.
@@ -28,6 +31,8 @@ def safekeeper_routes(
     addresses: Callable[[], dict[str, str]],
     slots: Slots | None = None,
     pg_door: ReplicationDoor | None = None,
+    archiver: Archiver | None = None,
+    retention: Retention | None = None,
 ) -> dict[str, Route]:
     """Return the pages of a safekeeper.
 
@@ -36,6 +41,8 @@ def safekeeper_routes(
         addresses: returns where it listens, by door, for /status.
         slots: what is held for replication clients, None if there are none.
         pg_door: where they connect, None if they cannot.
+        archiver: None if there is no archive.
+        retention: what sees to the WAL that is kept, None if nothing does.
     """
 
     def page() -> dict[str, Any]:
@@ -43,6 +50,8 @@ def safekeeper_routes(
         return status(node) | {
             "readers": readers,
             "slots": describe_slots(slots) if slots else [],
+            "archive": archiver.describe() if archiver is not None else None,
+            "wal_limit": retention.limit_bytes if retention is not None else None,
             "addresses": addresses(),
         }
 
@@ -66,7 +75,8 @@ def status(node: Node) -> dict[str, Any]:
         "flush_lsn": format_lsn(acceptor.flush_lsn),
         "commit_lsn": format_lsn(acceptor.commit_lsn),
         "truncate_lsn": format_lsn(acceptor.truncate_lsn),
-        "archived_lsn": format_lsn(control.archived_lsn),
+        "archived_lsn": format_lsn(acceptor.archived_lsn),
+        "oldest_lsn": format_lsn(folder.begin_lsn),
         "wal_begin_lsn": format_lsn(control.wal_begin_lsn),
         "votes": acceptor.is_voter,
         "promised": {"term": control.promised.term, "run": control.promised.run},

@@ -1,7 +1,7 @@
 """A safekeeper's process: puts the parts together, runs until it is told to stop or has to, takes them apart.
 
-At SIGTERM and SIGINT it takes no new connection, brings everything to disk, says so, and exits with 0. The other
-signals: safekeeper/signals.py.
+At SIGTERM and SIGINT it takes no new connection, brings everything to disk, and to the archive if it is the archiver,
+says so, and exits with 0. The other signals: safekeeper/signals.py.
 """
 
 import asyncio
@@ -12,6 +12,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from safekeeper.archive.access import ArchiveAccess
+from safekeeper.archive.archiver import Archiver
+from safekeeper.archive.read_through import ReadThrough
 from safekeeper.config import SafekeeperConfig
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, StorageFailed, WalproxyError
@@ -20,13 +23,19 @@ from safekeeper.http_door import HttpDoor, serve_http
 from safekeeper.learners import LearnerHub
 from safekeeper.logs import configure, describe_bug
 from safekeeper.lsn import format_lsn
+from safekeeper.metrics import SafekeeperCollector, metrics_application
 from safekeeper.node import Node
 from safekeeper.proposer_door import ProposerDoor
 from safekeeper.protection import Protection
 from safekeeper.replication_door import ReplicationDoor
+from safekeeper.retention import Retention
 from safekeeper.signals import reload_settings, take_signals
 from safekeeper.slots import Slots
 from safekeeper.wal.filesystem import FileSystem
+from safekeeper.worker import Worker
+
+# A folder of an archive that hangs must not keep a safekeeper from serving.
+_ARCHIVE_LOOK_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +57,8 @@ class Service:
         self._node: Node | None = None
         self._protection: Protection
         self._slots: Slots
+        self._archiver: Archiver | None = None
+        self._retention: Retention
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -58,11 +69,12 @@ class Service:
         """
         configure(self._who, self._config.log_level)
         self._protection = Protection(self._config)
+        archive = await self._open_archive()
         folder = DataFolder.open(self._fs, self._config.data_dir, self._config.id, secrets.token_hex(16))
         # Its files close with the process: to close them after a failure could wait for ever for a disk that hangs.
         self._node = Node(folder, asyncio.get_running_loop())
         try:
-            await self._serve(self._node)
+            await self._serve(self._node, archive)
         except ConfigurationError:
             raise
         except WalproxyError as error:
@@ -74,7 +86,7 @@ class Service:
         folder.close()
         return EXIT_FINE
 
-    async def _serve(self, node: Node) -> None:
+    async def _serve(self, node: Node, archive: ArchiveAccess | None) -> None:
         config, protection, loop = self._config, self._protection, asyncio.get_running_loop()
         node.room.free_warning_bytes = config.disk_free_warning
         door = ProposerDoor(
@@ -88,9 +100,19 @@ class Service:
         )
         node.attach(door)
         self._slots = slots = Slots.open(self._fs, config.data_dir, node.disk, config.slots_max)
-        pg_door = self._make_pg_door(node, slots) if config.pg_listen is not None else None
+        self._archiver = archiver = self._make_archiver(node, archive) if archive is not None else None
+        read_through = hub = pg_door = None
+        if config.pg_listen is not None:
+            if archive is not None:
+                read_through = ReadThrough(self._fs, config.data_dir, archive, lambda: node.acceptor.control)
+            hub = LearnerHub(node, loop, read_through)
+            pg_door = self._make_pg_door(node, slots, hub)
+        self._retention = retention = Retention(
+            node, slots, hub, archiver, keep_bytes=config.wal_keep, limit_bytes=config.wal_limit
+        )
+        collector = SafekeeperCollector(node, retention, hub=hub, archiver=archiver, read_through=read_through)
         http: HttpDoor | None = None
-        ticks = None
+        ticks = []
         try:
             await door.open(protection.proposers_address())
             if pg_door is not None and config.pg_listen is not None:
@@ -101,19 +123,23 @@ class Service:
                 return found | ({"pg": str(pg_door.address)} if pg_door is not None else {})
 
             http = await serve_http(
-                safekeeper_routes(node, addresses, slots, pg_door),
+                safekeeper_routes(node, addresses, slots, pg_door, archiver, retention),
                 config.http,
+                application=metrics_application(collector),
                 tls=protection.http_tls,
                 networks=protection.allow.http,
             )
-            take_signals(self._stop.set, partial(self._take_settings, door, http, pg_door))
+            take_signals(self._stop.set, partial(self._take_settings, door, http, pg_door), self._archive_now)
             self._announce(node.folder, door, http, pg_door)
-            ticks = loop.create_task(self._tick(node))
+            if archiver is not None:
+                archiver.start()
+            ticks = [loop.create_task(self._tick(node)), loop.create_task(retention.run())]
             await self._until_stop_or_failure(node)
             door.stop_accepting()
             await self._drain(node)
             if pg_door is not None:
                 await pg_door.close()
+            await self._drain_archiver(node)
             await _first_of(slots.save(), node.failed, config.drain_timeout)
             _log.info("stopped; WAL ends at %s", format_lsn(node.acceptor.flush_lsn))
         finally:
@@ -121,8 +147,10 @@ class Service:
             door.close_all()
             if pg_door is not None:
                 pg_door.abort()
-            if ticks is not None:
-                ticks.cancel()
+            for tick in ticks:
+                tick.cancel()
+            if archiver is not None:
+                archiver.close()
             if http is not None:
                 await http.close()
             node.stop()
@@ -133,8 +161,43 @@ class Service:
             return f"safekeeper {self._config.id}"
         return f"safekeeper {self._config.id} term {node.acceptor.control.promised.term}"
 
-    def _make_pg_door(self, node: Node, slots: Slots) -> ReplicationDoor:
-        hub = LearnerHub(node, asyncio.get_running_loop())
+    async def _open_archive(self) -> ArchiveAccess | None:
+        """Return the way into the archive, None if there is none.
+
+        Raises:
+            ConfigurationError: it cannot work as it is configured.
+        """
+        config = self._config
+        if config.archive is None:
+            return None
+        access = ArchiveAccess(config.archive, config.archive_options, timeout_s=config.archive_timeout)
+        worker = Worker("archive", asyncio.get_running_loop())
+        try:
+            await asyncio.wait_for(worker.run(access.store), _ARCHIVE_LOOK_S)
+        except TimeoutError:
+            _log.warning("the archive %s does not answer: starts without, and looks again", access.url)
+        worker.stop()
+        return access
+
+    def _make_archiver(self, node: Node, archive: ArchiveAccess) -> Archiver:
+        archiver = Archiver(
+            node,
+            self._fs,
+            archive,
+            compress=self._config.archive_compression != "none",
+            partial_interval_s=self._config.archive_partial_interval,
+        )
+        node.attach_learners(archiver)
+        return archiver
+
+    def _archive_now(self) -> None:
+        if self._archiver is not None:
+            _log.info("SIGUSR1: archives the open segment, if this is the archiver")
+            self._archiver.archive_now()
+        else:
+            _log.warning("SIGUSR1: there is no archive: see --archive")
+
+    def _make_pg_door(self, node: Node, slots: Slots, hub: LearnerHub) -> ReplicationDoor:
         node.attach_learners(hub)
         return ReplicationDoor(
             node,
@@ -167,6 +230,9 @@ class Service:
         if new is None or self._node is None:
             return
         self._node.room.free_warning_bytes = new.disk_free_warning
+        self._retention.keep_bytes, self._retention.limit_bytes = new.wal_keep, new.wal_limit
+        if self._archiver is not None:
+            self._archiver.partial_interval_s = new.archive_partial_interval
         self._protection.reload(new)
         allow = self._protection.allow
         door.networks, http.networks = allow.proposers, allow.http
@@ -189,6 +255,11 @@ class Service:
                 f"the disk has not answered for {self._config.drain_timeout:g} s: "
                 "stopped without what was not on disk, of which nothing was acknowledged"
             )
+
+    async def _drain_archiver(self, node: Node) -> None:
+        archiver = self._archiver
+        if archiver is not None and not await _first_of(archiver.finish(), node.failed, self._config.drain_timeout):
+            _log.warning("%d bytes of committed WAL are not in the archive", archiver.unarchived_bytes)
 
 
 async def _first_of(wanted: Coroutine[Any, Any, object], failed: asyncio.Future[None], timeout_s: float | None) -> bool:

@@ -2,6 +2,7 @@
 
 SIGTERM, SIGINT  end in good order; a second one exits at once
 SIGHUP           read the configuration again; what cannot change in a running process is named in the log
+SIGUSR1          of a safekeeper: archive the open segment now
 """
 
 import asyncio
@@ -29,8 +30,10 @@ class RunSettings(Protocol):
 _Settings = TypeVar("_Settings", bound=RunSettings)
 
 
-def take_signals(stop: Callable[[], object], reload: Callable[[], object]) -> None:
-    """Call `stop` at the first SIGTERM or SIGINT and `reload` at each SIGHUP, on the running event loop."""
+def take_signals(
+    stop: Callable[[], object], reload: Callable[[], object], archive_now: Callable[[], object] | None = None
+) -> None:
+    """Call `stop` at the first SIGTERM or SIGINT, the others at each SIGHUP and SIGUSR1, on the running event loop."""
     loop = asyncio.get_running_loop()
     stopping = False
 
@@ -46,6 +49,8 @@ def take_signals(stop: Callable[[], object], reload: Callable[[], object]) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_stop, number)
     loop.add_signal_handler(signal.SIGHUP, reload)
+    if archive_now is not None:
+        loop.add_signal_handler(signal.SIGUSR1, archive_now)
 
 
 def reload_settings(running: _Settings, read: Callable[[], _Settings]) -> _Settings | None:

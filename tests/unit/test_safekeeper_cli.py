@@ -252,7 +252,7 @@ FAULTY = textwrap.dedent(
 
     fs = FaultyFileSystem()
     safekeeper.cli.RealFileSystem = lambda: fs
-    signal.signal(signal.SIGUSR1, lambda *_: setattr(fs, "failing", True))
+    signal.signal(signal.SIGWINCH, lambda *_: setattr(fs, "failing", True))
     signal.signal(signal.SIGUSR2, lambda *_: setattr(fs, "full", not fs.full))
     safekeeper.cli.main()
     """
@@ -265,7 +265,7 @@ def test_a_failed_fdatasync_ends_the_process_with_6_and_one_line(tmp_path: Path)
         proposer.lead()
         proposer.append(WAL)
         proposer.wait_flushed(BASE_LSN + len(WAL))
-        process.signal(signal.SIGUSR1)
+        process.signal(signal.SIGWINCH)
         process.get("/status")  # The signal was taken before this was answered.
         proposer.append(WAL)
         with pytest.raises((ConnectionError, AssertionError)):

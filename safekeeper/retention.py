@@ -1,0 +1,92 @@
+"""How much WAL is kept: asks the node to remove what nobody needs, and warns long before a disk is full.
+
+What may go at all is `consensus.trimming`'s to decide. Here is what the acceptor does not know: which slots and readers
+there are, and how much room the operator gives. A slot or a reader that stands below the WAL that is here has lost it
+already, and gets what it needs from the archive: it holds nothing back any more.
+"""
+
+import asyncio
+
+from safekeeper.archive.archiver import Archiver
+from safekeeper.archive.statistics import ProblemLog
+from safekeeper.consensus.trimming import TrimRequest
+from safekeeper.learners import LearnerHub
+from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.node import Node
+from safekeeper.slots import Slots
+
+TRIM_INTERVAL_S = 1.0
+
+
+class Retention:
+    """Sees to the WAL of one node.
+
+    Attributes:
+        keep_bytes, limit_bytes: see TrimRequest.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        slots: Slots,
+        hub: LearnerHub | None,
+        archiver: Archiver | None,
+        *,
+        keep_bytes: int,
+        limit_bytes: int | None,
+    ) -> None:
+        self._node = node
+        self._slots = slots
+        self._hub = hub
+        self._archiver = archiver
+        self._problem = ProblemLog()
+        self.keep_bytes = keep_bytes
+        self.limit_bytes = limit_bytes
+
+    async def run(self) -> None:
+        """Look after it until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(TRIM_INTERVAL_S)
+
+    def look(self) -> None:
+        """Ask for what can go to be removed, and warn of what should go and cannot."""
+        self._node.trim(
+            TrimRequest(self.wanted_lsn(), self.keep_bytes, self.limit_bytes, has_archive=self._archiver is not None)
+        )
+        self._warn()
+
+    def wanted_lsn(self) -> Lsn | None:
+        """Return the oldest WAL that a slot or a reader still gets from here, None if there are none."""
+        positions = [slot.restart_lsn for slot in self._slots.describe()]
+        if self._hub is not None:
+            positions += [reader.position_lsn for reader in self._hub.readers]
+        begin_lsn = self._node.folder.begin_lsn
+        return min((lsn for lsn in positions if lsn >= begin_lsn), default=None)
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether there is more WAL than there should be."""
+        return self.limit_bytes is not None and self._node.folder.wal_bytes > self.limit_bytes
+
+    def _warn(self) -> None:
+        if self.limit_bytes is None or not self.is_over_limit:
+            self._problem.over("the WAL here is within --wal-limit again")
+            return
+        node, acceptor = self._node, self._node.acceptor
+        if self._archiver is None:
+            reason = "without an archive it is kept as long as a member, a slot or a reader needs it"
+        elif acceptor.archived_lsn < acceptor.write_lsn - self.limit_bytes:
+            reason = "it is not archived yet: " + (self._archiver.problem or "see the archiver's own log")
+        else:
+            reason = "it is being removed, two segments excepted"
+        self._problem.note(
+            reason,
+            "there are %d MiB of WAL here, from %s to %s, archived up to %s, more than the %d MiB of --wal-limit: %s",
+            node.folder.wal_bytes >> 20,
+            format_lsn(node.folder.begin_lsn),
+            format_lsn(acceptor.write_lsn),
+            format_lsn(acceptor.archived_lsn),
+            self.limit_bytes >> 20,
+            reason,
+        )
