@@ -56,7 +56,14 @@ class ModelDisk:
 
     def open(self) -> tuple[ControlState | None, Lsn]:
         """Start a process on this disk; return the control file and where the WAL ends."""
+        self._finish_trim()
         return self.control, self.durable_lsn
+
+    def _finish_trim(self) -> None:
+        """What a crash has left below the beginning that the control file says goes when the log is opened."""
+        control = self.control
+        if control is not None and control.base_lsn is None and self.begin_lsn < control.wal_begin_lsn < self.write_lsn:
+            ModelDisk.trim(self, control.wal_begin_lsn)
 
     def write(self, begin_lsn: Lsn, payload: bytes) -> None:
         if begin_lsn != self.write_lsn or not self.begin_lsn:
@@ -154,10 +161,16 @@ class StorageDisk(ModelDisk):
             # What was read may stand in the cache only (S12).
             self.persist(control)
         tli = control.history[-1].tli if control is not None and control.history else 1
-        self.storage = storage = WalStorage.open(self.fs, self._WAL, segment_size=SEGMENT_SIZE, tli=tli)
+        begin_lsn = control.wal_begin_lsn if control is not None else 0
+        self.storage = storage = WalStorage.open(
+            self.fs, self._WAL, segment_size=SEGMENT_SIZE, tli=tli, begin_lsn=begin_lsn
+        )
         found = b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn)
         begun_anew = self._resetting_to is not None and storage.begin_lsn == self._resetting_to and not found
-        if not begun_anew:
+        # The log of a pending reset is claimed by nobody: opening it may remove any of it.
+        is_dropped = control is not None and control.base_lsn is not None
+        self._finish_trim()
+        if not begun_anew and not is_dropped:
             self._compare(storage, found)
         self._resetting_to = None
         self.begin_lsn, self.wal, self.durable_lsn = storage.begin_lsn, bytearray(found), storage.flush_lsn
@@ -239,6 +252,11 @@ class StorageDisk(ModelDisk):
         self._resetting_to = None
         self.begin_lsn = self.durable_lsn = base_lsn
         self.wal = bytearray()
+
+    def trim(self, lsn: Lsn) -> None:
+        # A crash on the way leaves any of the removed files; the model has all of them until the log is opened again.
+        self._opened().trim(lsn)
+        super().trim(lsn)
 
     def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
         return self._opened().read(begin_lsn, end_lsn)

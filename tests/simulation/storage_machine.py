@@ -1,8 +1,8 @@
 """A storage driven at random on a virtual disk, beside a model of what must be true of it.
 
-One seed is one schedule of appends, flushes, cuts, resets, crashes, kills, failing and full disks. After every
-restart: nothing that was acked and not cut is missing, nothing is there that was not written, the bytes are the
-model's, and every segment is there once, under the name it must have.
+One seed is one schedule of appends, flushes, cuts, removals of old segments, resets, crashes, kills, failing and full
+disks. After every restart: nothing that was acked and not cut or removed is missing, nothing is there that was not
+written, the bytes are the model's, and every segment is there once, under the name it must have.
 """
 
 import random
@@ -43,6 +43,7 @@ class Machine:
         self.cut: Decision | None = None
         self.base: Decision | None = Decision(SEGMENT_SIZE * self.rng.randint(1, 4), 1)
         # The model: the log [begin_lsn, begin_lsn + len(log)), the part of it that was acked, and its files' TLIs.
+        # Where the log begins stands in the control file, too.
         self.begin_lsn = 0
         self.log = bytearray()
         self.acked_lsn = 0
@@ -69,6 +70,7 @@ class Machine:
             self.carry_out_preparation: 5,
             self.end_preparation: 5,
             self.truncate: 5,
+            self.trim: 6,
             self.reset: 1,
             self.arm: 6,
             self.end_process: 3,
@@ -183,6 +185,21 @@ class Machine:
         self.cut = Decision(lsn, self.tli)
         self.finish_decisions()
 
+    def trim(self) -> None:
+        """Remove old segments, also while a flush is under way; the control file says before where the log begins."""
+        highest_lsn = segment_start(max(self.begin_lsn, self.acked_lsn - 1), SEGMENT_SIZE)
+        lsn = self.rng.randrange(self.begin_lsn, highest_lsn + 1, SEGMENT_SIZE)
+        self.note(f"trim {format_lsn(lsn)}")
+        self.forget_below(lsn)
+        self.storage.trim(lsn)
+        assert self.storage.begin_lsn == lsn
+        self.check_reads()
+
+    def forget_below(self, lsn: int) -> None:
+        del self.log[: lsn - self.begin_lsn]
+        self.begin_lsn = lsn
+        self.tlis = {start: tli for start, tli in self.tlis.items() if start >= lsn}
+
     def reset(self) -> None:
         if self.flush is not None:
             return
@@ -223,7 +240,9 @@ class Machine:
                 self.arm()
             self.lost_pages_at_start = self.fs.shows_lost_pages
             try:
-                self.storage = WalStorage.open(self.fs, DIRECTORY, segment_size=SEGMENT_SIZE, tli=self.tli)
+                self.storage = WalStorage.open(
+                    self.fs, DIRECTORY, segment_size=SEGMENT_SIZE, tli=self.tli, begin_lsn=self.begin_lsn
+                )
                 self.check_recovered()
                 self.finish_decisions()
                 break

@@ -1,8 +1,9 @@
 """Random schedules of everything that can befall the storage, and planted bugs that they must find.
 
 The schedules are those of `tests.simulation.storage_machine`: `run_schedule(seed)` repeats a failing one. The bugs are
-those that the details (a) to (g) of the footers exclude, planted one at a time: a schedule that cannot fail proves
-nothing. Of 3000 schedules, each bug makes 40 to 1900 fail. Two that few schedules meet have scenarios of their own.
+those that the details (a) to (g) of the footers exclude, and those of a removal, planted one at a time: a schedule that
+cannot fail proves nothing. Of 3000 schedules, each bug makes 40 to 1900 fail. Two that few schedules meet have
+scenarios of their own.
 """
 
 import random
@@ -14,6 +15,7 @@ import pytest
 import safekeeper.wal.recovery as recovery_module
 import safekeeper.wal.storage as storage_module
 from safekeeper.errors import StorageFailed
+from safekeeper.lsn import segment_start
 from safekeeper.wal.disk_work import Flush
 from safekeeper.wal.recovery import NamedSegment
 from safekeeper.wal.segment_file import FOOTER_BYTES, SegmentFile, Slot, create_segment
@@ -184,6 +186,15 @@ def rewrite_without_looking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery_module, "create_segment", planted)
 
 
+def open_without_finishing_a_removal(patch: pytest.MonkeyPatch) -> None:
+    """What a crash brings back of removed segments is taken for the log's beginning, or for damage."""
+
+    def planted(names: list[str], begin_lsn: int, segment_size: int) -> set[str]:
+        return set()
+
+    patch.setattr(recovery_module, "names_below", planted)
+
+
 def retry_a_failed_sync(patch: pytest.MonkeyPatch) -> None:
     """(S12) An fdatasync that failed is tried again, succeeds, and is believed."""
     sync = SegmentFile.sync
@@ -208,6 +219,7 @@ PLANTED_BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     cut_without_slot,
     cut_without_flush,
     open_without_rewriting,
+    open_without_finishing_a_removal,
     retry_a_failed_sync,
 ]
 
@@ -246,6 +258,21 @@ def test_schedules_find_a_cut_that_is_not_forgotten_in_time() -> None:
     with pytest.raises(AssertionError, match="acked since"):
         for seed in range(SCHEDULES_TO_FIND_A_BUG):
             run_schedule(seed, ForgetfulMachine)
+
+
+class HastyMachine(Machine):
+    """It removes old segments first, and writes down afterwards where its log begins."""
+
+    def trim(self) -> None:
+        lsn = segment_start(max(self.begin_lsn, self.acked_lsn - 1), SEGMENT_SIZE)
+        self.storage.trim(lsn)
+        self.forget_below(lsn)
+
+
+def test_schedules_find_a_removal_that_is_not_written_down_before() -> None:
+    with pytest.raises(AssertionError, match="seed"):
+        for seed in range(SCHEDULES_TO_FIND_A_BUG):
+            run_schedule(seed, HastyMachine)
 
 
 def a_killed_removal_that_comes_back(seed: int) -> None:
