@@ -191,6 +191,9 @@ class FaultyRelay:
             return sum(1 for seen, where in self._seen if method in ("", seen) and re.search(path, where))
 
     def close(self) -> None:
+        """Stop listening and break what is under way. A second time does nothing."""
+        if self._loop.is_closed():
+            return
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_DEADLINE_S)
         assert not self._thread.is_alive(), "the relay does not end"
