@@ -10,29 +10,32 @@ from safekeeper.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.logs import describe_bug, one_line
 
 
-def run_command(command: click.Command, program: str) -> NoReturn:
+def run_command(command: click.Command, program: str, failure_code: int | None = None) -> NoReturn:
     """Run `command` with the arguments of this process, and exit.
 
     Exit codes are those of safekeeper/errors.py; 2 is wrong usage.
+
+    Args:
+        failure_code: the exit code of every failure instead, for a command whose caller gives codes a meaning.
     """
     try:
         code = command.main(prog_name=program, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except WalproxyError as error:
-        _give_up(program, str(error), error.exit_code)
+        _give_up(program, str(error), failure_code or error.exit_code)
     except click.exceptions.Abort:
-        _give_up(program, "interrupted", EXIT_UNEXPECTED)
+        _give_up(program, "interrupted", failure_code or EXIT_UNEXPECTED)
     except click.UsageError as error:
         error.show()
-        sys.exit(error.exit_code)
+        sys.exit(failure_code or error.exit_code)
     except click.ClickException as error:
-        _give_up(program, error.format_message(), EXIT_CONFIGURATION)
+        _give_up(program, error.format_message(), failure_code or EXIT_CONFIGURATION)
     except BrokenPipeError:
         # Whoever read our output has enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_UNEXPECTED)
+        sys.exit(failure_code or EXIT_UNEXPECTED)
     except Exception as error:
-        _give_up(program, describe_bug(error), EXIT_UNEXPECTED)
+        _give_up(program, describe_bug(error), failure_code or EXIT_UNEXPECTED)
 
 
 def _give_up(program: str, reason: str, exit_code: int) -> NoReturn:

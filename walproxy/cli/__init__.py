@@ -6,16 +6,17 @@ An expected error is one line on stderr and an exit code of safekeeper/errors.py
 """
 
 import importlib
+import sys
 
 import click
 
 from safekeeper.command import run_command
 
-_COMMANDS = ("run", "status", "demo", "rebootstrap", "bench")
+_COMMANDS = ("run", "status", "archive", "restore", "wal-fetch", "rebootstrap", "demo", "bench")
 
 
 class _Commands(click.Group):
-    """Commands that are imported from `walproxy.cli.NAME` when they are needed."""
+    """Commands that are imported from `walproxy.cli.NAME` when they are needed, `-` in a name being `_` there."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -23,7 +24,8 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"walproxy.cli.{name}"), name)
+        module = name.replace("-", "_")
+        command = getattr(importlib.import_module(f"walproxy.cli.{module}"), module)
         assert isinstance(command, click.Command)  # by the naming above
         return command
 
@@ -36,4 +38,9 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line, and exit with the code that says how it went."""
-    run_command(cli, "walproxy")
+    failure_code = None
+    if sys.argv[1:2] == ["wal-fetch"]:
+        from walproxy.recovery.config import EXIT_STOPS_RECOVERY
+
+        failure_code = EXIT_STOPS_RECOVERY
+    run_command(cli, "walproxy", failure_code)

@@ -1,0 +1,152 @@
+"""`walproxy archive`: what is in an archive, whether it is whole, and who may write into it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from safekeeper import settings
+from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.upload import adopt as adopt_cluster
+from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
+from safekeeper.lsn import format_lsn, parse_lsn
+from walproxy.recovery.archive_source import ArchiveSource
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig
+from walproxy.recovery.plan import format_time
+from walproxy.recovery.record_times import Commit
+from walproxy.recovery.survey import RestorableRange, describe_hole, manifest_of, restorable_ranges, verify
+
+_archive_options = settings.click_options(ArchiveConfig, ENVIRONMENT_PREFIX)
+
+
+@click.group()
+def archive() -> None:
+    """Look at an archive: what can be restored from it, and whether its bytes are right."""
+
+
+@archive.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_archive_options
+def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
+    """Show which WAL is there, what is missing, and from when to when can be restored.
+
+    The times are those of commits near the ends of each range of WAL.
+
+    \b
+    Example:
+      walproxy archive list --archive s3://bucket/main
+    """
+    reader = _reader(config, command_line)
+    manifest, catalog = manifest_of(reader), reader.catalog()
+    ranges, holes = restorable_ranges(reader, catalog), catalog.holes()
+    if as_json:
+        content = {
+            "url": reader.store.url,
+            "system_id": str(manifest.system_id),
+            "segment_size": manifest.segment_size,
+            "cluster_ids": manifest.cluster_ids,
+            "ranges": [_range_as_json(each) for each in ranges],
+            "holes": [{**_position(hole.tli, hole.begin_lsn, hole.end_lsn), "missing": hole.missing} for hole in holes],
+            "conflicts": [file.name for file, _ in catalog.listing.conflicts],
+            "unconfirmed": catalog.listing.unconfirmed,
+        }
+        click.echo(msgspec.json.encode(content).decode())
+        return
+    click.echo(f"archive {reader.store.url}: system {manifest.system_id}, segments of {manifest.segment_size} bytes")
+    for each in ranges:
+        found = each.range
+        is_open = ", where an open segment ends" if found.ends_with_partial else ""
+        click.echo(
+            f"timeline {found.tli}: {format_lsn(found.begin_lsn)} to {format_lsn(found.end_lsn)}{is_open}; commits of "
+            f"{_time(each.first_commit)} to {_time(each.last_commit)}"
+        )
+    for hole in holes:
+        click.echo(f"HOLE: {describe_hole(hole)}")
+    for file, _ in catalog.listing.conflicts:
+        click.echo(f"CONFLICT: {file.name} is there with different contents, and is not used")
+    if not ranges:
+        click.echo("no WAL is archived yet")
+
+
+@archive.command("verify")
+@click.option("--since", metavar="LSN", help="Only what lies behind this LSN.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_archive_options
+def verify_(config: Path | None, since: str | None, as_json: bool, **command_line: Any) -> None:
+    """Download everything and compare it with its receipts, its place and its neighbours.
+
+    The exit code is 1 if anything is wrong.
+
+    \b
+    Example:
+      walproxy archive verify --archive s3://bucket/main --since 5/40000000
+    """
+    reader = _reader(config, command_line)
+    since_lsn = parse_lsn(since) if since is not None else 0
+    manifest_of(reader)
+    console = Console(stderr=True)
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        verdict = verify(
+            reader,
+            reader.catalog(),
+            since_lsn=since_lsn,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if as_json:
+        click.echo(msgspec.json.encode(verdict._asdict()).decode())
+    else:
+        for problem in verdict.problems:
+            click.echo(f"PROBLEM: {problem}")
+        for note in verdict.notes:
+            click.echo(f"note: {note}")
+        click.echo(
+            f"{verdict.checked} objects, {verdict.plain_bytes} bytes of WAL: "
+            + (f"{len(verdict.problems)} problems" if verdict.problems else "all as it should be")
+        )
+    sys.exit(EXIT_UNEXPECTED if verdict.problems else EXIT_FINE)
+
+
+@archive.command("adopt")
+@click.option("--cluster-id", required=True, metavar="ID", help="The new cluster, as walproxy rebootstrap names it.")
+@_archive_options
+def adopt(config: Path | None, cluster_id: str, **command_line: Any) -> None:
+    """Let the cluster that a rebootstrap has begun write into the archive of the one before.
+
+    \b
+    Example:
+      walproxy archive adopt --archive s3://bucket/main --cluster-id 5e1f0c3a9b7d2486
+    """
+    manifest = adopt_cluster(_reader(config, command_line).store, cluster_id)
+    click.echo(f"the clusters {', '.join(manifest.cluster_ids)} may write into it")
+
+
+def _reader(config: Path | None, command_line: dict[str, Any]) -> ArchiveReader:
+    loaded = settings.load(
+        ArchiveConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
+    )
+    return ArchiveReader(ArchiveSource(loaded.archive, loaded.archive_options).store)
+
+
+def _time(commit: Commit | None) -> str:
+    return format_time(commit.time) if commit is not None else "(none found)"
+
+
+def _position(tli: int, begin_lsn: int, end_lsn: int) -> dict[str, Any]:
+    return {"tli": tli, "begin_lsn": format_lsn(begin_lsn), "end_lsn": format_lsn(end_lsn)}
+
+
+def _range_as_json(each: RestorableRange) -> dict[str, Any]:
+    found = each.range
+    return {
+        **_position(found.tli, found.begin_lsn, found.end_lsn),
+        "ends_with_partial": found.ends_with_partial,
+        "first_commit": format_time(each.first_commit.time) if each.first_commit is not None else None,
+        "last_commit": format_time(each.last_commit.time) if each.last_commit is not None else None,
+    }

@@ -1,0 +1,174 @@
+"""`walproxy restore`: a base backup and its WAL become a data folder that starts."""
+
+import logging
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from safekeeper import logs, settings
+from safekeeper.lsn import format_lsn, parse_lsn
+from walproxy.recovery.base_backup import BaseBackup
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, open_sources
+from walproxy.recovery.fetcher import Fetcher
+from walproxy.recovery.plan import CURRENT, LATEST, Plan, Target, format_time, make_plan
+from walproxy.recovery.restore import check_target_folder, owner_of, warn_of_unreachable, write_data_folder
+
+_log = logging.getLogger(__name__)
+
+
+def _timeline(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if value in (LATEST, CURRENT) or (value.isascii() and value.isdecimal() and int(value) > 0):
+        return value
+    raise click.BadParameter("write latest, current or the number of a timeline")
+
+
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter("write a time like 2026-11-21T14:16:05+01:00") from None
+    return time.astimezone()  # One without a zone is of this machine's.
+
+
+@click.command()
+@click.option(
+    "--backup",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="What pg_basebackup has written: a folder, a folder of tars, or base.tar (also .gz, .zst).",
+)
+@click.option("--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The new data folder.")
+@click.option("--target-time", callback=_time, metavar="TIME", help="Recover up to this time (ISO 8601).")
+@click.option("--target-lsn", metavar="LSN", help="Recover up to this LSN.")
+@click.option("--target-name", metavar="NAME", help="Recover up to this restore point.")
+@click.option(
+    "--target-timeline",
+    default=LATEST,
+    show_default=True,
+    callback=_timeline,
+    metavar="TLI",
+    help="Which timeline to follow: latest, current (the backup's) or a number.",
+)
+@click.option(
+    "--target-action",
+    type=click.Choice(["promote", "pause", "shutdown"]),
+    default="promote",
+    show_default=True,
+    help="What PostgreSQL does at the target.",
+)
+@click.option("--owner", metavar="USER", help="Whose the files will be, under root: by default who owns DIR's parent.")
+@click.option("--dry-run", is_flag=True, help="Say how far recovery would reach, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@settings.click_options(SourceConfig, ENVIRONMENT_PREFIX)
+def restore(
+    config: Path | None,
+    backup: Path,
+    target: Path,
+    target_time: datetime | None,
+    target_lsn: str | None,
+    target_name: str | None,
+    target_timeline: str,
+    target_action: str,
+    owner: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **command_line: Any,
+) -> None:
+    """Make a data folder out of a base backup that recovers from the archive and what safekeepers are left.
+
+    To the end of the WAL, or to a time, an LSN or a restore point. Whether all WAL is there is looked at first; nothing
+    is written if the target cannot be reached. Recovery itself begins when the server is started.
+
+    \b
+    Examples:
+      walproxy restore --backup base/ --target /var/lib/postgresql/17/main --archive s3://bucket/main
+      walproxy restore --backup base.tar.gz --target data --archive /mnt/archive \\
+          --data-dir /var/lib/safekeeper --uncommitted
+      walproxy restore --backup base/ --target data --archive s3://bucket/main --target-time 2026-11-21T14:16:05Z
+    """
+    if sum(each is not None for each in (target_time, target_lsn, target_name)) > 1:
+        raise click.UsageError("--target-time, --target-lsn and --target-name exclude each other")
+    logs.configure(lambda: "walproxy restore", "info")
+    loaded = settings.load(
+        SourceConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
+    )
+    lsn = parse_lsn(target_lsn) if target_lsn is not None else None
+    goal = Target(target_time, lsn, target_name, target_timeline, target_action)
+    target = target.absolute()
+    check_target_folder(target)
+    new_owner = None if dry_run else owner_of(target, owner)
+    source = BaseBackup(backup)
+    fetcher = Fetcher(open_sources(loaded), system_id=source.facts.system_id, timeout_s=loaded.timeout)
+    own_wal = {entry.path.name: entry.size for entry in source.wal_entries()}
+    plan = make_plan(fetcher, source.facts, own_wal, goal)
+    if not dry_run:
+        with _progress() as bar:
+            task = bar.add_task(f"copying {backup.name}", total=source.size())
+            write_data_folder(source, target, loaded, plan, goal, new_owner, lambda size: bar.advance(task, size))
+        for warning in warn_of_unreachable(new_owner, loaded) if new_owner is not None else ():
+            _log.warning("%s", warning)
+    if as_json:
+        click.echo(msgspec.json.encode(_as_json(source, plan, goal, target, dry_run)).decode())
+    else:
+        for line in _told(source, plan, goal, target, dry_run):
+            click.echo(line)
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _goal_text(goal: Target) -> str:
+    if goal.lsn is not None:
+        return f"LSN {format_lsn(goal.lsn)}"
+    if goal.time is not None:
+        return f"time {format_time(goal.time)}"
+    return f"restore point {goal.name}" if goal.name is not None else "the end of the WAL"
+
+
+def _told(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: bool) -> list[str]:
+    facts = source.facts
+    commit = f", last commit {format_time(plan.last_commit.time)}" if plan.last_commit is not None else ""
+    lines = [
+        f"backup: PostgreSQL {facts.major}, system {facts.system_id}, begun {facts.started_at or 'at an unknown time'} "
+        f"at {format_lsn(facts.start_lsn)} on timeline {facts.start_tli}",
+        f"WAL: without a hole up to {format_lsn(plan.reach_lsn)} on timeline {plan.path.tli}{commit}",
+        f"recovery to: {_goal_text(goal)}" + ("" if goal.is_end else f", then {goal.action}"),
+    ]
+    if dry_run:
+        return [*lines, "nothing was written (--dry-run)"]
+    return [
+        *lines,
+        f"{target} is ready. What comes next:",
+        f"  pg_ctl -D {target} start, as the user that owns it; it recovers, and logs how far",
+        "  commits wait as before for the standbys of synchronous_standby_names: they return when a walproxy serves "
+        "this server (walproxy rebootstrap begins a new cluster), or that setting is emptied",
+    ]
+
+
+def _as_json(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: bool) -> dict[str, Any]:
+    facts = source.facts
+    return {
+        "target": str(target),
+        "written": not dry_run,
+        "system_id": str(facts.system_id),
+        "major": facts.major,
+        "backup_start_lsn": format_lsn(facts.start_lsn),
+        "backup_end_lsn": format_lsn(facts.end_lsn) if facts.end_lsn else None,
+        "backup_tli": facts.start_tli,
+        "tli": plan.path.tli,
+        "reach_lsn": format_lsn(plan.reach_lsn),
+        "last_commit": format_time(plan.last_commit.time) if plan.last_commit is not None else None,
+        "recovery_to": _goal_text(goal),
+    }

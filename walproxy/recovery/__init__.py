@@ -1,0 +1,16 @@
+"""Recovery: WAL from wherever it is left, delivered to a PostgreSQL that recovers (docs/archive.md).
+
+sources             what a source of WAL is, what it can answer, and the WAL of one timeline with its ancestors
+archive_source      the archive
+safekeeper_source   safekeepers that run, through their replication doors
+folder_source       the data folder of a safekeeper that is stopped
+pages               is this file the WAL that it claims to be
+fetcher             the best answer of several sources: a restore_command's decisions
+prefetched          what the next call needs, fetched before it is asked for: the half that must be quick
+prefetcher          the same, the process that fetches
+record_times        when commits happened, out of the WAL itself
+survey              what an archive holds: which points in time, what is missing, what is wrong
+base_backup         a pg_basebackup, as a folder or as tars
+plan                how far a recovery would reach, and whether it may begin
+restore             makes the data folder
+"""

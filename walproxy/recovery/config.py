@@ -1,0 +1,166 @@
+"""Where recovery gets WAL from, as an operator writes it: options, environment (WALPROXY_...), TOML file.
+
+Imports nothing heavy: a restore_command is a new process for each file.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safekeeper.settings import key_values, option, optional, seconds, text, yes_or_no
+
+if TYPE_CHECKING:
+    from walproxy.recovery.sources import WalSource
+
+ENVIRONMENT_PREFIX = "WALPROXY"
+# What PostgreSQL makes of a restore_command's exit code: up to 125 the file is not there, which ends recovery; above
+# that, recovery stops with an error. https://www.postgresql.org/docs/current/runtime-config-wal.html
+EXIT_DELIVERED = 0
+EXIT_MISSING = 1
+EXIT_STOPS_RECOVERY = 200
+_PREFETCH_MAX = 64
+
+
+def folders(written: Any) -> tuple[Path, ...]:
+    """Folders: several options, a TOML list, or one text with commas between them."""
+    parts = written.split(",") if isinstance(written, str) else written
+    if not isinstance(parts, list | tuple):
+        raise ValueError(f"{written!r} is not a list of folders")
+    return tuple(Path(text(part).strip()).absolute() for part in parts if part != "")
+
+
+def count(written: Any) -> int:
+    """A whole number from 0 on."""
+    try:
+        number = int(written) if isinstance(written, str | int) and not isinstance(written, bool) else -1
+    except ValueError:
+        number = -1
+    if not 0 <= number <= _PREFETCH_MAX:
+        raise ValueError(f"{written!r} is not a whole number from 0 to {_PREFETCH_MAX}")
+    return number
+
+
+def _archive_option(**further: Any) -> Any:
+    return option("The archive: a folder, or s3://, gs:// or az:// and what follows", metavar="URL", **further)
+
+
+def _archive_options_option() -> Any:
+    return option(
+        "Settings of the archive's store, as obstore calls them, e.g. endpoint and region",
+        parse=key_values,
+        default="",
+        metavar="KEY=VALUE,...",
+    )
+
+
+@dataclass(frozen=True)
+class ArchiveConfig:
+    """Which archive `walproxy archive` looks at."""
+
+    archive: str = _archive_option(parse=text)
+    archive_options: Mapping[str, str] = _archive_options_option()
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Where WAL comes from."""
+
+    archive: str | None = _archive_option(parse=optional(text), default=None)
+    archive_options: Mapping[str, str] = _archive_options_option()
+    safekeepers: str | None = option(
+        "Running safekeepers: a libpq connection string of their replication doors, with several hosts; every one "
+        "named must answer",
+        parse=optional(text),
+        default=None,
+        metavar="CONNINFO",
+    )
+    data_dir: tuple[Path, ...] = option(
+        "Data folder of a stopped safekeeper; can be repeated",
+        parse=folders,
+        default="",
+        metavar="DIR",
+        repeatable=True,
+    )
+    uncommitted: bool = option(
+        "Take from a data folder also what it does not know to be committed: every acknowledged commit, and perhaps "
+        "some that never were",
+        parse=yes_or_no,
+        default="false",
+        is_flag=True,
+    )
+    timeout: float = option(
+        "Seconds for which a source that does not answer is asked again", parse=seconds, default="60", metavar="SECONDS"
+    )
+
+
+@dataclass(frozen=True)
+class FetchConfig(SourceConfig):
+    """The settings of `walproxy wal-fetch`."""
+
+    no_partial: bool = option("Deliver whole segments only", parse=yes_or_no, default="false", is_flag=True)
+    prefetch: int = option(
+        "How many segments are fetched ahead, at once; 0 for none", parse=count, default="4", metavar="COUNT"
+    )
+
+
+def open_sources(config: SourceConfig) -> "list[WalSource]":
+    """Return the sources that are named: data folders, the archive, safekeepers. None of them is asked anything yet.
+
+    Raises:
+        ConfigurationError: one cannot be used, or none is named.
+    """
+    import logging
+
+    from safekeeper.errors import ConfigurationError
+    from safekeeper.lsn import format_lsn
+    from walproxy.recovery.archive_source import ArchiveSource
+    from walproxy.recovery.folder_source import FolderSource, choose_uncommitted
+    from walproxy.recovery.safekeeper_source import safekeeper_sources
+
+    sources: list[WalSource] = []
+    if config.archive is not None:
+        sources.append(ArchiveSource(config.archive, config.archive_options))
+    if config.safekeepers is not None:
+        sources += safekeeper_sources(config.safekeepers)
+    found = [FolderSource(directory) for directory in config.data_dir]
+    if config.uncommitted and (donor := choose_uncommitted(found)) is not None:
+        logging.getLogger(__name__).warning(
+            "uncommitted WAL is used: %s is known to be committed up to %s, and holds WAL up to %s; what lies between "
+            "may hold commits that were never acknowledged",
+            donor.name,
+            format_lsn(donor.commit_lsn),
+            format_lsn(donor.flush_lsn),
+        )
+    sources += found
+    if not sources:
+        raise ConfigurationError("no source of WAL is named: give --archive, --safekeepers or --data-dir")
+    return sources
+
+
+def as_toml(config: SourceConfig) -> str:
+    """Return the settings as a file of --config."""
+    lines = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is not None and value != () and value != {}:
+            lines.append(f"{field.name} = {_toml_value(value)}\n")
+    return "".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(each) for each in value) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml_string(key)} = {_toml_string(each)}" for key, each in value.items()) + " }"
+    return _toml_string(str(value))
+
+
+def _toml_string(written: str) -> str:
+    escaped = "".join(f"\\U{ord(c):08X}" if c in '"\\' or not c.isprintable() else c for c in written)
+    return f'"{escaped}"'

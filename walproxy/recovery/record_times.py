@@ -1,0 +1,93 @@
+"""When commits happened, out of the WAL itself: what a point in time to recover to is compared with.
+
+A commit record begins with the time at which its backend took it (xl_xact_commit, src/include/access/xact.h), in
+microseconds since 2000-01-01 UTC; behind the header of its main data, which may have a replication origin and the xid
+of a subtransaction's parent before it (src/backend/access/transam/xloginsert.c). Pure.
+"""
+
+import struct
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from safekeeper.lsn import Lsn
+from safekeeper.wal.format import RM_XACT, WalFormatError
+from safekeeper.wal.records import Record, RecordDecoder
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_OPERATION_MASK = 0x70
+_COMMITS = (0x00, 0x30)  # COMMIT, COMMIT_PREPARED
+_ORIGIN, _TOP_LEVEL_XID, _LONG_DATA, _SHORT_DATA = 253, 252, 254, 255
+_HEADER_BYTES = {_ORIGIN: 3, _TOP_LEVEL_XID: 5, _LONG_DATA: 5, _SHORT_DATA: 2}
+_TIME = struct.Struct("<q")
+
+
+class Commit(NamedTuple):
+    """One commit: where its record begins and ends, and when it happened."""
+
+    start_lsn: Lsn
+    end_lsn: Lsn
+    time: datetime
+
+
+class Scanned(NamedTuple):
+    """What a scan of WAL found.
+
+    Attributes:
+        first, last: the commits among the complete records, None if there are none.
+        last_record_lsn: where the last complete record begins, 0 if there is none.
+        end_lsn: where it ends.
+        problem: why the scan ended before the WAL did, empty if it did not.
+    """
+
+    first: Commit | None
+    last: Commit | None
+    last_record_lsn: Lsn
+    end_lsn: Lsn
+    problem: str
+
+
+def commit_of(record: Record) -> Commit | None:
+    """Return the commit that a record is, None if it is none. Its body must be there."""
+    if record.rmid != RM_XACT or record.info & _OPERATION_MASK not in _COMMITS:
+        return None
+    offset = 0
+    while offset < len(record.body):
+        kind = record.body[offset]
+        if kind not in _HEADER_BYTES:
+            return None
+        offset += _HEADER_BYTES[kind]
+        if kind in (_LONG_DATA, _SHORT_DATA):
+            break
+    if offset + _TIME.size > len(record.body):
+        return None
+    microseconds = _TIME.unpack_from(record.body, offset)[0]
+    try:
+        return Commit(record.start_lsn, record.end_lsn, _EPOCH + timedelta(microseconds=microseconds))
+    except OverflowError:
+        return None
+
+
+def scan(pieces: Iterable[bytes], begin_lsn: Lsn, segment_size: int, *, first_only: bool = False) -> Scanned:
+    """Read the WAL from `begin_lsn`, a segment's start, on.
+
+    Args:
+        pieces: its bytes.
+        first_only: stop at the first commit.
+    """
+    decoder = RecordDecoder(begin_lsn, segment_size, {RM_XACT})
+    first: Commit | None = None
+    last: Commit | None = None
+    last_record_lsn = end_lsn = 0
+    try:
+        for piece in pieces:
+            for record in decoder.walk(piece):
+                last_record_lsn, end_lsn = record.start_lsn, record.end_lsn
+                commit = commit_of(record)
+                if commit is not None:
+                    first, last = first or commit, commit
+            if first_only and first is not None:
+                break
+    except WalFormatError as error:
+        return Scanned(first, last, last_record_lsn, end_lsn, str(error))
+    return Scanned(first, last, last_record_lsn, end_lsn, "")

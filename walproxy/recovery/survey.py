@@ -1,0 +1,179 @@
+"""What an archive holds: which points in time can be restored, what is missing, and whether its bytes are right."""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from safekeeper.archive.catalog import ArchivedRange, Catalog, Hole
+from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.objects import ArchivedObject, Manifest
+from safekeeper.errors import ArchiveCorrupt, ArchiveRefused, ObjectMissing, RemoteProtocolError
+from safekeeper.lsn import Lsn, format_lsn, segment_start
+from safekeeper.timelines import parse_timeline_history
+from walproxy.recovery.pages import check_pages
+from walproxy.recovery.record_times import Commit, scan
+from walproxy.recovery.sources import Origin, SourceCorrupt
+
+_SCANNED_SEGMENTS_MAX = 8
+_DOWNLOADS = 8
+
+
+class RestorableRange(NamedTuple):
+    """WAL without a hole, and the times of the first and the last commit near its ends; None where none was found."""
+
+    range: ArchivedRange
+    first_commit: Commit | None
+    last_commit: Commit | None
+
+
+class Verdict(NamedTuple):
+    """What a verification found.
+
+    Attributes:
+        checked: how many objects were downloaded and compared.
+        plain_bytes: what they hold.
+        problems: what is wrong, one line each.
+        notes: what is worth knowing, and does no harm.
+    """
+
+    checked: int
+    plain_bytes: int
+    problems: list[str]
+    notes: list[str]
+
+
+def manifest_of(reader: ArchiveReader) -> Manifest:
+    """Return whose archive it is.
+
+    Raises:
+        ArchiveRefused: there is none.
+    """
+    manifest = reader.manifest()
+    if manifest is None:
+        raise ArchiveRefused(
+            f"there is no archive in {reader.store.url}: nothing was ever archived there; correct the URL"
+        )
+    return manifest
+
+
+def restorable_ranges(reader: ArchiveReader, catalog: Catalog) -> list[RestorableRange]:
+    """Return the ranges of the archive with the commits at their ends."""
+    by_begin: dict[Lsn, list[ArchivedObject]] = defaultdict(list)
+    for archived in catalog.listing.objects:
+        if archived.file.kind != "history":
+            by_begin[archived.file.begin_lsn].append(archived)
+    found = []
+    for each in catalog.ranges():
+        begin_lsn = segment_start(each.begin_lsn, catalog.segment_size)
+        segments = range(begin_lsn, each.end_lsn, catalog.segment_size)
+        first = _commits(reader, catalog, by_begin, each, segments, first=True)
+        last = _commits(reader, catalog, by_begin, each, segments[::-1], first=False)
+        found.append(RestorableRange(each, first, last))
+    return found
+
+
+def _commits(
+    reader: ArchiveReader,
+    catalog: Catalog,
+    by_begin: dict[Lsn, list[ArchivedObject]],
+    found: ArchivedRange,
+    segments: Sequence[Lsn],
+    *,
+    first: bool,
+) -> Commit | None:
+    """Return the first, or the last, commit of a range that the nearest of `segments` hold."""
+    for begin_lsn in segments[:_SCANNED_SEGMENTS_MAX]:
+        end_lsn = min(begin_lsn + catalog.segment_size, found.end_lsn)
+        # The segment with a fork inside may be there under a later timeline's name only.
+        holders = [each for each in by_begin[begin_lsn] if each.file.tli >= found.tli and each.file.end_lsn >= end_lsn]
+        if not holders:
+            return None
+        try:
+            content = reader.fetch_bytes(min(holders, key=lambda each: each.file.tli))
+        except (ArchiveCorrupt, ObjectMissing):
+            return None  # A verification says what is wrong.
+        scanned = scan([content[: end_lsn - begin_lsn]], begin_lsn, catalog.segment_size, first_only=first)
+        commit = scanned.first if first else scanned.last
+        if commit is not None:
+            return commit
+    return None
+
+
+def describe_hole(hole: Hole) -> str:
+    """Return what a hole makes unrecoverable."""
+    if hole.begin_lsn == hole.end_lsn:
+        return f"{hole.missing} is missing: nothing of timeline {hole.tli} can be recovered"
+    extent = f"{format_lsn(hole.begin_lsn)} to {format_lsn(hole.end_lsn)}"
+    return (
+        f"{hole.missing} is missing: timeline {hole.tli} lacks {extent}; a backup from before that cannot be recovered "
+        "beyond it"
+    )
+
+
+def verify(
+    reader: ArchiveReader,
+    catalog: Catalog,
+    *,
+    since_lsn: Lsn = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Verdict:
+    """Download what is in the archive and compare it with what it should be.
+
+    Args:
+        since_lsn: segments that end at or below it are passed over.
+        progress: told how many bytes are done, of how many.
+    """
+    manifest = manifest_of(reader)
+    listing = catalog.listing
+    objects = [each for each in listing.objects if each.file.kind == "history" or each.file.end_lsn > since_lsn]
+    problems = [describe_hole(hole) for hole in catalog.holes() if hole.end_lsn >= since_lsn]
+    for file, claims in listing.conflicts:
+        keys = ", ".join(claim.receipt_key for claim in claims)
+        problems.append(f"{file.name} is there with different contents: {keys}")
+    problems += [f"{key} says that an object is there which is not" for key in listing.lost]
+    notes = [f"{key} has no receipt: an upload that did not finish" for key in listing.unconfirmed]
+    notes += [f"{key} is nothing that an archive has" for key in listing.strangers]
+    total = sum(each.plain_bytes for each in objects)
+    done = 0
+    origin = Origin(manifest.system_id, manifest.segment_size)
+    with tempfile.TemporaryDirectory(prefix="walproxy-verify-") as folder, ThreadPoolExecutor(_DOWNLOADS) as pool:
+        jobs = {
+            pool.submit(_problem_of, reader, each, origin, Path(folder) / str(number)): each
+            for number, each in enumerate(objects)
+        }
+        for job in as_completed(jobs):
+            problem = job.result()
+            if problem:
+                problems.append(problem)
+            done += jobs[job].plain_bytes
+            progress(done, total)
+    return Verdict(len(objects), total, sorted(problems), notes)
+
+
+def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin, path: Path) -> str:
+    """Return what is wrong with an object, empty if nothing is."""
+    file = archived.file
+    try:
+        receipt = msgspec.json.decode(reader.store.get(archived.receipt_key), type=dict)
+        if receipt.get("system_id") != origin.system_id:
+            return f"{archived.receipt_key} is a receipt of the system {receipt.get('system_id')}"
+        reader.fetch(archived, path)
+        if file.kind == "history":
+            parse_timeline_history(file.tli, path.read_bytes())
+        else:
+            check_pages(path, file.tli, file.begin_lsn, file.end_lsn - file.begin_lsn, origin, archived.key)
+    except (ArchiveCorrupt, SourceCorrupt, RemoteProtocolError) as error:
+        return str(error)
+    except msgspec.DecodeError as error:
+        return f"{archived.receipt_key} is no receipt: {error}"
+    except ObjectMissing as error:
+        # An archiver removes a partial once something longer is there.
+        return "" if file.kind == "partial" else str(error)
+    finally:
+        path.unlink(missing_ok=True)
+    return ""

@@ -1,0 +1,88 @@
+"""What `walproxy wal-fetch %f %p` does when nothing was fetched ahead, and what its answer means.
+
+PostgreSQL takes every exit code up to 125 for "there is no such file", and ends recovery with what it has. So only
+what every source has denied is EXIT_MISSING; whatever else goes wrong, even in the command line, stops recovery.
+
+A standby is another matter: it asks again and again, and streams meanwhile. What cannot be said now is missing for it.
+"""
+
+import logging
+import os
+import re
+from pathlib import Path
+
+from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.lsn import format_lsn, parse_segment_name
+from walproxy.recovery.config import EXIT_DELIVERED, EXIT_MISSING, EXIT_STOPS_RECOVERY, FetchConfig, open_sources
+from walproxy.recovery.fetcher import Fetcher, HoleFound
+
+_HISTORY_NAME = re.compile(r"([0-9A-F]{8})\.history")
+_TEMPORARY_SUFFIX = ".walproxy"
+
+_log = logging.getLogger(__name__)
+
+
+def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, standby: bool) -> int:
+    """Fetch a file for PostgreSQL; return the exit code. What is wrong is logged.
+
+    Args:
+        name: PostgreSQL's name of it, a segment's or a history file's.
+        target: where PostgreSQL wants it; replaced atomically.
+        system_id: of the PostgreSQL that recovers, 0 if it is not known.
+        standby: it asks again for what it does not get.
+    """
+    temporary = target.with_name(target.name + _TEMPORARY_SUFFIX)
+    try:
+        timeout_s = 0.0 if standby else config.timeout
+        fetcher = Fetcher(open_sources(config), system_id=system_id, timeout_s=timeout_s)
+        history = _HISTORY_NAME.fullmatch(name)
+        if history is not None:
+            delivered = _fetch_history(fetcher, int(history[1], 16), temporary)
+        else:
+            delivered = _fetch_segment(fetcher, name, temporary, config, find_holes=not standby)
+        if not delivered:
+            return EXIT_MISSING
+        temporary.rename(target)
+        return EXIT_DELIVERED
+    except HoleFound as error:
+        if (target.parent / name).exists():
+            return EXIT_MISSING  # PostgreSQL has it already, and looks there next.
+        _log.error("%s", error)
+    except WalproxyError as error:
+        _log.error("cannot fetch %s: %s", name, error)
+    except OSError as error:
+        _log.error("cannot fetch %s: %s: %s", name, error.filename or target, error.strerror or error)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return EXIT_MISSING if standby else EXIT_STOPS_RECOVERY
+
+
+def _fetch_history(fetcher: Fetcher, tli: int, temporary: Path) -> bool:
+    content = fetcher.history(tli)
+    if content is not None:
+        temporary.write_bytes(content)
+    return content is not None
+
+
+def _fetch_segment(fetcher: Fetcher, name: str, temporary: Path, config: FetchConfig, *, find_holes: bool) -> bool:
+    segment_size = fetcher.origin().segment_size
+    parsed = parse_segment_name(name, segment_size)
+    if parsed is None:
+        raise ConfigurationError(
+            f"{name} is not the name of a segment of {segment_size} bytes: the WAL is that of another cluster, or %f "
+            "is not the first argument"
+        )
+    tli, begin_lsn = parsed
+    delivered = fetcher.fetch_segment(tli, begin_lsn, temporary, whole_only=config.no_partial, find_holes=find_holes)
+    if delivered is None:
+        return False
+    if not delivered.is_whole:
+        _log.info("%s up to %s only, from %s", name, format_lsn(delivered.end_lsn), delivered.source)
+        _pad(temporary, segment_size)
+    return True
+
+
+def _pad(path: Path, size: int) -> None:
+    """Append zeros up to `size` bytes, with their place on the disk: PostgreSQL takes no shorter segment."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
