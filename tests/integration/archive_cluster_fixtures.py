@@ -4,6 +4,7 @@ What an archive holds is read here without the project's own code: names and rec
 compared with their checksums and with pg_wal. Every test ends with `assert_archive_is_whole`.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -109,6 +110,15 @@ def metric(process: LocalProcess, name: str) -> float:
     with urllib.request.urlopen(process.url + "/metrics", timeout=5) as answer:
         lines = str(answer.read().decode()).splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"safekeeper_{name} "))
+
+
+def disk_usage(directory: Path) -> int:
+    """Return how much room the files below `directory` take, in bytes; what vanishes meanwhile takes none."""
+    used = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            used += path.stat().st_blocks * 512
+    return used
 
 
 # What makes WAL.

@@ -4,7 +4,7 @@
 `primary` is one server per major for the whole session: a test leaves it as it found it. `new_cluster` makes servers
 that a test may stop, kill or configure. `cluster` is one whole cluster per major for the session, healed after each
 test; `new_gated` makes whole clusters for a test that needs another one. `new_stand` makes one to which bad things are
-given (refusal_fixtures.py).
+given (refusal_fixtures.py). `folder_archive` is an archive for a cluster.
 """
 
 import asyncio
@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Gated
+from tests.integration.object_stores import LocalFolder
 from tests.integration.refusal_fixtures import Stand, make_server, make_stand
 from walproxy.local_postgres import LocalPostgres, ServerBinaries, find_servers
 
@@ -183,6 +185,14 @@ def new_gated(
     yield make
     for cluster in made:
         cluster.close()
+
+
+@pytest.fixture
+def folder_archive() -> Iterator[Archive]:
+    """An empty archive in a local folder that the servers' user can enter."""
+    with LocalFolder() as server:
+        server.folder.parent.chmod(0o755)
+        yield Archive(server, "main", server.place("main"))
 
 
 @pytest.fixture

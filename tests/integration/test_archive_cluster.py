@@ -36,13 +36,6 @@ NEVER_S = 3600.0
 KILLS = 3
 
 
-@pytest.fixture
-def folder_archive() -> Iterator[Archive]:
-    """An empty archive in a local folder."""
-    with LocalFolder() as server:
-        yield Archive(server, "main", server.place("main"))
-
-
 @pytest.fixture(scope="module")
 def shared_archive(
     servers: dict[int, ServerBinaries], major: int, small_template: Path
