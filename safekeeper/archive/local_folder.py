@@ -2,17 +2,29 @@
 
 obstore writes a file under a temporary name (`name#1`) and renames or links it, but syncs nothing. A segment leaves the
 safekeepers because the archive has it, so here it must be on disk first: the file, and every folder on the way to it.
+Then the operating system is told to forget its bytes: reading them back asks the disk, and an archive that grows does
+not push what is in use out of memory.
 """
 
 import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safekeeper.archive.objects import ObjectInfo
 
+_PIECE_BYTES = 1 << 20
 _TEMPORARY = re.compile(r".*#\d+")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those on the way to it; all that is new is on disk afterwards. Raises OSError."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        _sync(path.parent)
 
 
 class LocalFolder:
@@ -20,18 +32,30 @@ class LocalFolder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._durable: set[Path] = set()  # Folders whose own names are known to be on disk.
+        self._durable = {root}  # Folders whose own names are known to be on disk.
 
     def sync(self, key: str) -> None:
-        """Return when the object at `key` is on disk."""
+        """Return when the object at `key` is on disk, and not in the operating system's cache any more."""
         path = self._root / key
-        _sync(path)
-        for folder in (path.parent, *path.parent.parents):
-            if folder not in self._durable or folder == path.parent:
-                _sync(folder)
-            if folder == self._root:
-                break
-        self._durable.update(parent for parent in path.parents if parent.is_relative_to(self._root))
+        with _opened(path) as descriptor:
+            os.fsync(descriptor)
+            _forget(descriptor)
+        _sync(path.parent)
+        folder = path.parent
+        while folder not in self._durable:  # Perhaps new: then its name must be on disk, too.
+            _sync(folder.parent)
+            self._durable.add(folder)
+            folder = folder.parent
+
+    def pieces(self, key: str) -> Iterator[bytes]:
+        """Yield the content of the object at `key`, read from the disk, and forget it.
+
+        Measured with 16 MiB: 3 ms from the cache; obstore takes 16 ms, most of it for copies, or 20 ms in pieces.
+        """
+        with _opened(self._root / key) as descriptor:
+            while piece := os.read(descriptor, _PIECE_BYTES):
+                yield piece
+            _forget(descriptor)
 
     def list(self, folder: str) -> list[ObjectInfo]:
         """Return all files below `folder` but those that are being written, by key.
@@ -70,9 +94,20 @@ class LocalFolder:
                     continue
 
 
-def _sync(path: Path) -> None:
+def _sync(folder: Path) -> None:
+    with _opened(folder) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _forget(descriptor: int) -> None:
+    if hasattr(os, "posix_fadvise"):  # Not on every system; it only costs memory there.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

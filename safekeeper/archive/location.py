@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from obstore.exceptions import BaseError, UnknownConfigurationKeyError
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
 
+from safekeeper.archive.local_folder import make_folder
 from safekeeper.archive.store_errors import reason_of
 from safekeeper.errors import ConfigurationError
 
@@ -90,7 +91,7 @@ def _open_folder(folder: Path, options: Mapping[str, str]) -> Location:
         raise ConfigurationError(f"the archive in the folder {folder} has no options: remove {', '.join(options)}")
     folder = folder.absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         client = LocalStore(folder)
     except (OSError, BaseError) as error:
         raise ConfigurationError(f"cannot use {folder} as an archive: {reason_of(error)}") from error

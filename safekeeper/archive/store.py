@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Self
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -57,7 +58,7 @@ class ObjectStore:
         self._honours_conditions: bool | None = None
 
     @classmethod
-    def open(cls, url: str, *, options: Mapping[str, str] = NO_OPTIONS, timeout_s: float = 30) -> "ObjectStore":
+    def open(cls, url: str, *, options: Mapping[str, str] = NO_OPTIONS, timeout_s: float = 30) -> Self:
         """Return the folder that `url` names. Nothing is asked of a remote store yet; a local folder is made.
 
         Args:
@@ -119,14 +120,16 @@ class ObjectStore:
         return b"".join(self.pieces(key))
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield the content of an object: in one piece up to WHOLE_MAX_BYTES, else in pieces of some MiB.
+        """Yield the content of an object in pieces: of some MiB, or all in one that is no more than WHOLE_MAX_BYTES.
 
         Raises:
             ObjectMissing: there is none.
         """
         with self._translating(f"get {self._name(key)}"):
+            if self._folder is not None:
+                yield from self._folder.pieces(key)
+                return
             result = obstore.get(self._client, key)
-            # Measured with 16 MiB in a local folder: 6 ms in one piece, 20 ms in pieces of 1 MiB.
             if result.meta["size"] <= WHOLE_MAX_BYTES:
                 yield bytes(result.bytes())
             else:

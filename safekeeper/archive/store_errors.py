@@ -39,7 +39,14 @@ _REFUSALS = {
     "SignatureDoesNotMatch": "correct the credentials",
     "TokenRefreshRequired": "renew the credentials",
 }
-_REFUSALS_OF_A_FOLDER = ("Permission denied", "Read-only file system", "Operation not permitted")
+# As obstore and the operating system print them; obstore's own classes are missing for some requests.
+_OTHER_REFUSALS = (
+    "status code: 401",
+    "status code: 403",
+    "Permission denied",
+    "Read-only file system",
+    "Operation not permitted",
+)
 
 
 class ConditionsNotSupported(ArchiveUnavailable):
@@ -85,7 +92,7 @@ def translated(error: BaseError | OSError, action: str, secrets: Iterable[str] =
     if code is not None:
         return ArchiveRefused(f"could not {action}: {reason}: {_REFUSALS[code]}")
     if isinstance(error, UnauthenticatedError | PermissionDeniedError | PermissionError) or any(
-        refusal in text for refusal in _REFUSALS_OF_A_FOLDER
+        refusal in text for refusal in _OTHER_REFUSALS
     ):
         return ArchiveRefused(f"could not {action}: {reason}: allow it there, or correct or renew the credentials")
     if isinstance(error, FileNotFoundError):
