@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,11 @@ class Archiver:
     def update(self) -> None:
         """See node.Learners."""
         acceptor = self._acceptor
-        if (
-            acceptor.readable_lsn >= self._news_at_lsn
-            or acceptor.control is not self._control
-            or acceptor.is_archiver != self._was_archiver
-        ):
+        if acceptor.control is not self._control:
+            # The log may have gone back, and may go on with other bytes before the archiver has its turn.
+            self._see_log()
+            self._news.set()
+        elif acceptor.readable_lsn >= self._news_at_lsn or acceptor.is_archiver != self._was_archiver:
             self._news.set()
 
     def archive_now(self) -> None:
@@ -202,24 +203,23 @@ class Archiver:
 
     async def _look(self, uploader: Uploader) -> ArchivingPlan:
         """Return a plan that knows what the archive has already."""
-        while not self._node.is_between_events:
-            await self._wait(None)
-        self._view.refresh()
-        log, told_lsn = self._view.log, self._acceptor.archived_lsn
-        plan = ArchivingPlan(log, self._history_tlis(), self._acceptor.control.segment_size)
-        listing = await self._workers[0].run(lambda: uploader.listing(*plan.folders()))
+        while True:
+            while not self._see_log():
+                await self._wait(None)
+            epoch, told_lsn = self._view.epoch, self._acceptor.archived_lsn
+            plan = ArchivingPlan(self._view.log, self._history_tlis(), self._acceptor.control.segment_size)
+            listing = await self._workers[0].run(partial(uploader.listing, *plan.folders()))
+            if epoch == self._view.epoch:
+                break
+        plan.follow(self._view.log, self._history_tlis())
         for archived in listing.objects:
-            if archived.file.kind != "history" and log.begin_lsn < archived.file.end_lsn <= told_lsn:
+            if archived.file.kind != "history" and archived.file.end_lsn <= told_lsn:
                 plan.found(archived.file)
         return plan
 
     def _follow(self) -> None:
         """Take notice of what the log is now; of what changes from now on there will be news."""
-        if self._node.is_between_events:
-            self._control = self._acceptor.control
-            self._view.refresh()
-            if self._plan is not None:
-                self._plan.follow(self._view.log, self._history_tlis())
+        if self._see_log():
             segment_size = self._control.segment_size or 1
             self._news_at_lsn = self._view.log.end_lsn // segment_size * segment_size + segment_size
         else:
@@ -228,6 +228,15 @@ class Archiver:
         if self._plan is not None:
             self.archived_lsn = self._plan.archived_lsn
         self._report()
+
+    def _see_log(self) -> bool:
+        """Look at the log, if no event is changing it just now; return whether."""
+        if not self._node.is_between_events:
+            return False
+        self._control = self._acceptor.control
+        if self._view.refresh() is not None and self._plan is not None:
+            self._plan.follow(self._view.log, self._history_tlis())
+        return True
 
     async def _wait(self, timeout_s: float | None, until: Callable[[], bool] | None = None) -> None:
         """Return when there is news, an upload has ended, or time is up.
@@ -274,12 +283,13 @@ class Archiver:
         return None if not idle or _has_partial(under_way) else max(0.0, self._partial_due_at - now)
 
     async def _upload(self, worker: Worker, uploader: Uploader, file: ArchivedFile) -> bool:
-        """Upload a file; return whether it is in the archive now. It is not if the log has changed meanwhile."""
+        """Upload a file; return whether the archive has now what this log has: it may have changed meanwhile."""
+        epoch = self._view.epoch
         path = None if file.kind == "history" else self._path_of(file)
         content = self._history_of(file.tli) if path is None else self._segment_source(file, path)
         began_at = self._loop.time()
         try:
-            is_new = await worker.run(lambda: uploader.upload(file, content))
+            is_new = await worker.run(partial(uploader.upload, file, content))
         except LogChanged:
             return False
         except StorageFailed:
@@ -289,7 +299,7 @@ class Archiver:
         if is_new:
             size_bytes = len(content) if isinstance(content, bytes) else file.end_lsn - file.begin_lsn
             self.statistics.count(size_bytes, self._loop.time() - began_at)
-        return True
+        return epoch == self._view.epoch
 
     def _segment_source(self, file: ArchivedFile, path: Path) -> Content:
         acceptor, history = self._acceptor, self._acceptor.control.history

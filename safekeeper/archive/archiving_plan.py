@@ -8,9 +8,9 @@ A segment is archived when it is complete and readable, under the name that it h
 timeline of its last byte. Before anything of a timeline goes its history file. The open segment's bytes are archived as
 a partial file, whenever that is asked for.
 
-What is in the archive is remembered by name. So when the log goes back and on along another timeline, it is seen which
-of its files are there, and archived_lsn goes back with it: a file of the timeline that was left is none of this log,
-even where their bytes are the same.
+What is in the archive is remembered by name. When the log goes back, archived_lsn goes back with it: what reached
+beyond its new end is forgotten, and a file of the timeline that was left is none of this log, even where their bytes
+are the same. Should the log come to such a file again, the archive is asked whether it is the same one.
 
 Pure.
 """
@@ -58,11 +58,13 @@ class ArchivingPlan:
         before, self._log = self._log, log
         wanted = (*(tli for tli, _ in log.lineage), log.tli)
         self._history_tlis = [tli for tli in wanted if tli in history_tlis]
-        if log.end_lsn < before.end_lsn or (log.tli, log.lineage) != (before.tli, before.lineage):
+        went_back = log.end_lsn < before.end_lsn
+        if went_back or (log.tli, log.lineage) != (before.tli, before.lineage):
             self._whole_lsn = 0
-        if log.begin_lsn > before.begin_lsn:
-            self._archived = {f for f in self._archived if f.kind == "history" or f.end_lsn > log.begin_lsn}
-            self._partials = {key: end_lsn for key, end_lsn in self._partials.items() if end_lsn > log.begin_lsn}
+        if went_back or log.begin_lsn > before.begin_lsn:
+            lsns = range(log.begin_lsn + 1, log.end_lsn + 1)
+            self._archived = {f for f in self._archived if f.kind == "history" or f.end_lsn in lsns}
+            self._partials = {key: end_lsn for key, end_lsn in self._partials.items() if end_lsn in lsns}
         self._advance()
 
     def folders(self) -> list[str]:
@@ -73,19 +75,14 @@ class ArchivingPlan:
 
     def found(self, file: ArchivedFile) -> None:
         """The archive has `file`, with a receipt."""
+        if file.kind != "history" and file.end_lsn <= self._log.begin_lsn:
+            return  # It is not kept here any more.
         if file.kind == "partial":
             key = (file.tli, file.begin_lsn)
             self._partials[key] = max(file.end_lsn, self._partials.get(key, 0))
         else:
             self._archived.add(file)
         self._advance()
-
-    def is_of_this_log(self, file: ArchivedFile) -> bool:
-        """Whether the file belongs to the log as it is now."""
-        if file.kind == "history":
-            return file.tli in self._history_tlis
-        log = self._log
-        return log.begin_lsn <= file.begin_lsn and file.end_lsn <= log.end_lsn and self._tli_of(file) == file.tli
 
     def next_file(self, under_way: Collection[ArchivedFile], *, with_partial: bool) -> ArchivedFile | None:
         """Return what is to be archived next, None if there is nothing to begin with now.
@@ -115,9 +112,11 @@ class ArchivingPlan:
         begin_lsn = segment_start(log.end_lsn, size)
         if begin_lsn == log.end_lsn or any(file.kind == "partial" for file in under_way):
             return None
-        file = partial_file(self._last_tli(), begin_lsn, log.end_lsn, size)
-        has_lsn = self._partials.get((file.tli, begin_lsn), 0)
-        return file if has_lsn < log.end_lsn and self._segment_at(begin_lsn) not in self._archived else None
+        whole = self._segment_at(begin_lsn)
+        has_lsn = self._partials.get((whole.tli, begin_lsn), 0)
+        if has_lsn >= log.end_lsn or whole in self._archived:
+            return None
+        return partial_file(whole.tli, begin_lsn, log.end_lsn, size)
 
     def _advance(self) -> None:
         log, size = self._log, self._segment_size
@@ -128,17 +127,11 @@ class ArchivingPlan:
         while self._whole_lsn < log.end_lsn and self._segment_at(self._whole_lsn) in self._archived:
             self._whole_lsn += size
         partial_lsn = 0
-        if log.end_lsn - self._whole_lsn < size:
-            partial_lsn = self._partials.get((self._last_tli(), self._whole_lsn), 0)
-        # A whole segment of the parent may be there that reaches beyond a fork.
+        if self._whole_lsn < log.end_lsn:
+            partial_lsn = self._partials.get((self._segment_at(self._whole_lsn).tli, self._whole_lsn), 0)
         self.archived_lsn = min(max(self._whole_lsn, partial_lsn), log.end_lsn)
 
     def _segment_at(self, begin_lsn: Lsn) -> ArchivedFile:
+        """Return the segment under its name in this log: that of the timeline of its last byte that can be read."""
         last_lsn = min(begin_lsn + self._segment_size, self._log.end_lsn) - 1
         return segment_file(tli_of_byte(self._log.tli, self._log.lineage, last_lsn), begin_lsn, self._segment_size)
-
-    def _last_tli(self) -> int:
-        return tli_of_byte(self._log.tli, self._log.lineage, self._log.end_lsn - 1)
-
-    def _tli_of(self, file: ArchivedFile) -> int:
-        return tli_of_byte(self._log.tli, self._log.lineage, file.end_lsn - 1)

@@ -24,7 +24,14 @@ from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import ArchivedFile
 from safekeeper.archive.statistics import ProblemLog
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.errors import ArchiveCorrupt, ArchiveRefused, ObjectMissing, WalproxyError
+from safekeeper.errors import (
+    ArchiveConflict,
+    ArchiveCorrupt,
+    ArchiveRefused,
+    ConfigurationError,
+    ObjectMissing,
+    WalproxyError,
+)
 from safekeeper.logs import describe_bug, one_line
 from safekeeper.lsn import Lsn
 from safekeeper.wal.filesystem import File, FileSystem
@@ -37,6 +44,8 @@ FETCHES_AT_ONCE = 2
 RETRY_S_MIN = 1.0
 RETRY_S_MAX = 30.0
 
+# A person must act.
+_SERIOUS = (ArchiveConflict, ArchiveCorrupt, ArchiveRefused, ConfigurationError)
 _log = logging.getLogger(__name__)
 
 
@@ -105,6 +114,7 @@ class ReadThrough:
         self._missing: dict[ArchivedFile, str] = {}
         self._is_clean = False
         self._downloads = 0
+        self._reader: ArchiveReader | None = None  # Of an archive that has turned out to be ours.
         self._problems = ProblemLog()
         self._retry_s = RETRY_S_MIN
         self._arrived: Callable[[], None] = lambda: None
@@ -171,8 +181,7 @@ class ReadThrough:
 
     def _fetch(self, file: ArchivedFile, path: Path) -> tuple[File, Path]:
         """Download a segment and open it. In a thread."""
-        reader = self._access.reader()
-        self._require_ours(reader)
+        reader = self._reader_of_ours()
         candidates = [found for found in reader.candidates(file.tli, file.begin_lsn) if found.file == file]
         if not candidates:
             raise ObjectMissing(f"{file.name} is not in the archive {self._access.url}")
@@ -186,7 +195,10 @@ class ReadThrough:
                 _log.error("%s: another object of the same segment is tried", error)
         return self._fs.open(path, read_only=True), path
 
-    def _require_ours(self, reader: ArchiveReader) -> None:
+    def _reader_of_ours(self) -> ArchiveReader:
+        """Return a reader of the archive, if it is that of this cluster."""
+        reader = self._reader or self._access.reader()
+        self._reader = None
         manifest, control = reader.manifest(), self._control()
         if manifest is None:
             raise ObjectMissing(f"{self._access.url} holds no archive")
@@ -196,6 +208,8 @@ class ReadThrough:
                 f"{self._access.url} is the archive of another cluster (system identifier {manifest.system_id}): "
                 "correct --archive"
             )
+        self._reader = reader
+        return reader
 
     def _clean(self) -> None:
         """Remove what an earlier process has left. In a thread."""
@@ -237,7 +251,7 @@ class ReadThrough:
     def _try_again_later(self, file: ArchivedFile, error: BaseException) -> None:
         self.errors += 1
         reason = one_line(str(error) if isinstance(error, WalproxyError) else describe_bug(error))
-        is_serious = isinstance(error, ArchiveCorrupt | ArchiveRefused) or not isinstance(error, WalproxyError)
+        is_serious = isinstance(error, _SERIOUS) or not isinstance(error, WalproxyError)
         level = logging.ERROR if is_serious else logging.WARNING
         self._problems.note(reason, "cannot read WAL from the archive: %s", reason, level=level)
         wait_s, self._retry_s = self._retry_s, min(2 * self._retry_s, RETRY_S_MAX)

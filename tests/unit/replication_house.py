@@ -7,15 +7,18 @@ look inside.
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
 
+from safekeeper.archive.access import ArchiveAccess
+from safekeeper.archive.archiver import Archiver
+from safekeeper.archive.read_through import ReadThrough
 from safekeeper.consensus.control_state import NodeId, TliHistory
-from safekeeper.consensus.messages import AppendResponse, ArchiveReport, Elected, Standby, StandbyFeedback
+from safekeeper.consensus.messages import AppendResponse, ArchiveOrder, ArchiveReport, Elected, Standby, StandbyFeedback
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from safekeeper.data_folder import DataFolder
 from safekeeper.learners import LearnerHub
@@ -108,15 +111,30 @@ class Leader(ScriptedProposer):
         return self.commit_lsn
 
 
+    def order_archive(self, archiver: int, archived_lsn: int = 0) -> None:
+        """Say who archives, and how far the archive is; return when that was heard."""
+        self.send(ArchiveOrder(self.node_id, archiver, archived_lsn))
+        self.commit(self.commit_lsn)
+
+    def hear_of_archive(self, matches: Callable[[ArchiveReport], bool]) -> ArchiveReport:
+        """Wait for a report on the archive that `matches`; those before it are forgotten."""
+        while True:
+            report = self.archive_reports.pop(0) if self.archive_reports else self.receive(ArchiveReport)
+            if matches(report):
+                return report
+
+
 class ReplicationHouse:
     """Open at the beginning of the `with` block; everything is closed at its end.
 
     Attributes:
         fs: its disk.
-        node, hub, slots, door: its parts; use them in `call` only.
+        node, hub, slots, door, archiver, read_through: its parts; use them in `call` only.
         pg_port: where replication clients connect.
 
     Args:
+        archive: the URL of an archive: with it there are an archiver, which does not begin by itself, and a way for
+            readers into the archive.
         protection: tls, users and networks of the replication door.
     """
 
@@ -124,6 +142,8 @@ class ReplicationHouse:
     hub: LearnerHub
     slots: Slots
     door: ReplicationDoor
+    archiver: Archiver
+    read_through: ReadThrough | None = None
 
     def __init__(
         self,
@@ -133,11 +153,15 @@ class ReplicationHouse:
         greeting_timeout_s: float = 60,
         timeout_s: float = 60,
         slots_max: int = 8,
+        archive: str = "",
+        partial_interval_s: float = 60,
+        compress: bool = False,
         **protection: Any,
     ) -> None:
         self.fs = FaultyFileSystem()
         self._directory = directory / "sk"
         self._protection = protection
+        self._archive = (archive, partial_interval_s, compress)
         self._options = (connections_max, greeting_timeout_s, timeout_s, slots_max)
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -168,7 +192,9 @@ class ReplicationHouse:
         )
         node.attach(self._proposers)
         self.slots = Slots.open(self.fs, self._directory, node.disk, slots_max)
-        self.hub = LearnerHub(node, self._loop)
+        if self._archive[0]:
+            self._open_archive(*self._archive)
+        self.hub = LearnerHub(node, self._loop, self.read_through)
         node.attach_learners(self.hub)
         self.door = ReplicationDoor(
             node,
@@ -183,7 +209,15 @@ class ReplicationHouse:
         await self.door.open(Address("127.0.0.1", 0))
         self.pg_port = self.door.address.port
 
+    def _open_archive(self, url: str, partial_interval_s: float, compress: bool) -> None:
+        access, node = ArchiveAccess(url, timeout_s=5), self.node
+        self.read_through = ReadThrough(self.fs, self._directory, access, lambda: node.acceptor.control)
+        self.archiver = Archiver(node, self.fs, access, compress=compress, partial_interval_s=partial_interval_s)
+        node.attach_learners(self.archiver)
+
     async def _close(self) -> None:
+        if self.read_through is not None:
+            self.archiver.close()
         self._proposers.stop_accepting()
         self._proposers.close_all()
         self.door.abort()
@@ -220,6 +254,10 @@ class ReplicationHouse:
             return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(DEADLINE_S)
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Return what `coroutine` returns on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_S)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds on the loop's thread."""
