@@ -20,6 +20,7 @@ ENVIRONMENT_PREFIX = "WALPROXY"
 EXIT_DELIVERED = 0
 EXIT_MISSING = 1
 EXIT_STOPS_RECOVERY = 200
+DEFAULT_PREFETCH = 4
 _PREFETCH_MAX = 64
 
 
@@ -100,8 +101,18 @@ class FetchConfig(SourceConfig):
     """The settings of `walproxy wal-fetch`."""
 
     no_partial: bool = option("Deliver whole segments only", parse=yes_or_no, default="false", is_flag=True)
+    end_at_hole: bool = option(
+        "WAL that is missing in the middle is the end of the WAL: for a recovery with a target, which PostgreSQL does "
+        "not end before",
+        parse=yes_or_no,
+        default="false",
+        is_flag=True,
+    )
     prefetch: int = option(
-        "How many segments are fetched ahead, at once; 0 for none", parse=count, default="4", metavar="COUNT"
+        "How many segments are fetched ahead, at once; 0 for none",
+        parse=count,
+        default=str(DEFAULT_PREFETCH),
+        metavar="COUNT",
     )
 
 

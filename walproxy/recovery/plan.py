@@ -208,10 +208,13 @@ def _check_target(plan: Plan, backup: BackupFacts, target: Target) -> None:
                 "target everything up to there is recovered"
             )
     elif plan.hole_lsn is not None:
-        raise ConfigurationError(
-            f"{_missing(plan)}; {reached}: to recover that much, use --target-lsn {format_lsn(plan.last_record_lsn)}, "
-            "or name another source"
-        )
+        raise ConfigurationError(f"{_missing(plan)}; {reached}: name another source{_advised(plan, backup)}")
+
+
+def _advised(plan: Plan, backup: BackupFacts) -> str:
+    if plan.last_record_lsn < max(backup.end_lsn, 1):
+        return ""
+    return f", or recover what can be with --target-lsn {format_lsn(plan.last_record_lsn)}"
 
 
 def _missing(plan: Plan) -> str:

@@ -20,7 +20,7 @@ from safekeeper.control_file import CONTROL_FILE_NAME
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import format_lsn
 from walproxy.recovery.base_backup import BaseBackup, Entry, write_entry
-from walproxy.recovery.config import FetchConfig, SourceConfig, as_toml
+from walproxy.recovery.config import DEFAULT_PREFETCH, FetchConfig, SourceConfig, as_toml
 from walproxy.recovery.plan import Plan, Target, format_time
 from walproxy.server_binaries import ServerUser
 
@@ -143,12 +143,13 @@ def _is_wal(entry: Entry) -> bool:
 def _configure(target: Path, config: SourceConfig, goal: Target) -> None:
     """Say where the WAL comes from and where recovery ends."""
     sources = {name: value for name, value in asdict(config).items() if name in SourceConfig.__dataclass_fields__}
-    defaults = FetchConfig(**sources, no_partial=False, prefetch=4)
+    # PostgreSQL reads ahead of its target, so what is missing behind it must not stop it; and it does not end before.
+    fetching = FetchConfig(**sources, no_partial=False, end_at_hole=not goal.is_end, prefetch=DEFAULT_PREFETCH)
     settings = target / SETTINGS_FILE
     settings.touch(mode=0o600)
     settings.write_text(
         "# Where walproxy wal-fetch gets the WAL of this recovery. Of no use once the server takes writes.\n"
-        + as_toml(defaults)
+        + as_toml(fetching)
     )
     with (target / "postgresql.auto.conf").open("a") as file:
         file.write("\n# walproxy restore\n")
@@ -159,14 +160,16 @@ def _configure(target: Path, config: SourceConfig, goal: Target) -> None:
 
 def recovery_settings(goal: Target) -> dict[str, str]:
     """Return PostgreSQL's settings for this recovery."""
-    # PostgreSQL refuses two targets, and the backup may have brought one along.
-    settings = {"restore_command": restore_command(), **dict.fromkeys(_TARGETS, "")}
-    if goal.time is not None:
-        settings["recovery_target_time"] = format_time(goal.time)
-    if goal.lsn is not None:
-        settings["recovery_target_lsn"] = format_lsn(goal.lsn)
-    if goal.name is not None:
-        settings["recovery_target_name"] = goal.name
+    chosen = {
+        "recovery_target_time": format_time(goal.time) if goal.time is not None else None,
+        "recovery_target_lsn": format_lsn(goal.lsn) if goal.lsn is not None else None,
+        "recovery_target_name": goal.name,
+    }
+    # PostgreSQL refuses two targets, and the backup may have brought one along. It reads them in this order and has
+    # one already when it comes to a second, even to an empty one: so the empty ones come first.
+    settings = {"restore_command": restore_command()}
+    settings |= {name: "" for name in _TARGETS if chosen.get(name) is None}
+    settings |= {name: value for name, value in chosen.items() if value is not None}
     settings["recovery_target_timeline"] = goal.timeline
     if not goal.is_end:
         settings["recovery_target_action"] = goal.action

@@ -39,7 +39,9 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, s
         if history is not None:
             delivered = _fetch_history(fetcher, int(history[1], 16), temporary)
         else:
-            delivered = _fetch_segment(fetcher, name, temporary, config, find_holes=not standby)
+            delivered = _fetch_segment(
+                fetcher, name, temporary, config, find_holes=not standby and not config.end_at_hole
+            )
         if not delivered:
             return EXIT_MISSING
         temporary.rename(target)
