@@ -267,9 +267,9 @@ class Archiver:
         idle = [worker for worker in self._workers if worker not in busy]
         under_way = [file for _, file in self._uploads.values()]
         while idle and self._node.is_between_events:
-            with_partial = self._partial_demanded or now >= self._partial_due_at
-            file = plan.next_file(under_way, with_partial=with_partial)
-            if with_partial and (file is None or file.kind == "partial") and not _has_partial(under_way):
+            file = plan.next_file(under_way, with_partial=self._is_partial_due(now))
+            nothing_is_left = file is None and not under_way
+            if nothing_is_left or (file is not None and file.kind == "partial"):
                 self._partial_demanded = False
                 self._partial_due_at = now + self.partial_interval_s
             if file is None:
@@ -277,10 +277,14 @@ class Archiver:
             worker = idle.pop()
             self._uploads[self._loop.create_task(self._upload(worker, uploaders[worker], file))] = worker, file
             under_way.append(file)
-        if not under_way and not self._partial_demanded and self._node.is_between_events:
+        if not under_way and self._node.is_between_events:
             self._recover()
             self._settle()
-        return None if not idle or _has_partial(under_way) else max(0.0, self._partial_due_at - now)
+        # What is due and has not begun waits for what is under way.
+        return None if not idle or self._is_partial_due(now) else self._partial_due_at - now
+
+    def _is_partial_due(self, now: float) -> bool:
+        return self._partial_demanded or now >= self._partial_due_at
 
     async def _upload(self, worker: Worker, uploader: Uploader, file: ArchivedFile) -> bool:
         """Upload a file; return whether the archive has now what this log has: it may have changed meanwhile."""
@@ -398,7 +402,3 @@ class Archiver:
     def _report_later(self) -> None:
         self._report_timer = None
         self._report()
-
-
-def _has_partial(files: list[ArchivedFile]) -> bool:
-    return any(file.kind == "partial" for file in files)

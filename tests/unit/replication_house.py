@@ -117,10 +117,10 @@ class Leader(ScriptedProposer):
         self.commit(self.commit_lsn)
 
     def hear_of_archive(self, matches: Callable[[ArchiveReport], bool]) -> ArchiveReport:
-        """Wait for a report on the archive that `matches`; those before it are forgotten."""
+        """Wait for a report on the archive that `matches`; whatever comes before it is forgotten."""
         while True:
-            report = self.archive_reports.pop(0) if self.archive_reports else self.receive(ArchiveReport)
-            if matches(report):
+            report = self.archive_reports.pop(0) if self.archive_reports else super().receive(object)
+            if isinstance(report, ArchiveReport) and matches(report):
                 return report
 
 

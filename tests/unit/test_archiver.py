@@ -274,7 +274,8 @@ def test_an_archive_that_hangs_holds_up_no_append(tmp_path: Path, url: str, monk
 
 def test_the_segment_with_a_fork_is_archived_under_both_names(tmp_path: Path, url: str) -> None:
     end_lsn = BASE_LSN + 3 * SEGMENT_SIZE
-    child = WAL[: FORK_LSN - BASE_LSN] + bytes(reversed(WAL[: end_lsn - FORK_LSN]))
+    # Zeros are no record whose end learners would have to wait for.
+    child = WAL[: FORK_LSN - BASE_LSN] + bytes(64) + bytes(reversed(WAL[: end_lsn - FORK_LSN - 64]))
     with archiving(tmp_path, url, SEGMENT_SIZE + 150_000) as (house, leader):
         wait_archived(leader, BASE_LSN + SEGMENT_SIZE + 150_000)
         successor = house.leader("run2")
