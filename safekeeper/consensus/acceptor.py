@@ -167,6 +167,8 @@ class Acceptor(AcceptorLog):
         `archived_lsn` may go back: what was seen once may be another log's by now.
         """
         self._has_archive = True
+        # A fork may have cut what was archived while this was on its way.
+        archived_lsn = min(archived_lsn, self.commit_lsn)
         if self._archive_progress != (archived_lsn, problem):
             self._archive_progress = (archived_lsn, problem)
             yield from self._report_archive()
@@ -355,6 +357,9 @@ class Acceptor(AcceptorLog):
             if refusal is not None:
                 yield from self._refuse(connection, *refusal)
                 return
+            # What was seen of a log that was cut says nothing of the one that goes on there, however far that gets.
+            archived_lsn, problem = self._archive_progress
+            self._archive_progress = (min(archived_lsn, self.commit_lsn), problem)
         elif (message.node_id, message.membership) != (self.control.promised, self.control.membership):
             yield from self._persist(promised=message.node_id, membership=message.membership)
         if any(entry.start_lsn == self.write_lsn for entry in self.control.history):
@@ -433,18 +438,16 @@ class Acceptor(AcceptorLog):
     def _archive_order(self, connection: int, message: ArchiveOrder, now: float) -> Effects:
         """Take note of who archives. An order on an older connection, or of a deposed leader, is none any more."""
         if message.node_id == self.leader and connection == self.leader_connection:
+            was_archiver = self.is_archiver
             self.archiver = message.archiver
             self.archived_lsn = message.archived_lsn or self.archived_lsn
-        return
-        yield  # It has no effects.
+            if was_archiver != self.is_archiver:
+                yield from self._report_archive()
 
     def _report_archive(self) -> Effects:
         if self.leader_connection is not None:
-            archived_lsn, problem = self._archive_progress
-            # A fork may have cut what was archived.
-            archived_lsn = min(archived_lsn, self.commit_lsn)
             begin_lsn = self.control.wal_begin_lsn
-            report = ArchiveReport(begin_lsn, self._has_archive, self.is_archiver, archived_lsn, problem)
+            report = ArchiveReport(begin_lsn, self._has_archive, self.is_archiver, *self._archive_progress)
             yield Send(self.leader_connection, report)
 
     # ------------------------------------------------------------------ reads for the proposer

@@ -95,7 +95,8 @@ class AcceptorLog:
         kept = Kept(
             control.wal_begin_lsn,
             self.flush_lsn,
-            self.commit_lsn,
+            # What a fork may still replace stays (S9): no byte of it is shown before its first record is complete.
+            self.readable_lsn,
             self.truncate_lsn,
             self.archived_lsn,
             control.segment_size,
@@ -137,12 +138,14 @@ class AcceptorLog:
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
         cut = divergence(self.control.history, self.flush_lsn, message.history) if self.flush_lsn else None
+        if cut is not None and cut.lsn < self.control.wal_begin_lsn:
+            cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
         base_lsn: Lsn | None = None
         if cut is None:
             if self.commit_lsn > self.control.wal_begin_lsn:
                 return RefusalCode.HISTORY, (
-                    f"WAL up to {format_lsn(self.commit_lsn)} is committed here and shares no term with the "
-                    f"history of {message.node_id}: it is another log"
+                    f"WAL [{format_lsn(self.control.wal_begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed here, "
+                    f"and no byte of it is part of the history of {message.node_id}: it is another log"
                 )
             base_lsn = message.base_lsn
         else:

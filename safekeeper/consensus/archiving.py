@@ -18,7 +18,8 @@ INCUMBENT_GRACE_S = 2.0
 GONE_GRACE_S = 5.0
 # It may have a problem that another one has not for so long.
 PROBLEM_GRACE_S = 10.0
-# It may make no progress for so long although there is something to archive.
+# It may make no progress for so long although there are whole segments to archive: how often it copies the open one is
+# the operator's to say.
 STALL_S = 60.0
 # Whoever was replaced is not named again so soon, unless there is nobody else.
 REST_S = 60.0
@@ -42,9 +43,10 @@ class Archiving:
         archived_lsn: how far the archive is, as the archiver has said last; 0 before that.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, segment_size: int, now: float) -> None:
         self.archiver = 0
         self.archived_lsn: Lsn = 0
+        self._segment_size = segment_size
         self._began_at = now
         self._candidates: dict[int, _Candidate] = {}
 
@@ -91,7 +93,7 @@ class Archiving:
             return self._replace(current, healthy or others, reason, now)
         if current.problem_since is not None and now - current.problem_since >= PROBLEM_GRACE_S:
             return self._replace(current, healthy, f"cannot archive: {current.report.problem}", now)
-        if self.archived_lsn >= commit_lsn:
+        if self.archived_lsn + 2 * self._segment_size > commit_lsn:
             current.moved_at = now
         if now - current.moved_at >= STALL_S:
             return self._replace(current, healthy, "makes no progress", now)
@@ -101,7 +103,9 @@ class Archiving:
         incumbent = next((i for i, c in sorted(present.items()) if c.report.is_archiver), None)
         if incumbent is None and now - self._began_at < INCUMBENT_GRACE_S:
             return ""
-        chosen = incumbent or min(present, key=lambda i: (bool(present[i].report.problem), i), default=0)
+        # What others keep below its own beginning, it would never bring into the archive.
+        preferences = {i: (bool(c.report.problem), c.report.wal_begin_lsn, i) for i, c in present.items()}
+        chosen = incumbent or min(preferences, key=preferences.__getitem__, default=0)
         if not chosen:
             return ""
         self._name(chosen, now)

@@ -130,7 +130,7 @@ class Leadership:
         self.sequence = 0
         self.streaming = False
         self.members: dict[int, Progress] = {}
-        self.archiving = Archiving(now)
+        self.archiving = Archiving(elected.segment_size, now)
         self._standbys = standbys
         self._timing = timing
         self._began_at = now
@@ -154,6 +154,7 @@ class Leadership:
         progress.answered = False
         progress.told_commit_lsn = self.commit_lsn
         progress.last_sent_at = progress.waiting_since = now
+        base_lsn = self._oldest_wal(safekeeper_id, progress)
         elected = Elected(
             self.node_id,
             self.elected.cluster_id,
@@ -163,17 +164,23 @@ class Leadership:
             self.membership,
             self.elected.history,
             self.elected.tli_histories,
-            self._oldest_wal(safekeeper_id),
+            base_lsn or self.elected.base_lsn,
             self.commit_lsn,
             self.elected.allow_data_loss,
-            self.elected.settled_lsn,
+            max(base_lsn, self.elected.settled_lsn),
         )
         return SendMessage(safekeeper_id, elected)
 
-    def _oldest_wal(self, safekeeper_id: int) -> Lsn:
-        """Return where the oldest WAL begins that another member keeps and is there to give; else the donor's."""
-        others = [p for i, p in self.members.items() if i != safekeeper_id and p.answered]
-        return min((p.wal_begin_lsn for p in others if p.wal_begin_lsn), default=self.elected.base_lsn)
+    def _oldest_wal(self, safekeeper_id: int, progress: Progress) -> Lsn:
+        """Return where the oldest WAL begins that another one keeps and can give to this member; 0 if none has said.
+
+        Whoever is as far behind as this member has nothing for it: two of them must not wait for each other.
+
+        What lies below is committed, whether or not this term knows it yet: a member that has adopted the term removes
+        nothing else, and begins anew nowhere else.
+        """
+        others = [p for i, p in self.members.items() if i != safekeeper_id and p.answered and p.wal_begin_lsn]
+        return min((p.wal_begin_lsn for p in others if p.flush_lsn > progress.sent_lsn), default=0)
 
     def parted(self, safekeeper_id: int, now: float) -> Iterator[Action]:
         """A connection is gone. Whoever was fed from it is fed from another."""
@@ -354,9 +361,8 @@ class Leadership:
 
         Nothing is on its way to it: what it was sent it has answered.
         """
-        base_lsn = self._oldest_wal(safekeeper_id)
-        is_settled = base_lsn <= max(self.commit_lsn, self.elected.settled_lsn)
-        if progress.sent_lsn < base_lsn and is_settled and progress.waiting_since is None:
+        base_lsn = self._oldest_wal(safekeeper_id, progress)
+        if progress.sent_lsn < base_lsn and progress.waiting_since is None:
             yield Note(
                 Level.WARNING,
                 f"safekeeper {safekeeper_id} is set forward from {format_lsn(progress.sent_lsn)} to "

@@ -1,6 +1,6 @@
 """Which WAL a safekeeper need not keep any more. The one place that decides it.
 
-    wal_begin_lsn                                                        commit_lsn  flush_lsn
+    wal_begin_lsn                                                      readable_lsn  flush_lsn
         |-------------|------------------|--------------|--------------------|----------|
                       | --wal-limit      | --wal-keep   | two segments, always          |
 
@@ -36,11 +36,11 @@ class TrimRequest(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The WAL of a safekeeper, and what is known of it."""
+    """The WAL of a safekeeper, and what is known of it. `readable_lsn`: committed up to there, whatever forks off."""
 
     begin_lsn: Lsn
     flush_lsn: Lsn
-    commit_lsn: Lsn
+    readable_lsn: Lsn
     truncate_lsn: Lsn
     archived_lsn: Lsn
     segment_size: int
@@ -58,5 +58,5 @@ def trim_to(kept: Kept, request: TrimRequest) -> Lsn:
         # The room is that of whole files: the tail's, and of the one that is prepared behind it.
         end_lsn = tail_lsn + 2 * size
         wanted_lsn = max(wanted_lsn, end_lsn - request.limit_bytes + size - 1)
-    lsn = min(wanted_lsn, safe_lsn, kept.commit_lsn, tail_lsn - size, kept.begin_lsn + SEGMENTS_PER_TRIM_MAX * size)
+    lsn = min(wanted_lsn, safe_lsn, kept.readable_lsn, tail_lsn - size, kept.begin_lsn + SEGMENTS_PER_TRIM_MAX * size)
     return max(kept.begin_lsn, segment_start(max(lsn, 0), size))

@@ -11,6 +11,7 @@ from safekeeper.consensus.effects import (
     Close,
     Effect,
     Effects,
+    FindRecordEnd,
     FlushWal,
     Persist,
     ReadWal,
@@ -51,7 +52,10 @@ CLUSTER = "c" * 32
 
 
 class Bench:
-    """Runs an acceptor's handlers; `effects` is what the last one did, `full` what the disk has no room for."""
+    """Runs an acceptor's handlers; `effects` is what the last one did, `full` what the disk has no room for.
+
+    No record behind a fork is ever complete.
+    """
 
     def __init__(self, control: ControlState | None = None, flush_lsn: int = 0) -> None:
         control = control or ControlState(safekeeper_id=1, incarnation=OWN)
@@ -74,6 +78,9 @@ class Bench:
                     self.control = effect.control
                 if error is None and isinstance(effect, ReadWal):
                     effect = effects.send(b"x" * (effect.end_lsn - effect.begin_lsn))
+                    self.effects.append(effect)
+                elif error is None and isinstance(effect, FindRecordEnd):
+                    effect = effects.send(0)
                     self.effects.append(effect)
         except StopIteration:
             return self.effects

@@ -20,6 +20,8 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     DigestRequest,
@@ -37,9 +39,11 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.control_file import ControlFile
 from safekeeper.data_folder import WAL_FOLDER, DataFolder
 from safekeeper.errors import ConfigurationError, DiskLost, InvariantViolation, StorageFailed, WalproxyError
+from safekeeper.lsn import segment_name
 from safekeeper.node import Node
 from safekeeper.room import CONTROL_FILE, WAL
 from safekeeper.wal.filesystem import RealFileSystem
@@ -482,6 +486,48 @@ async def test_a_folder_whose_wal_ends_below_what_is_committed_is_a_lost_disk(tm
     shutil.rmtree(tmp_path / "sk" / WAL_FOLDER)
     shutil.copytree(tmp_path / "older", tmp_path / "sk" / WAL_FOLDER)
     with pytest.raises(DiskLost, match="ends at 0/300064, but it reached 0/3000C8"):
+        await open_folder(tmp_path / "sk")
+
+
+async def leave_trimmed(directory: Path) -> int:
+    """Leave a folder behind whose oldest WAL was removed; return where it begins."""
+    everything = TrimRequest(wanted_lsn=None, keep_bytes=0, limit_bytes=None, has_archive=True)
+    async with bench(directory) as sk:
+        await sk.lead()
+        for _ in range(8):
+            end_lsn = await sk.append_durably(b"x" * (SEGMENT_SIZE // 2))
+        sk.append(b"", commit_lsn=end_lsn)
+        sk.node.trim(everything)
+        await until(lambda: sk.node.ready)
+        assert sk.node.folder.begin_lsn == BASE_LSN  # Nobody has said yet that it is in the archive.
+        sk.says(AppendRequest(NodeId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
+        sk.says(ArchiveOrder(NodeId(1, "run"), 2, end_lsn))
+        sk.node.trim(everything)
+        await until(lambda: sk.node.ready)
+        begin_lsn = sk.node.folder.begin_lsn
+        report = sk.said[-1][1]
+        assert isinstance(report, ArchiveReport) and report.wal_begin_lsn == begin_lsn
+    return begin_lsn
+
+
+@on_the_loop
+async def test_old_wal_is_removed_and_stays_so_after_a_restart(tmp_path: Path) -> None:
+    begin_lsn = await leave_trimmed(tmp_path / "sk")
+    assert begin_lsn == BASE_LSN + 2 * SEGMENT_SIZE
+    wal = tmp_path / "sk" / WAL_FOLDER
+    oldest = segment_name(1, begin_lsn, SEGMENT_SIZE)
+    assert min(file.name for file in wal.iterdir()) == oldest
+    (wal / segment_name(1, BASE_LSN, SEGMENT_SIZE)).write_bytes(b"brought back by a crash")
+    async with bench(tmp_path / "sk") as sk:
+        assert (sk.node.folder.begin_lsn, sk.node.acceptor.control.wal_begin_lsn) == (begin_lsn, begin_lsn)
+        assert min(file.name for file in wal.iterdir()) == oldest
+
+
+@on_the_loop
+async def test_a_folder_whose_wal_begins_above_where_it_began_is_a_lost_disk(tmp_path: Path) -> None:
+    begin_lsn = await leave_trimmed(tmp_path / "sk")
+    (tmp_path / "sk" / WAL_FOLDER / segment_name(1, begin_lsn, SEGMENT_SIZE)).unlink()
+    with pytest.raises(DiskLost, match="begins at 0/600000, but it began at 0/500000"):
         await open_folder(tmp_path / "sk")
 
 

@@ -414,6 +414,119 @@ def test_a_log_cannot_begin_but_at_a_segments_start(storage: WalStorage, lsn: in
         storage.reset(lsn, 1)
 
 
+# Old WAL is removed.
+
+
+def whole_names(begin: int, end: int) -> list[str]:
+    """Return the names of the segments [begin, end) of the log."""
+    return [name(1, BASE + number * SIZE) for number in range(begin, end)]
+
+
+def test_segments_below_a_position_are_removed_and_the_rest_is_read_as_before(
+    fs: VirtualFileSystem, storage: WalStorage
+) -> None:
+    write(storage, 4 * SIZE + 100)
+    assert storage.read(BASE + SIZE, BASE + SIZE + 10) == BYTES[SIZE : SIZE + 10]  # Its file is open from now on.
+    storage.trim(BASE + 3 * SIZE)
+    assert (storage.begin_lsn, storage.flush_lsn) == (BASE + 3 * SIZE, BASE + 4 * SIZE + 100)
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(3, 5)
+    assert storage.read(BASE + 3 * SIZE, storage.write_lsn) == BYTES[3 * SIZE : 4 * SIZE + 100]
+    assert storage.segment_path(BASE + 3 * SIZE - 1) is None
+    with pytest.raises(LocalProtocolError, match="does not fit the WAL held"):
+        storage.read(BASE + SIZE, BASE + SIZE + 10)
+    storage.trim(BASE + 3 * SIZE)
+    storage.trim(BASE)
+    assert storage.begin_lsn == BASE + 3 * SIZE
+    write(storage, SIZE)
+    fs.crash()
+    again = WalStorage.open(fs, DIRECTORY, segment_size=SIZE, tli=1, begin_lsn=BASE + 3 * SIZE)
+    assert (again.begin_lsn, again.flush_lsn) == (BASE + 3 * SIZE, BASE + 5 * SIZE + 100)
+    assert again.read(again.begin_lsn, again.flush_lsn) == BYTES[3 * SIZE : 5 * SIZE + 100]
+
+
+def test_the_files_of_removed_segments_are_closed(tmp_path: Path) -> None:
+    storage = WalStorage.open(RealFileSystem(), tmp_path / "wal", segment_size=1 << 20, tli=1)
+    storage.reset(1 << 20, 1)
+    storage.append(1 << 20, bytes(3 << 20))
+    storage.flush_now()
+    before = open_files()
+    storage.read(1 << 20, 3 << 20)
+    assert open_files() == before + 2
+    storage.trim(3 << 20)
+    assert open_files() == before
+    storage.close()
+
+
+@pytest.mark.parametrize("lsn", [BASE + SIZE + 1, BASE + 3 * SIZE, BASE + 9 * SIZE])
+def test_nothing_is_removed_but_whole_segments_below_the_last_one(
+    fs: VirtualFileSystem, storage: WalStorage, lsn: int
+) -> None:
+    write(storage, 2 * SIZE + 100)
+    with pytest.raises(LocalProtocolError, match=r"a removal of what lies below .* does not fit"):
+        storage.trim(lsn)
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(0, 3)
+    storage.trim(BASE + 2 * SIZE)
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(2, 3)
+
+
+def test_what_is_not_flushed_is_not_removed(fs: VirtualFileSystem, storage: WalStorage) -> None:
+    write(storage, SIZE + 100)
+    storage.append(storage.write_lsn, BYTES[SIZE + 100 : 3 * SIZE])
+    with pytest.raises(LocalProtocolError, match="a removal"):
+        storage.trim(BASE + 2 * SIZE)
+    storage.trim(BASE + SIZE)
+    assert storage.begin_lsn == BASE + SIZE
+
+
+def test_there_is_nothing_to_remove_where_there_is_no_wal(fs: VirtualFileSystem) -> None:
+    with pytest.raises(LocalProtocolError, match="there is no WAL"):
+        open_log(fs).trim(BASE)
+
+
+def test_a_removal_that_fails_is_the_end(fs: VirtualFileSystem, storage: WalStorage) -> None:
+    write(storage, 3 * SIZE + 100)
+    fs.unlink(DIRECTORY / name(1, BASE + SIZE))
+    with pytest.raises(StorageFailed, match="must be restarted"):
+        storage.trim(BASE + 2 * SIZE)
+    with pytest.raises(StorageFailed, match="must be restarted"):
+        storage.append(storage.write_lsn, b"x")
+
+
+def test_whatever_a_crash_brings_back_of_removed_segments_is_removed_at_the_start() -> None:
+    seen = set()
+    for seed in range(30):
+        fs = VirtualFileSystem(random.Random(seed))
+        storage = open_log(fs)
+        storage.reset(BASE, 1)
+        write(storage, 5 * SIZE + 100)
+        storage.trim(BASE + 3 * SIZE)
+        fs.crash()
+        left = fs.listdir(DIRECTORY)
+        seen.add(tuple(sorted(left)))
+        facts, problems = inspect(fs, DIRECTORY, SIZE, BASE + 3 * SIZE)
+        assert [each.name for each in facts] == whole_names(3, 6) and problems == []
+        again = WalStorage.open(fs, DIRECTORY, segment_size=SIZE, tli=1, begin_lsn=BASE + 3 * SIZE)
+        assert (again.begin_lsn, again.flush_lsn) == (BASE + 3 * SIZE, BASE + 5 * SIZE + 100), seed
+        assert sorted(fs.listdir(DIRECTORY)) == whole_names(3, 6)
+    # Also some with a gap, which is damage everywhere else.
+    assert any(name(1, BASE) in left and name(1, BASE + SIZE) not in left for left in seen)
+
+
+def test_a_gap_above_the_beginning_is_damage_all_the_same(fs: VirtualFileSystem, storage: WalStorage) -> None:
+    write(storage, 4 * SIZE)
+    storage.close()
+    fs.unlink(DIRECTORY / name(1, BASE + 2 * SIZE))
+    with pytest.raises(StorageFailed, match="is missing"):
+        WalStorage.open(fs, DIRECTORY, segment_size=SIZE, tli=1, begin_lsn=BASE + SIZE)
+
+
+def test_a_segment_that_reaches_beyond_the_beginning_is_kept(fs: VirtualFileSystem, storage: WalStorage) -> None:
+    write(storage, 2 * SIZE)
+    storage.close()
+    again = WalStorage.open(fs, DIRECTORY, segment_size=SIZE, tli=1, begin_lsn=BASE + SIZE - 1)
+    assert again.begin_lsn == BASE
+
+
 # What a folder may look like at the start.
 
 

@@ -14,6 +14,8 @@ from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     DigestRequest,
@@ -41,6 +43,7 @@ from safekeeper.wire import (
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
+    PROBLEM_BYTES_MAX,
     PROPOSER_DIALECT,
     FrameDecoder,
     encode,
@@ -95,15 +98,19 @@ proposer_messages = st.one_of(
         numbers,
         numbers,
         st.booleans(),
+        numbers,
     ),
+    st.builds(ArchiveOrder, node_ids, numbers, numbers),
     st.builds(AppendRequest, node_ids, positive, lsns, numbers, numbers, numbers, st.booleans(), payloads),
     st.builds(lambda node, i, r: ReadRequest(node, i, *r), node_ids, numbers, ranges),
     st.builds(lambda node, i, b, n: DigestRequest(node, i, b, b + n), node_ids, numbers, lsns, st.integers(0, 1 << 20)),
     st.builds(TailRequest, node_ids, numbers, numbers),
 )
 standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]), lsns, lsns, lsns, numbers, numbers)
+problems = st.sampled_from(["", "no route to the store", "x" * PROBLEM_BYTES_MAX, "fichier non trouvé: ü"])
 acceptor_messages = st.one_of(
     st.builds(StandbyFeedback, st.lists(standbys, max_size=3).map(tuple)),
+    st.builds(ArchiveReport, numbers, st.booleans(), st.booleans(), numbers, problems),
     st.builds(
         AcceptorGreeting,
         positive,
@@ -303,6 +310,20 @@ def test_a_history_that_goes_back_is_refused() -> None:
     history = (HistoryEntry(2, 100, 1), HistoryEntry(1, 200, 1))
     with pytest.raises(LocalProtocolError, match="goes back"):
         encode(VoteResponse(NODE, True, NODE, history))
+
+
+@pytest.mark.parametrize("problem", ["two\nlines", "a bell: \a", "x" * (PROBLEM_BYTES_MAX + 1), "ü" * 501])
+def test_a_problem_of_the_archive_is_one_line_that_fits(problem: str) -> None:
+    with pytest.raises(LocalProtocolError, match=r"ArchiveReport\.problem"):
+        encode(ArchiveReport(100, True, True, 0, problem))
+    forged = msgspec.to_builtins(ArchiveReport(100, True, True, 0, "fits")) | {"problem": problem}
+    with pytest.raises(RemoteProtocolError, match=r"ArchiveReport\.problem"):
+        FrameDecoder(ACCEPTOR_DIALECT).feed(control(forged))
+
+
+def test_an_order_of_nobody_is_refused() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode(ArchiveOrder(NOBODY, 1, 100))
 
 
 def test_an_oversized_frame_is_refused_before_any_of_it_is_buffered() -> None:
