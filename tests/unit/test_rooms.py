@@ -14,6 +14,7 @@ PURE = sorted(
         ROOT / "safekeeper" / "peer_auth.py",
         ROOT / "safekeeper" / "lsn.py",
         ROOT / "safekeeper" / "timelines.py",
+        *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py", "archiving_plan.py")),
         *(ROOT / "safekeeper" / "pgwire").glob("*.py"),
     ]
 )
@@ -44,6 +45,7 @@ PURE_ROOMS_AND_FILES = (
     "safekeeper.wire",
     "safekeeper.peer_auth",
     "safekeeper.timelines",
+    "safekeeper.archive.objects",
     "safekeeper.pgwire",
 )
 

@@ -137,3 +137,23 @@ def test_changes_that_need_a_restart_are_told_from_those_that_do_not() -> None:
     old = read()
     new = dataclasses.replace(old, log_level="debug", listen=Address("x", 1))
     assert changed_options(old, new) == (["log_level"], ["listen"])
+
+
+def test_settings_of_a_store_are_pairs_on_the_command_line_and_a_table_in_the_file(tmp_path: Path) -> None:
+    assert read().archive_options == {}
+    assert read(archive_options="endpoint=http://127.0.0.1:9000, region=eu=1,").archive_options == {
+        "endpoint": "http://127.0.0.1:9000",
+        "region": "eu=1",
+    }
+    file = tmp_path / "sk.toml"
+    file.write_text('archive = "s3://wal/one"\nwal_limit = "500MiB"\n[archive_options]\nregion = "eu"\n')
+    config = read(file)
+    assert (config.archive, config.archive_options) == ("s3://wal/one", {"region": "eu"})
+    assert (config.wal_limit, read().wal_limit, read().archive) == (500 << 20, None, None)
+
+
+@pytest.mark.parametrize("written", ["secret", "=secret", "a=1,secret", {"a": 1}, 5])
+def test_settings_of_a_store_that_are_no_pairs_are_refused_and_not_quoted(written: object) -> None:
+    with pytest.raises(ConfigurationError, match="KEY=VALUE") as caught:
+        read(archive_options=written)
+    assert "secret" not in str(caught.value)
