@@ -29,6 +29,7 @@ PURE_MAY_IMPORT = {
     "google_crc32c",
     "hashlib",
     "hmac",
+    "itertools",
     "math",
     "msgspec",
     "re",
