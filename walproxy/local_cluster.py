@@ -346,6 +346,19 @@ class LocalCluster:
         """Return the highest commit_lsn that any proxy knows, 0 if none."""
         return max((parse_lsn(s["commit_lsn"]) for s in (p.status() for p in self.proxies) if s), default=0)
 
+    def archive_status(self) -> dict[str, Any] | None:
+        """Return what /status says of the archive at the safekeeper that archives, None if none does."""
+        for status in filter(None, (process.status() for process in self.safekeepers.values())):
+            archive: dict[str, Any] | None = status.get("archive")
+            if archive is not None and archive["archiver"]:
+                return archive
+        return None
+
+    def archived_lsn(self) -> Lsn:
+        """Return how far the archive reaches, as far as any safekeeper knows; 0 if none does."""
+        statuses = filter(None, (process.status() for process in self.safekeepers.values()))
+        return max((parse_lsn(status["archived_lsn"]) for status in statuses), default=0)
+
     def close(self) -> None:
         """End every process; the files stay."""
         for process in [*self.proxies, *self.safekeepers.values()]:

@@ -28,7 +28,7 @@ import psycopg
 
 from safekeeper.errors import ConfigurationError, WalproxyError
 from walproxy.process_table import descendants, wait_until_ended
-from walproxy.server_binaries import ServerBinaries, find_servers, reachable_binaries, server_user
+from walproxy.server_binaries import ServerBinaries, ServerUser, find_servers, reachable_binaries, server_user
 
 __all__ = ["LocalPostgres", "LocalPostgresFailed", "ServerBinaries", "find_servers"]
 
@@ -64,6 +64,8 @@ class LocalPostgres:
         port: 0 takes a free one, which is then kept over restarts.
         settings: lines of the configuration; `configure` changes them.
         outlives_us: the server goes on when this process ends without `close`.
+        reads_all: under root, the server's user may read what only root may: a restore_command that is this project's
+            own program, which may lie in root's home, and what that reads.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class LocalPostgres:
         port: int = 0,
         settings: Mapping[str, str] | None = None,
         outlives_us: bool = False,
+        reads_all: bool = False,
     ) -> None:
         self._outlives_us = outlives_us
+        self._reads_all = reads_all
         self._user = server_user()
         self.binaries = reachable_binaries(binaries, self._user)
         self.data_directory = Path(data_directory).absolute()
@@ -104,7 +108,7 @@ class LocalPostgres:
             ConfigurationError: the server's user cannot reach the data folder.
             LocalPostgresFailed: initdb failed.
         """
-        self._own_data_directory()
+        self._own(self.data_directory)
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"]
         if not sync:
             options.append("--no-sync")
@@ -123,6 +127,11 @@ class LocalPostgres:
         lines = [f"{name} = '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in self.settings.items()]
         path.write_text("".join(lines))
         self._give(path)
+
+    def back_up(self, to: Path) -> None:
+        """Copy the running cluster into a folder with pg_basebackup, with the WAL that the copy needs."""
+        self._own(to)
+        self._run("pg_basebackup", "-D", str(to), "-d", self.conninfo(), "-X", "stream", "-c", "fast", "-N")
 
     def base_backup(
         self,
@@ -143,9 +152,7 @@ class LocalPostgres:
         ours = {**self.settings, **(settings or {}), "primary_conninfo": primary_conninfo or self.conninfo()}
         standby = LocalPostgres(self.binaries, to, port=port, settings=ours, outlives_us=self._outlives_us)
         standby.client_options = self.client_options
-        standby._own_data_directory()
-        arguments = ["-D", str(standby.data_directory), "-d", self.conninfo(), "-X", "stream", "-c", "fast", "-N"]
-        self._run("pg_basebackup", *arguments)
+        self.back_up(standby.data_directory)
         standby.configure({})
         signal_file = standby.data_directory / "standby.signal"
         signal_file.touch()
@@ -278,14 +285,15 @@ class LocalPostgres:
 
     # Processes and files.
 
-    def _own_data_directory(self) -> None:
-        self.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._user is not None and not self._user.may_enter(self.data_directory):
+    def _own(self, directory: Path) -> None:
+        """Make a folder that is the server's user's."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._user is not None and not self._user.may_enter(directory):
             raise ConfigurationError(
                 f"user {self._user.name}, who runs PostgreSQL because root may not, cannot enter the folders above "
-                f"{self.data_directory}: choose a folder under {tempfile.gettempdir()}, or do not run as root"
+                f"{directory}: choose a folder under {tempfile.gettempdir()}, or do not run as root"
             )
-        self._give(self.data_directory)
+        self._give(directory)
 
     def _give(self, path: Path) -> None:
         """Make the server's user the owner of `path`."""
@@ -326,9 +334,12 @@ class LocalPostgres:
             # In the data folder: after a crash whose server is never started again it would stay in the system.
             "dynamic_shared_memory_type": "mmap",
         }
+        # A change of user makes the kernel forget whose death ends a process: it comes first.
+        reader = _as_reader_of_all(self._user) if self._reads_all and self._user is not None else ()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *reader,
                     *(() if self._outlives_us else end_with_parent()),
                     str(self.binaries.path("postgres")),
                     "-D",
@@ -341,7 +352,7 @@ class LocalPostgres:
                 cwd="/",
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C in the terminal is for us, not for the server
-                **self._as_user(),
+                **({} if reader else self._as_user()),
             )
 
     def _wait_until_ready(self, deadline: float) -> bool:
@@ -391,6 +402,15 @@ def end_with_parent(signal_name: str = "QUIT") -> tuple[str, ...]:
     words = (setpriv, "--pdeathsig", signal_name, "--")
     answer = subprocess.run([*words, "true"], capture_output=True, check=False)
     return words if answer.returncode == 0 else ()
+
+
+def _as_reader_of_all(user: ServerUser) -> tuple[str, ...]:
+    """Return the words with which root runs a command as `user` who may read all files; none where setpriv is not."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return ()
+    words = (setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
+    return (*words, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--")
 
 
 def free_port() -> int:

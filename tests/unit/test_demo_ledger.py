@@ -32,3 +32,10 @@ def test_the_longest_pause_counts_from_the_begin_and_to_the_end(ledger: Ledger) 
     assert ledger.longest_pause_s(1.0, 3.3) == pytest.approx(1.5)
     assert ledger.longest_pause_s(3.1, 10.0) == pytest.approx(6.8)
     assert ledger.longest_pause_s(5.0, 7.0) == pytest.approx(2.0)
+
+
+def test_the_last_id_is_the_highest_of_all_that_may_be_in_the_books(ledger: Ledger) -> None:
+    assert Ledger().last_id() == 0
+    assert ledger.last_id() == 3
+    ledger.in_doubt.append(Transfer(7, 1, 2, 10))
+    assert ledger.last_id() == 7

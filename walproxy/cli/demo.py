@@ -24,9 +24,9 @@ def demo(clients: int, major: int | None, keep: Path | None) -> None:
     """Show what walproxy promises, on a PostgreSQL of its own.
 
     Starts PostgreSQL, three safekeepers, a proxy and a load of bank transfers; kills each of them with kill -9 and
-    counts what the clients see; at the end compares the safekeepers' WAL with PostgreSQL's, byte for byte. Takes less
-    than a minute. The exit code is 0 only if every step held. Nothing is left behind unless a step failed; then the
-    logs stay, and the last line says where.
+    counts what the clients see; compares the safekeepers' WAL with PostgreSQL's, byte for byte; then deletes all but
+    one safekeeper, a base backup and the archive, and restores it all. Takes about a minute. The exit code is 0 only if
+    every step held. Nothing is left behind unless a step failed; then the logs stay, and the last line says where.
 
     \b
     Examples:

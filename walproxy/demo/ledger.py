@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from walproxy.demo.bank import Transfer
 
+_NO_TRANSFER = Transfer(0, 0, 0, 0)
 _RETURNED_AT = attrgetter("returned_at")
 
 
@@ -41,6 +42,10 @@ class Ledger:
         self.acknowledged: list[Acknowledgement] = []
         self.in_doubt: list[Transfer] = []
         self.last_error = ""
+
+    def last_id(self) -> int:
+        """Return the highest id of a transfer that was acknowledged or is in doubt, 0 if there is none."""
+        return max(transfer.id for transfer in (*(e.transfer for e in self.acknowledged), *self.in_doubt, _NO_TRANSFER))
 
     def returned_between(self, begin: float, end: float) -> int:
         """Return how many acknowledgements arrived in [begin, end)."""

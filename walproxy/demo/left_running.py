@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from walproxy.demo.loss_steps import archive_folder
 from walproxy.local_cluster import LocalCluster
 
 
@@ -13,6 +14,7 @@ def commands_to_look(cluster: LocalCluster) -> str:
     postgres = cluster.postgres
     pids = {process.name: process.pid for process in [*cluster.safekeepers.values(), *cluster.proxies]}
     psql = shutil.which("psql") or str(postgres.binaries.bin_directory / "psql")
+    archive = shlex.quote(str(archive_folder(cluster.directory)))
     lines = [
         ("look at the bank", f"{shlex.quote(psql)} {shlex.quote(postgres.conninfo())}"),
         *(
@@ -32,6 +34,7 @@ def commands_to_look(cluster: LocalCluster) -> str:
             "look into the folder of a safekeeper that is stopped",
             f"{_program('safekeeper')} inspect --data-dir {shlex.quote(str(cluster.safekeeper_directory(1)))}",
         ),
+        ("see what can be restored from the archive", f"{_program('walproxy')} archive list --archive {archive}"),
         ("end PostgreSQL", f"kill -INT {postgres.pid}"),
         ("end the others", f"kill {' '.join(str(pid) for pid in pids.values())}"),
         ("remove everything", f"rm -r {shlex.quote(str(cluster.directory))}"),

@@ -42,10 +42,12 @@ class Stage:
         cluster: the processes.
         clients: how many of them the load has.
         ledger: what the clients were told.
-        workload: the load, from the first step on.
+        workload: the load, or the last one.
         dead_since_lsn: commit_lsn when each dead safekeeper was killed, by its id.
         segment_size: of the WAL, in bytes.
+        backed_up_lsn: the base backup is older than this.
         end_lsn: the end of the WAL that is compared, once PostgreSQL is shut down.
+        survivor: the safekeeper that is left when all others are lost, once they are.
     """
 
     cluster: LocalCluster
@@ -54,7 +56,23 @@ class Stage:
     workload: Workload | None = None
     dead_since_lsn: dict[int, Lsn] = field(default_factory=dict)
     segment_size: int = 0
+    backed_up_lsn: Lsn = 0
     end_lsn: Lsn = 0
+    survivor: int = 0
+
+    def start_load(self) -> None:
+        """Let new clients commit at the primary."""
+        self.workload = Workload(self.cluster.postgres.port, self.clients, self.ledger)
+        self.workload.start()
+
+    def stop_load(self) -> None:
+        """Let every client finish its transfer, and end.
+
+        Raises:
+            WalproxyError: see Workload.stop.
+        """
+        assert self.workload is not None  # start_load made it
+        self.workload.stop()
 
     def require(self, holds: bool, otherwise: str) -> None:
         """Raise StepFailed with the message `otherwise` unless `holds`."""

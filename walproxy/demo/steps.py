@@ -1,10 +1,16 @@
-"""The steps of the demo, in order: the cluster under load, its standby (standby_steps.py), and the books at the end."""
+"""The steps of the demo, in order.
+
+The cluster under load, its standby (standby_steps.py), the books, the bytes, and the loss of nearly everything
+(loss_steps.py).
+"""
 
 import time
 
 from safekeeper.lsn import format_lsn
 from walproxy.cli.status import format_bytes
-from walproxy.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, audit
+from walproxy.demo.bank import CREATE
+from walproxy.demo.books import compare_books
+from walproxy.demo.loss_steps import LOSS_STEPS, TAKE_BASE_BACKUP
 from walproxy.demo.stage import (
     CATCH_UP_S_MAX,
     RESUME_S_MAX,
@@ -15,7 +21,6 @@ from walproxy.demo.stage import (
     leading_proxy,
 )
 from walproxy.demo.standby_steps import PROXY_OPTIONS, STANDBY_STEPS
-from walproxy.demo.workload import Workload
 from walproxy.wal_compare import compare_wal, count_records
 
 _SHUTDOWN_S_MAX = 10.0
@@ -32,8 +37,7 @@ def _start(stage: Stage) -> str:
     stage.require(status is not None, "safekeeper 1 does not answer")
     assert status is not None  # required above
     stage.segment_size = status["segment_size"]
-    stage.workload = Workload(cluster.postgres.port, stage.clients, stage.ledger)
-    stage.workload.start()
+    stage.start_load()
     stage.wait_until(lambda: bool(stage.ledger.acknowledged), "a transfer was acknowledged", RESUME_S_MAX)
     begin, end = stage.observe(_WATCH_S)
     rate = stage.ledger.returned_between(begin, end) / (end - begin)
@@ -132,21 +136,8 @@ def _crash_postgres(stage: Stage) -> str:
 
 
 def _check_books(stage: Stage) -> str:
-    assert stage.workload is not None  # the first step made it
-    stage.workload.stop()
-    acknowledged = {entry.transfer for entry in stage.ledger.acknowledged}
-    found = audit(stage.cluster.postgres, acknowledged, set(stage.ledger.in_doubt))
-    stage.require(
-        not found.missing, f"{len(found.missing)} acknowledged transfers are lost, the first is {found.missing[:1]}"
-    )
-    stage.require(not found.strangers, f"{len(found.strangers)} transfers are there that nobody has committed")
-    stage.require(not found.wrong_accounts, f"{found.wrong_accounts} accounts do not follow from the transfers")
-    total = ACCOUNTS * OPENING_BALANCE
-    stage.require(found.total_balance == total, f"the total balance is {found.total_balance}, not {total}")
-    return (
-        f"all {len(acknowledged):,} acknowledged transfers are there, and {found.in_doubt_found} of "
-        f"{len(stage.ledger.in_doubt)} in doubt; total balance {total:,}, unchanged"
-    )
+    stage.stop_load()
+    return compare_books(stage)
 
 
 def _shut_down(stage: Stage) -> str:
@@ -187,6 +178,7 @@ def _dump_records(stage: Stage) -> str:
 
 STEPS = (
     Step("start everything", _start),
+    TAKE_BASE_BACKUP,
     Step("kill -9 a safekeeper: commits go on", _kill_one_safekeeper),
     Step("kill -9 a second one: commits wait", _kill_second_safekeeper),
     Step("start one of them: commits resume", _start_one_safekeeper),
@@ -199,4 +191,5 @@ STEPS = (
     Step("shut PostgreSQL down", _shut_down),
     Step("compare the bytes with pg_wal", _compare_bytes),
     Step("read them with pg_waldump", _dump_records),
+    *LOSS_STEPS,
 )

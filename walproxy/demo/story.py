@@ -16,6 +16,7 @@ from rich.text import Text
 from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.logs import one_line
 from walproxy.demo.left_running import commands_to_look
+from walproxy.demo.loss_steps import safekeeper_options
 from walproxy.demo.stage import Stage
 from walproxy.demo.standby_steps import PROXY_OPTIONS, STANDBY
 from walproxy.demo.steps import STEPS
@@ -68,7 +69,13 @@ def tell(binaries: ServerBinaries, clients: int, keep: Path | None, console: Con
     files_stay = keep is not None
     outlives_us = keep is not None
     postgres = LocalPostgres(binaries, directory / "postgres", settings=_SETTINGS, outlives_us=outlives_us)
-    cluster = LocalCluster(directory, postgres, candidates=[STANDBY], outlives_us=outlives_us)
+    cluster = LocalCluster(
+        directory,
+        postgres,
+        candidates=[STANDBY],
+        outlives_us=outlives_us,
+        safekeeper_options=safekeeper_options(directory),
+    )
     cluster.proxies = [cluster.make_proxy("walproxy", *PROXY_OPTIONS)]
     processes_stay = False
     try:
@@ -82,7 +89,6 @@ def tell(binaries: ServerBinaries, clients: int, keep: Path | None, console: Con
         else:
             console.print(f"All {len(outcome.seen)} steps held, in {outcome.duration_s:.0f} s.", style="bold green")
         if not outcome.failure and keep is not None:
-            _start_again(cluster)
             processes_stay = True
             console.print(commands_to_look(cluster), soft_wrap=True, markup=False)
     finally:
@@ -127,21 +133,6 @@ def summary(outcome: Outcome, stage: Stage) -> Table:
         table.add_row(f"{number:2}. {step.title}", result, Text(seen))
     table.caption = f"{len(stage.ledger.acknowledged):,} transfers acknowledged, {len(stage.ledger.in_doubt)} in doubt"
     return table
-
-
-def _start_again(cluster: LocalCluster) -> None:
-    """Start PostgreSQL after its shutdown, the first proxy, and the other one as its spare.
-
-    The proxies as the story left them may still be settling who serves, and one that is deposed ends.
-    """
-    serving, spare = cluster.proxies
-    for proxy in (serving, spare):
-        proxy.stop()
-    cluster.postgres.start()
-    serving.start()
-    cluster.wait_for_state("streaming", proxy=serving)
-    spare.start()
-    cluster.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the other proxy is a spare", process=spare)
 
 
 def _make_directory(keep: Path | None) -> Path:

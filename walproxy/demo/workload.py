@@ -34,13 +34,16 @@ _CONNECTION_ERRORS = (
 
 
 class Workload:
-    """`clients` connections to the server at a port of the loopback interface, all transferring as fast as they can."""
+    """`clients` connections to the server at a port of the loopback interface, all transferring as fast as they can.
+
+    Their transfers have other ids than those in `ledger`.
+    """
 
     def __init__(self, port: int, clients: int, ledger: Ledger) -> None:
         self.clients = clients
         self._port = port
         self._ledger = ledger
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(ledger.last_id() + 1)
         self._thread = threading.Thread(target=self._run, name="workload", daemon=True)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
