@@ -104,16 +104,17 @@ class Catalog:
 
     def holes(self) -> list[Hole]:
         """Return what a recovery along some timeline would miss, by timeline and LSN."""
+        histories: list[Hole] = []
         by_tli: dict[int, list[Hole]] = {}
         for tli in self.timelines:
             stretches = self._stretches(tli)
             if tli > 1 and tli not in self.histories:
                 begin_lsn = stretches[0].begin_lsn if stretches else 0
-                by_tli.setdefault(tli, []).append(Hole(tli, begin_lsn, begin_lsn, timeline_history_name(tli)))
+                histories.append(Hole(tli, begin_lsn, begin_lsn, timeline_history_name(tli)))
             for before, after in pairwise(stretches):
                 for owner, begin_lsn, end_lsn in self._by_owner(tli, before.end_lsn, after.begin_lsn):
                     by_tli.setdefault(owner, []).append(Hole(owner, begin_lsn, end_lsn, self._name(tli, begin_lsn)))
-        return [hole for tli in sorted(by_tli) for hole in _joined_holes(by_tli[tli])]
+        return sorted([*histories, *(hole for holes in by_tli.values() for hole in _joined_holes(holes))])
 
     def _stretches(self, tli: int) -> list[_Stretch]:
         """Return what can be read along the lineage of `tli`, ascending."""
@@ -130,7 +131,7 @@ class Catalog:
                 file = candidates[0].file
                 end_lsn = min(file.end_lsn, limit_lsn)
                 if begin_lsn < end_lsn > reach.get(begin_lsn, (0, False))[0]:
-                    reach[begin_lsn] = end_lsn, file.kind == "partial" and end_lsn == file.end_lsn
+                    reach[begin_lsn] = end_lsn, file.kind == "partial"
         return reach
 
     def _by_owner(self, tli: int, begin_lsn: Lsn, end_lsn: Lsn) -> Iterator[tuple[int, Lsn, Lsn]]:
@@ -177,11 +178,11 @@ def _joined_ranges(ranges: Iterable[ArchivedRange]) -> list[ArchivedRange]:
 
 
 def _joined_holes(holes: Iterable[Hole]) -> list[Hole]:
-    """Return the union of holes of one timeline. A missing history file is none of bytes, and stays apart."""
+    """Return the union of holes of one timeline."""
     joined: list[Hole] = []
     for hole in sorted(holes, key=lambda hole: (hole.begin_lsn, hole.end_lsn)):
         last = joined[-1] if joined else None
-        if last is None or hole.begin_lsn > last.end_lsn or last.begin_lsn == last.end_lsn:
+        if last is None or hole.begin_lsn > last.end_lsn:
             joined.append(hole)
         elif hole.end_lsn > last.end_lsn:
             joined[-1] = last._replace(end_lsn=hole.end_lsn)

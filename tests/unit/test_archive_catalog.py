@@ -106,6 +106,16 @@ def test_missing_history_file_is_a_hole() -> None:
     assert catalog_of(whole(2, 4), history_file(2), histories={2: ((1, SEGMENT),)}).holes() == []
 
 
+def test_missing_history_file_beside_a_hole_is_told_too() -> None:
+    catalog = catalog_of(
+        whole(1, 3), whole(2, 5), partial(3, 6, 9), histories={3: ((1, 4 * SEGMENT), (2, 6 * SEGMENT))}
+    )
+    assert catalog.holes() == [
+        Hole(2, 4 * SEGMENT, 5 * SEGMENT, "000000020000000000000004"),
+        Hole(2, 5 * SEGMENT, 5 * SEGMENT, "00000002.history"),
+    ]
+
+
 def test_empty_archive_has_nothing_and_misses_nothing() -> None:
     catalog = catalog_of()
     assert (catalog.timelines, catalog.ranges(), catalog.holes(), catalog.chain(1, 5)) == ((), [], [], 5)

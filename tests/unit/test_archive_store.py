@@ -173,6 +173,7 @@ def test_reason_shows_no_secrets_and_is_short() -> None:
     error = ConfigurationError("at https://me:word@host/path?X-Amz-Signature=abc of KEY " + "x" * 500)
     assert reason_of(error, ["KEY"]).startswith("at https://host/path of *** xxx")
     assert len(reason_of(error)) == 200
+    assert reason_of(ConfigurationError("two\n  lines")) == "two lines"
 
 
 @pytest.mark.parametrize(
