@@ -85,6 +85,10 @@ class Survey:
         lines.append(
             "the new log begins at the primary's present position: what is older is no longer served by the safekeepers"
         )
+        lines.append(
+            "an archive, if there is one, keeps what it has, but takes nothing from the new cluster before "
+            "walproxy archive adopt --cluster-id names it"
+        )
         return lines
 
 

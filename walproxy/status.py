@@ -49,6 +49,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "backpressure": proxy.feed.is_paused,
         "apply_rule": proposer.standbys.rule.text,
         "apply_problem": proxy.apply_problem() or None,
+        "archive": archive_status(leadership),
         "standbys": [_standby_status(row, needed_lsn) for row in proposer.standbys.rows()],
         "primary": {
             "connected": primary is not None,
@@ -78,6 +79,20 @@ def _safekeeper_status(proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, now:
         "last_response_s": round(now - answered_at, 3) if answered_at is not None else None,
         "address": str(proxy.links[safekeeper_id].address),
         "problem": proxy.member_problem(safekeeper_id) or None,
+    }
+
+
+def archive_status(leadership: Leadership | None) -> dict[str, Any] | None:
+    """Return who archives and how far the archive is; None if no safekeeper is known to have one."""
+    if leadership is None or not leadership.archiving.is_configured:
+        return None
+    archiving, commit_lsn = leadership.archiving, leadership.commit_lsn
+    is_known = archiving.archived_lsn and commit_lsn
+    return {
+        "archiver": archiving.archiver or None,
+        "archived_lsn": format_lsn(archiving.archived_lsn),
+        "lag_bytes": max(0, commit_lsn - archiving.archived_lsn) if is_known else None,
+        "problem": archiving.problem,
     }
 
 

@@ -51,6 +51,11 @@ class Archiving:
         self._candidates: dict[int, _Candidate] = {}
 
     @property
+    def is_configured(self) -> bool:
+        """Whether any safekeeper that has reported in this term has an archive."""
+        return any(candidate.report.has_archive for candidate in self._candidates.values())
+
+    @property
     def problem(self) -> str:
         """Why the archiver cannot archive, empty if it can or there is none."""
         candidate = self._candidates.get(self.archiver)

@@ -237,6 +237,7 @@ def test_what_may_be_lost_is_said_with_both_positions() -> None:
     assert lines[1].startswith("safekeeper 1: cluster cccccccc, system 7, last term 3, WAL [0/100000, 0/500000)")
     assert lines[3] == "safekeeper 3: empty"
     assert "LOSS: safekeepers hold WAL up to 0/C00000, the primary only up to 0/900000" in lines[4]
+    assert "walproxy archive adopt" in lines[-1]
 
 
 def test_wal_of_another_system_is_not_what_the_primary_lacks() -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from safekeeper.consensus.apply_rule import parse_apply_rule
+from safekeeper.consensus.archiving import INCUMBENT_GRACE_S
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.leadership import Leadership, Timing
 from safekeeper.consensus.membership import Member, Membership
@@ -18,6 +19,7 @@ from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendResponse,
+    ArchiveReport,
     Elected,
     Refusal,
     RefusalCode,
@@ -26,7 +28,7 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.roster import Peer
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.settings import load
-from walproxy.cli.status import render
+from walproxy.cli.status import render, summarise
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.member_problem import member_problem
 from walproxy.primary_hosts import HostState
@@ -339,3 +341,59 @@ def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_colum
     assert "1, gone" in lines["a"] and "has every acknowledged commit" in lines["a"]
     assert "remote_apply waits for ANY 2 (a, gone)" in text
     assert "remote_apply waits in vain: a, gone do not stream" in text
+
+
+# The archive.
+
+
+def reports(
+    leadership: Leadership, safekeeper_id: int, archived_lsn: int = 0, problem: str = "", *, is_archiver: bool = False
+) -> None:
+    report = ArchiveReport(50, True, is_archiver, archived_lsn, problem)
+    list(leadership.on_archive_report(safekeeper_id, report, 1.0))
+
+
+def test_where_nobody_has_an_archive_nothing_is_shown_of_one(proxy: Proxy) -> None:
+    assert proxy_status(proxy, 1.0)["archive"] is None
+    leadership = a_term_with_standbys(proxy)
+    list(leadership.on_archive_report(1, ArchiveReport(50, has_archive=False), 1.0))
+    status = proxy_status(proxy, 1.5)
+    assert status["archive"] is None
+    assert not [line for line in shown(status) if line.startswith("archive")]
+    assert "archive" not in summarise(status)
+
+
+def test_who_archives_and_how_far_the_archive_is_are_shown(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    reports(leadership, 2)
+    status = proxy_status(proxy, 1.5)
+    assert status["archive"] == {"archiver": None, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
+    assert "archive: nobody archives" in shown(status) and summarise(status).endswith(" archive=nobody:-")
+    list(leadership.tick(1.5 + INCUMBENT_GRACE_S))
+    status = proxy_status(proxy, 4.0)
+    assert status["archive"] == {"archiver": 2, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
+    assert "archive: safekeeper 2 has not said yet how far it is" in shown(status)
+    reports(leadership, 2, 700, is_archiver=True)
+    status = proxy_status(proxy, 4.0)
+    assert status["archive"] == {"archiver": 2, "archived_lsn": "0/2BC", "lag_bytes": 200, "problem": ""}
+    assert "archive: safekeeper 2, up to 0/2BC, 200 B behind" in shown(status)
+    assert summarise(status).endswith(" archive=2:200B")
+
+
+def test_what_keeps_the_archiver_from_archiving_is_shown(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    reports(leadership, 2, 700, "no route to the store", is_archiver=True)
+    list(leadership.tick(1.5))
+    status = proxy_status(proxy, 1.5)
+    assert status["archive"]["problem"] == "no route to the store" and status["archive"]["lag_bytes"] == 200
+    assert "archive: safekeeper 2 cannot archive: no route to the store" in shown(status)
+    assert summarise(status).endswith(" archive=2:problem")
+
+
+def test_an_archive_that_is_ahead_of_this_term_is_not_behind(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    reports(leadership, 2, 1000, is_archiver=True)
+    list(leadership.tick(1.5))
+    assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] == 0
+    leadership.commit_lsn = 0
+    assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] is None

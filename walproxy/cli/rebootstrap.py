@@ -19,7 +19,8 @@ def rebootstrap(config: Path | None, yes: bool, **command_line: Any) -> None:
     """Begin a new cluster on the safekeepers: the way out when most of their disks are lost.
 
     Prints what each safekeeper and the primary have, and what may be lost. Every safekeeper must be reachable; the WAL
-    that they hold is set aside in their data folders. Stop the proxies first, and start one afterwards.
+    that they hold is set aside in their data folders. Stop the proxies first, and start one afterwards. If the
+    safekeepers archive, let the new cluster write into the archive: walproxy archive adopt.
 
     \b
     Example:
@@ -37,3 +38,4 @@ def rebootstrap(config: Path | None, yes: bool, **command_line: Any) -> None:
         return
     cluster_id = asyncio.run(execute(loaded, found))
     click.echo(f"cluster {cluster_id} begins: start walproxy run")
+    click.echo(f"if the safekeepers archive: walproxy archive adopt --archive URL --cluster-id {cluster_id}")

@@ -153,7 +153,7 @@ def render(content: dict[str, Any]) -> Group:
         if what:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problems[:0] = _primary_problems(content.get("primary") or {})
-    return Group(head, positions, table, *_standbys(content), *problems)
+    return Group(head, positions, table, *_standbys(content), *_archive(content.get("archive")), *problems)
 
 
 def _standbys(content: dict[str, Any]) -> list[Table | Text]:
@@ -178,6 +178,20 @@ def _standbys(content: dict[str, Any]) -> list[Table | Text]:
     if content.get("apply_problem"):
         shown.append(Text(f"remote_apply waits in vain: {content['apply_problem']}", style="red"))
     return shown
+
+
+def _archive(archive: dict[str, Any] | None) -> list[Text]:
+    """Return a line about the archive, if there is one."""
+    if archive is None:
+        return []
+    if archive["archiver"] is None:
+        return [Text("archive: nobody archives", style="yellow")]
+    who = f"archive: safekeeper {archive['archiver']}"
+    if archive["problem"]:
+        return [Text(f"{who} cannot archive: {archive['problem']}", style="red")]
+    if archive["lag_bytes"] is None:
+        return [Text(f"{who} has not said yet how far it is", style="yellow")]
+    return [Text(f"{who}, up to {archive['archived_lsn']}, {format_bytes(archive['lag_bytes'])} behind")]
 
 
 def _completeness(standby: dict[str, Any]) -> Text:
@@ -249,4 +263,9 @@ def summarise(content: dict[str, Any]) -> str:
         f"{each['id']}:{each['state']}:{format_bytes(each['lag_bytes']).replace(' ', '')}"
         for each in content["safekeepers"]
     )
-    return f"{content['state']} term={content['term']} commit={content['commit_lsn']} {members}"
+    line = f"{content['state']} term={content['term']} commit={content['commit_lsn']} {members}"
+    archive = content.get("archive")
+    if archive is None:
+        return line
+    lag = "problem" if archive["problem"] else format_bytes(archive["lag_bytes"]).replace(" ", "")
+    return f"{line} archive={archive['archiver'] or 'nobody'}:{lag}"
