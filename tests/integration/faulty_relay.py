@@ -251,7 +251,6 @@ class FaultyRelay:
         ) as answer:
             headers = {name: value for name, value in answer.headers.items() if name.lower() not in _PER_HOP}
             if request.method == "HEAD":
-                return web.Response(
-                    status=answer.status, headers=headers | {"Content-Length": str(answer.content_length)}
-                )
+                size = str(answer.content_length or 0)
+                return web.Response(status=answer.status, headers=headers | {"Content-Length": size})
             return web.Response(status=answer.status, headers=headers, body=await answer.read())

@@ -52,13 +52,15 @@ class Past:
 
     Attributes:
         steps: the rows 1, 2, ... of table `load`.
-        archive: a local folder; `archived_lsn` is where it ends.
+        archive: a local folder.
+        archived_lsn: where the WAL in it ends.
     """
 
     server: LocalPostgres
     folder: Path
     system_id: int
     steps: list[Step] = field(default_factory=list)
+    archived_lsn: Lsn = 0
 
     @property
     def archive(self) -> Path:
@@ -94,6 +96,7 @@ class Past:
     def archive_up_to(self, end_lsn: Lsn, *, server: LocalPostgres | None = None) -> None:
         """Put the WAL below `end_lsn` into the archive: whole segments, a partial at the end, history files."""
         uploader = self.uploader()
+        self.archived_lsn = end_lsn
         for path in sorted((server or self.server).pg_wal.iterdir()):
             parsed = parse_segment_name(path.name, MIB)
             if path.suffix == ".history":
@@ -187,7 +190,7 @@ def restore(past: Past, backup: Path, target: Path, *arguments: object) -> None:
     """Restore with our command, which must succeed; the server can then be started."""
     answer = walproxy("restore", "--backup", backup, "--target", target, *owner(), *arguments)
     assert answer.returncode == 0, answer.stderr
-    make_runnable(past, target)
+    make_runnable(past.folder, target)
 
 
 def owner() -> tuple[str, ...]:
@@ -196,8 +199,12 @@ def owner() -> tuple[str, ...]:
     return ("--owner", user.name) if user is not None else ()
 
 
-def make_runnable(past: Past, data_directory: Path) -> None:
-    """Let the servers' user run the restore_command, which names this interpreter: one of root's it cannot reach."""
+def make_runnable(folder: Path, data_directory: Path) -> None:
+    """Let the servers' user run the restore_command, which names this interpreter: one of root's it cannot reach.
+
+    Args:
+        folder: which that user can enter.
+    """
     user = server_user()
     if user is None or user.may_enter(Path(sys.executable).resolve()):
         return
@@ -205,15 +212,15 @@ def make_runnable(past: Past, data_directory: Path) -> None:
     named = f"{sys.executable} -P -m walproxy"
     text = configuration.read_text()
     assert named in text
-    configuration.write_text(text.replace(named, str(_program(past))))
+    configuration.write_text(text.replace(named, str(_program(folder))))
 
 
-def _program(past: Past) -> Path:
+def _program(folder: Path) -> Path:
     """Return a program that runs walproxy with the interpreter of the system."""
     system = Path("/usr/bin/python3")
     if not system.exists() or sys.version_info[:2] != _version(system):
         pytest.skip("the servers' user cannot run this Python, and the system has none of the same version")
-    program = past.folder / "walproxy"
+    program = folder / "walproxy"
     if not program.exists():
         path = ":".join([sysconfig.get_path("purelib"), str(Path(__file__).parents[2])])
         program.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {system} -P -m walproxy "$@"\n')
