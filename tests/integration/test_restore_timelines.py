@@ -22,6 +22,7 @@ def past(servers: dict[int, ServerBinaries], major: int) -> Iterator[Past]:
         first = made.server
         standby = make_standby(first, made.folder / "standby", "standby", settings={"wal_keep_size": "1GB"}).start()
         try:
+            made.archive_up_to(current_lsn(first))
             wait_until_replayed(standby, current_lsn(first))
             first.stop()
             standby.promote()
