@@ -94,6 +94,10 @@ def test_a_log_begins_with_the_oldest_wal_that_another_member_is_there_to_give()
     assert table.welcomes(2).base_lsn == BEGIN + 3 * SEGMENT
     table.take(table.leadership.parted(1, table.now))
     assert table.welcomes(2).base_lsn == BEGIN
+    # Who has adopted the term and not said yet what it keeps is not waited for.
+    table.joins(1, START, BEGIN + 3 * SEGMENT)
+    table.acks(2, START)
+    assert table.welcomes(3).base_lsn == BEGIN + 3 * SEGMENT
 
 
 def test_what_a_member_has_removed_was_committed_whatever_this_term_knows() -> None:
@@ -137,6 +141,16 @@ def test_a_member_whose_next_wal_nobody_keeps_is_told_where_to_go_on() -> None:
     assert table.reads() == [(2, BEGIN + 6 * SEGMENT)]
 
 
+def test_two_members_that_are_behind_do_not_wait_for_each_other() -> None:
+    table = Table()
+    table.joins(2, BEGIN + SEGMENT)
+    table.joins(3, BEGIN + SEGMENT)
+    table.joins(1, START, BEGIN + 6 * SEGMENT)
+    table.ticks(0.1)
+    told = [message.base_lsn for safekeeper_id in (2, 3) for message in table.elected(safekeeper_id)]
+    assert told == [BEGIN + 6 * SEGMENT] * 2
+
+
 def test_a_member_is_not_set_forward_while_words_to_it_are_unanswered() -> None:
     table = Table()
     table.joins(2, START, BEGIN)
@@ -153,9 +167,12 @@ def test_a_member_is_not_set_forward_while_words_to_it_are_unanswered() -> None:
 def test_a_member_that_others_have_no_newer_wal_than_waits() -> None:
     table = Table()
     table.joins(2, BEGIN + SEGMENT, BEGIN)
-    table.joins(3, BEGIN + SEGMENT)
-    table.ticks()
-    assert not table.elected(2) and not table.elected(3) and table.reads() == []
+    table.welcomes(3)
+    table.acks(3, BEGIN + SEGMENT)
+    assert table.messages() == []
+    for _ in range(3):
+        table.ticks(0.1)
+        assert table.messages() == []
 
 
 def test_an_answer_that_crossed_the_word_to_go_on_elsewhere_does_no_harm() -> None:

@@ -23,6 +23,8 @@ from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     DigestRequest,
@@ -509,3 +511,45 @@ def test_a_copy_whose_segment_was_recycled_is_not_taken_for_one_that_goes_on() -
     # The donor's log is this run's own, but no COPY is open any more: the primary is asked, and checked, anew.
     assert table.did(IdentifyPrimary)
     assert table.proposer.leadership is None
+
+
+# The archive, and WAL that is not kept any more.
+
+
+def elected_with(table: Table, primary: PrimaryIdentity = PRIMARY, start_lsn: int = END, **changes: Any) -> Elected:
+    """Bring it from nothing to leading a term; return what safekeeper 1 is told of it."""
+    table.connects(1, 2, 3)
+    table.sees(primary)
+    table.votes(**changes)
+    table.sees(primary)
+    table.hears(1, TailResponse(0, start_lsn, 0, 0))
+    table.hears(1, DigestResponse(0, BASE, start_lsn, CRCS))
+    table.event(table.proposer.primary_checked(BASE, start_lsn, CRCS, table.now))
+    message = table.sent(Elected)[1]
+    assert isinstance(message, Elected)
+    return message
+
+
+def test_the_members_are_told_what_the_donor_knew_to_be_committed_and_where_its_log_begins() -> None:
+    message = elected_with(Table(), commit_lsn=BASE + 200)
+    assert (message.base_lsn, message.settled_lsn, message.commit_lsn) == (BASE, BASE + 200, 0)
+
+
+def test_what_a_fork_cuts_is_not_told_to_be_settled() -> None:
+    fork_lsn = BASE + 100
+    primary = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
+    message = elected_with(Table(allow_data_loss=True), primary, fork_lsn, commit_lsn=BASE + 200)
+    assert message.history[-1].start_lsn == fork_lsn
+    assert message.settled_lsn == fork_lsn
+
+
+def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
+    table = Table()
+    report = ArchiveReport(BASE, has_archive=True, is_archiver=True, archived_lsn=BASE + 50)
+    table.hears(1, report)
+    assert table.said == []
+    node_id = table.leads()
+    table.hears(1, AppendResponse(node_id, END, END, 0))
+    table.hears(1, report)
+    table.ticks(0.1)
+    assert table.sent(ArchiveOrder) == {1: ArchiveOrder(node_id, 1, BASE + 50)}
