@@ -170,9 +170,18 @@ def without_receipt(archive: Archive) -> set[str]:
 
 
 def assert_archive_is_whole(
-    archive: Archive, pg_wals: Sequence[Path], segment_size: int, begin_lsn: Lsn, end_lsn: Lsn
+    archive: Archive,
+    pg_wals: Sequence[Path],
+    segment_size: int,
+    begin_lsn: Lsn,
+    end_lsn: Lsn,
+    *,
+    compared_from_lsn: Lsn = 0,
 ) -> int:
     """The archive holds all WAL [begin_lsn, end_lsn), without a hole, byte for byte as in the primaries' files.
+
+    Args:
+        compared_from_lsn: segments that begin below it are nowhere else any more.
 
     Returns:
         how many whole segments it holds.
@@ -180,6 +189,10 @@ def assert_archive_is_whole(
     reach_lsn: dict[Lsn, Lsn] = {}
     segments = 0
     for found in archived_wal(archive, segment_size):
+        reach_lsn[found.begin_lsn] = max(found.end_lsn, reach_lsn.get(found.begin_lsn, 0))
+        segments += not found.is_partial
+        if found.begin_lsn < compared_from_lsn:
+            continue
         name = segment_name(found.tli, found.begin_lsn, segment_size)
         # What a promotion leaves open is renamed, and is not written any more.
         names = (name, f"{name}.partial")
@@ -187,8 +200,6 @@ def assert_archive_is_whole(
         assert path is not None, f"no primary has {name}"
         with path.open("rb") as file:
             assert file.read(len(found.content)) == found.content, f"{name} differs from {path}"
-        reach_lsn[found.begin_lsn] = max(found.end_lsn, reach_lsn.get(found.begin_lsn, 0))
-        segments += not found.is_partial
     reached_lsn = segment_start(begin_lsn, segment_size)
     while reached_lsn < end_lsn:
         next_lsn = reach_lsn.get(reached_lsn, 0)
