@@ -546,6 +546,7 @@ def test_what_a_fork_cuts_is_not_told_to_be_settled() -> None:
 def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
     table = Table()
     report = ArchiveReport(BASE, has_archive=True, is_archiver=True, archived_lsn=BASE + 50)
+    table.connects(1)
     table.hears(1, report)
     assert table.said == []
     node_id = table.leads()
