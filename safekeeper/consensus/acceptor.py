@@ -166,11 +166,10 @@ class Acceptor(AcceptorLog):
 
         `archived_lsn` may go back: what was seen once may be another log's by now.
         """
-        self._has_archive = True
         # A fork may have cut what was archived while this was on its way.
         archived_lsn = min(archived_lsn, self.commit_lsn)
-        if self._archive_progress != (archived_lsn, problem):
-            self._archive_progress = (archived_lsn, problem)
+        if not self._has_archive or self._archive_progress != (archived_lsn, problem):
+            self._has_archive, self._archive_progress = True, (archived_lsn, problem)
             yield from self._report_archive()
 
     def trim(self, request: TrimRequest) -> Effects:

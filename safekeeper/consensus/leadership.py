@@ -69,6 +69,7 @@ class Progress:
         answered: whether it has answered `Elected` on this connection: only then is it fed.
         sent_lsn, write_lsn, flush_lsn: sent to it, received by it, on its disk.
         wal_begin_lsn: the first byte of WAL that it keeps, as it has said in this term; 0 before.
+        forward_lsn: where it was last set forward to on this connection; 0 if it was not.
         told_commit_lsn: the commit_lsn that the last word to it carried.
         acked_sequence: the newest word of ours that it has heard.
         waiting_since: when the oldest word without an answer was sent, None if all are answered.
@@ -86,6 +87,7 @@ class Progress:
     write_lsn: Lsn = 0
     flush_lsn: Lsn = 0
     wal_begin_lsn: Lsn = 0
+    forward_lsn: Lsn = 0
     told_commit_lsn: Lsn = 0
     acked_sequence: int = -1
     last_sent_at: float = 0.0
@@ -223,6 +225,8 @@ class Leadership:
                 f"{format_lsn(response.flush_lsn)} cannot be: the log ends at {format_lsn(self.received_lsn)}"
             )
         if not progress.answered:
+            if response.write_lsn < progress.forward_lsn:
+                return  # It was on its way when the member was set forward: of a log that is given up.
             progress.answered = progress.adopted = True
             if not response.has_readers:
                 yield from self.on_standby_feedback(safekeeper_id, ())
@@ -359,7 +363,7 @@ class Leadership:
     def _set_forward(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
         """Nobody has the WAL that this member needs next: let it go on from the oldest that is left (S6).
 
-        Nothing is on its way to it: what it was sent it has answered.
+        No WAL is on its way to it: what it was sent it has answered. Answers to heartbeats may be on their way from it.
         """
         base_lsn = self._oldest_wal(safekeeper_id, progress)
         if progress.sent_lsn < base_lsn and progress.waiting_since is None:
@@ -368,6 +372,7 @@ class Leadership:
                 f"safekeeper {safekeeper_id} is set forward from {format_lsn(progress.sent_lsn)} to "
                 f"{format_lsn(base_lsn)}: no other one keeps older WAL any more",
             )
+            progress.forward_lsn = base_lsn
             yield self._tell_elected(safekeeper_id, progress, now)
 
     # ------------------------------------------------------------------ the archive

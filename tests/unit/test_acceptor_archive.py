@@ -222,6 +222,14 @@ def test_an_adoption_is_followed_by_a_report() -> None:
     assert kinds.index(AppendResponse) < kinds.index(ArchiveReport) and StandbyFeedback not in kinds
 
 
+def test_that_there_is_an_archive_is_news_although_nobody_has_looked_into_it() -> None:
+    bench = following(100)
+    bench.run(bench.acceptor.archive_reported(0, ""))
+    assert reports(bench) == [ArchiveReport(BASE, has_archive=True)]
+    bench.run(bench.acceptor.archive_reported(0, ""))
+    assert reports(bench) == []
+
+
 def test_only_what_has_changed_is_reported_and_only_to_a_leader() -> None:
     bench = archived()
     bench.run(bench.acceptor.archive_reported(BASE + 10, ""))
