@@ -63,7 +63,8 @@ def as_zstd(place: Path) -> Path:
 
 @pytest.mark.parametrize("make", [as_folder, as_tar, as_zstd])
 def test_every_form_says_the_same_and_has_the_same_files(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    backup = BaseBackup(make(tmp_path))
+    (tmp_path / "backup").mkdir()
+    backup = BaseBackup(make(tmp_path / "backup"))
     facts = backup.facts
     assert (facts.system_id, facts.major, facts.start_tli) == (SYSTEM_ID, 17, 2)
     assert (facts.start_lsn, facts.checkpoint_lsn, facts.end_lsn) == (0x9000028, 0x9000080, 0x9000120)

@@ -111,8 +111,9 @@ def test_neither_a_part_nor_nothing_is_an_answer_while_a_source_is_silent(target
     silent = FakeSource("a", 3 * MIB)
     silent.is_silent = True
     for other in (FakeSource("b", 2 * MIB + 9000), FakeSource("b", 2 * MIB)):
-        with pytest.raises(SourceUnavailable, match="a does not answer"):
-            fetch(target, silent, other)
+        for find_holes in (True, False):
+            with pytest.raises(SourceUnavailable, match="a does not answer"):
+                fetch(target, silent, other, find_holes=find_holes)
     with pytest.raises(SourceUnavailable):
         Fetcher([silent, FakeSource("b", MIB)]).history(2)
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_a_recovery_gets_its_segments_from_ahead(data_directory: Path, archive: 
     ahead, config = prefetched(data_directory, archive, prefetch="2")
     ahead.folder.mkdir(parents=True)
     os.mkfifo(ahead.folder / REQUESTS)
+    (ahead.folder / name_of(1)).write_bytes(b"left by a call that fetched it itself")
     process = threading.Thread(target=Prefetcher(ahead, config, name_of(1)).run)
     process.start()
     target = data_directory / "pg_wal" / "RECOVERYXLOG"
@@ -117,7 +119,9 @@ def test_what_is_being_fetched_is_not_waited_for_when_nobody_fetches(data_direct
     ahead.folder.mkdir(parents=True)
     os.mkfifo(ahead.folder / REQUESTS)
     (ahead.folder / f"{name_of(2)}.begun").touch()
+    began_at = time.monotonic()
     assert not ahead.take(name_of(2), data_directory / "target")
+    assert time.monotonic() - began_at < 5
     assert not ahead.request(name_of(1))
 
 

@@ -40,8 +40,16 @@ def test_the_first_and_the_last_commit_are_found_and_aborts_are_none() -> None:
     found = scan([data[:5000], data[5000:]], MIB, MIB)
     assert (found.first and found.first.time, found.last and found.last.time) == (times[1], times[2])
     assert (found.last_record_lsn, found.end_lsn, found.problem) == (last.start_lsn, last.end_lsn, "")
-    only = scan([data], MIB, MIB, first_only=True)
-    assert only.first == found.first
+
+
+def test_a_scan_for_the_first_commit_reads_no_further() -> None:
+    wal = WalBuilder()
+    wal.add(body(NOON), RM_XACT)
+    wal.add(b"x" * 9000)
+    pieces = iter([bytes(wal.data[:8192]), bytes(wal.data[8192:])])
+    found = scan(pieces, MIB, MIB, first_only=True)
+    assert found.first is not None
+    assert list(pieces) == [wal.data[8192:]]
 
 
 def test_a_scan_ends_at_the_first_record_that_is_not_intact() -> None:
