@@ -156,11 +156,11 @@ def test_refusal_of_a_store_says_on_one_line_what_to_do(
 
 def test_store_that_does_not_answer_is_given_up_in_time(s3: TinyS3) -> None:
     s3.silent = True
-    store = ObjectStore.open("s3://bucket", options=s3.options, timeout_s=0.2)
+    store = ObjectStore.open("s3://bucket", options=s3.options, timeout_s=0.5)
     began = time.monotonic()
     with pytest.raises(ArchiveUnavailable, match="could not put s3://bucket/key: no answer in time"):
         store.put("key", b"1", absent=False)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8  # Not after the time for a whole answer, which is 10 s.
 
 
 def test_store_that_is_not_there_is_unavailable(s3: TinyS3) -> None:

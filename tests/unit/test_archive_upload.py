@@ -221,6 +221,7 @@ def test_receipt_of_other_bytes_is_a_conflict_and_nothing_is_touched(store: Medd
     store.delete([FILE.key(compress)])  # What a receipt once said is not forgotten with its object.
     with pytest.raises(ArchiveConflict):
         uploader(store).upload(FILE, DATA)
+    assert keys(store) == [receipt_of(FILE.key(compress), OTHER)]
 
 
 def test_object_that_was_lost_is_brought_again(store: Meddled) -> None:
@@ -246,6 +247,13 @@ def test_object_that_vanishes_after_its_put_is_tried_again(store: Meddled) -> No
     store.after = lambda key, number: store.delete([key])
     with pytest.raises(ArchiveUnavailable, match="though it was there just now: try again"):
         uploader(store).upload(FILE, DATA)
+
+
+def test_receipt_that_is_not_there_afterwards_is_tried_again(store: Meddled) -> None:
+    store.after = lambda key, number: store.delete([key] if number == 2 else [])
+    with pytest.raises(ArchiveUnavailable, match="was put and is not there: try again"):
+        uploader(store).upload(FILE, DATA)
+    assert uploader(store).upload(FILE, DATA)
 
 
 def test_two_archivers_in_step_with_the_same_bytes_both_succeed(store: Meddled, tmp_path: Path) -> None:
@@ -341,6 +349,15 @@ def test_longer_files_replace_the_partials_of_their_segment_only(store: Meddled)
     assert keys(store) == sorted([*kept, KEY, receipt_of(KEY, DATA)])
 
 
+def test_partials_of_any_length_are_compared_with_what_replaces_them(store: Meddled) -> None:
+    data = os.urandom(4 * SEGMENT)
+    mine = uploader(store, segment_size=4 * SEGMENT)
+    for size in (SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5):
+        assert mine.upload(partial_file(1, 0, size, 4 * SEGMENT), data[:size])
+    assert mine.upload(segment_file(1, 0, 4 * SEGMENT), data)
+    assert len(keys(store)) == 2
+
+
 def test_partials_that_a_killed_archiver_left_are_removed_the_next_time(store: Meddled) -> None:
     partial = partial_file(1, SEGMENT, SEGMENT + 9, SEGMENT)
     uploader(store).upload(FILE, DATA)
@@ -408,7 +425,11 @@ def test_upload_to_a_remote_store(conditions: bool) -> None:
 def test_archive_is_claimed_once_and_by_one_cluster(store: Meddled) -> None:
     found = uploader(store).claim()
     assert (found.system_id, found.segment_size, found.cluster_ids, found.format_version) == (7, SEGMENT, ("c1",), 1)
+    leftover = Path(store.url) / "manifest.json#1"
+    leftover.write_bytes(b"")
+    os.utime(leftover, (0, 0))
     assert uploader(store, safekeeper_id=2).claim() == found
+    assert not leftover.exists()
     with pytest.raises(ArchiveRefused, match=r"belongs to the database 7 .* this is 8"):
         uploader(store, system_id=8).claim()
     with pytest.raises(ArchiveRefused, match="segments of 1048576 bytes"):
