@@ -3,11 +3,15 @@
 What may go at all is `consensus.trimming`'s to decide. Here is what the acceptor does not know: which slots and readers
 there are, and how much room the operator gives. A slot or a reader that stands below the WAL that is here has lost it
 already, and gets what it needs from the archive: it holds nothing back any more.
+
+It looks whenever the WAL has got another segment, or the archive has, so that the limit holds however fast WAL comes;
+and every TRIM_INTERVAL_S, because slots and readers move without that.
 """
 
 import asyncio
 
 from safekeeper.archive.archiver import Archiver
+from safekeeper.archive.read_through import FETCHES_AT_ONCE, SEGMENTS_KEPT
 from safekeeper.archive.statistics import ProblemLog
 from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.learners import LearnerHub
@@ -19,10 +23,11 @@ TRIM_INTERVAL_S = 1.0
 
 
 class Retention:
-    """Sees to the WAL of one node.
+    """Sees to the WAL of one node; one of its `Learners`.
 
     Attributes:
-        keep_bytes, limit_bytes: see TrimRequest.
+        keep_bytes: see TrimRequest.
+        limit_bytes: room for WAL, and for the segments out of the archive that readers are at.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Retention:
         self._hub = hub
         self._archiver = archiver
         self._problem = ProblemLog()
+        self._seen = (0, 0)
         self.keep_bytes = keep_bytes
         self.limit_bytes = limit_bytes
 
@@ -49,12 +55,29 @@ class Retention:
             self.look()
             await asyncio.sleep(TRIM_INTERVAL_S)
 
+    def update(self) -> None:
+        """See node.Learners."""
+        acceptor = self._node.acceptor
+        segment_size = acceptor.control.segment_size or 1
+        seen = (acceptor.write_lsn // segment_size, acceptor.archived_lsn // segment_size)
+        if seen != self._seen:
+            self._seen = seen
+            # Not from within: what is asked for is an event of its own.
+            asyncio.get_running_loop().call_soon(self.look)
+
     def look(self) -> None:
         """Ask for what can go to be removed, and warn of what should go and cannot."""
         self._node.trim(
-            TrimRequest(self.wanted_lsn(), self.keep_bytes, self.limit_bytes, has_archive=self._archiver is not None)
+            TrimRequest(self.wanted_lsn(), self.keep_bytes, self._wal_room(), has_archive=self._archiver is not None)
         )
         self._warn()
+
+    def _wal_room(self) -> int | None:
+        """Return what the limit leaves to the segment files, which is most of it in any case."""
+        if self.limit_bytes is None or self._archiver is None or self._hub is None:
+            return self.limit_bytes
+        cache_bytes = (SEGMENTS_KEPT + FETCHES_AT_ONCE) * self._node.acceptor.control.segment_size
+        return self.limit_bytes - min(cache_bytes, self.limit_bytes // 4)
 
     def wanted_lsn(self) -> Lsn | None:
         """Return the oldest WAL that a slot or a reader still gets from here, None if there are none."""

@@ -110,6 +110,7 @@ class Service:
         self._retention = retention = Retention(
             node, slots, hub, archiver, keep_bytes=config.wal_keep, limit_bytes=config.wal_limit
         )
+        node.attach_learners(retention)
         collector = SafekeeperCollector(node, retention, hub=hub, archiver=archiver, read_through=read_through)
         http: HttpDoor | None = None
         ticks = []

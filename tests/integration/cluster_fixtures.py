@@ -17,7 +17,7 @@ import psycopg
 from safekeeper.lsn import Lsn, parse_lsn
 from walproxy.local_cluster import LocalCluster, LocalProcess
 from walproxy.local_postgres import LocalPostgres
-from walproxy.wal_compare import compare_wal
+from walproxy.wal_compare import WalDiffers, compare_wal, list_segments
 
 MIB = 1 << 20
 POLL_S = 0.01
@@ -167,10 +167,14 @@ class Gated(LocalCluster):
 
     def _was_compared(self, safekeeper_id: int, end_lsn: Lsn) -> bool:
         """Compare a safekeeper's WAL; return whether that came to its end: old WAL may be removed meanwhile."""
+        own = self.wal_directory(safekeeper_id)
         whole = [self.postgres.pg_wal, self.wal_directory(min(self.safekeepers))]
+        oldest = list_segments(own, self.segment_size)[0]
         try:
-            compare_wal(self.wal_directory(safekeeper_id), whole, self.segment_size, end_lsn)
-        except FileNotFoundError:
+            compare_wal(own, whole, self.segment_size, end_lsn)
+        except (FileNotFoundError, WalDiffers):
+            if oldest.path.exists():
+                raise
             return False
         return True
 

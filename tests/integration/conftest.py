@@ -189,7 +189,10 @@ def new_gated(
 
 @pytest.fixture
 def folder_archive() -> Iterator[Archive]:
-    """An empty archive in a local folder that the servers' user can enter."""
+    """An empty archive in a local folder that the servers' user can enter.
+
+    A test names it before `new_gated`: it must outlive who archives to it.
+    """
     with LocalFolder() as server:
         server.folder.parent.chmod(0o755)
         yield Archive(server, "main", server.place("main"))

@@ -77,7 +77,7 @@ def _partials(cluster: Gated, archive: Archive) -> list[int]:
 
 
 def test_open_segment_is_archived_on_demand_and_when_the_archiver_is_stopped(
-    new_gated: NewGated, folder_archive: Archive
+    folder_archive: Archive, new_gated: NewGated
 ) -> None:
     options = archive_options(folder_archive.place, partial_interval_s=NEVER_S)
     cluster = new_gated(safekeeper_options=options).start_gated()
@@ -187,7 +187,7 @@ def test_archive_that_is_away_costs_no_commit_is_told_and_is_filled_when_it_is_b
 
 
 def test_archive_of_another_cluster_is_refused_in_one_line_and_commits_go_on(
-    new_gated: NewGated, folder_archive: Archive
+    folder_archive: Archive, new_gated: NewGated
 ) -> None:
     folder_archive.uploader().claim()
     before = folder_archive.contents()

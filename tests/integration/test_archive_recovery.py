@@ -170,7 +170,7 @@ def test_recovery_ends_at_a_time_an_lsn_or_a_name(remains: Remains) -> None:
 
 
 def test_archive_goes_on_behind_a_promoted_standby_and_restores_across_the_fork(
-    new_gated: NewGated, folder_archive: Archive
+    folder_archive: Archive, new_gated: NewGated
 ) -> None:
     options = archive_options(folder_archive.place)
     cluster = new_gated(candidates=["heir"], safekeeper_options=options).start_gated()

@@ -152,7 +152,7 @@ def test_readers_get_the_whole_log_from_its_first_byte_on(trimmed: Trimmed) -> N
 
 
 def test_wiped_safekeeper_is_fed_from_the_oldest_wal_and_does_not_count(
-    new_gated: NewGated, folder_archive: Archive
+    folder_archive: Archive, new_gated: NewGated
 ) -> None:
     cluster = new_gated(safekeeper_options=archive_options(folder_archive.place, *SMALL)).start_gated()
     with cluster.load() as load:
@@ -174,7 +174,7 @@ def test_wiped_safekeeper_is_fed_from_the_oldest_wal_and_does_not_count(
 
 
 def test_without_its_archive_nothing_goes_and_it_is_told_long_before_the_disk_is_full(
-    new_gated: NewGated, folder_archive: Archive
+    folder_archive: Archive, new_gated: NewGated
 ) -> None:
     cluster = new_gated(safekeeper_options=archive_options(folder_archive.place, *SMALL)).start_gated()
     archiver = cluster.safekeepers[wait_for_archiver(cluster)]

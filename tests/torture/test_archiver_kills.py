@@ -26,7 +26,7 @@ SEGMENT_MIB = 16
 @NEWEST
 @pytest.mark.timeout(3600)
 def test_thirty_kills_of_archivers_during_uploads_leave_no_hole_and_no_other_bytes(
-    new_gated: NewGated, folder_archive: Archive
+    folder_archive: Archive, new_gated: NewGated
 ) -> None:
     options = archive_options(folder_archive.place)
     cluster = new_gated("--response-timeout", "2", segment_mib=SEGMENT_MIB, safekeeper_options=options).start_gated()
@@ -36,8 +36,9 @@ def test_thirty_kills_of_archivers_during_uploads_leave_no_hole_and_no_other_byt
         while hit.total() < KILLS:
             attempts += 1
             assert attempts < 3 * KILLS, f"{attempts} kills, and only {hit.total()} hit an upload"
-            make_wal = lambda: write_wal(cluster, SEGMENTS_AT_ONCE * SEGMENT_MIB)  # noqa: E731
-            victim, torn = kill_during_upload(cluster, folder_archive, make_wal)
+            victim, torn = kill_during_upload(
+                cluster, folder_archive, lambda: write_wal(cluster, SEGMENTS_AT_ONCE * SEGMENT_MIB)
+            )
             if torn:
                 hit["being written" if any("#" in name for name in torn) else "without a receipt"] += 1
             # By turns another one takes its place, and it comes back before anybody has missed it.

@@ -41,14 +41,28 @@ def test_archived_wal_goes_beyond_the_limit_and_the_rest_when_everybody_has_it(t
         house.call(retention.look)
         assert begin_lsn(house) == BASE_LSN + 2 * SEGMENT_SIZE
         leader.order_archive(1, END_LSN)
-        # The files of four segments: three and the open one, or two, the open one and the one prepared behind it.
+        # The files of three segments, one, the open one and the one prepared behind it; a quarter is for readers of
+        # the archive.
         house.call(retention.look)
-        assert begin_lsn(house) == BASE_LSN + 4 * SEGMENT_SIZE
+        assert begin_lsn(house) == BASE_LSN + 5 * SEGMENT_SIZE
+
+
+def test_the_limit_does_not_wait_for_the_next_look_when_another_segment_comes(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
+        leader = filled(house)
+        house.call(lambda: house.node.attach_learners(retention_of(house, limit=4 * SEGMENT_SIZE)))
+        leader.order_archive(1, END_LSN)
+        house.until(lambda: house.node.folder.begin_lsn == BASE_LSN + 5 * SEGMENT_SIZE)
+        leader.write(bytes(SEGMENT_SIZE))
+        leader.commit()
+        leader.order_archive(1, END_LSN + SEGMENT_SIZE)
+        house.until(lambda: house.node.folder.begin_lsn == BASE_LSN + 6 * SEGMENT_SIZE)
 
 
 def test_without_an_archive_wal_is_kept_until_every_member_has_it(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
-        filled(house)
+        # Whatever a leader says of an archive that others may have.
+        filled(house).order_archive(2, END_LSN)
         house.call(retention_of(house, limit=SEGMENT_SIZE).look)
         assert begin_lsn(house) == BASE_LSN
 
@@ -91,7 +105,7 @@ def test_wal_beyond_the_limit_that_is_not_archived_is_warned_about_once_and_name
         assert house.call(lambda: retention.is_over_limit)
         leader.order_archive(1, END_LSN)
         house.call(retention.look)
-        assert begin_lsn(house) == BASE_LSN + 4 * SEGMENT_SIZE
+        assert begin_lsn(house) == BASE_LSN + 5 * SEGMENT_SIZE
         house.call(retention.look)
         assert caplog.records[-1].message == "the WAL here is within --wal-limit again"
         assert not house.call(lambda: retention.is_over_limit)
