@@ -9,6 +9,8 @@ WAL goes if it exceeds `keep_bytes` and nobody needs it: no member, no slot, no 
 even if somebody does, who then gets it from the archive; without an archive there is no such limit.
 
 The newest segments stay in any case: the next primary is compared with them (S10), and they say where records begin.
+The segment that holds the last committed byte stays, too: a member that is set forward to where this log begins has not
+a byte, so whoever else has what is committed must be ahead of it, or it would be the donor, with nothing to compare.
 """
 
 from typing import NamedTuple
@@ -50,6 +52,7 @@ def trim_to(kept: Kept, request: TrimRequest) -> Lsn:
     """Return where the WAL is to begin from now on: a segment's start, `kept.begin_lsn` if nothing can go."""
     size = kept.segment_size
     tail_lsn = segment_start(kept.flush_lsn - 1, size)
+    committed_lsn = segment_start(max(kept.readable_lsn - 1, 0), size)
     safe_lsn = kept.archived_lsn if request.has_archive else kept.truncate_lsn
     wanted_lsn = min(safe_lsn, kept.truncate_lsn, kept.flush_lsn - request.keep_bytes)
     if request.wanted_lsn is not None:
@@ -58,5 +61,5 @@ def trim_to(kept: Kept, request: TrimRequest) -> Lsn:
         # The room is that of whole files: the tail's, and of the one that is prepared behind it.
         end_lsn = tail_lsn + 2 * size
         wanted_lsn = max(wanted_lsn, end_lsn - request.limit_bytes + size - 1)
-    lsn = min(wanted_lsn, safe_lsn, kept.readable_lsn, tail_lsn - size, kept.begin_lsn + SEGMENTS_PER_TRIM_MAX * size)
+    lsn = min(wanted_lsn, safe_lsn, committed_lsn, tail_lsn - size, kept.begin_lsn + SEGMENTS_PER_TRIM_MAX * size)
     return max(kept.begin_lsn, segment_start(max(lsn, 0), size))

@@ -36,16 +36,19 @@ def main(arguments: list[str] | None = None) -> int:
         flush=True,
     )
     began_at = time.monotonic()
-    steps = terms = acks = 0
+    held: list[Outcome] = []
     for outcome in _with_progress(attempt_all(tasks), len(tasks)):
         if isinstance(outcome, Failure):
             _print_failure(outcome)
             return 1
-        steps, terms, acks = steps + outcome.steps, terms + outcome.terms, acks + outcome.acks
+        held.append(outcome)
     took_s = time.monotonic() - began_at
     print(
         f"all {len(tasks)} held in {took_s:.1f} s ({len(tasks) / took_s:.1f} seeds/s): "
-        f"{steps} steps, {terms} terms won, {acks} acknowledgements compared byte by byte"
+        f"{sum(o.steps for o in held)} steps, {sum(o.terms for o in held)} terms won, "
+        f"{sum(o.acks for o in held)} acknowledgements compared byte by byte, "
+        f"{sum(o.trims for o in held)} removals of old WAL, {sum(o.set_forwards for o in held)} members set forward, "
+        f"{sum(o.archiver_changes for o in held)} archivers named"
     )
     return 0
 

@@ -14,24 +14,27 @@ import msgspec
 
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.actions import Action
+from safekeeper.consensus.campaign import Campaign
 from safekeeper.consensus.commitment import quorum_lsn
 from safekeeper.consensus.control_state import NodeId
-from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TruncateWal
-from safekeeper.consensus.leadership import Leadership
+from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TrimWal, TruncateWal
+from safekeeper.consensus.leadership import Leadership, Progress
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
 from safekeeper.consensus.primary_stream import PrimaryStream
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import tli_at
+from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import StorageFull
-from safekeeper.lsn import Lsn
+from safekeeper.lsn import Lsn, segment_start
+from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.disk import ModelDisk
 from tests.simulation.primary import SYSTEM_ID
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.proxy import SimProxy
-from tests.simulation.synthetic_wal import last_complete_end
+from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
 from tests.simulation.world import World
 
 
@@ -120,6 +123,24 @@ class _CommitAboveCut(Acceptor):
     def _persist(self, **changes: Any) -> Effects:
         if "truncate_to" in changes:
             changes["commit_lsn"] = max(self.commit_lsn, changes.get("commit_lsn", 0))
+        yield from super()._persist(**changes)
+
+
+class _ArchivedAboveCut(Acceptor):
+    """Believes that the archive reaches as far as before, although the log was cut below."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if changes.get("archived_lsn", self.archived_lsn) < self.archived_lsn and changes.get("base_lsn") is None:
+            changes["archived_lsn"] = self.archived_lsn
+        yield from super()._persist(**changes)
+
+
+class _TrimBeforeControlFile(Acceptor):
+    """Removes old WAL first, and writes down afterwards where its WAL begins."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if changes.keys() == {"wal_begin_lsn"}:
+            yield TrimWal(changes["wal_begin_lsn"])
         yield from super()._persist(**changes)
 
 
@@ -225,6 +246,42 @@ def _not_by_itself(*_: Any) -> Iterator[Action]:
     return iter(())
 
 
+def _newest_wal(leadership: Leadership, safekeeper_id: int, progress: Progress) -> Lsn:
+    """Let a member that lags go on where others end, instead of where the oldest WAL begins that they keep."""
+    others = [p.flush_lsn for i, p in leadership.members.items() if i != safekeeper_id and p.answered]
+    return segment_start(max(others, default=0), SEGMENT_SIZE)
+
+
+_elected, _oldest_wal = Campaign.elected, Leadership._oldest_wal
+
+
+def _elected_by_greetings(campaign: Campaign) -> Elected:
+    """Believe of everybody who has greeted that it has its WAL to give, whether or not it adopts the term's log."""
+    begins = [g.wal_begin_lsn for g in greetings_of(campaign._roster.peers).values() if g.wal_begin_lsn]
+    elected = _elected(campaign)
+    return msgspec.structs.replace(elected, base_lsn=min(begins, default=elected.base_lsn))
+
+
+def _oldest_of_anybody(leadership: Leadership, safekeeper_id: int, progress: Progress) -> Lsn:
+    oldest_lsn = _oldest_wal(leadership, safekeeper_id, progress)
+    return min(oldest_lsn, leadership.elected.base_lsn) if oldest_lsn else 0
+
+
+def _trim_to_flush(kept: Kept, request: TrimRequest) -> Lsn:
+    """Remove what takes too much room, also if it is not archived, or not committed yet."""
+    return trim_to(kept._replace(readable_lsn=kept.flush_lsn, archived_lsn=kept.flush_lsn), request)
+
+
+def _trim_to_commit(kept: Kept, request: TrimRequest) -> Lsn:
+    """Remove all that is committed, up to a segment's border, if there is enough WAL behind it."""
+    next_segment_lsn = segment_start(kept.readable_lsn, kept.segment_size) + 1
+    return min(trim_to(kept._replace(readable_lsn=next_segment_lsn), request), kept.readable_lsn)
+
+
+def _flushed(archiver: SimArchiver, acceptor: Acceptor) -> Lsn:
+    return acceptor.flush_lsn
+
+
 def _apply_as_flush(standbys: Standbys, commit_lsn: Lsn) -> Lsn:
     return commit_lsn
 
@@ -261,6 +318,7 @@ def _biased(profile_name: str, **weights: int) -> Profile:
     return replace(profile, weights={**profile.weights, **weights})
 
 
+_ARCHIVING = replace(PROFILES["archive"], archive=1.0)
 _BELIEVES = (Checker, "believes", True)
 BUGS: dict[str, Bug] = {
     "apply_follows_flush": Bug("S1", PROFILES["calm"], ((Standbys, "apply_lsn", _apply_as_flush),)),
@@ -283,11 +341,24 @@ BUGS: dict[str, Bug] = {
         "S5", _biased("switches", crash_safekeeper=25), ((World, "acceptor_class", _CutBeforeHistory),)
     ),
     "commit_above_cut": Bug("S5", PROFILES["switches"], ((World, "acceptor_class", _CommitAboveCut),)),
+    "set_forward_too_far": Bug("S6", _ARCHIVING, ((Leadership, "_oldest_wal", _newest_wal),)),
+    "wal_begin_of_unadopted_member": Bug(
+        "S6",
+        _ARCHIVING,
+        ((Campaign, "elected", _elected_by_greetings), (Leadership, "_oldest_wal", _oldest_of_anybody)),
+        scenario="a_quorum_needs_a_member_that_is_set_forward",
+    ),
     "gap_accepted": Bug("S6", PROFILES["disks"], ((World, "acceptor_class", _GapAccepted), _BELIEVES)),
     "readers_ahead_of_commit": Bug("S7", PROFILES["elections"], ((World, "acceptor_class", _ReadersAheadOfCommit),)),
     "timeline_shown_at_its_fork": Bug("S7", PROFILES["switches"], ((World, "acceptor_class", _TimelineAtItsFork),)),
     "timeline_shown_with_its_term": Bug("S7", PROFILES["switches"], ((World, "acceptor_class", _TimelineWithItsTerm),)),
     "commit_told_with_wal_only": Bug("S7", PROFILES["calm"], ((Leadership, "_tell_commit", _not_by_itself),)),
+    "archives_uncommitted": Bug("S7", _ARCHIVING, ((SimArchiver, "readable_lsn", _flushed),)),
+    "trim_before_control_file": Bug(
+        "S8",
+        replace(_ARCHIVING, weights={**_ARCHIVING.weights, "crash_safekeeper": 40}),
+        ((World, "acceptor_class", _TrimBeforeControlFile),),
+    ),
     "wiped_member_votes": Bug("S8", _biased("disks", wipe=15), ((World, "wiped_keeps_incarnation", True),)),
     "tli_cut_unchecked": Bug(
         "S9",
@@ -296,6 +367,18 @@ BUGS: dict[str, Bug] = {
     ),
     "tli_cut_guarded_by_commit_lsn": Bug(
         "S9", PROFILES["switches"], _everywhere("highest_possible_commit", _known_commit)
+    ),
+    "archived_lsn_survives_a_fork": Bug(
+        "S9",
+        replace(PROFILES["switches"], trims=1.0, archive=1.0),
+        ((World, "acceptor_class", _ArchivedAboveCut),),
+    ),
+    "trims_unarchived": Bug("step 8", _ARCHIVING, _everywhere("trim_to", _trim_to_flush)),
+    "last_committed_byte_trimmed": Bug(
+        "S10",
+        _ARCHIVING,
+        _everywhere("trim_to", _trim_to_commit),
+        scenario="a_primary_is_compared_with_what_is_left",
     ),
     "refused_primary_read_on": Bug(
         "S10",

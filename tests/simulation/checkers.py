@@ -16,6 +16,7 @@ from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResp
 from safekeeper.consensus.term_history import TermHistory, check_history, divergence
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
+from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.synthetic_wal import last_complete_end, records
 from tests.simulation.violation import Violation
@@ -55,6 +56,7 @@ class Checker:
         acked_lsn: the end of the last record whose commit a client was told.
         acks: how many status updates released somebody.
         readers: looks at what readers see.
+        archive: looks at what is archived, and removed.
         cluster_id: whose log this is the truth of, empty for the only one that there ever was.
         believes: whether an acceptor's words are taken on trust instead of being compared with its disk. A planted bug
             that makes it lie is found at once by its words; if they are believed, the harm that follows must be found.
@@ -75,6 +77,7 @@ class Checker:
         self._generations: dict[tuple[str, int], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
         self.readers = ReaderChecker(self)
+        self.archive = ArchiveChecker(self)
 
     @property
     def committed_lsn(self) -> Lsn:
@@ -219,7 +222,8 @@ class Checker:
 
     def _on_acked(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
         """Commits up to `flush_lsn` on this primary are released: its bytes must be the committed ones."""
-        begin_lsn = max(self.base_lsn, primary.told_lsn)
+        # From the last record's end on, also if it was told a position in the next one before.
+        begin_lsn = max(self.base_lsn, primary.record_end_at_or_below(min(primary.told_lsn, primary.insert_lsn)))
         acked_lsn = primary.record_end_at_or_below(min(flush_lsn, primary.insert_lsn))
         if acked_lsn <= begin_lsn:
             return
@@ -304,6 +308,7 @@ class Checker:
             key = (control.cluster_id, control.membership.generation)
             if self._generations.setdefault(key, control.membership) != control.membership:
                 raise Violation("OneConfigPerGeneration", f"{safekeeper.name} has another membership for {key}")
+        self.archive.on_persist(safekeeper)
 
     def on_cut(self, safekeeper: "SimSafekeeper") -> None:
         """WAL was cut: what is committed must still be on a quorum."""
@@ -355,6 +360,13 @@ class Checker:
     def is_foreign(self, control: ControlState | None) -> bool:
         """Tell whether this is a log of another cluster, which a rebootstrap has given up."""
         return bool(self.cluster_id) and control is not None and control.cluster_id not in ("", self.cluster_id)
+
+    def members(self) -> "list[SimSafekeeper]":
+        """Return the safekeepers that are members, and whose disks are not lost."""
+        if not self.won:
+            return []
+        members = next(iter(self.won.values())).membership.members
+        return [self.world.safekeepers[m.id] for m in members if not self._is_lost(m.id, m.incarnation)]
 
     def _is_lost(self, safekeeper_id: int, incarnation: str) -> bool:
         control = self.world.safekeepers[safekeeper_id].disk.control

@@ -58,6 +58,13 @@ class Faults:
         else:
             safekeeper.effects_left = self.rng.randint(1, 12)
 
+    def stay_away(self) -> None:
+        """Be down for long, while others go on without it."""
+        safekeeper = self._safekeeper()
+        safekeeper.away_until_s = self.world.clock.now + 1.0 + 4.0 * self.rng.random()
+        if safekeeper.acceptor is not None:
+            safekeeper.crash(power_cut=self.rng.random() < 0.5)
+
     def wipe(self) -> None:
         """Lose a disk: a minority in a run, and only of a cluster that has begun."""
         world = self.world

@@ -97,14 +97,14 @@ class Network:
         self.send(connection, by, _END)
 
     def break_connection(self, connection: Connection, silent: bool) -> None:
-        """Lose what is in flight. Unless it is silent, both sides hear of it, each in its time."""
+        """Lose what is in flight. Unless it is silent, each side hears of it some time, if it can be reached."""
         if connection.broken:
             return
         connection.broken = True
         del self.connections[connection.number]
-        if not silent:
-            self._clock.after(self._rng.random() * self.delay_s, self._hand_over, connection, TO_SAFEKEEPER, _END)
-            self._clock.after(self._rng.random() * self.delay_s, self._hand_over, connection, TO_PROXY, _END)
+        for way in (TO_SAFEKEEPER, TO_PROXY) if not silent else ():
+            if (connection.proxy.name, connection.safekeeper.id, way) not in self.blocked:
+                self._clock.after(self._rng.random() * self.delay_s, self._hand_over, connection, way, _END)
 
     def unblock(self, proxy_name: str, safekeeper_id: int, way: int) -> None:
         """Let a direction flow again: what was held comes late."""

@@ -20,6 +20,8 @@ class Profile:
         low_fork: probability that a promotion forks below what was acknowledged.
         spare: probability of a second proxy.
         several_hosts: probability that a proxy is pointed at a list of primaries, the right one somewhere in it.
+        trims: probability that safekeepers remove old WAL, after long and after short, whoever may need it.
+        archive: probability that such a run has an archive: then they remove also what a member lacks.
     """
 
     faults_s: float = 6.0
@@ -34,6 +36,8 @@ class Profile:
     low_fork: float = 0.3
     spare: float = 0.5
     several_hosts: float = 0.0
+    trims: float = 0.0
+    archive: float = 0.0
 
 
 _BALANCED = {
@@ -62,7 +66,7 @@ def _with(**changes: int) -> dict[str, int]:
     return {**_BALANCED, **changes}
 
 
-BALANCED = Profile(weights=_BALANCED)
+BALANCED = Profile(weights=_BALANCED, trims=0.4, archive=0.7)
 PROFILES: dict[str, Profile] = {
     "balanced": BALANCED,
     "crashy": replace(BALANCED, weights=_with(crash_safekeeper=30), slow_effect=0.4, flush_delay_s=0.1),
@@ -80,4 +84,11 @@ PROFILES: dict[str, Profile] = {
     "disks": replace(BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, wipe=3, crash_safekeeper=12)),
     "slow": replace(BALANCED, weights=_with(slow_disk=10), delay_s=0.2, flush_delay_s=0.3),
     "calm": replace(BALANCED, fault_every_s=0.8),
+    "archive": replace(
+        BALANCED,
+        weights=_with(stay_away=12, switch_segment=25, restore_backup=2, promote=6, crash_primary=5),
+        record_every_s=0.04,
+        trims=1.0,
+        archive=0.85,
+    ),
 }

@@ -20,7 +20,7 @@ from safekeeper.consensus.actions import (
     StartReplication,
     StopReplication,
 )
-from safekeeper.consensus.messages import AppendRequest, Elected, ProposerMessage
+from safekeeper.consensus.messages import AppendRequest, ArchiveOrder, Elected, ProposerMessage
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import ProposerConfig
 from safekeeper.errors import WalproxyError
@@ -235,8 +235,17 @@ class SimProxy:
         if isinstance(message, (AppendRequest, Elected)):
             self.world.checker.on_commit_said(self, message.node_id, message.commit_lsn)
             self.told_commit_lsn[safekeeper_id] = message.commit_lsn
+        elif isinstance(message, ArchiveOrder):
+            self._order_archiver(message)
         self.world.note(self.name, "says", message, connection.number)
         self.world.network.send(connection, TO_SAFEKEEPER, message)
+
+    def _order_archiver(self, order: ArchiveOrder) -> None:
+        assert self.proposer is not None and self.proposer.leadership is not None  # it is a leader's word
+        self.world.checker.archive.on_told(self.name, order.archived_lsn, self.proposer.leadership.elected.history)
+        if order.archiver != self.world.archiver_named:
+            self.world.archiver_named = order.archiver
+            self.world.archiver_changes += 1
 
     def received(self, connection: Connection, message: Any) -> None:
         """A safekeeper's message has arrived."""

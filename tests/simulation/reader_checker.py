@@ -50,6 +50,11 @@ class ReaderChecker:
         seen = self._seen.get(safekeeper.id)
         if seen is None:
             seen = self._seen[safekeeper.id] = Seen(max(safekeeper.disk.begin_lsn, self._truth.base_lsn))
+        base_lsn = acceptor.control.base_lsn
+        if base_lsn is not None and base_lsn >= seen.end_lsn:
+            # It is being set forward: meanwhile its readers see nothing, and nothing that they saw goes.
+            del self._seen[safekeeper.id]
+            return
         if visible_lsn != seen.end_lsn and self._truth.base_lsn:
             self._check_visible(safekeeper, seen, visible_lsn)
         if visible_lsn > safekeeper.disk.begin_lsn:
@@ -89,6 +94,10 @@ class ReaderChecker:
                     f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",
                 )
             del seen.data[max(0, visible_lsn - seen.begin_lsn) :]
+        if seen.begin_lsn < disk.begin_lsn <= seen.end_lsn:
+            # What was seen there is not kept any more; it cannot be seen in another form.
+            del seen.data[: disk.begin_lsn - seen.begin_lsn]
+            seen.begin_lsn = disk.begin_lsn
         if disk.begin_lsn > seen.begin_lsn or visible_lsn <= seen.begin_lsn:
             seen.begin_lsn, seen.data = max(disk.begin_lsn, self._truth.base_lsn), bytearray()
         if visible_lsn <= seen.begin_lsn:

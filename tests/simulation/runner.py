@@ -29,6 +29,9 @@ class Outcome:
     terms: int
     acks: int
     acked_bytes: int
+    trims: int
+    set_forwards: int
+    archiver_changes: int
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,15 @@ def run_world(world: World) -> Outcome:
     world.converge()
     world.check_all()
     checker = world.checker
-    return Outcome(world.clock.steps, len(checker.won), checker.acks, max(0, checker.acked_lsn - checker.base_lsn))
+    return Outcome(
+        world.clock.steps,
+        len(checker.won),
+        checker.acks,
+        max(0, checker.acked_lsn - checker.base_lsn),
+        world.trims,
+        world.set_forwards,
+        world.archiver_changes,
+    )
 
 
 def attempt(task: Task) -> Outcome | Failure:

@@ -27,7 +27,9 @@ from safekeeper.consensus.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.errors import StorageFailed, StorageFull
+from safekeeper.lsn import Lsn
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.virtual_disk import VirtualCrash
@@ -50,6 +52,7 @@ class SimSafekeeper:
         dies_after: the process dies right after the next effect of this name, empty for never.
         flush_delay_s: how long an fdatasync may take.
         wiped: how often its disk was lost.
+        away_until_s: nobody starts it before.
         readers: the standbys that stream from it.
     """
 
@@ -66,6 +69,7 @@ class SimSafekeeper:
         self.dies_of_power_cut = False
         self.flush_delay_s = world.profile.flush_delay_s
         self.wiped = 0
+        self.away_until_s = 0.0
         self.readers: list[SimStandby] = []
         self._inbox: deque[tuple[str, Any, Any]] = deque()
         self._task: Effects | None = None
@@ -93,6 +97,9 @@ class SimSafekeeper:
         lacks_wal = control.wal_begin_lsn and not flush_lsn
         if lacks_wal and control.base_lsn is None and not control.set_aside:
             raise AssertionError(f"{self.name}: the control file records WAL that is not there")
+        begins_late = flush_lsn and self.disk.begin_lsn > control.wal_begin_lsn
+        if begins_late and control.base_lsn is None and not control.set_aside:
+            raise AssertionError(f"{self.name}: the WAL begins above what the control file records")
         self.acceptor = self.world.acceptor_class(control, flush_lsn)
         self.world.note(self.name, "starts", control, flush_lsn)
         self.world.checker.on_start(self)
@@ -157,6 +164,18 @@ class SimSafekeeper:
             self._inbox.append(("checkpoint", None, None))
             self._pump()
 
+    def archive_reported(self, archived_lsn: Lsn, problem: str) -> None:
+        """Its archiver has news."""
+        if self.acceptor is not None:
+            self._inbox.append(("archive", None, (archived_lsn, problem)))
+            self._pump()
+
+    def trim(self, request: TrimRequest) -> None:
+        """It is time to remove what is not needed any more."""
+        if self.acceptor is not None:
+            self._inbox.append(("trim", None, request))
+            self._pump()
+
     def learners_changed(self) -> None:
         """A standby has come, gone, or said something new."""
         if self.acceptor is not None:
@@ -190,6 +209,10 @@ class SimSafekeeper:
                 self._run(acceptor.report_write())
             elif kind == "checkpoint":
                 self._run(acceptor.checkpoint())
+            elif kind == "archive":
+                self._run(acceptor.archive_reported(*content))
+            elif kind == "trim":
+                self._run(acceptor.trim(content))
             elif kind == "learners":
                 words = tuple(standby.words for standby in self.readers)
                 self._run(acceptor.learners_changed(bool(words), words))
@@ -243,6 +266,7 @@ class SimSafekeeper:
                     return
         self._task = None
         self.world.checker.readers.on_handled(self)
+        self.world.checker.archive.on_handled(self)
         if self.readers and self.acceptor is not None:
             readable_lsn = self.acceptor.readable_lsn
             for standby in self.readers:
@@ -276,7 +300,10 @@ class SimSafekeeper:
             under_way, self._flush = self._flush, None
             disk.flush_all(under_way[0] if under_way is not None else None)
         elif isinstance(effect, Persist):
+            before = disk.control
             disk.persist(effect.control)
+            if effect.control.base_lsn is not None and before is not None and before.wal_begin_lsn:
+                world.set_forwards += 1
             world.checker.on_persist(self)
         elif isinstance(effect, TruncateWal):
             disk.truncate(effect.lsn, effect.tli)
@@ -285,6 +312,7 @@ class SimSafekeeper:
             disk.reset(effect.base_lsn, effect.tli)
             world.checker.on_cut(self)
         elif isinstance(effect, TrimWal):
+            world.trims += disk.begin_lsn < effect.lsn
             disk.trim(effect.lsn)
         elif isinstance(effect, SetWalAside):
             disk.set_aside()

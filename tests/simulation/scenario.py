@@ -13,6 +13,7 @@ otherwise.
     P1 loses its primary | now uses B       B is A restored after a
     A stops | starts                        operator rebootstraps over S1 S2 S3
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
+    the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
     run 0.5 s
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
@@ -20,7 +21,8 @@ otherwise.
     P1 leads | does not lead | is refused | runs          a b are committed | acknowledged | not acknowledged
     P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
     P1 asks for votes | refuses S1 S2                     R1 has replayed a b
-    P1 puts A aside | streams A
+    P1 puts A aside | streams A                           a b are archived
+    S1 archives
     readers of S1 are on timeline 1                       a b are applied | not applied   (as PostgreSQL was told)
 
 A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. With it the truth
@@ -37,6 +39,7 @@ from typing import NamedTuple
 
 from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.run import Phase
+from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.lsn import Lsn
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
@@ -44,6 +47,7 @@ from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import SimStandby, standbys_of
+from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.world import World
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -220,6 +224,13 @@ class Stage(World):
         for proxy in self.proxies:
             proxy.reconfigure()
 
+    def archives(self) -> None:
+        self.begin_archive(seed=0, is_lucky=True)
+
+    def remove(self, safekeepers: str) -> None:
+        for safekeeper in self.each_safekeeper(safekeepers):
+            safekeeper.trim(TrimRequest(None, 0, 2 * SEGMENT_SIZE, has_archive=self.archive is not None))
+
     def runs(self, seconds: str) -> None:
         self.run(self.clock.now + float(seconds))
 
@@ -323,6 +334,15 @@ class Stage(World):
     def unapplied(self, records: str) -> bool:
         return all(record.primary.told_apply_lsn < record.end_lsn for record in self.each_record(records))
 
+    def are_archived(self, records: str) -> bool:
+        history = self.checker.won[max(self.checker.won)].history
+        archived_lsn = self.checker.archive.archived_end(history)
+        return self.committed(records) and all(r.end_lsn <= archived_lsn for r in self.each_record(records))
+
+    def is_archiver(self, safekeeper: str) -> bool:
+        acceptor = self.safekeepers[int(safekeeper[1:])].acceptor
+        return acceptor is not None and acceptor.is_archiver
+
     def on_timeline(self, safekeepers: str, tli: str) -> bool:
         acceptors = [safekeeper.acceptor for safekeeper in self.each_safekeeper(safekeepers)]
         return all(acceptor is not None and acceptor.readable_tli == int(tli) for acceptor in acceptors)
@@ -336,7 +356,7 @@ class Stage(World):
 
 def _holds(safekeeper: SimSafekeeper, record: Record) -> bool:
     disk = safekeeper.disk
-    if not disk.begin_lsn or disk.durable_lsn < record.end_lsn:
+    if not 0 < disk.begin_lsn <= record.start_lsn or disk.durable_lsn < record.end_lsn:
         return False
     begin = record.start_lsn - disk.begin_lsn
     return bytes(disk.wal[begin : begin + len(record.wal)]) == record.wal
@@ -366,6 +386,8 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_STANDBY} streams from {_S}", Stage.streams_from),
     (rf"{_STANDBY} leaves", Stage.leaves),
     (r"remote_apply waits for (.+)", Stage.waits_for),
+    (r"the safekeepers archive", Stage.archives),
+    (rf"{_SS} removes? old WAL", Stage.remove),
     (r"run ([\d.]+) s", Stage.runs),
     (r"until (.+)", Stage.until),
     (r"expect (.+)", Stage.expect),
@@ -386,6 +408,8 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_RR} (?:is|are) acknowledged", Stage.acknowledged),
     (rf"{_RR} (?:is|are) not acknowledged", Stage.unacknowledged),
     (rf"{_RR} (?:is|are) applied", Stage.applied),
+    (rf"{_RR} (?:is|are) archived", Stage.are_archived),
+    (rf"{_S} archives", Stage.is_archiver),
     (rf"{_RR} (?:is|are) not applied", Stage.unapplied),
     (rf"{_STANDBY} has replayed {_RR}", Stage.replayed),
     (rf"readers of {_SS} are on timeline (\d+)", Stage.on_timeline),

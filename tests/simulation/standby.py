@@ -48,6 +48,11 @@ class SimStandby:
         """What it says of itself."""
         return Standby(self.name, self.received_lsn, self.received_lsn, self.applied_lsn)
 
+    @property
+    def needed_lsn(self) -> Lsn:
+        """Where its slot stands, 0 before it was set up: it may replay again from there on."""
+        return min(self.applied_lsn, self._restart_lsn or self.applied_lsn)
+
     def start(self) -> None:
         """Begin to look for a safekeeper, and to leave it now and then."""
         self.world.clock.after(self.rng.random() * RECONNECT_S, self._connect, self._stream)
@@ -62,7 +67,24 @@ class SimStandby:
         if safekeepers:
             self.stream_from(self.rng.choice(safekeepers))
         else:
+            self._restore()
             self.world.clock.after(RECONNECT_S, self._connect, stream)
+
+    def _restore(self) -> None:
+        """Nobody has what it needs next: take it from the archive, as far as somebody's readers may see."""
+        archive, serving = self.world.archive, [s for s in self.world.safekeepers.values() if s.is_serving]
+        if archive is None and any(safekeeper.disk.begin_lsn > self.applied_lsn for safekeeper in serving):
+            # Its WAL was on a safekeeper where it had no slot: it is set up anew, from a backup.
+            self.applied_lsn = self._restart_lsn = 0
+        for safekeeper in serving:
+            acceptor = safekeeper.acceptor
+            if archive is not None and acceptor is not None and self.applied_lsn:
+                wal = archive.read(acceptor.control.history, self.applied_lsn)
+                wal = wal[: max(0, acceptor.readable_lsn - self.applied_lsn)]
+                end_lsn = last_complete_end(wal, self.applied_lsn, self.applied_lsn + len(wal))
+                self.world.checker.readers.on_replayed(self, wal[: end_lsn - self.applied_lsn])
+                self.received_lsn = self.applied_lsn = end_lsn
+                self.highest_lsn = max(self.highest_lsn, end_lsn)
 
     def _can_stream_from(self, safekeeper: "SimSafekeeper") -> bool:
         if not safekeeper.is_serving or not safekeeper.disk.begin_lsn:

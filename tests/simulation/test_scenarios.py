@@ -12,10 +12,13 @@ from tests.simulation.scenario import SCENARIOS, ScenarioFailed, Stage, perform,
 from tests.simulation.world import SimulationFailed
 
 BITES = {
+    "a_fork_below_what_is_archived": "archived_lsn_survives_a_fork",
     "a_primary_from_a_backup": "primary_unchecked",
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
+    "a_primary_is_compared_with_what_is_left": "last_committed_byte_trimmed",
     "a_primary_that_is_put_aside_is_read_no_further": "refused_primary_read_on",
     "a_promise_survives_a_crash": "vote_not_persisted",
+    "a_quorum_needs_a_member_that_is_set_forward": "wal_begin_of_unadopted_member",
     "a_standby_that_is_gone_holds_remote_apply_back": "apply_follows_flush",
     "a_timeline_that_another_one_replaces": "timeline_shown_with_its_term",
     "b_terms_are_unique": "no_truncate",

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from safekeeper import wire as wire_module
+from safekeeper.consensus import archiving as archiving_module
 from safekeeper.consensus import leadership as leadership_module
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.apply_rule import parse_apply_rule
@@ -20,8 +21,10 @@ from safekeeper.consensus.primary import plan_log
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import Phase
 from safekeeper.consensus.term_history import HistoryEntry, last_term
+from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
+from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock
 from tests.simulation.disk import ModelDisk, StorageDisk
@@ -40,6 +43,7 @@ TRACE_LINES = 60
 LIVENESS_S = 40.0
 SETTLE_S = 3.0
 CHECKPOINT_S = 1.0
+TRIM_EVERY_S = 0.3
 TIMING = Timing(
     heartbeat_interval_s=0.25,
     heartbeat_timeout_s=1.0,
@@ -74,6 +78,8 @@ class World:
         current: the primary that the operator believes to be the right one.
         standbys: the standbys, whether or not they stream.
         apply_rule: whom remote_apply waits for, as every proxy is told that starts.
+        removes_old_wal, archive: whether safekeepers remove what need not be kept, and archive it before.
+        trims, set_forwards, archiver_changes: how often that happened; `archiver_named` is who archives.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
     """
 
@@ -107,6 +113,12 @@ class World:
         self.proxies: list[SimProxy] = []
         self.standbys = standbys_of(self, standby_count, seed)
         self.apply_rule = parse_apply_rule(apply_rule)
+        self.trims = self.set_forwards = self.archiver_changes = self.archiver_named = 0
+        self._trim_rng = random.Random(f"{seed} trims")
+        self.removes_old_wal = self._trim_rng.random() < profile.trims
+        self.archive: ModelArchive | None = None
+        if self.removes_old_wal and self._trim_rng.random() < profile.archive:
+            self.begin_archive(seed)
 
     # ------------------------------------------------------------------ building
 
@@ -122,6 +134,14 @@ class World:
         self.primaries.append(primary)
         self.note(primary.name, "begins", f"timeline {primary.tli} at {format_lsn(primary.own_lsn)}", primary.ancestors)
         return primary
+
+    def begin_archive(self, seed: int, is_lucky: bool = False) -> None:
+        """Let every safekeeper be one that could archive, from now on."""
+        self.archive = ModelArchive()
+        for safekeeper in self.safekeepers.values():
+            archiver = SimArchiver(self, self.archive, safekeeper, seed)
+            archiver.is_lucky = is_lucky
+            archiver.start()
 
     def next_primary_name(self) -> str:
         """Return a name that no primary has."""
@@ -157,7 +177,8 @@ class World:
 
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
         """It is restarted by its supervisor, sooner or later."""
-        self.clock.after(self.rng.choice((0.05, 0.3, 1.0)) * (0.5 + self.rng.random()), safekeeper.start)
+        delay_s = self.rng.choice((0.05, 0.3, 1.0)) * (0.5 + self.rng.random())
+        self.clock.after(max(delay_s, safekeeper.away_until_s - self.clock.now), safekeeper.start)
 
     def proxy_finished(self, proxy: SimProxy) -> None:
         """A proxy has ended by itself; the operator looks at it, and starts it again, maybe on another primary."""
@@ -202,8 +223,24 @@ class World:
         for safekeeper in self.safekeepers.values():
             safekeeper.start()
             self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
+            if self.removes_old_wal:
+                self.clock.after(TRIM_EVERY_S * self._trim_rng.random(), self._trim, safekeeper)
         for standby in self.standbys:
             standby.start()
+
+    def _trim(self, safekeeper: SimSafekeeper) -> None:
+        rng = self._trim_rng
+        if isinstance(safekeeper.disk, StorageDisk) and not self.is_healing and rng.random() < 0.1:
+            safekeeper.disk.fs.crash_in(rng.randint(1, 4))
+        safekeeper.trim(
+            TrimRequest(
+                wanted_lsn=min((s.needed_lsn for s in self.standbys if s.needed_lsn), default=None),
+                keep_bytes=rng.choice((0, 0, SEGMENT_SIZE // 2, 3 * SEGMENT_SIZE)),
+                limit_bytes=rng.choice((None, 2 * SEGMENT_SIZE, 2 * SEGMENT_SIZE, 4 * SEGMENT_SIZE)),
+                has_archive=self.archive is not None,
+            )
+        )
+        self.clock.after(TRIM_EVERY_S * (0.5 + rng.random()), self._trim, safekeeper)
 
     def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
         safekeeper.checkpoint()
@@ -223,7 +260,11 @@ class World:
         if primary.up and not primary.quiet and (primary is self.current or primary.walsender is not None):
             for _ in range(rng.choice((1, 1, 2, 5))):
                 primary.write_record(HEADER_BYTES + int(rng.expovariate(1.0) * rng.choice((20, 200, 600))))
-            if rng.random() < 0.3:
+            if self.removes_old_wal and self._trim_rng.random() < 0.03:
+                # A record over several segments, of which the first ones may go before it is complete.
+                primary.write_record(self._trim_rng.randint(1, 3 * SEGMENT_SIZE) + HEADER_BYTES)
+                primary.flush(max(primary.flush_lsn, primary.insert_lsn - self._trim_rng.randint(0, 2 * SEGMENT_SIZE)))
+            elif rng.random() < 0.3:
                 # PostgreSQL flushes by pages: the last record may be there in part.
                 primary.flush(max(primary.flush_lsn, primary.insert_lsn - rng.randint(0, 300)))
             else:
@@ -336,6 +377,8 @@ class World:
         try:
             self.checker.check_logs()
             self.checker.check_committed_is_held()
+            self.checker.archive.check_objects()
+            self.checker.archive.check_nothing_is_lost()
         except (Violation, WalproxyError) as error:
             raise SimulationFailed(error, self.trace()) from error
 
@@ -370,12 +413,17 @@ def _quiet(profile: Profile) -> Profile:
 
 @contextmanager
 def _small_frames() -> Iterator[None]:
-    """Make the proposer cut its frames small, so that a few KiB of WAL are many messages; allow small segments."""
+    """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small = (
         (leadership_module, "APPEND_BYTES_MAX", 2000),
         (leadership_module, "IN_FLIGHT_BYTES_MAX", 12000),
         (leadership_module, "READ_BYTES", 3000),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+        (archiving_module, "INCUMBENT_GRACE_S", 0.2),
+        (archiving_module, "GONE_GRACE_S", 0.5),
+        (archiving_module, "PROBLEM_GRACE_S", 0.5),
+        (archiving_module, "STALL_S", 2.0),
+        (archiving_module, "REST_S", 1.0),
     )
     before = [(module, name, getattr(module, name)) for module, name, _ in small]
     for module, name, value in small:

@@ -31,6 +31,7 @@ from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, Pro
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.settings import command_line_name, environment_variable, options_of
 from safekeeper.wire import WIRE_VERSION
+from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES
@@ -240,8 +241,10 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
 def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
-    functions = {f"{kind.__name__}.{name}" for kind in (Checker, ReaderChecker, World) for name in vars(kind)}
-    assert names <= functions | set(BUGS) | {"Checker", "ReaderChecker", "World"} | set(
+    functions = {
+        f"{kind.__name__}.{name}" for kind in (Checker, ReaderChecker, ArchiveChecker, World) for name in vars(kind)
+    }
+    assert names <= functions | set(BUGS) | {"Checker", "ReaderChecker", "ArchiveChecker", "World"} | set(
         re.findall(r"tests/[\w/]+\.py", text)
     )
     assert set(BUGS) <= names | {name for name, bug in BUGS.items() if bug.rule == "S2"}

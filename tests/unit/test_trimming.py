@@ -26,6 +26,8 @@ def test_without_any_wish_all_goes_but_the_last_two_segments() -> None:
     ("kept", "request_", "begin_lsn"),
     [
         ({"readable_lsn": BASE + 3 * SIZE + 1}, {}, BASE + 3 * SIZE),
+        # The last committed byte is kept.
+        ({"readable_lsn": BASE + 3 * SIZE}, {}, BASE + 2 * SIZE),
         ({"truncate_lsn": BASE + 3 * SIZE - 1}, {}, BASE + 2 * SIZE),
         ({"archived_lsn": BASE + 3 * SIZE}, {}, BASE + 3 * SIZE),
         ({"archived_lsn": 0}, {}, BASE),
@@ -64,7 +66,7 @@ def test_the_limit_removes_nothing_that_is_not_archived_committed_or_needed_for_
     request = NOTHING._replace(limit_bytes=1, keep_bytes=0)
     assert trim_to(ALL, request) == LAST
     assert trim_to(ALL._replace(archived_lsn=BASE + 3 * SIZE), request) == BASE + 3 * SIZE
-    assert trim_to(ALL._replace(readable_lsn=BASE + 2 * SIZE), request) == BASE + 2 * SIZE
+    assert trim_to(ALL._replace(readable_lsn=BASE + 2 * SIZE), request) == BASE + SIZE
 
 
 def test_without_an_archive_there_is_no_limit() -> None:
@@ -110,7 +112,7 @@ def test_what_goes_is_committed_and_archived_or_on_every_member_and_never_of_the
     lsn = trim_to(kept, request)
     assert lsn >= kept.begin_lsn and lsn % SIZE == 0
     if lsn > kept.begin_lsn:
-        assert lsn <= kept.readable_lsn
+        assert lsn < kept.readable_lsn
         assert lsn <= (kept.archived_lsn if request.has_archive else kept.truncate_lsn)
         assert lsn + SIZE < kept.flush_lsn
         assert lsn - kept.begin_lsn <= SEGMENTS_PER_TRIM_MAX * SIZE
