@@ -331,8 +331,7 @@ class LearnerHub:
             if segment.file.end_lsn < self._view.log.begin_lsn:
                 archive.prefetch(self._archived_segment(segment.file.end_lsn))
         self._at_archive.pop(reader.number, None)
-        end_lsn = min(step.end_lsn, segment.file.end_lsn)
-        return self._serve_bytes(reader, segment, step.begin_lsn, end_lsn, recent=False)
+        return self._serve_bytes(reader, segment, *step, recent=False)
 
     def _archived_segment(self, lsn: Lsn) -> ArchivedFile:
         """Return the segment of byte `lsn`, under the name that it has in this log: that of its last byte."""

@@ -100,7 +100,7 @@ class ArchivingPlan:
         # A segment and a partial of it go one after the other: the segment removes its partials.
         busy = {file.begin_lsn for file in under_way}
         begin_lsn = max(self._whole_lsn, log.begin_lsn)
-        while log.begin_lsn and begin_lsn + size <= log.end_lsn:
+        while begin_lsn + size <= log.end_lsn:
             file = self._segment_at(begin_lsn)
             if file not in self._archived and begin_lsn not in busy:
                 return file
@@ -120,9 +120,6 @@ class ArchivingPlan:
 
     def _advance(self) -> None:
         log, size = self._log, self._segment_size
-        if not log.begin_lsn or not log.end_lsn:
-            self.archived_lsn = 0
-            return
         self._whole_lsn = max(self._whole_lsn, log.begin_lsn)
         while self._whole_lsn < log.end_lsn and self._segment_at(self._whole_lsn) in self._archived:
             self._whole_lsn += size

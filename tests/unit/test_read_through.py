@@ -84,7 +84,8 @@ def test_a_reader_of_old_wal_gets_every_byte_and_does_not_notice(tmp_path: Path,
         end_lsn = leader.write(b"more")
         leader.commit()
         assert client.receive_wal(received, end_lsn)[-4:] == b"more"
-        assert house.call(lambda: house.read_through.segments) == 8
+        assert house.call(lambda: (house.read_through.segments, house.read_through.errors)) == (8, 0)
+        assert house.call(lambda: house.hub.readers[0].archived) is None
         house.until(lambda: cached(house, tmp_path) <= SEGMENTS_KEPT)
 
 
@@ -94,6 +95,7 @@ def test_many_readers_share_what_comes_from_the_archive(tmp_path: Path, url: str
         streams = [client.start(BASE_LSN + n * 100_000) for n, client in enumerate(clients)]
         for n, (client, received) in enumerate(zip(clients, streams, strict=True)):
             assert client.receive_wal(received, END_LSN) == WAL[n * 100_000 :]
+        assert house.call(lambda: house.read_through.errors) == 0
         house.until(lambda: cached(house, tmp_path) <= SEGMENTS_KEPT)
 
 
