@@ -81,6 +81,7 @@ class Prefetcher:
         self._segment_size = self._fetcher.origin().segment_size
         self._count = min(config.prefetch, max(1, _AHEAD_BYTES_MAX // self._segment_size))
         self._under_way: dict[str, Future[bool]] = {}
+        self._fetched: set[str] = set()  # Those that are ahead, and were perhaps taken already.
         self._end_lsn: Lsn | None = None  # The first segment that nobody had.
         self._delivered = name
 
@@ -109,10 +110,13 @@ class Prefetcher:
         for name, job in list(self._under_way.items()):
             if job.done():
                 del self._under_way[name]
-                if not job.result():
+                if job.result():
+                    self._fetched.add(name)
+                else:
                     self._end_lsn = (parse_segment_name(name, self._segment_size) or (0, 0))[1]
         wanted = [delivered_lsn + index * self._segment_size for index in range(1, self._count + 1)]
         names = {segment_name(tli, lsn, self._segment_size): lsn for lsn in wanted}
+        self._fetched &= names.keys()
         for path in self._folder.iterdir():
             if len(path.name) == _NAME_BYTES and path.name not in names:
                 path.unlink(missing_ok=True)
@@ -121,7 +125,7 @@ class Prefetcher:
         for name, lsn in names.items():
             if self._end_lsn is not None and lsn >= self._end_lsn:
                 break
-            if name not in self._under_way and not (self._folder / name).exists():
+            if name not in self._under_way and name not in self._fetched:
                 (self._folder / (name + BEGUN_SUFFIX)).touch()
                 self._under_way[name] = pool.submit(self._fetch, name, tli, lsn)
 
