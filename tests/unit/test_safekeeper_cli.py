@@ -7,16 +7,21 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import google_crc32c
 import pytest
 from click.testing import CliRunner
 
+from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.store import ObjectStore
 from safekeeper.cli import cli
 from safekeeper.config import ENVIRONMENT_PREFIX, SafekeeperConfig
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.messages import (
+    AppendResponse,
+    ArchiveOrder,
     DigestRequest,
     DigestResponse,
     PreVoteRequest,
@@ -29,7 +34,7 @@ from safekeeper.consensus.messages import (
 from safekeeper.lsn import format_lsn
 from safekeeper.settings import command_line_name, environment_variable, options_of
 from tests.unit.safekeeper_process import SafekeeperProcess, safekeeper
-from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE
+from tests.unit.scripted_proposer import BASE_LSN, DEADLINE_S, SEGMENT_SIZE
 
 WAL = bytes(range(256)) * 40
 OPEN = ("--allow", "192.0.2.0/24")
@@ -302,6 +307,47 @@ def test_a_full_disk_refuses_appends_answers_reads_and_says_so(tmp_path: Path) -
             proposer.append(WAL)
             proposer.wait_flushed(BASE_LSN + SEGMENT_SIZE + len(WAL))
             assert process.get("/readyz") == (200, {"ok": True})
+
+
+def test_a_process_archives_when_it_is_told_to_and_before_it_stops(tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    options = ("--archive", url, "--archive-partial-interval", "3600")
+    with SafekeeperProcess(tmp_path / "sk", *options) as process, process.proposer() as proposer:
+        proposer.lead()
+
+        def commit() -> int:
+            proposer.append(WAL)
+            proposer.wait_flushed(proposer.write_lsn)
+            answer = proposer.append(b"", commit_lsn=proposer.write_lsn)
+            while proposer.receive(AppendResponse).sequence < answer.sequence:
+                pass
+            return proposer.write_lsn
+
+        def wait_archived(lsn: int) -> None:
+            deadline = time.monotonic() + DEADLINE_S
+            while process.get("/status")[1]["archive"]["archived_lsn"] != format_lsn(lsn):
+                assert time.monotonic() < deadline
+
+        end_lsn = commit()
+        proposer.send(ArchiveOrder(proposer.node_id, archiver=1, archived_lsn=0))
+        wait_archived(end_lsn)
+        end_lsn = commit()
+        process.signal(signal.SIGUSR1)
+        wait_archived(end_lsn)
+        end_lsn = commit()
+        process.signal(signal.SIGTERM)
+        assert process.wait_exit() == 0
+    found = ArchiveReader(ObjectStore.open(url)).find(1, BASE_LSN)
+    assert found is not None
+    assert found.file.end_lsn == end_lsn
+    assert ArchiveReader(ObjectStore.open(url)).fetch_bytes(found) == 3 * WAL
+
+
+def test_an_archive_that_cannot_be_one_is_refused_at_the_start(tmp_path: Path) -> None:
+    result = safekeeper("run", "--id", "1", "--data-dir", str(tmp_path / "sk"), "--archive", "ftp://somewhere/wal")
+    assert result.returncode == 3
+    assert "ftp" in one_line(result)
+    assert not (tmp_path / "sk").exists()
 
 
 def test_the_help_shows_every_option_an_example_and_the_exit_codes() -> None:
