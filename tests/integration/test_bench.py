@@ -11,10 +11,11 @@ import pytest
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import parse_lsn
 from tests.integration.conftest import NEWEST, NewCluster
-from walproxy.bench import commit_load, pgbench
+from walproxy.bench import archive_commits, commit_load, pgbench, uploads
 from walproxy.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
 from walproxy.bench.reader_process import ReaderProcess
 from walproxy.bench.readers import CASES
+from walproxy.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.bench.wal_readers import READING, SLOW, STOPPED
 from walproxy.local_postgres import LocalPostgres
 from walproxy.local_standby import current_lsn, make_standby, received_lsn, replay_lsn, wait_until_replayed
@@ -51,7 +52,30 @@ def test_the_price_of_readers_is_measured_and_they_have_read(folder: Path) -> No
     assert min(turns["one slow on each"]["read_bytes"]) > 0
     assert turns["one stopped on each"]["read_bytes"] == [0, 0, 0]
     # Each of the three disks takes 2 ms longer, and a commit waits for two of them.
-    assert min(turn["p50_ms"] for turn in turns.values()) > 2
+    assert min(turn["p50_ms"] for turn in turns.values()) > SYNC_DELAY_MS
+
+
+def test_uploads_are_measured_and_commits_with_the_archive_alive_dead_and_without_one(folder: Path) -> None:
+    found = bench(folder, "--archive")
+    uploaded = {turn["case"]: turn for turn in found["turns"] if "wal_bytes" in turn}
+    assert set(uploaded) == set(uploads.CASES)
+    assert len({turn["wal_bytes"] for turn in uploaded.values()}) == 1
+    assert uploaded["zstd"]["stored_bytes"] < uploaded["disk"]["wal_bytes"] <= uploaded["none"]["stored_bytes"]
+    assert min(turn["cpu_s"] for turn in uploaded.values() if turn["case"] != "disk") > 0
+    committed = {turn["case"]: turn for turn in found["turns"] if "p50_ms" in turn}
+    assert set(committed) == set(archive_commits.CASES)
+    assert min(turn["p50_ms"] for turn in committed.values()) > SYNC_DELAY_MS
+
+
+def test_an_archive_dies_under_load_comes_back_and_is_brought_up_to_date(folder: Path) -> None:
+    found = bench(folder, "--archive", "--minutes", "0.1")
+    assert [turn["phase"] for turn in found["turns"]] == ["before", "dead", "revived", "after"]
+    [result] = found["medians"]
+    # A row of a kilobyte for each commit of the dead phase.
+    dead = found["turns"][1]
+    assert result["piled_up_bytes"] == dead["unarchived_bytes"] > dead["tps"] * 6 * 1000
+    assert result["caught_up_s"] > 0
+    assert result["ratio"] == pytest.approx(dead["p50_ms"] / result["alive_ms"])
 
 
 @pytest.fixture
@@ -112,10 +136,10 @@ def test_a_standby_replays_and_says_how_far(new_cluster: NewCluster, folder: Pat
     primary = new_cluster(synchronous_standby_names="nobody", synchronous_commit="local")
     with make_standby(primary, folder / "standby", "one") as standby:
         standby.start()
-        assert primary.execute("SELECT application_name FROM pg_stat_replication") == [("one",)]
         primary.execute("CREATE TABLE t (a int)")
         end_lsn = current_lsn(primary)
         wait_until_replayed(standby, end_lsn)
+        assert primary.execute("SELECT application_name FROM pg_stat_replication") == [("one",)]
         assert replay_lsn(standby) >= end_lsn and received_lsn(standby) >= end_lsn
         assert standby.execute("SELECT count(*) FROM t") == [(0,)]
         with pytest.raises(WalproxyError, match=r"has replayed up to 0/\w+ after 0.1 s, not to 0/FF000000"):

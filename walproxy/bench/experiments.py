@@ -1,14 +1,16 @@
 """The experiments of the benchmark from their servers to their tables: what the command line chooses from."""
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from walproxy.bench import levels, measure, pgbench, readers, tables
+from walproxy.bench import archive_commits, archive_outage, levels, measure, pgbench, readers, tables, uploads
 from walproxy.bench.arms import ARMS
 from walproxy.bench.rounds import shuffled_rounds
+from walproxy.bench.slow_cluster import slow_cluster
 from walproxy.bench.standby_arms import LEVEL_ARMS
 from walproxy.server_binaries import ServerBinaries
 
@@ -33,7 +35,8 @@ class Work:
         directory: empty; the servers' user can enter it.
         clients: numbers of clients, each measured by itself.
         rounds, seconds: how often each cell has its turn, and how long a turn is.
-        scale: of pgbench's tables.
+        scale: of pgbench's tables, or how much WAL is archived.
+        minutes: how long an archive is dead.
         seed: of the order of the turns.
         arms: only these, where there is a choice; all if empty.
     """
@@ -45,6 +48,7 @@ class Work:
     seconds: int
     scale: int
     seed: int
+    minutes: float
     arms: tuple[str, ...]
     progress: Progress
 
@@ -110,17 +114,59 @@ def measure_readers(work: Work) -> Found:
     work.progress.expect(1 + work.rounds * len(cells))
     turns = []
     work.progress.begin("preparing the cluster")
-    with readers.slow_cluster(work.directory / "cluster", work.binaries) as cluster:
+    with slow_cluster(work.directory / "cluster", work.binaries) as cluster:
         for number, cell in _turns(work, cells):
             turns.append(readers.take_turn(cluster, number, cell, work.seconds))
     results = readers.compare_readers(turns)
     return Found(turns, results, [tables.readers_table(results, work.conditions)])
 
 
+def measure_archive(work: Work) -> Found:
+    """Measure how fast WAL is archived, and what an archive costs those who commit, alive and dead."""
+    upload_cells = [uploads.UploadCell(case) for case in uploads.CASES]
+    commit_cells = archive_commits.cells(work.clients)
+    work.progress.expect(2 + work.rounds * (len(upload_cells) + len(commit_cells)))
+    uploaded, committed = [], []
+    work.progress.begin("writing WAL")
+    wal_bytes = work.scale * uploads.SCALE_BYTES
+    with uploads.hoarding_safekeeper(work.directory / "uploads", work.binaries, wal_bytes) as hoard:
+        for number, upload in _turns(work, upload_cells):
+            uploaded.append(hoard.take_turn(number, upload.case))
+    shutil.rmtree(work.directory / "uploads")
+    work.progress.begin("preparing the clusters")
+    with archive_commits.archive_arms(work.directory / "commits", work.binaries) as arms:
+        for number, commit in _turns(work, commit_cells):
+            committed.append(arms[commit.case].take_turn(number, commit.clients, work.seconds))
+    upload_results = uploads.compare_uploads(uploaded)
+    commit_results = archive_commits.compare_commits(committed)
+    rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds of {wal_bytes / 1e6:g} MB"
+    shown = [
+        tables.uploads_table(upload_results, rounds),
+        tables.archive_commits_table(commit_results, work.conditions),
+    ]
+    return Found([*uploaded, *committed], [*upload_results, *commit_results], shown)
+
+
+def measure_outage(work: Work) -> Found:
+    """Let the archive be dead for minutes under load, and come back."""
+    parts = len(archive_outage.minutes_of(work.minutes)) + 3
+    work.progress.expect(1 + len(work.clients) * parts)
+    minutes, results = [], []
+    work.progress.begin("preparing the cluster")
+    with archive_outage.outage_cluster(work.directory, work.binaries) as subject:
+        for clients in work.clients:
+            found, result = archive_outage.run_stretch(subject, clients, work.minutes, work.progress.begin)
+            minutes += found
+            results.append(result)
+    return Found(minutes, results, [tables.minutes_table(minutes), *map(tables.outage_line, results)])
+
+
 EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "arms": measure_arms,
     "levels": measure_levels,
     "readers": measure_readers,
+    "archive": measure_archive,
+    "outage": measure_outage,
 }
 
 

@@ -1,15 +1,14 @@
 """One turn of one arm of the comparison with PostgreSQL's own quorum, and the medians of them all."""
 
-import os
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from walproxy.bench import pgbench
 from walproxy.bench.arms import Arm
+from walproxy.bench.process_time import cpu_seconds
 from walproxy.bench.rounds import median, ratio
 
 
@@ -65,9 +64,9 @@ def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
     Raises:
         WalproxyError: it failed, or printed what is not understood.
     """
-    cpu_before_s = _cpu_seconds(arm.process_ids())
+    cpu_before_s = cpu_seconds(arm.process_ids())
     measured = pgbench.run(arm.postgres, clients, seconds)
-    cpu_s = _cpu_seconds(arm.process_ids()) - cpu_before_s
+    cpu_s = cpu_seconds(arm.process_ids()) - cpu_before_s
     return Turn(number, arm.name, clients, measured.tps, measured.average_ms, cpu_s, float(seconds))
 
 
@@ -93,15 +92,3 @@ def compare(turns: Iterable[Turn]) -> list[Comparison]:
             )
         )
     return result
-
-
-def _cpu_seconds(process_ids: list[int]) -> float:
-    """Return the user and system time that the processes have used; 0 where /proc is not there to tell."""
-    if not Path("/proc/self/stat").exists():
-        return 0.0
-    ticks = 0
-    for pid in process_ids:
-        # pid (name) state ...: utime and stime are fields 14 and 15.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")

@@ -6,9 +6,7 @@ each, where a quorum cannot go round it. Reported is the median of each case's c
 the same round.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,14 +14,11 @@ import msgspec
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import parse_lsn, segment_start
 from walproxy.bench import commit_load
-from walproxy.bench.arms import make_server
 from walproxy.bench.reader_process import ReaderProcess
 from walproxy.bench.rounds import median, ratio
 from walproxy.bench.wal_readers import READING, SLOW, STOPPED
 from walproxy.local_cluster import LocalCluster
-from walproxy.local_postgres import ServerBinaries
 
-SYNC_DELAY_MS = 2.0
 # A slow or stopped reader begins that far back, or at the log's base: it must have something that it does not take.
 _BACKLOG_BYTES = 32 << 20
 NOBODY = "nobody"
@@ -87,17 +82,6 @@ class ReaderResult(msgspec.Struct, frozen=True):
 def cells(clients: Sequence[int]) -> list[ReaderCell]:
     """Return all that is measured in a round."""
     return [ReaderCell(case, count) for count in clients for case in CASES]
-
-
-@contextmanager
-def slow_cluster(directory: Path, binaries: ServerBinaries) -> Iterator[LocalCluster]:
-    """A cluster of safekeepers on slow disks, ready for the load."""
-    postgres = make_server(directory, binaries)
-    program = ("-m", "walproxy.bench.slow_disk", str(SYNC_DELAY_MS))
-    with LocalCluster(directory, postgres, safekeeper_program=program) as cluster:
-        cluster.start()
-        commit_load.prepare(postgres)
-        yield cluster
 
 
 def take_turn(cluster: LocalCluster, number: int, cell: ReaderCell, seconds: float) -> ReaderTurn:

@@ -5,9 +5,14 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from walproxy.bench.archive_commits import CommitResult
+from walproxy.bench.archive_outage import Minute, OutageResult
 from walproxy.bench.levels import LevelResult, SingleClient
 from walproxy.bench.measure import Comparison
-from walproxy.bench.readers import SYNC_DELAY_MS, ReaderResult
+from walproxy.bench.readers import ReaderResult
+from walproxy.bench.slow_cluster import SYNC_DELAY_MS
+from walproxy.bench.uploads import UploadResult
+from walproxy.cli.status import format_bytes
 
 
 def arms_table(results: Sequence[Comparison], conditions: str) -> Table:
@@ -76,10 +81,76 @@ def readers_table(results: Sequence[ReaderResult], conditions: str) -> Table:
     return table
 
 
+def uploads_table(results: Sequence[UploadResult], conditions: str) -> Table:
+    """Return how fast WAL was archived."""
+    columns = ("archive", "MB/s", "range", "to disk", "CPU ms/MB", "CPUs busy", "stored")
+    table = _table(f"WAL into an archive in a local folder {conditions}", columns)
+    for each in results:
+        table.add_row(
+            each.case,
+            f"{each.mb_s:.0f}",
+            f"{each.low:.0f}-{each.high:.0f}",
+            _ratio(each.to_disk),
+            f"{each.cpu_ms_mb:.1f}",
+            f"{each.cores:.2f}",
+            f"{each.stored:.2f}",
+        )
+    table.caption = (
+        "disk: files of the same sizes, written and synced and nothing else; the others: --archive-compression"
+    )
+    return table
+
+
+def archive_commits_table(results: Sequence[CommitResult], conditions: str) -> Table:
+    """Return what an archive costs those who commit, alive and dead."""
+    columns = ("clients", "archive", "tps", "p50 ms", "p99 ms", "p50 to none", "p50 to alive", "range")
+    table = _table(f"Commits with and without an archive, each sync {SYNC_DELAY_MS:g} ms slower {conditions}", columns)
+    for each in results:
+        table.add_row(
+            str(each.clients),
+            each.case,
+            f"{each.tps:.0f}",
+            f"{each.p50_ms:.2f}",
+            f"{each.p99_ms:.2f}",
+            _ratio(each.to_none, 3),
+            _ratio(each.to_alive, 3),
+            _range(each.alive_low, each.alive_high),
+        )
+    return table
+
+
+def minutes_table(minutes: Sequence[Minute]) -> Table:
+    """Return an outage of the archive minute by minute."""
+    columns = ("clients", "archive", "minute", "tps", "p50 ms", "p99 ms", "not archived")
+    table = _table(f"Commits while the archive is dead, each sync {SYNC_DELAY_MS:g} ms slower", columns)
+    for each in minutes:
+        table.add_row(
+            str(each.clients),
+            each.phase,
+            str(each.number),
+            f"{each.tps:.0f}",
+            f"{each.p50_ms:.2f}",
+            f"{each.p99_ms:.2f}",
+            format_bytes(each.unarchived_bytes),
+        )
+    return table
+
+
+def outage_line(result: OutageResult) -> str:
+    """Return an outage of the archive as a whole."""
+    clients = "1 client" if result.clients == 1 else f"{result.clients} clients"
+    return (
+        f"{clients}, dead for {result.dead_minutes:g} minutes: median commit {result.dead_ms:.2f} ms, with the archive "
+        f"well {result.alive_ms:.2f} ms, ratio {result.ratio:.3f} (slowest minute {result.worst_ratio:.3f}); "
+        f"{format_bytes(result.piled_up_bytes)} of WAL piled up, and was archived {result.caught_up_s:.1f} s after the "
+        "archive had come back"
+    )
+
+
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for name in columns:
-        words = name in ("arm", "level", "readers")
+        words = name in ("arm", "level", "readers", "archive")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     return table
 

@@ -15,7 +15,7 @@ from walproxy.bench.arms import ARMS
 from walproxy.bench.experiments import EXPERIMENTS, Work
 from walproxy.server_binaries import choose_server
 
-_DEFAULT_CLIENTS = {"arms": [1, 8, 32], "levels": [1, 4], "readers": [1, 4]}
+_DEFAULT_CLIENTS = {"arms": [1, 8, 32], "levels": [1, 4], "readers": [1, 4], "archive": [1, 4], "outage": [1, 4]}
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
 
@@ -34,10 +34,24 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.command()
 @click.option("--levels", is_flag=True, help="Compare the levels of synchronous_commit.")
 @click.option("--readers", is_flag=True, help="Measure what readers of WAL cost those who commit.")
-@click.option("--clients", callback=_numbers, help="Numbers of clients. Default: 1,8,32; with --levels, --readers 1,4.")
+@click.option(
+    "--archive", is_flag=True, help="Measure how fast WAL is archived, and commits while the archive is dead."
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="With --archive, instead of rounds: one outage of the archive so long, minute by minute, and what follows.",
+)
+@click.option("--clients", callback=_numbers, help="Numbers of clients. Default: 1,8,32; with another experiment 1,4.")
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="How often each has its turn.")
 @click.option("--seconds", default=5, show_default=True, type=click.IntRange(1), help="Length of a turn.")
-@click.option("--scale", default=20, show_default=True, type=click.IntRange(1), help="pgbench's scale factor.")
+@click.option(
+    "--scale",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1),
+    help="pgbench's scale factor; with --archive, times 50 MB of WAL.",
+)
 @click.option("--seed", type=int, help="Of the order of turns; a random one otherwise, which is printed.")
 @click.option(
     "--postgres", "major", type=int, metavar="MAJOR", help="Major version to use; the newest found otherwise."
@@ -50,6 +64,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 def bench(
     levels: bool,
     readers: bool,
+    archive: bool,
+    minutes: float | None,
     clients: list[int],
     rounds: int,
     seconds: int,
@@ -71,20 +87,36 @@ def bench(
       walproxy bench --clients 8 --rounds 10 --json > bench.json
       walproxy bench --levels
       walproxy bench --readers --clients 4
+      walproxy bench --archive
+      walproxy bench --archive --minutes 10 --clients 4
     """
-    if levels and readers:
-        raise click.UsageError("--levels does not go with --readers")
-    kind = "levels" if levels else "readers" if readers else "arms"
-    if names and kind != "arms":
-        raise click.UsageError(f"--arm does not go with --{kind}")
+    chosen = [name for name, is_chosen in (("levels", levels), ("readers", readers), ("archive", archive)) if is_chosen]
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
+    if names and chosen:
+        raise click.UsageError(f"--arm does not go with --{chosen[0]}")
+    if minutes is not None and not archive:
+        raise click.UsageError("--minutes goes with --archive only")
+    kind = "outage" if minutes is not None else chosen[0] if chosen else "arms"
     binaries = choose_server(major)
     seed = random.randrange(1 << 16) if seed is None else seed
     click.echo(f"seed {seed}", err=True)
     with _Bar(Console(stderr=True)) as bar, tempfile.TemporaryDirectory(prefix="walproxy-bench-", dir=parent) as folder:
         directory = Path(folder)
         directory.chmod(0o755)
-        chosen = clients or _DEFAULT_CLIENTS[kind]
-        found = EXPERIMENTS[kind](Work(binaries, directory, chosen, rounds, seconds, scale, seed, names, bar))
+        work = Work(
+            binaries,
+            directory,
+            clients or _DEFAULT_CLIENTS[kind],
+            rounds,
+            seconds,
+            scale,
+            seed,
+            minutes or 0.0,
+            names,
+            bar,
+        )
+        found = EXPERIMENTS[kind](work)
     if as_json:
         content = {
             "postgres": binaries.version,

@@ -1,0 +1,25 @@
+"""A cluster whose safekeepers' disks are slower than this machine's: the delay decides then, and not the noise."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from walproxy.bench import commit_load
+from walproxy.bench.arms import make_server
+from walproxy.local_cluster import LocalCluster
+from walproxy.server_binaries import ServerBinaries
+
+SYNC_DELAY_MS = 2.0
+
+
+@contextmanager
+def slow_cluster(directory: Path, binaries: ServerBinaries, *safekeeper_options: str) -> Iterator[LocalCluster]:
+    """Yield a running cluster of safekeepers on slow disks, ready for the load of commit_load.py."""
+    postgres = make_server(directory, binaries)
+    program = ("-m", "walproxy.bench.slow_disk", str(SYNC_DELAY_MS))
+    with LocalCluster(
+        directory, postgres, safekeeper_program=program, safekeeper_options=safekeeper_options
+    ) as cluster:
+        cluster.start()
+        commit_load.prepare(postgres)
+        yield cluster
