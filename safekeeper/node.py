@@ -172,9 +172,9 @@ class Node:
         """Who streams from here, and what the standbys have said last; the leader hears of what is new."""
         self._post(lambda: self.acceptor.learners_changed(has_readers, standbys))
 
-    def archive_reported(self, archived_lsn: Lsn, problem: str) -> None:
+    def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> None:
         """There is an archive: how far it has what is kept here (0: nobody has looked), or why it cannot be used."""
-        self._post(lambda: self.acceptor.archive_reported(archived_lsn, problem))
+        self._post(lambda: self.acceptor.archive_reported(archived_lsn, problem, archive_id))
 
     def trim(self, request: TrimRequest) -> None:
         """Remove old WAL that need not be kept, some of it at a time."""

@@ -585,6 +585,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "safekeeper_id": _check_positive,
     "incarnation": _check_word,
     "cluster_id": _check_word_or_empty,
+    "archive_id": _check_word_or_empty,
     "segment_size": _check_segment_size,
     "membership": _check_membership,
     "generation": _check_positive,

@@ -64,6 +64,7 @@ class Archiver:
         partial_interval_s: the open segment is archived so often.
         archived_lsn: all that is kept here and lies below is in the archive, as was seen; 0 if nobody has looked.
         problem: why nothing can be archived at present, one line; empty if it can.
+        archive_id: of the archive as it was seen last, empty if it was not.
         statistics: what it has done.
     """
 
@@ -87,7 +88,7 @@ class Archiver:
         self._control = self._acceptor.control
         self._was_archiver = False
         self._news_at_lsn: Lsn = 0
-        self._reported: tuple[Lsn, str] | None = None
+        self._reported: tuple[Lsn, str, str] | None = None
         self._reported_at = 0.0
         self._report_timer: asyncio.TimerHandle | None = None
         self._problems = ProblemLog()
@@ -99,6 +100,7 @@ class Archiver:
         self.partial_interval_s = partial_interval_s
         self.archived_lsn: Lsn = 0
         self.problem = NOT_LOOKED_YET
+        self.archive_id = ""
         self.statistics = UploadStatistics()
 
     # What others call.
@@ -181,14 +183,14 @@ class Archiver:
         # How far the archive is, is another one's to see.
         self._plan, self.archived_lsn = None, 0
         uploader = await self._workers[0].run(self._uploader)
-        await self._workers[0].run(uploader.claim)
+        self.archive_id = (await self._workers[0].run(uploader.claim)).archive_id
         self._recover()
         await self._wait(CHECK_INTERVAL_S, until=lambda: self._acceptor.is_archiver)
 
     async def _archive(self) -> None:
         control = self._acceptor.control
         uploaders = {worker: await worker.run(self._uploader) for worker in self._workers}
-        await self._workers[0].run(uploaders[self._workers[0]].claim)
+        self.archive_id = (await self._workers[0].run(uploaders[self._workers[0]].claim)).archive_id
         self._plan = plan = await self._look(uploaders[self._workers[0]])
         if self._stuck_at_lsn is None:
             self._recover()
@@ -206,7 +208,8 @@ class Archiver:
         while True:
             while not self._see_log():
                 await self._wait(None)
-            epoch, told_lsn = self._view.epoch, self._acceptor.archived_lsn
+            epoch, acceptor = self._view.epoch, self._acceptor
+            told_lsn = acceptor.archived_lsn if acceptor.archive_id == self.archive_id else 0
             plan = ArchivingPlan(self._view.log, self._history_tlis(), self._acceptor.control.segment_size)
             listing = await self._workers[0].run(partial(uploader.listing, *plan.folders()))
             if epoch == self._view.epoch:
@@ -387,11 +390,11 @@ class Archiver:
 
     def _report(self) -> None:
         """Let the leader hear what is new: at once if it is worse, else not too often."""
-        before, state = self._reported, (self.archived_lsn, self.problem)
+        before, state = self._reported, (self.archived_lsn, self.problem, self.archive_id)
         if state == before or self._closed:
             return
         left_s = self._reported_at + REPORT_INTERVAL_S - self._loop.time()
-        is_better = before is not None and state[0] >= before[0] and state[1] == before[1]
+        is_better = before is not None and state[0] >= before[0] and state[1:] == before[1:]
         if is_better and left_s > 0:
             if self._report_timer is None:
                 self._report_timer = self._loop.call_later(left_s, self._report_later)

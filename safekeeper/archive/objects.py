@@ -51,12 +51,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         cluster_ids: the clusters that may write here: the first one, and those that an operator adopted since.
         created_at: ISO 8601, UTC; for people.
+        archive_id: random id of this archive, 32 hexadecimal digits.
     """
 
     system_id: int
     segment_size: int
     cluster_ids: tuple[str, ...]
     created_at: str
+    archive_id: str = ""
     format_version: int = MANIFEST_VERSION
 
 

@@ -19,6 +19,7 @@ a quarter full), everything included. The disk bounds it: 17 ms to write and syn
 
 import datetime
 import logging
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
@@ -154,7 +155,8 @@ class Uploader:
                 raise ArchiveRefused(
                     f"{self._store.url} holds WAL but no {MANIFEST_KEY}: put that back, or name another folder"
                 )
-            ours = Manifest(self._system_id, self._segment_size, (self._cluster_id,), _now())
+            clusters = (self._cluster_id,)
+            ours = Manifest(self._system_id, self._segment_size, clusters, _now(), secrets.token_hex(16))
             self._store.put(MANIFEST_KEY, msgspec.json.encode(ours), absent=True)
             found = read_manifest(self._store)
         if found is None:

@@ -161,15 +161,18 @@ class Acceptor(AcceptorLog):
             self.standbys = standbys
             yield from self._tell_standbys()
 
-    def archive_reported(self, archived_lsn: Lsn, problem: str) -> Effects:
+    def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> Effects:
         """There is an archive here. What is kept below `archived_lsn` was seen in it (0: nobody looked); or a problem.
 
-        `archived_lsn` may go back: what was seen once may be another log's by now.
+        `archived_lsn` may go back: what was seen once may be another log's by now. `archive_id` is empty as long as
+        nobody has looked.
         """
         # A fork may have cut what was archived while this was on its way.
         archived_lsn = min(archived_lsn, self.commit_lsn)
-        if not self._has_archive or self._archive_progress != (archived_lsn, problem):
-            self._has_archive, self._archive_progress = True, (archived_lsn, problem)
+        before = self._has_archive, self._archive_progress, self.own_archive_id
+        self._has_archive, self._archive_progress = True, (archived_lsn, problem)
+        self.own_archive_id = archive_id
+        if (True, self._archive_progress, archive_id) != before:
             yield from self._report_archive()
 
     def trim(self, request: TrimRequest) -> Effects:
@@ -439,14 +442,22 @@ class Acceptor(AcceptorLog):
         if message.node_id == self.leader and connection == self.leader_connection:
             was_archiver = self.is_archiver
             self.archiver = message.archiver
-            self.archived_lsn = message.archived_lsn or self.archived_lsn
+            if message.archived_lsn:
+                self.archived_lsn, self.archive_id = message.archived_lsn, message.archive_id
             if was_archiver != self.is_archiver:
                 yield from self._report_archive()
 
     def _report_archive(self) -> Effects:
         if self.leader_connection is not None:
-            begin_lsn = self.control.wal_begin_lsn
-            report = ArchiveReport(begin_lsn, self._has_archive, self.is_archiver, *self._archive_progress)
+            archived_lsn, problem = self._archive_progress
+            report = ArchiveReport(
+                self.control.wal_begin_lsn,
+                self._has_archive,
+                self.is_archiver,
+                archived_lsn,
+                problem,
+                self.own_archive_id,
+            )
             yield Send(self.leader_connection, report)
 
     # ------------------------------------------------------------------ reads for the proposer

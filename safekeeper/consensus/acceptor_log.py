@@ -42,7 +42,8 @@ class AcceptorLog:
         control: the durable state as it is on disk.
         write_lsn: end of the WAL that was handed to the operating system.
         flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
-        commit_lsn, truncate_lsn, archived_lsn: what this acceptor knows; `control` may hold older values.
+        commit_lsn, truncate_lsn, archived_lsn, archive_id: what this acceptor knows; `control` may hold older values.
+        own_archive_id: the archive that is configured here, empty as long as nobody has looked.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -58,6 +59,9 @@ class AcceptorLog:
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
         self.archived_lsn = control.archived_lsn
+        self.archive_id = control.archive_id
+        # The archive that is configured here, as far as somebody has looked.
+        self.own_archive_id = ""
         self._leader_commit_lsn: Lsn = 0
         self._next_tli_switch_lsn: Lsn = LSN_MAX
         # The first change of timeline that another fork might still replace: readers stop there.
@@ -79,8 +83,8 @@ class AcceptorLog:
     def checkpoint(self) -> Effects:
         """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
         control = self.control
-        lazy = (self.commit_lsn, self.truncate_lsn, self.archived_lsn)
-        if lazy != (control.commit_lsn, control.truncate_lsn, control.archived_lsn):
+        lazy = (self.commit_lsn, self.truncate_lsn, self.archived_lsn, self.archive_id)
+        if lazy != (control.commit_lsn, control.truncate_lsn, control.archived_lsn, control.archive_id):
             yield from self._persist()
 
     def _trim(self, request: TrimRequest) -> EffectsThen[bool]:
@@ -98,7 +102,8 @@ class AcceptorLog:
             # What a fork may still replace stays (S9): no byte of it is shown before its first record is complete.
             self.readable_lsn,
             self.truncate_lsn,
-            self.archived_lsn,
+            # How far another archive is, says nothing of the one that is configured here.
+            self.archived_lsn if self.archive_id == self.own_archive_id else 0,
             control.segment_size,
         )
         lsn = trim_to(kept, request)
@@ -222,6 +227,7 @@ class AcceptorLog:
             commit_lsn=0,
             truncate_lsn=0,
             archived_lsn=0,
+            archive_id="",
         )
         yield from self._finish_adoption()
 
@@ -275,12 +281,14 @@ class AcceptorLog:
         changes.setdefault("commit_lsn", self.commit_lsn)
         changes.setdefault("truncate_lsn", self.truncate_lsn)
         changes.setdefault("archived_lsn", self.archived_lsn)
+        changes.setdefault("archive_id", self.archive_id)
         control = msgspec.structs.replace(self.control, **changes)
         yield Persist(control)
         self.control = control
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
         self.archived_lsn = control.archived_lsn
+        self.archive_id = control.archive_id
 
 
 def cluster_fields(message: Bootstrap | Elected) -> dict[str, Any]:

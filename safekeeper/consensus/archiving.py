@@ -4,6 +4,9 @@ One safekeeper archives, the archiver; all others could. The leader names it, an
 problem that another one has not, or falls behind without saying why. Whoever archives already when a term begins goes
 on. Two archivers at once do no harm: they archive the same committed bytes, under the same names.
 
+All must have the same archive: whoever has another one than the archiver is not named, and an operator is told. From
+WAL that is spread over several archives nothing could be restored.
+
 Nothing here decides what is safe: how far the archive is, the archiver has seen itself.
 """
 
@@ -33,6 +36,7 @@ class _Candidate:
     problem_since: float | None = None
     moved_at: float = 0.0
     rests_until: float = 0.0
+    told_stranger: str = ""
 
 
 class Archiving:
@@ -40,12 +44,13 @@ class Archiving:
 
     Attributes:
         archiver: the safekeeper that archives, 0 for none.
-        archived_lsn: how far the archive is, as the archiver has said last; 0 before that.
+        archived_lsn, archive_id: how far which archive is, as the archiver has said last; 0 and empty before that.
     """
 
     def __init__(self, segment_size: int, now: float) -> None:
         self.archiver = 0
         self.archived_lsn: Lsn = 0
+        self.archive_id = ""
         self._segment_size = segment_size
         self._began_at = now
         self._candidates: dict[int, _Candidate] = {}
@@ -66,8 +71,8 @@ class Archiving:
         candidate = self._candidates.get(safekeeper_id)
         return candidate.report.wal_begin_lsn if candidate is not None else 0
 
-    def hear(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
-        """A safekeeper has reported."""
+    def hear(self, safekeeper_id: int, report: ArchiveReport, now: float) -> str:
+        """A safekeeper has reported; return what is wrong with its archive, empty if nothing is that is news."""
         candidate = self._candidates.setdefault(safekeeper_id, _Candidate(report, moved_at=now))
         if report.archived_lsn != candidate.report.archived_lsn:
             candidate.moved_at = now
@@ -76,8 +81,17 @@ class Archiving:
         elif candidate.problem_since is None:
             candidate.problem_since = now
         candidate.report, candidate.connected = report, True
-        if safekeeper_id == self.archiver and report.is_archiver and report.archived_lsn:
-            self.archived_lsn = report.archived_lsn
+        if safekeeper_id == self.archiver and report.is_archiver:
+            self._take(report)
+        if not self._is_stranger(report):
+            candidate.told_stranger = ""
+        elif candidate.told_stranger != report.archive_id:
+            candidate.told_stranger = report.archive_id
+            return (
+                f"safekeeper {safekeeper_id} has another archive ({report.archive_id[:8]}) than safekeeper "
+                f"{self.archiver} ({self.archive_id[:8]}): give all of them the same --archive"
+            )
+        return ""
 
     def parted(self, safekeeper_id: int, now: float) -> None:
         """Its connection is gone."""
@@ -91,7 +105,9 @@ class Archiving:
         current = self._candidates.get(self.archiver)
         if current is None:
             return self._name_first(present, now)
-        others = {i: c for i, c in present.items() if i != self.archiver}
+        others = {i: c for i, c in present.items() if i != self.archiver and not self._is_stranger(c.report)}
+        # What lies below its own beginning, none of them would ever bring into the archive.
+        others = {i: c for i, c in others.items() if c.report.wal_begin_lsn <= self.archived_lsn} or others
         healthy = {i: c for i, c in others.items() if not c.report.problem and c.rests_until <= now}
         if not current.connected or not current.report.has_archive:
             reason = "is gone" if now - current.gone_at >= GONE_GRACE_S else ""
@@ -128,5 +144,16 @@ class Archiving:
         self.archiver = safekeeper_id
         candidate = self._candidates[safekeeper_id]
         candidate.moved_at = now
-        if candidate.report.is_archiver and candidate.report.archived_lsn:
-            self.archived_lsn = candidate.report.archived_lsn
+        if candidate.report.is_archiver:
+            self._take(candidate.report)
+
+    def _take(self, report: ArchiveReport) -> None:
+        """Take note of the archiver's progress."""
+        if report.archive_id and report.archive_id != self.archive_id:
+            # How far another one was, says nothing of this one.
+            self.archive_id, self.archived_lsn = report.archive_id, 0
+        self.archived_lsn = report.archived_lsn or self.archived_lsn
+
+    def _is_stranger(self, report: ArchiveReport) -> bool:
+        """Whether it speaks of another archive than the archiver."""
+        return bool(report.archive_id and self.archive_id and report.archive_id != self.archive_id)

@@ -63,7 +63,8 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
         set_aside: the old WAL is being moved out of the way by a rebootstrap.
         commit_lsn: below it every byte is on a quorum; may lag.
         truncate_lsn: below it every byte is on every member; may lag.
-        archived_lsn: below it every byte is in the archive; may lag.
+        archived_lsn: below it every byte is in the archive `archive_id`; may lag.
+        archive_id: random id of the archive that a leader has spoken of last, empty before.
     """
 
     safekeeper_id: int
@@ -84,3 +85,4 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     commit_lsn: Lsn = 0
     truncate_lsn: Lsn = 0
     archived_lsn: Lsn = 0
+    archive_id: str = ""

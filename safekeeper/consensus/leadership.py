@@ -383,9 +383,12 @@ class Leadership:
         if progress is None or not progress.answered:
             return
         progress.wal_begin_lsn = report.wal_begin_lsn
-        archived_lsn = self.archiving.archived_lsn
-        self.archiving.hear(safekeeper_id, report, now)
-        if self.archiving.archived_lsn != archived_lsn:
+        archiving = self.archiving
+        before = (archiving.archived_lsn, archiving.archive_id)
+        stranger = archiving.hear(safekeeper_id, report, now)
+        if stranger:
+            yield Note(Level.ERROR, stranger)
+        if (archiving.archived_lsn, archiving.archive_id) != before:
             yield from self._tell_archive_orders()
 
     def _tell_archive_orders(self) -> Iterator[Action]:
@@ -395,7 +398,9 @@ class Leadership:
 
     def _archive_order(self, safekeeper_id: int) -> SendMessage:
         archiving = self.archiving
-        return SendMessage(safekeeper_id, ArchiveOrder(self.node_id, archiving.archiver, archiving.archived_lsn))
+        return SendMessage(
+            safekeeper_id, ArchiveOrder(self.node_id, archiving.archiver, archiving.archived_lsn, archiving.archive_id)
+        )
 
     # ------------------------------------------------------------------ more bytes go out
 

@@ -239,6 +239,7 @@ class ArchiveReport(msgspec.Struct, frozen=True, tag="archive_report"):
         is_archiver: it is, as far as it knows.
         archived_lsn: below it all that is kept here is in the archive, as it has seen itself; 0 if it has not looked.
         problem: why it could not archive at present, one line; empty if it can.
+        archive_id: the random id of that archive; empty if it has not looked.
     """
 
     wal_begin_lsn: Lsn
@@ -246,14 +247,16 @@ class ArchiveReport(msgspec.Struct, frozen=True, tag="archive_report"):
     is_archiver: bool = False
     archived_lsn: Lsn = 0
     problem: str = ""
+    archive_id: str = ""
 
 
 class ArchiveOrder(msgspec.Struct, frozen=True, tag="archive_order"):
-    """Who archives from now on, 0 for nobody, and how far the archive is, 0 if that is not known in this term yet."""
+    """Who archives from now on, 0 for nobody, and how far which archive is, 0 if that is not known in this term yet."""
 
     node_id: NodeId
     archiver: int
     archived_lsn: Lsn
+    archive_id: str = ""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag="read_request"):

@@ -40,6 +40,7 @@ class Leader(ScriptedProposer):
     Attributes:
         feedback, archive_reports: what it was told about the standbys and the archive, while it waited for something
             else.
+        archive_id: of the archive that was reported last.
     """
 
     commit_lsn = 0
@@ -48,6 +49,7 @@ class Leader(ScriptedProposer):
         super().__init__(port, run=run)
         self.feedback: list[tuple[Standby, ...]] = []
         self.archive_reports: list[ArchiveReport] = []
+        self.archive_id = ""
 
     def receive(self, kind: type[_Result]) -> _Result:
         while True:
@@ -110,18 +112,19 @@ class Leader(ScriptedProposer):
             pass
         return self.commit_lsn
 
-
     def order_archive(self, archiver: int, archived_lsn: int = 0) -> None:
         """Say who archives, and how far the archive is; return when that was heard."""
-        self.send(ArchiveOrder(self.node_id, archiver, archived_lsn))
+        self.send(ArchiveOrder(self.node_id, archiver, archived_lsn, self.archive_id))
         self.commit(self.commit_lsn)
 
     def hear_of_archive(self, matches: Callable[[ArchiveReport], bool]) -> ArchiveReport:
         """Wait for a report on the archive that `matches`; whatever comes before it is forgotten."""
         while True:
             report = self.archive_reports.pop(0) if self.archive_reports else super().receive(object)
-            if isinstance(report, ArchiveReport) and matches(report):
-                return report
+            if isinstance(report, ArchiveReport):
+                self.archive_id = report.archive_id or self.archive_id
+                if matches(report):
+                    return report
 
 
 class ReplicationHouse:

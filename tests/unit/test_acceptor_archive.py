@@ -305,3 +305,26 @@ def test_what_was_archived_while_the_log_was_cut_is_cut_as_well() -> None:
     bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 2 * SEGMENT, 2), allow_data_loss=True))
     bench.run(bench.acceptor.archive_reported(END, ""))
     assert [report.archived_lsn for report in reports(bench)] == [BASE + 2 * SEGMENT]
+
+
+def test_how_far_another_archive_is_removes_nothing() -> None:
+    bench = archived()
+    bench.run(bench.acceptor.archive_reported(0, "", "a" * 32))
+    bench.tell(ArchiveOrder(P1, 2, END, "b" * 32))
+    assert bench.run(bench.acceptor.trim(ALL)) == []
+    bench.tell(ArchiveOrder(P1, 2, END, "a" * 32))
+    bench.run(bench.acceptor.trim(ALL))
+    assert bench.control.wal_begin_lsn == BASE + 3 * SEGMENT
+    assert (bench.control.archived_lsn, bench.control.archive_id) == (END, "a" * 32)
+
+
+def test_after_a_restart_nothing_is_removed_before_it_is_known_which_archive_is_configured_now() -> None:
+    bench = archived()
+    bench.run(bench.acceptor.archive_reported(0, "", "a" * 32))
+    bench.tell(ArchiveOrder(P1, 2, END, "a" * 32))
+    bench.run(bench.acceptor.checkpoint())
+    restarted = Bench(bench.control, END)
+    assert restarted.run(restarted.acceptor.trim(ALL)) == []
+    restarted.run(restarted.acceptor.archive_reported(0, "", "a" * 32))
+    restarted.run(restarted.acceptor.trim(ALL))
+    assert restarted.control.wal_begin_lsn == BASE + 3 * SEGMENT

@@ -18,17 +18,22 @@ END = BEGIN + 10 * SEGMENT
 
 
 class Table:
-    """A leader's archiving. `commit_lsn` is what there is to archive; `news` what the last look has changed."""
+    """A leader's archiving.
+
+    `commit_lsn` is what there is to archive, `news` what the last look has changed, `complaint` what the last report
+    gave reason to say.
+    """
 
     def __init__(self) -> None:
         self.now = 100.0
         self.commit_lsn = END
         self.archiving = Archiving(SEGMENT, self.now)
         self.news = ""
+        self.complaint = ""
 
     def hears(self, safekeeper_id: int, **changes: Any) -> None:
         report = ArchiveReport(**{"wal_begin_lsn": BEGIN, "has_archive": True} | changes)
-        self.archiving.hear(safekeeper_id, report, self.now)
+        self.complaint = self.archiving.hear(safekeeper_id, report, self.now)
 
     def looks(self, seconds: float = 0.0) -> int:
         """Let time pass; return who archives after a look."""
@@ -240,3 +245,42 @@ def test_where_wal_begins_is_known_of_all_that_have_said() -> None:
     table = Table()
     table.hears(2, wal_begin_lsn=BEGIN + SEGMENT, has_archive=False)
     assert (table.archiving.wal_begin_lsn(2), table.archiving.wal_begin_lsn(1)) == (BEGIN + SEGMENT, 0)
+
+
+def test_one_with_another_archive_is_told_of_once_and_never_named() -> None:
+    table = Table()
+    table.names()
+    table.hears(1, is_archiver=True, archived_lsn=BEGIN + 7, archive_id="a" * 32)
+    assert (table.archiving.archived_lsn, table.archiving.archive_id) == (BEGIN + 7, "a" * 32)
+    table.hears(2, archive_id="b" * 32)
+    assert table.complaint == (
+        "safekeeper 2 has another archive (bbbbbbbb) than safekeeper 1 (aaaaaaaa): give all of them the same --archive"
+    )
+    table.hears(2, archive_id="b" * 32)
+    assert table.complaint == ""
+    table.hears(3, archive_id="a" * 32)
+    assert table.complaint == ""
+    table.archiving.parted(1, table.now)
+    assert table.looks(GONE_GRACE_S) == 3
+    table.archiving.parted(3, table.now)
+    assert table.looks(GONE_GRACE_S) == 3, "its WAL would be spread over two archives"
+
+
+def test_how_far_one_archive_is_says_nothing_of_the_next() -> None:
+    table = Table()
+    table.names()
+    table.hears(1, is_archiver=True, archived_lsn=END, archive_id="a" * 32)
+    table.hears(1, is_archiver=True, archived_lsn=0, archive_id="b" * 32)
+    assert (table.archiving.archived_lsn, table.archiving.archive_id) == (0, "b" * 32)
+    table.hears(1, is_archiver=True, archived_lsn=0)
+    assert table.archiving.archive_id == "b" * 32, "who has not looked says nothing of the archive"
+
+
+def test_one_that_lacks_what_is_to_be_archived_next_is_not_named_if_another_has_it() -> None:
+    table = Table()
+    table.hears(1, is_archiver=True, archived_lsn=BEGIN + SEGMENT)
+    table.hears(2, wal_begin_lsn=BEGIN + 2 * SEGMENT)
+    table.hears(3)
+    assert table.looks() == 1
+    table.archiving.parted(1, table.now)
+    assert table.looks(GONE_GRACE_S) == 3
