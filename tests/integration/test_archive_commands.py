@@ -70,7 +70,10 @@ def swap(archive: Path, past: Past) -> None:
     ("damage", "words"),
     [
         (lambda archive, past: corrupt(segment_key(archive, past.steps[1].end_lsn)), "CRC-32C"),
-        (lambda archive, past: segment_key(archive, past.steps[1].end_lsn).unlink(), "which is not"),
+        (
+            lambda archive, past: segment_key(archive, past.steps[1].end_lsn).unlink(),
+            ".receipt says that an object is there which is not",
+        ),
         (lambda archive, past: remove_segment(archive, past.steps[1].end_lsn), "is missing"),
         (swap, "belongs to"),
         (lambda archive, past: next(archive.rglob("*.receipt")).write_text("{"), "no receipt"),

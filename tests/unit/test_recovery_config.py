@@ -39,6 +39,12 @@ def test_folders_are_options_a_list_or_a_text() -> None:
     assert load(data_dir=("a",)).data_dir == (Path.cwd() / "a",)
 
 
+def test_a_folder_of_the_archive_means_the_same_in_every_folder() -> None:
+    assert load(archive="a/b").archive == str(Path.cwd() / "a" / "b")
+    assert load(archive="/a").archive == "/a"
+    assert load(archive="s3://a/b").archive == "s3://a/b"
+
+
 @pytest.mark.parametrize(
     "options", [{"prefetch": "65"}, {"prefetch": "-1"}, {"timeout": "0"}, {"uncommitted": "maybe"}]
 )

@@ -32,6 +32,12 @@ def folders(written: Any) -> tuple[Path, ...]:
     return tuple(Path(text(part).strip()).absolute() for part in parts if part != "")
 
 
+def location(written: Any) -> str:
+    """An archive's URL; a folder's path becomes absolute: PostgreSQL runs a restore_command in its data folder."""
+    url = text(written)
+    return url if "://" in url else str(Path(url).absolute())
+
+
 def count(written: Any) -> int:
     """A whole number from 0 on."""
     try:
@@ -60,7 +66,7 @@ def _archive_options_option() -> Any:
 class ArchiveConfig:
     """Which archive `walproxy archive` looks at."""
 
-    archive: str = _archive_option(parse=text)
+    archive: str = _archive_option(parse=location)
     archive_options: Mapping[str, str] = _archive_options_option()
 
 
@@ -68,7 +74,7 @@ class ArchiveConfig:
 class SourceConfig:
     """Where WAL comes from."""
 
-    archive: str | None = _archive_option(parse=optional(text), default=None)
+    archive: str | None = _archive_option(parse=optional(location), default=None)
     archive_options: Mapping[str, str] = _archive_options_option()
     safekeepers: str | None = option(
         "Running safekeepers: a libpq connection string of their replication doors, with several hosts; every one "

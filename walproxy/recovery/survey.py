@@ -135,7 +135,7 @@ def verify(
     for file, claims in listing.conflicts:
         keys = ", ".join(claim.receipt_key for claim in claims)
         problems.append(f"{file.name} is there with different contents: {keys}")
-    problems += [f"{key} says that an object is there which is not" for key in listing.lost]
+    problems += [f"{lost.receipt_key} says that an object is there which is not" for lost in listing.lost]
     notes = [f"{key} has no receipt: an upload that did not finish" for key in listing.unconfirmed]
     notes += [f"{key} is nothing that an archive has" for key in listing.strangers]
     total = sum(each.plain_bytes for each in objects)
