@@ -135,31 +135,48 @@ def write_wal(cluster: Gated, mib: int, timeout_s: float = 120.0) -> None:
 
 def archived_wal(archive: Archive, segment_size: int) -> Iterator[ArchivedWal]:
     """Yield every WAL file that has a receipt, by name; its size and checksum are what that says."""
-    keys = archive.keys()
+    seen: set[str] = set()
+    is_complete = False
+    while not is_complete:
+        is_complete = True
+        keys = archive.keys()
+        receipts = _receipts_of(keys)
+        for key in keys:
+            named = _OBJECT.fullmatch(key)
+            if named is None or key not in receipts or key in seen:
+                continue
+            try:
+                content = archive.read(key)
+            except (FileNotFoundError, urllib.error.HTTPError):
+                assert named[3] is not None, f"{key} is gone, though nothing removes segments"
+                is_complete = False  # It was removed because a longer one has come since all was listed.
+                continue
+            seen.add(key)
+            yield _checked(named, receipts[key], content, segment_size)
+
+
+def _receipts_of(keys: list[str]) -> dict[str, re.Match[str]]:
+    """Return the receipts, taken apart, by the keys of what they are for."""
     receipts: dict[str, re.Match[str]] = {}
     for key in keys:
         receipt = _RECEIPT.fullmatch(key)
         if receipt is not None:
             assert receipt[1] not in receipts, f"{receipt[1]} has two receipts"
             receipts[receipt[1]] = receipt
-    for key in keys:
-        named = _OBJECT.fullmatch(key)
-        if named is None or key not in receipts:
-            continue
-        try:
-            content = archive.read(key)
-        except (FileNotFoundError, urllib.error.HTTPError):
-            assert named[3] is not None, f"{key} is gone, though nothing removes segments"
-            continue  # A longer one has come, so it was removed.
-        content = zstandard.ZstdDecompressor().decompress(content) if named[4] else content
-        _, crc, size = receipts[key].groups()
-        assert (google_crc32c.value(content), len(content)) == (int(crc, 16), int(size)), f"{key} is not its receipt's"
-        parsed = parse_segment_name(named[2], segment_size)
-        assert parsed is not None, f"{key} has a name that no segment has"
-        tli, begin_lsn = parsed
-        end_lsn = int(named[3], 16) if named[3] else begin_lsn + segment_size
-        assert len(content) == end_lsn - begin_lsn, f"{key} has {len(content)} bytes"
-        yield ArchivedWal(tli, begin_lsn, end_lsn, named[3] is not None, content)
+    return receipts
+
+
+def _checked(named: re.Match[str], receipt: re.Match[str], content: bytes, segment_size: int) -> ArchivedWal:
+    """Return a WAL file whose content was compared with its receipt and with its name."""
+    key, crc, size = receipt.groups()
+    content = zstandard.ZstdDecompressor().decompress(content) if named[4] else content
+    assert (google_crc32c.value(content), len(content)) == (int(crc, 16), int(size)), f"{key} is not its receipt's"
+    parsed = parse_segment_name(named[2], segment_size)
+    assert parsed is not None, f"{key} has a name that no segment has"
+    tli, begin_lsn = parsed
+    end_lsn = int(named[3], 16) if named[3] else begin_lsn + segment_size
+    assert len(content) == end_lsn - begin_lsn, f"{key} has {len(content)} bytes"
+    return ArchivedWal(tli, begin_lsn, end_lsn, named[3] is not None, content)
 
 
 def without_receipt(archive: Archive) -> set[str]:

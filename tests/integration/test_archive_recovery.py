@@ -4,6 +4,7 @@ Each test restores the same remains in another way, and looks for every row whos
 """
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +46,7 @@ pytestmark = NEWEST
 
 PARTIAL_INTERVAL_S = 1.0
 # An upload takes its time, and so does a machine that has other things to do.
-UPLOAD_S = 3.0
+UPLOAD_S = 2.0
 LARGEST_RECORD_BYTES = 2 * MIB
 
 
@@ -93,7 +94,7 @@ def _lose(cluster: Gated, archive: Archive) -> Remains:
     with_books.wait_for_commits(50)
     with_books.stop()
     cluster.postgres.execute("SELECT pg_create_restore_point('between')")
-    [(time, time_lsn)] = cluster.postgres.execute(
+    [(between, time_lsn)] = cluster.postgres.execute(
         "SELECT clock_timestamp()::text, (pg_current_wal_insert_lsn() - '0/0')::bigint"
     )
     Commit(cluster.postgres, "SELECT pg_logical_emit_message(true, 'p', 'later')").wait()
@@ -103,7 +104,10 @@ def _lose(cluster: Gated, archive: Archive) -> Remains:
     wait_for(lambda: archived_lsn(cluster) > time_lsn, "some of it is archived")
     survivor = cluster.safekeeper_directory(2)
     wait_for(lambda: committed_on_disk(survivor) > time_lsn, "the survivor's disk knows some of it to be committed")
-    later.wait_for_commits(100)
+    # For longer than the archive may be behind.
+    began_at = time.monotonic()
+    while time.monotonic() < began_at + PARTIAL_INTERVAL_S + UPLOAD_S + 1:
+        later.wait_for_commits(10)
     for process in (cluster.proxy, *cluster.safekeepers.values()):
         process.kill9()
     cluster.postgres.kill9()
@@ -113,7 +117,7 @@ def _lose(cluster: Gated, archive: Archive) -> Remains:
     open_to_everybody(archive.server.folder.parent)
     open_to_everybody(survivor)
     return Remains(
-        cluster.postgres.binaries, cluster.directory, archive, backup, survivor, with_books, time, time_lsn, later
+        cluster.postgres.binaries, cluster.directory, archive, backup, survivor, with_books, between, time_lsn, later
     )
 
 
