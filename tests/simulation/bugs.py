@@ -314,33 +314,35 @@ def _everywhere(name: str, value: Any) -> tuple[tuple[Any, str, Any], ...]:
 
 
 def _biased(profile_name: str, **weights: int) -> Profile:
-    profile = PROFILES[profile_name]
+    profile = _KEEPING[profile_name]
     return replace(profile, weights={**profile.weights, **weights})
 
 
+# Where all WAL is kept, as long as it is not about WAL that goes.
+_KEEPING = {name: replace(profile, trims=0.0) for name, profile in PROFILES.items()}
 _ARCHIVING = replace(PROFILES["archive"], archive=1.0)
 _BELIEVES = (Checker, "believes", True)
 BUGS: dict[str, Bug] = {
-    "apply_follows_flush": Bug("S1", PROFILES["calm"], ((Standbys, "apply_lsn", _apply_as_flush),)),
-    "ack_before_flush": Bug("S2", PROFILES["crashy"], ((World, "acceptor_class", _AckBeforeFlush), _BELIEVES)),
+    "apply_follows_flush": Bug("S1", _KEEPING["calm"], ((Standbys, "apply_lsn", _apply_as_flush),)),
+    "ack_before_flush": Bug("S2", _KEEPING["crashy"], ((World, "acceptor_class", _AckBeforeFlush), _BELIEVES)),
     "vote_not_persisted": Bug(
         "S2", _biased("elections", crash_safekeeper=30), ((World, "acceptor_class", _VoteNotPersisted), _BELIEVES)
     ),
     "node_id_compared_as_pair": Bug(
-        "S3", PROFILES["elections"], ((World, "acceptor_class", _ComparedAsPair), _BELIEVES)
+        "S3", _KEEPING["elections"], ((World, "acceptor_class", _ComparedAsPair), _BELIEVES)
     ),
-    "run_id_of_the_server": Bug("S3", PROFILES["elections"], ((World, "new_run", _run_id_of_the_server),)),
+    "run_id_of_the_server": Bug("S3", _KEEPING["elections"], ((World, "new_run", _run_id_of_the_server),)),
     "commit_before_term_start": Bug(
         "S4",
-        PROFILES["elections"],
+        _KEEPING["elections"],
         _everywhere("quorum_lsn", _quorum_without_term_start),
         scenario="e_own_term_first",
     ),
-    "no_truncate": Bug("S5", PROFILES["elections"], ((World, "acceptor_class", _NoTruncate),)),
+    "no_truncate": Bug("S5", _KEEPING["elections"], ((World, "acceptor_class", _NoTruncate),)),
     "cut_before_history": Bug(
         "S5", _biased("switches", crash_safekeeper=25), ((World, "acceptor_class", _CutBeforeHistory),)
     ),
-    "commit_above_cut": Bug("S5", PROFILES["switches"], ((World, "acceptor_class", _CommitAboveCut),)),
+    "commit_above_cut": Bug("S5", _KEEPING["switches"], ((World, "acceptor_class", _CommitAboveCut),)),
     "set_forward_too_far": Bug("S6", _ARCHIVING, ((Leadership, "_oldest_wal", _newest_wal),)),
     "wal_begin_of_unadopted_member": Bug(
         "S6",
@@ -348,11 +350,11 @@ BUGS: dict[str, Bug] = {
         ((Campaign, "elected", _elected_by_greetings), (Leadership, "_oldest_wal", _oldest_of_anybody)),
         scenario="a_quorum_needs_a_member_that_is_set_forward",
     ),
-    "gap_accepted": Bug("S6", PROFILES["disks"], ((World, "acceptor_class", _GapAccepted), _BELIEVES)),
-    "readers_ahead_of_commit": Bug("S7", PROFILES["elections"], ((World, "acceptor_class", _ReadersAheadOfCommit),)),
-    "timeline_shown_at_its_fork": Bug("S7", PROFILES["switches"], ((World, "acceptor_class", _TimelineAtItsFork),)),
-    "timeline_shown_with_its_term": Bug("S7", PROFILES["switches"], ((World, "acceptor_class", _TimelineWithItsTerm),)),
-    "commit_told_with_wal_only": Bug("S7", PROFILES["calm"], ((Leadership, "_tell_commit", _not_by_itself),)),
+    "gap_accepted": Bug("S6", _KEEPING["disks"], ((World, "acceptor_class", _GapAccepted), _BELIEVES)),
+    "readers_ahead_of_commit": Bug("S7", _KEEPING["elections"], ((World, "acceptor_class", _ReadersAheadOfCommit),)),
+    "timeline_shown_at_its_fork": Bug("S7", _KEEPING["switches"], ((World, "acceptor_class", _TimelineAtItsFork),)),
+    "timeline_shown_with_its_term": Bug("S7", _KEEPING["switches"], ((World, "acceptor_class", _TimelineWithItsTerm),)),
+    "commit_told_with_wal_only": Bug("S7", _KEEPING["calm"], ((Leadership, "_tell_commit", _not_by_itself),)),
     "archives_uncommitted": Bug("S7", _ARCHIVING, ((SimArchiver, "readable_lsn", _flushed),)),
     "trim_before_control_file": Bug(
         "S8",
@@ -362,11 +364,11 @@ BUGS: dict[str, Bug] = {
     "wiped_member_votes": Bug("S8", _biased("disks", wipe=15), ((World, "wiped_keeps_incarnation", True),)),
     "tli_cut_unchecked": Bug(
         "S9",
-        PROFILES["switches"],
+        _KEEPING["switches"],
         (*_everywhere("highest_possible_commit", _nothing_committed), (World, "acceptor_class", _CutUnfenced)),
     ),
     "tli_cut_guarded_by_commit_lsn": Bug(
-        "S9", PROFILES["switches"], _everywhere("highest_possible_commit", _known_commit)
+        "S9", _KEEPING["switches"], _everywhere("highest_possible_commit", _known_commit)
     ),
     "archived_lsn_survives_a_fork": Bug(
         "S9",
@@ -382,17 +384,17 @@ BUGS: dict[str, Bug] = {
     ),
     "refused_primary_read_on": Bug(
         "S10",
-        PROFILES["switches"],
+        _KEEPING["switches"],
         ((SimProxy, "_put_aside", _take_what_is_there), (PrimaryStream, "require_open", _nothing_required)),
         scenario="a_primary_that_is_put_aside_is_read_no_further",
     ),
-    "primary_unchecked": Bug("S10", PROFILES["switches"], _everywhere("first_difference", _no_difference)),
+    "primary_unchecked": Bug("S10", _KEEPING["switches"], _everywhere("first_difference", _no_difference)),
     "end_of_wal_underestimated": Bug(
         "S13", _biased("crashy", promote=10, block=10), ((World, "model_disk_class", _RescanningDisk),)
     ),
     "old_member_joins_unwiped": Bug(
         "step 0",
-        PROFILES["balanced"],
+        _KEEPING["balanced"],
         (*_everywhere("voters_of", _voters_of_any_cluster), (World, "acceptor_class", _JoinsUnwiped)),
         scenario="q_an_old_member_after_a_rebootstrap",
     ),

@@ -21,7 +21,6 @@ from safekeeper.consensus.primary import plan_log
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import Phase
 from safekeeper.consensus.term_history import HistoryEntry, last_term
-from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive import ModelArchive, SimArchiver
@@ -33,6 +32,7 @@ from tests.simulation.primary import VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.rebootstrap import Rebootstrap
+from tests.simulation.retention import SimRetention
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import standbys_of
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
@@ -43,7 +43,6 @@ TRACE_LINES = 60
 LIVENESS_S = 40.0
 SETTLE_S = 3.0
 CHECKPOINT_S = 1.0
-TRIM_EVERY_S = 0.3
 TIMING = Timing(
     heartbeat_interval_s=0.25,
     heartbeat_timeout_s=1.0,
@@ -78,7 +77,8 @@ class World:
         current: the primary that the operator believes to be the right one.
         standbys: the standbys, whether or not they stream.
         apply_rule: whom remote_apply waits for, as every proxy is told that starts.
-        removes_old_wal, archive: whether safekeepers remove what need not be kept, and archive it before.
+        retention: how safekeepers remove what need not be kept.
+        archive: where they archive it before, None if there is none.
         trims, set_forwards, archiver_changes: how often that happened; `archiver_named` is who archives.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
     """
@@ -114,10 +114,9 @@ class World:
         self.standbys = standbys_of(self, standby_count, seed)
         self.apply_rule = parse_apply_rule(apply_rule)
         self.trims = self.set_forwards = self.archiver_changes = self.archiver_named = 0
-        self._trim_rng = random.Random(f"{seed} trims")
-        self.removes_old_wal = self._trim_rng.random() < profile.trims
+        self.retention = SimRetention(self, seed)
         self.archive: ModelArchive | None = None
-        if self.removes_old_wal and self._trim_rng.random() < profile.archive:
+        if self.retention.has_archive:
             self.begin_archive(seed)
 
     # ------------------------------------------------------------------ building
@@ -223,24 +222,9 @@ class World:
         for safekeeper in self.safekeepers.values():
             safekeeper.start()
             self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
-            if self.removes_old_wal:
-                self.clock.after(TRIM_EVERY_S * self._trim_rng.random(), self._trim, safekeeper)
+        self.retention.start()
         for standby in self.standbys:
             standby.start()
-
-    def _trim(self, safekeeper: SimSafekeeper) -> None:
-        rng = self._trim_rng
-        if isinstance(safekeeper.disk, StorageDisk) and not self.is_healing and rng.random() < 0.1:
-            safekeeper.disk.fs.crash_in(rng.randint(1, 4))
-        safekeeper.trim(
-            TrimRequest(
-                wanted_lsn=min((s.needed_lsn for s in self.standbys if s.needed_lsn), default=None),
-                keep_bytes=rng.choice((0, 0, SEGMENT_SIZE // 2, 3 * SEGMENT_SIZE)),
-                limit_bytes=rng.choice((None, 2 * SEGMENT_SIZE, 2 * SEGMENT_SIZE, 4 * SEGMENT_SIZE)),
-                has_archive=self.archive is not None,
-            )
-        )
-        self.clock.after(TRIM_EVERY_S * (0.5 + rng.random()), self._trim, safekeeper)
 
     def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
         safekeeper.checkpoint()
@@ -260,14 +244,11 @@ class World:
         if primary.up and not primary.quiet and (primary is self.current or primary.walsender is not None):
             for _ in range(rng.choice((1, 1, 2, 5))):
                 primary.write_record(HEADER_BYTES + int(rng.expovariate(1.0) * rng.choice((20, 200, 600))))
-            if self.removes_old_wal and self._trim_rng.random() < 0.03:
-                # A record over several segments, of which the first ones may go before it is complete.
-                primary.write_record(self._trim_rng.randint(1, 3 * SEGMENT_SIZE) + HEADER_BYTES)
-                primary.flush(max(primary.flush_lsn, primary.insert_lsn - self._trim_rng.randint(0, 2 * SEGMENT_SIZE)))
-            elif rng.random() < 0.3:
+            is_long = self.retention.write_long_record(primary)
+            if not is_long and rng.random() < 0.3:
                 # PostgreSQL flushes by pages: the last record may be there in part.
                 primary.flush(max(primary.flush_lsn, primary.insert_lsn - rng.randint(0, 300)))
-            else:
+            elif not is_long:
                 primary.flush()
         self.clock.after(self._record_delay_s(), self._write, primary, self.is_healing)
 
@@ -297,8 +278,9 @@ class World:
             proxy.primary_is_cut_off = False
             proxy.takeover = False
             self.point(proxy, self.current)
-            for host in proxy.others:
-                self.start_workload(host)
+            for host in proxy.hosts:
+                if host is not self.current:
+                    self.start_workload(host)
             proxy.start()
 
     def best_primary(self) -> VirtualPrimary:
