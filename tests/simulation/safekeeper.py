@@ -32,6 +32,7 @@ from safekeeper.errors import StorageFailed, StorageFull
 from safekeeper.lsn import Lsn
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
+from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class SimSafekeeper:
             raise AssertionError(f"{self.name}: the control file records WAL that is not there")
         begins_late = flush_lsn and self.disk.begin_lsn > control.wal_begin_lsn
         if begins_late and control.base_lsn is None and not control.set_aside:
-            raise AssertionError(f"{self.name}: the WAL begins above what the control file records")
+            raise Violation("NoHole", f"{self.name}: the WAL begins above what the control file records")
         self.acceptor = self.world.acceptor_class(control, flush_lsn)
         self.world.note(self.name, "starts", control, flush_lsn)
         self.world.checker.on_start(self)

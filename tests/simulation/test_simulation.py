@@ -19,6 +19,15 @@ def test_everything_holds_and_converges_under(profile: str) -> None:
     assert sum(o.terms for o in outcomes if not isinstance(o, Failure)) > 2 * SEEDS_PER_PROFILE
 
 
+def test_old_wal_goes_members_are_set_forward_and_archivers_change() -> None:
+    outcomes = [attempt(Task(seed, "archive")) for seed in range(SEEDS_PER_PROFILE)]
+    held = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
+    assert len(held) == len(outcomes)
+    assert sum(o.trims for o in held) > 3 * SEEDS_PER_PROFILE
+    assert sum(o.set_forwards for o in held) > SEEDS_PER_PROFILE // 6
+    assert sum(o.archiver_changes for o in held) > SEEDS_PER_PROFILE
+
+
 @pytest.mark.parametrize("seed", [3, 11, 29])
 def test_a_seed_decides_everything(seed: int) -> None:
     first, again = (build(Task(seed)) for _ in range(2))
