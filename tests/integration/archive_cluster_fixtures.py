@@ -193,12 +193,13 @@ def assert_archive_is_whole(
     begin_lsn: Lsn,
     end_lsn: Lsn,
     *,
-    compared_from_lsn: Lsn = 0,
+    old_wal_goes: bool = False,
 ) -> int:
     """The archive holds all WAL [begin_lsn, end_lsn), without a hole, byte for byte as in the primaries' files.
 
     Args:
-        compared_from_lsn: segments that begin below it are nowhere else any more.
+        pg_wals: folders of the same WAL; a segment is compared with the first that has it.
+        old_wal_goes: some of it is in no folder any more, or will be in none the next moment.
 
     Returns:
         how many whole segments it holds.
@@ -208,21 +209,27 @@ def assert_archive_is_whole(
     for found in archived_wal(archive, segment_size):
         reach_lsn[found.begin_lsn] = max(found.end_lsn, reach_lsn.get(found.begin_lsn, 0))
         segments += not found.is_partial
-        if found.begin_lsn < compared_from_lsn:
+        theirs = _bytes_in(pg_wals, segment_name(found.tli, found.begin_lsn, segment_size), len(found.content))
+        if theirs is None and old_wal_goes:
             continue
-        name = segment_name(found.tli, found.begin_lsn, segment_size)
-        # What a promotion leaves open is renamed, and is not written any more.
-        names = (name, f"{name}.partial")
-        path = next((folder / each for folder in pg_wals for each in names if (folder / each).exists()), None)
-        assert path is not None, f"no primary has {name}"
-        with path.open("rb") as file:
-            assert file.read(len(found.content)) == found.content, f"{name} differs from {path}"
+        is_equal = theirs == found.content  # Not in the assertion, which would print megabytes.
+        assert is_equal, f"the primary's segment at {format_lsn(found.begin_lsn)} of timeline {found.tli} differs"
     reached_lsn = segment_start(begin_lsn, segment_size)
     while reached_lsn < end_lsn:
         next_lsn = reach_lsn.get(reached_lsn, 0)
         assert next_lsn > reached_lsn, f"the archive has a hole at {format_lsn(reached_lsn)}"
         reached_lsn = next_lsn
     return segments
+
+
+def _bytes_in(pg_wals: Sequence[Path], name: str, size: int) -> bytes | None:
+    """Return the first bytes of a segment from the first folder that has it, None if none has."""
+    for folder in pg_wals:
+        # What a promotion leaves open is renamed, and is not written any more.
+        for each in (name, f"{name}.partial"):
+            with contextlib.suppress(FileNotFoundError), (folder / each).open("rb") as file:
+                return file.read(size)
+    return None
 
 
 def log_begin_lsn(cluster: Gated) -> Lsn:

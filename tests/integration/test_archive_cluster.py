@@ -145,6 +145,11 @@ def test_archiver_goes_on_when_the_proxy_is_killed_and_is_the_archiver_of_the_ne
     cluster, _ = archived
     with cluster.load() as load:
         before = wait_for_archiver(cluster)
+        if before == min(cluster.safekeepers):
+            # That one would be the choice of a leader that knows nothing, too.
+            cluster.safekeepers[before].kill9()
+            before = wait_for_archiver(cluster, other_than=before)
+            cluster.heal()
         write_wal(cluster, 1)
         cluster.proxy.kill9()
         # What was committed last is archived although nobody is there to tell it to.
@@ -153,6 +158,8 @@ def test_archiver_goes_on_when_the_proxy_is_killed_and_is_the_archiver_of_the_ne
         wait_for(lambda: archive_status(cluster, before)["lag_bytes"] == 0, "all that it may read is archived")
         cluster.proxy.start()
         load.wait_for_commits(20)
+        wait_for(lambda: cluster.status()["archive"]["archiver"] is not None, "the next one has named an archiver")
+        assert cluster.status()["archive"]["archiver"] == before
         wait_until_archived(cluster)
         assert archivers_of(cluster) == [before]
         assert archived_lsn(cluster) > committed_lsn - cluster.segment_size
@@ -180,7 +187,7 @@ def test_archive_that_is_away_costs_no_commit_is_told_and_is_filled_when_it_is_b
             place.unlink()
             aside.rename(place)
         wait_until_archived(cluster)
-        assert metric(cluster.safekeepers[archiver], "archive_problem") == 0
+        wait_for(lambda: metric(cluster.safekeepers[archiver], "archive_problem") == 0, "nothing is wrong any more")
     told = cluster.safekeepers[archiver].log_path.read_text()[log_begin:]
     assert "cannot archive: " in told and "Traceback" not in told
     assert told.index("archives again") > told.index("cannot archive: ")

@@ -161,11 +161,8 @@ def _print_rate(what: str, size_bytes: int, seconds: float) -> None:
 def _assert_archive_is_whole(cluster: Gated, archive: Archive) -> None:
     """The archive has no hole and no byte that its receipts do not know; what the primary still has is equal."""
     end_lsn = wait_until_archived(cluster)
-    oldest_lsn = max(parse_lsn(said(cluster.safekeepers[i], "oldest_lsn")) for i in cluster.safekeepers)
     wals = [cluster.postgres.pg_wal, *(cluster.wal_directory(i) for i in cluster.safekeepers)]
-    assert_archive_is_whole(
-        *(archive, wals, cluster.segment_size, log_begin_lsn(cluster), end_lsn), compared_from_lsn=oldest_lsn
-    )
+    assert_archive_is_whole(archive, wals, cluster.segment_size, log_begin_lsn(cluster), end_lsn, old_wal_goes=True)
     verified = run_reader(
         *("archive", "verify", *source_options(archive.place)), place=archive.place, timeout_s=CATCHUP_S
     )
