@@ -4,6 +4,7 @@ Events come one at a time: a message, a lost connection, a flush that has return
 that runs to its end before the next event is looked at, so the acceptor's text is the order in which things happen.
 
     append     written into the operating system at once, on the loop's thread; then a flush begins if none runs
+    trim       the log forgets its oldest segments at once; a thread of its own removes their files
     flush      on the loop's thread while the disk is quick, else in the disk's thread; what is received or written
                meanwhile gathers, and the next flush covers all of it
     the rest   control file, cuts, reads: in the disk's thread, behind a flush that runs; until then the node takes no
@@ -36,6 +37,7 @@ from safekeeper.consensus.effects import (
     ResetWal,
     Send,
     SetWalAside,
+    TrimWal,
     TruncateWal,
     WriteWal,
 )
@@ -45,7 +47,7 @@ from safekeeper.data_folder import DataFolder
 from safekeeper.errors import RemoteProtocolError, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn, segment_start
 from safekeeper.room import CONTROL_FILE, WAL, Room
-from safekeeper.wal.disk_work import Flush, Preparation
+from safekeeper.wal.disk_work import Flush, Preparation, Removal
 from safekeeper.wal.filesystem import Space
 from safekeeper.worker import Worker
 
@@ -87,7 +89,7 @@ class Learners(Protocol):
 
 
 class Node:
-    """One safekeeper's acceptor, its data folder, and the two threads that wait for the disk.
+    """One safekeeper's acceptor, its data folder, and the threads that wait for the disk.
 
     Attributes:
         acceptor: the state machine; read its positions, leave the rest alone.
@@ -114,6 +116,8 @@ class Node:
         self.disk = Worker("disk", loop)
         # A segment takes far longer to prepare than a flush may wait, hence a thread of its own.
         self._preparer = Worker("preparer", loop)
+        # A busy disk may take seconds to remove a segment.
+        self._remover = Worker("remover", loop)
         self.failed: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._outbox: Outbox
@@ -176,9 +180,9 @@ class Node:
         """There is an archive: how far it has what is kept here (0: nobody has looked), or why it cannot be used."""
         self._post(lambda: self.acceptor.archive_reported(archived_lsn, problem, archive_id))
 
-    def trim(self, request: TrimRequest) -> None:
-        """Remove old WAL that need not be kept, some of it at a time."""
-        self._post(lambda: self.acceptor.trim(request))
+    def trim(self, request: Callable[[], TrimRequest]) -> None:
+        """Remove old WAL that need not be kept, some of it at a time. `request` is called when it comes to that."""
+        self._post(lambda: self.acceptor.trim(request()))
 
     def checkpoint(self) -> None:
         """Write the positions that are kept lazily, if they have moved; try again what there was no room for."""
@@ -195,6 +199,7 @@ class Node:
         """End the threads after what they are at."""
         self.disk.stop()
         self._preparer.stop()
+        self._remover.stop()
 
     # The engine.
 
@@ -245,6 +250,10 @@ class Node:
                         self._no_room_for_wal(no_room)
                         effect = effects.throw(no_room)
                         continue
+                elif isinstance(effect, TrimWal):
+                    removal = self.folder.opened_storage().forget_below(effect.lsn)
+                    if removal is not None:
+                        self._remover.submit(removal.run, self._removed, removal)
                 elif isinstance(effect, Send):
                     self._outbox.send(effect.connection, effect.message)
                 elif isinstance(effect, Close):
@@ -394,6 +403,12 @@ class Node:
             self._no_room_for_wal(full)
         else:
             self.room.note(WAL, None)
+
+    def _removed(self, removal: Removal, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+        elif self.folder.storage is not None:
+            self.folder.storage.finish_removal(removal)
 
     def _no_room_for_wal(self, full: StorageFull) -> None:
         storage, segment_size = self.folder.storage, self.folder.control.segment_size

@@ -67,10 +67,12 @@ class Retention:
 
     def look(self) -> None:
         """Ask for what can go to be removed, and warn of what should go and cannot."""
-        self._node.trim(
-            TrimRequest(self.wanted_lsn(), self.keep_bytes, self._wal_room(), has_archive=self._archiver is not None)
-        )
+        self._node.trim(self._request)
         self._warn()
+
+    def _request(self) -> TrimRequest:
+        has_archive = self._archiver is not None
+        return TrimRequest(self.wanted_lsn(), self.keep_bytes, self._wal_room(), has_archive=has_archive)
 
     def _wal_room(self) -> int | None:
         """Return what the limit leaves to the segment files, which is most of it in any case."""

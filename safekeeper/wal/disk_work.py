@@ -1,11 +1,12 @@
-"""What the disk's thread does for the log, so that the loop's thread need not wait: flush, and prepare a segment.
+"""What other threads do for the log, so that the loop's need not wait: flush, prepare a segment, remove old ones.
 
-Each is an object that the loop's thread makes and later counts, and whose `run` the disk's thread calls in between.
+Each is an object that the loop's thread makes and later counts, and whose `run` another thread calls in between.
 `run` touches files, and of the storage nothing but the one word that says that it has failed.
 """
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from safekeeper.errors import LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn, format_lsn
@@ -41,6 +42,26 @@ class Flush:
         except (StorageFailed, StorageFull) as error:
             raise self._fail(error) from error
         self.done = True
+
+
+class Removal:
+    """Files of segments that the log has left behind. `run` may be called from any thread; one does the work."""
+
+    def __init__(self, unlink: Callable[[Path], None], paths: list[Path]) -> None:
+        self._unlink = unlink
+        self._paths = paths
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Remove them, the oldest first, as far as they are still there. Waits if another thread is at it.
+
+        Raises:
+            StorageFailed, StorageFull: one could not be removed.
+        """
+        with self._lock:
+            while self._paths:
+                self._unlink(self._paths[0])
+                del self._paths[0]
 
 
 class Preparation:

@@ -26,7 +26,7 @@ import google_crc32c
 
 from safekeeper.errors import LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn, format_lsn, segment_start
-from safekeeper.wal.disk_work import Flush, Preparation
+from safekeeper.wal.disk_work import Flush, Preparation, Removal
 from safekeeper.wal.filesystem import FileSystem, sync_names
 from safekeeper.wal.recovery import NamedSegment, drop_segments, recover
 from safekeeper.wal.segment_file import SegmentFile, create_segment, open_segment
@@ -54,6 +54,7 @@ class WalStorage:
         self._reading: dict[Lsn, SegmentFile] = {}  # By start: older segments, kept open for who reads on in them.
         self._flush: Flush | None = None
         self._preparation: Preparation | None = None
+        self._removals: list[Removal] = []  # Under way, or still to be run.
         self.begin_lsn: Lsn = 0
         self.write_lsn: Lsn = 0
         self.flush_lsn: Lsn = 0
@@ -197,33 +198,44 @@ class WalStorage:
         except (StorageFailed, StorageFull) as error:
             raise self._fail(error) from error
 
-    def trim(self, lsn: Lsn) -> None:
-        """Remove the segments that end at or below `lsn`, a segment start below the tail's.
+    def forget_below(self, lsn: Lsn) -> Removal | None:
+        """Let the log begin at `lsn`, a segment start below the tail's; return the removal of what lies below.
 
-        The control file says before that the log begins at `lsn`: what a crash brings back of them, `open` removes.
+        None if there is nothing. It is to be `run` in another thread, then given to `finish_removal`. The control file
+        says before that the log begins at `lsn`: what a crash leaves of the files, or brings back, `open` removes.
 
         Raises:
             LocalProtocolError: `lsn` is no such position.
-            StorageFailed: a file could not be removed (S12).
         """
         self._require_working()
         if lsn <= self.begin_lsn:
-            return
+            return None
         if self.is_empty or lsn % self._segment_size or lsn > self._writing[0].begin_lsn:
             raise self._refusal(f"a removal of what lies below {format_lsn(lsn)}")
-        try:
-            while self.begin_lsn < lsn:
-                begin_lsn = self.begin_lsn
-                opened = self._reading.pop(begin_lsn, None)
-                if opened is not None:
-                    opened.close()
-                self._fs.unlink(
-                    NamedSegment(begin_lsn, self._tlis[begin_lsn]).path(self._directory, self._segment_size)
-                )
-                del self._tlis[begin_lsn]
-                self.begin_lsn = begin_lsn + self._segment_size
-        except (StorageFailed, StorageFull) as error:
-            raise self._fail(error) from error
+        paths = []
+        for begin_lsn in range(self.begin_lsn, lsn, self._segment_size):
+            opened = self._reading.pop(begin_lsn, None)
+            if opened is not None:
+                opened.close()
+            paths.append(NamedSegment(begin_lsn, self._tlis.pop(begin_lsn)).path(self._directory, self._segment_size))
+        self.begin_lsn = lsn
+        removal = Removal(self._fs.unlink, paths)
+        self._removals.append(removal)
+        return removal
+
+    def finish_removal(self, removal: Removal) -> None:
+        """Count what `removal` has removed."""
+        if removal in self._removals:
+            self._removals.remove(removal)
+
+    def trim(self, lsn: Lsn) -> None:
+        """Remove the segments that end at or below `lsn` before returning; see `forget_below`.
+
+        Raises:
+            StorageFailed: a file could not be removed (S12).
+        """
+        self.forget_below(lsn)
+        self._finish_removals()
 
     def reset(self, base_lsn: Lsn, tli: int) -> None:
         """Drop all WAL, durably, and begin an empty log at `base_lsn`, the start of a segment of `tli`.
@@ -283,6 +295,7 @@ class WalStorage:
 
     def close(self) -> None:
         """Release all files. What was not flushed may be lost. No flush may be under way."""
+        self._finish_removals()
         self._cancel_preparation()
         self._close_from(0)
 
@@ -341,6 +354,7 @@ class WalStorage:
 
     def _drop_from(self, lsn: Lsn) -> None:
         """Close and remove all segments that start at `lsn` or above, the prepared ones too, durably."""
+        self._finish_removals()  # A name may be given to another file from now on.
         self._cancel_preparation()
         doomed = [NamedSegment(start, tli) for start, tli in self._tlis.items() if start >= lsn]
         doomed += [NamedSegment(segment.begin_lsn, segment.tli) for segment in self._prepared]
@@ -358,6 +372,14 @@ class WalStorage:
                 segment.close()
         self._writing = [segment for segment in self._writing if segment.begin_lsn < lsn]
         self._prepared = []
+
+    def _finish_removals(self) -> None:
+        try:
+            for removal in self._removals:
+                removal.run()
+        except (StorageFailed, StorageFull) as error:
+            raise self._fail(error) from error
+        self._removals = []
 
     def _cancel_preparation(self) -> None:
         if self._preparation is not None:

@@ -10,7 +10,7 @@ DEADLINE_S = 20.0
 
 
 class FaultyFileSystem(RealFileSystem):
-    """Counts and can hold, delay or fail every fdatasync; can have no room for new files.
+    """Counts and can hold, delay or fail every fdatasync; can have no room for new files, and hold every removal.
 
     Attributes:
         full: `create` raises StorageFull.
@@ -29,6 +29,8 @@ class FaultyFileSystem(RealFileSystem):
         self._may_sync = threading.Event()
         self._may_sync.set()
         self._delay = threading.Event()
+        self._may_unlink = threading.Event()
+        self._may_unlink.set()
 
     def hold(self) -> None:
         """Let no fdatasync return from now on."""
@@ -37,6 +39,18 @@ class FaultyFileSystem(RealFileSystem):
     def release(self) -> None:
         """Let them return."""
         self._may_sync.set()
+
+    def hold_removals(self) -> None:
+        """Let no removal of a file return from now on."""
+        self._may_unlink.clear()
+
+    def release_removals(self) -> None:
+        """Let them return."""
+        self._may_unlink.set()
+
+    def unlink(self, path: Path) -> None:
+        assert self._may_unlink.wait(DEADLINE_S)
+        super().unlink(path)
 
     def create(self, path: Path) -> "FaultyFile":  # type: ignore[override]
         if self.full:

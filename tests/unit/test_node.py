@@ -489,6 +489,24 @@ async def test_a_folder_whose_wal_ends_below_what_is_committed_is_a_lost_disk(tm
         await open_folder(tmp_path / "sk")
 
 
+@on_the_loop
+async def test_a_disk_that_takes_its_time_to_remove_wal_holds_up_nobody(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        for _ in range(8):
+            end_lsn = await sk.append_durably(b"x" * (SEGMENT_SIZE // 2))
+        sk.append(b"", commit_lsn=end_lsn)
+        sk.says(AppendRequest(NodeId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
+        sk.fs.hold_removals()
+        sk.node.trim(lambda: TrimRequest(wanted_lsn=None, keep_bytes=0, limit_bytes=None, has_archive=False))
+        await until(lambda: sk.node.folder.begin_lsn > BASE_LSN)
+        end_lsn = await sk.append_durably(b"y")
+        files = set((tmp_path / "sk" / "wal").iterdir())
+        sk.fs.release_removals()
+        await until(lambda: len(set((tmp_path / "sk" / "wal").iterdir()) & files) < len(files))
+        assert sk.node.acceptor.flush_lsn == end_lsn
+
+
 async def leave_trimmed(directory: Path) -> int:
     """Leave a folder behind whose oldest WAL was removed; return where it begins."""
     everything = TrimRequest(wanted_lsn=None, keep_bytes=0, limit_bytes=None, has_archive=True)
@@ -497,12 +515,12 @@ async def leave_trimmed(directory: Path) -> int:
         for _ in range(8):
             end_lsn = await sk.append_durably(b"x" * (SEGMENT_SIZE // 2))
         sk.append(b"", commit_lsn=end_lsn)
-        sk.node.trim(everything)
+        sk.node.trim(lambda: everything)
         await until(lambda: sk.node.ready)
         assert sk.node.folder.begin_lsn == BASE_LSN  # Nobody has said yet that it is in the archive.
         sk.says(AppendRequest(NodeId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
         sk.says(ArchiveOrder(NodeId(1, "run"), 2, end_lsn))
-        sk.node.trim(everything)
+        sk.node.trim(lambda: everything)
         await until(lambda: sk.node.ready)
         begin_lsn = sk.node.folder.begin_lsn
         report = sk.said[-1][1]

@@ -44,7 +44,7 @@ def trim(house: ReplicationHouse, leader: Leader) -> int:
     leader.hear_of_archive(lambda report: report.archived_lsn == leader.commit_lsn)
     leader.order_archive(1, leader.commit_lsn)
     request = TrimRequest(None, keep_bytes=0, limit_bytes=0, has_archive=True)
-    house.call(lambda: house.node.trim(request))
+    house.call(lambda: house.node.trim(lambda: request))
     kept_lsn = (leader.commit_lsn - 1) // SEGMENT_SIZE * SEGMENT_SIZE - SEGMENT_SIZE
     house.until(lambda: house.node.folder.begin_lsn == kept_lsn and house.node.is_between_events)
     return kept_lsn
@@ -243,7 +243,7 @@ def test_without_an_archive_old_wal_is_gone(tmp_path: Path) -> None:
         leader.write(WAL)
         leader.commit()
         leader.order_archive(1, leader.commit_lsn)
-        house.call(lambda: house.node.trim(TrimRequest(None, 0, 0, has_archive=True)))
+        house.call(lambda: house.node.trim(lambda: TrimRequest(None, 0, 0, has_archive=True)))
         house.until(lambda: house.node.folder.begin_lsn > BASE_LSN)
         client = house.client()
         client.start(BASE_LSN)

@@ -444,6 +444,25 @@ def test_segments_below_a_position_are_removed_and_the_rest_is_read_as_before(
     assert again.read(again.begin_lsn, again.flush_lsn) == BYTES[3 * SIZE : 5 * SIZE + 100]
 
 
+def test_what_is_left_behind_may_be_removed_later_but_is_gone_before_the_log_begins_anew(
+    fs: VirtualFileSystem, storage: WalStorage
+) -> None:
+    write(storage, 4 * SIZE + 100)
+    removal = storage.forget_below(BASE + 2 * SIZE)
+    assert removal is not None and storage.begin_lsn == BASE + 2 * SIZE
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(0, 5)
+    write(storage, 10)
+    removal.run()
+    storage.finish_removal(removal)
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(2, 5)
+    late = storage.forget_below(BASE + 3 * SIZE)
+    assert late is not None
+    storage.reset(BASE + 2 * SIZE, 1)
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(2, 3)
+    late.run()
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(2, 3), "that name belongs to another segment now"
+
+
 def test_the_files_of_removed_segments_are_closed(tmp_path: Path) -> None:
     storage = WalStorage.open(RealFileSystem(), tmp_path / "wal", segment_size=1 << 20, tli=1)
     storage.reset(1 << 20, 1)
