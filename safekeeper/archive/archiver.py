@@ -270,9 +270,11 @@ class Archiver:
         idle = [worker for worker in self._workers if worker not in busy]
         under_way = [file for _, file in self._uploads.values()]
         while idle and self._node.is_between_events:
-            file = plan.next_file(under_way, with_partial=self._is_partial_due(now))
+            is_due = self._is_partial_due(now)
+            file = plan.next_file(under_way, with_partial=is_due)
             nothing_is_left = file is None and not under_way
-            if nothing_is_left or (file is not None and file.kind == "partial"):
+            # Whoever is called a moment too early, or because of something else, puts nothing off.
+            if is_due and (nothing_is_left or (file is not None and file.kind == "partial")):
                 self._partial_demanded = False
                 self._partial_due_at = now + self.partial_interval_s
             if file is None:
@@ -338,7 +340,8 @@ class Archiver:
                 if task.result():
                     plan.found(file)
             except WalproxyError:
-                self._stuck_at_lsn = plan.archived_lsn
+                # It is tried again before anybody says that all is well, the open segment too.
+                self._stuck_at_lsn, self._partial_due_at = plan.archived_lsn, 0.0
                 raise
         if self._stuck_at_lsn is not None and plan.archived_lsn > self._stuck_at_lsn:
             self._recover()

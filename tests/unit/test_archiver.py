@@ -108,6 +108,29 @@ def test_the_open_segment_follows_at_the_interval(tmp_path: Path, url: str) -> N
             assert archived(url) == expected(length)
 
 
+def test_the_open_segment_is_not_put_off_by_other_news(tmp_path: Path, url: str) -> None:
+    with archiving(tmp_path, url, 1000, partial_interval_s=0.3) as (house, leader):
+        wait_archived(leader, BASE_LSN + 1000)
+
+        def disturb() -> None:
+            house.archiver._news.set()
+            house.archiver._loop.call_later(0.05, disturb)
+
+        house.call(disturb)
+        wait_archived(leader, write(leader, 2000))
+
+
+def test_an_open_segment_that_cannot_be_archived_is_a_problem_until_it_is(tmp_path: Path, url: str) -> None:
+    obstacle = Path(url) / partial_file(1, BASE_LSN, BASE_LSN + 1000, SEGMENT_SIZE).key(compressed=False)
+    obstacle.mkdir(parents=True)
+    with archiving(tmp_path, url, 1000, partial_interval_s=2 * DEADLINE_S) as (house, leader):
+        leader.hear_of_archive(lambda report: "could not" in report.problem)
+        house.until(lambda: house.archiver.statistics.errors >= 5)
+        assert house.call(lambda: house.archiver.problem)
+        obstacle.rmdir()
+        wait_archived(leader, BASE_LSN + 1000)
+
+
 def test_the_open_segment_goes_at_once_on_demand(tmp_path: Path, url: str) -> None:
     with archiving(tmp_path, url, 1000) as (house, leader):
         wait_archived(leader, BASE_LSN + 1000)
