@@ -18,10 +18,10 @@ RUN python3 -m venv /opt/walproxy \
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/walproxy /opt/walproxy
-# The data folder belongs to the user before it becomes a volume: a new named volume takes its owner from here.
+# Data folder and archive belong to the user before they become volumes: a new named volume takes its owner from here.
 RUN groupadd --gid 10001 walproxy \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/safekeeper --no-create-home walproxy \
- && install --directory --owner=walproxy --group=walproxy --mode=0700 /var/lib/safekeeper
+ && install --directory --owner=walproxy --group=walproxy --mode=0700 /var/lib/safekeeper /var/lib/archive
 # Inside a container a program listens for the others; what the host publishes of it is decided outside. A safekeeper does
 # so only if it is given a secret, or another protection (docs/security.md): else it stays on the container's loopback.
 ENV PATH=/opt/walproxy/bin:$PATH \
