@@ -106,12 +106,24 @@ class AcceptorLog:
             self.archived_lsn if self.archive_id == self.own_archive_id else 0,
             control.segment_size,
         )
-        lsn = trim_to(kept, request)
+        lsn = yield from self._before_open_record(trim_to(kept, request))
         if lsn <= control.wal_begin_lsn:
             return False
         yield from self._persist(wal_begin_lsn=lsn)
         yield TrimWal(lsn)
         return True
+
+    def _before_open_record(self, lsn: Lsn) -> EffectsThen[Lsn]:
+        """Return the highest segment start, not above `lsn`, behind which the next record is complete and readable.
+
+        A record over several segments of which that cannot be said may be replaced from its beginning on (S9).
+        """
+        while lsn > self.control.wal_begin_lsn:
+            record_end_lsn = yield FindRecordEnd(lsn)
+            if 0 < record_end_lsn <= self.readable_lsn:
+                break
+            lsn -= self.control.segment_size
+        return lsn
 
     # ------------------------------------------------------------------ what learners may see
 

@@ -241,8 +241,9 @@ class SimProxy:
         self.world.network.send(connection, TO_SAFEKEEPER, message)
 
     def _order_archiver(self, order: ArchiveOrder) -> None:
-        assert self.proposer is not None and self.proposer.leadership is not None  # it is a leader's word
-        self.world.checker.archive.on_told(self.name, order.archived_lsn, self.proposer.leadership.elected.history)
+        leadership = self.proposer.leadership if self.proposer is not None else None
+        if leadership is not None:  # Else the term has ended within the event that made the leader say it.
+            self.world.checker.archive.on_told(self.name, order.archived_lsn, leadership.elected.history)
         if order.archiver != self.world.archiver_named:
             self.world.archiver_named = order.archiver
             self.world.archiver_changes += 1

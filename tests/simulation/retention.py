@@ -1,4 +1,4 @@
-"""Old WAL goes: when safekeepers remove it, how much of it, and records that are nearly as long as what is kept.
+"""Old WAL goes: when safekeepers remove it, how much of it, and records that are longer than what is kept.
 
 It has a source of chance of its own, so that a world in which all WAL is kept goes as if there were no such thing.
 """
@@ -53,13 +53,9 @@ class SimRetention:
         world.clock.after(TRIM_EVERY_S * (0.5 + rng.random()), self._trim, safekeeper)
 
     def write_long_record(self, primary: "VirtualPrimary") -> bool:
-        """Now and then write a record of up to a segment, of which a part may be committed and archived for long.
-
-        Longer ones are left out: a safekeeper may remove the beginning of one that is not complete yet, and if a fork
-        then replaces it, that safekeeper refuses the log that goes on there, until its data folder is wiped.
-        """
+        """Now and then write a record over several segments, of which the first may go before it is complete."""
         if not self.is_on or self.rng.random() * LONG_RECORD_ONE_IN >= 1:
             return False
-        primary.write_record(HEADER_BYTES + self.rng.randint(1, SEGMENT_SIZE - 2 * HEADER_BYTES))
-        primary.flush(max(primary.flush_lsn, primary.insert_lsn - self.rng.randint(0, SEGMENT_SIZE)))
+        primary.write_record(HEADER_BYTES + self.rng.randint(1, 3 * SEGMENT_SIZE))
+        primary.flush(max(primary.flush_lsn, primary.insert_lsn - self.rng.randint(0, 2 * SEGMENT_SIZE)))
         return True

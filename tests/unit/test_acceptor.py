@@ -1,5 +1,6 @@
 """The acceptor's handlers, effect by effect, over a disk that is a few attributes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -64,24 +65,25 @@ class Bench:
         self.full: type[Any] | None = None
         self.effects: list[Effect] = []
         self.now = 100.0
+        self.record_end_of: Callable[[int], int] = lambda lsn: 0
         self.run(self.acceptor.start())
 
     def run(self, effects: Effects) -> list[Effect]:
         self.effects = []
         error: StorageFull | None = None
+        result: Any = None
         try:
             while True:
-                effect = effects.throw(error) if error is not None else next(effects)
+                effect = effects.throw(error) if error is not None else effects.send(result)
                 self.effects.append(effect)
                 error = StorageFull("no space") if self.full is not None and isinstance(effect, self.full) else None
+                result = None
                 if error is None and isinstance(effect, Persist):
                     self.control = effect.control
-                if error is None and isinstance(effect, ReadWal):
-                    effect = effects.send(b"x" * (effect.end_lsn - effect.begin_lsn))
-                    self.effects.append(effect)
-                elif error is None and isinstance(effect, FindRecordEnd):
-                    effect = effects.send(0)
-                    self.effects.append(effect)
+                elif isinstance(effect, ReadWal):
+                    result = b"x" * (effect.end_lsn - effect.begin_lsn)
+                elif isinstance(effect, FindRecordEnd):
+                    result = self.record_end_of(effect.lsn)
         except StopIteration:
             return self.effects
 

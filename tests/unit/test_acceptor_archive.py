@@ -40,6 +40,7 @@ def reports(bench: Bench) -> list[ArchiveReport]:
 def archived(committed: int = SIZE) -> Bench:
     """Return a member with five segments, of which so many bytes are committed, all archived and on every member."""
     bench = following(SIZE)
+    bench.record_end_of = lambda lsn: lsn + 1
     bench.append(END, commit_lsn=BASE + committed, truncate_lsn=END)
     bench.tell(ArchiveOrder(P1, 2, END))
     return bench
@@ -59,12 +60,31 @@ def trimmed() -> Bench:
 def test_where_the_wal_begins_is_on_disk_before_any_of_it_goes_and_is_told_then() -> None:
     bench = archived()
     bench.run(bench.acceptor.trim(ALL))
-    assert bench.kinds() == ["Persist", "TrimWal", "Send"]
-    assert isinstance(bench.effects[0], Persist)
-    assert bench.effects[0].control.wal_begin_lsn == BASE + 3 * SEGMENT
-    assert bench.effects[1] == TrimWal(BASE + 3 * SEGMENT)
+    assert bench.kinds() == ["FindRecordEnd", "Persist", "TrimWal", "Send"]
+    assert isinstance(bench.effects[1], Persist)
+    assert bench.effects[1].control.wal_begin_lsn == BASE + 3 * SEGMENT
+    assert bench.effects[2] == TrimWal(BASE + 3 * SEGMENT)
     assert [report.wal_begin_lsn for report in reports(bench)] == [BASE + 3 * SEGMENT]
     assert bench.run(bench.acceptor.trim(ALL)) == []
+
+
+@pytest.mark.parametrize(
+    ("incomplete_from", "begins_at"),
+    [(BASE + 2 * SEGMENT, BASE + SEGMENT), (BASE + SEGMENT, BASE)],
+)
+def test_a_record_over_several_segments_is_kept_whole_until_it_is_complete(
+    incomplete_from: int, begins_at: int
+) -> None:
+    bench = archived()
+    bench.record_end_of = lambda lsn: 0 if lsn >= incomplete_from else lsn + 1
+    bench.run(bench.acceptor.trim(ALL))
+    assert bench.control.wal_begin_lsn == begins_at
+    bench.record_end_of = lambda lsn: END + 1 if lsn >= incomplete_from else lsn + 1
+    bench.run(bench.acceptor.trim(ALL))
+    assert bench.control.wal_begin_lsn == begins_at, "it is complete, but not all of it is committed"
+    bench.record_end_of = lambda lsn: END
+    bench.run(bench.acceptor.trim(ALL))
+    assert bench.control.wal_begin_lsn == BASE + 3 * SEGMENT
 
 
 def test_what_was_committed_and_archived_is_on_disk_with_the_new_beginning() -> None:
@@ -87,7 +107,7 @@ def test_no_room_to_note_the_new_beginning_leaves_everything() -> None:
     effects = bench.acceptor.trim(ALL)
     with pytest.raises(Exception, match="no space"):
         bench.run(effects)
-    assert bench.kinds() == ["Persist"]
+    assert bench.kinds() == ["FindRecordEnd", "Persist"]
     assert bench.acceptor.control.wal_begin_lsn == BASE
     bench.full = None
     assert len(bench.tell(ReadRequest(P1, 5, BASE, BASE + 10)).payload) == 10
@@ -112,6 +132,7 @@ def test_the_wal_of_a_fork_that_another_one_may_still_replace_stays() -> None:
     fork_lsn = BASE + SEGMENT + 100
     bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2)))
     # One record that began at the fork, and is longer than a segment, is committed in part.
+    bench.record_end_of = lambda lsn: 0 if lsn == fork_lsn else lsn + 1
     bench.append(fork_lsn, b"r" * 4 * SEGMENT, node_id=P2)
     bench.flush()
     bench.append(bench.acceptor.write_lsn, node_id=P2, commit_lsn=bench.acceptor.flush_lsn, truncate_lsn=END)
@@ -324,6 +345,7 @@ def test_after_a_restart_nothing_is_removed_before_it_is_known_which_archive_is_
     bench.tell(ArchiveOrder(P1, 2, END, "a" * 32))
     bench.run(bench.acceptor.checkpoint())
     restarted = Bench(bench.control, END)
+    restarted.record_end_of = bench.record_end_of
     assert restarted.run(restarted.acceptor.trim(ALL)) == []
     restarted.run(restarted.acceptor.archive_reported(0, "", "a" * 32))
     restarted.run(restarted.acceptor.trim(ALL))
