@@ -303,7 +303,9 @@ class LearnerHub:
             self._chunk = self._make_chunk(begin_lsn, end_lsn, self.readable_end(reader), payload)
             self._send(reader, self._chunk)
         elif isinstance(error, StorageFailed):
-            self._fail_read(reader, error)
+            may_be_removed = not self._node.is_between_events or reader.position_lsn < self._view.log.begin_lsn
+            if wal is not reader.wal or not may_be_removed:
+                self._fail_read(reader, error)
         elif error is not None:
             _log.error("connection %d cannot be served: %s", reader.number, describe_bug(error))
             self._fail(reader, "XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)

@@ -19,6 +19,7 @@ from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.lsn import format_lsn, segment_name
 from tests.unit.event_loop import DEADLINE_S
+from tests.unit.faulty_filesystem import FaultyFile
 from tests.unit.replication_client import CopyDone, ReplicationClient, ServerError
 from tests.unit.replication_house import Leader, ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE
@@ -111,6 +112,35 @@ def test_a_reader_that_is_cut_off_from_its_wal_while_it_reads_goes_on_in_the_arc
         house.until(lambda: house.hub.readers[0].paused)
         begin_lsn = trim(house, leader)
         assert house.call(lambda: house.hub.readers[0].position_lsn) < begin_lsn
+        assert client.receive_wal(received, END_LSN) == WAL
+
+
+def test_a_reader_whose_wal_goes_just_when_it_is_opened_gets_it_from_the_archive(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ReplicationHouse(tmp_path, archive=url) as house:
+        leader = house.led()
+        leader.write(WAL)
+        leader.commit()
+        leader.order_archive(1)
+        house.call(house.archiver.start)
+        opens, may_open, open_file = threading.Event(), threading.Event(), house.fs.open
+
+        def open_later(path: Path, *, read_only: bool = False) -> FaultyFile:
+            if threading.current_thread().name == "reader":
+                opens.set()
+                assert may_open.wait(20.0)
+            return open_file(path, read_only=read_only)
+
+        monkeypatch.setattr(house.fs, "open", open_later)
+        house.fs.cold = True
+        client = house.client()
+        received = client.start(BASE_LSN)
+        assert opens.wait(20.0)
+        trim(house, leader)
+        name = segment_name(1, BASE_LSN, SEGMENT_SIZE)
+        house.until(lambda: not (tmp_path / "sk" / "wal" / name).exists())
+        may_open.set()
         assert client.receive_wal(received, END_LSN) == WAL
 
 
