@@ -139,11 +139,11 @@ class SafekeeperConfig:
         metavar="SIZE",
         reloadable=True,
     )
-    wal_limit: int | None = option(
+    wal_limit: int = option(
         "Room for WAL: beyond it archived WAL goes even if a member, a slot or a reader still needs it, and warnings "
-        "are logged if it is not archived; without it WAL is kept as long as somebody needs it",
-        parse=optional(size_bytes),
-        default=None,
+        "are logged if it is not archived; without an archive WAL is kept as long as somebody needs it",
+        parse=size_bytes,
+        default="16GiB",
         metavar="SIZE",
         reloadable=True,
     )

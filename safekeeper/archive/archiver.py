@@ -183,14 +183,15 @@ class Archiver:
         # How far the archive is, is another one's to see.
         self._plan, self.archived_lsn = None, 0
         uploader = await self._workers[0].run(self._uploader)
-        self.archive_id = (await self._workers[0].run(uploader.claim)).archive_id
+        await self._claim(self._workers[0], uploader)
         self._recover()
         await self._wait(CHECK_INTERVAL_S, until=lambda: self._acceptor.is_archiver)
 
     async def _archive(self) -> None:
         control = self._acceptor.control
         uploaders = {worker: await worker.run(self._uploader) for worker in self._workers}
-        self.archive_id = (await self._workers[0].run(uploaders[self._workers[0]].claim)).archive_id
+        for worker, uploader in uploaders.items():
+            await self._claim(worker, uploader)
         self._plan = plan = await self._look(uploaders[self._workers[0]])
         if self._stuck_at_lsn is None:
             self._recover()
@@ -202,6 +203,20 @@ class Archiver:
                 self._collect(plan)
         finally:
             await self._give_up_uploads(plan)
+
+    async def _claim(self, worker: Worker, uploader: Uploader) -> None:
+        """Make sure that the archive is ours; say so if it is another one than it was."""
+        archive_id, before_id = (await worker.run(uploader.claim)).archive_id, self._acceptor.archive_id
+        if before_id and archive_id not in (before_id, self.archive_id):
+            _log.error(
+                "the archive %s is another one (%s) than before (%s), which alone has the WAL below %s: was it "
+                "unmounted, or emptied? If not, take a new base backup",
+                self._access.url,
+                archive_id[:8],
+                before_id[:8],
+                format_lsn(self._node.folder.begin_lsn),
+            )
+        self.archive_id = archive_id
 
     async def _look(self, uploader: Uploader) -> ArchivingPlan:
         """Return a plan that knows what the archive has already."""
@@ -387,7 +402,10 @@ class Archiver:
 
     def _recover(self) -> None:
         """Nothing is wrong, or not any more."""
-        self._problems.over("archives again, from %s on", format_lsn(self.archived_lsn))
+        if self._plan is not None:
+            self._problems.over("archives again, from %s on", format_lsn(self.archived_lsn))
+        else:
+            self._problems.over("could archive again")
         self.problem, self._stuck_at_lsn, self._retry_s = "", None, RETRY_S_MIN
         self._report()
 

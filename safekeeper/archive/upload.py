@@ -141,6 +141,7 @@ class Uploader:
         self._safekeeper_id = safekeeper_id
         self._compress = compress
         self._may_delete = True
+        self._archive_id: str | None = None  # Of the archive that was claimed.
 
     def claim(self) -> Manifest:
         """Make sure that the archive is ours: write its manifest if there is none.
@@ -172,6 +173,7 @@ class Uploader:
                 f"the archive {self._store.url} belongs to the cluster {', '.join(found.cluster_ids)}, this is "
                 f"{self._cluster_id}: name another folder, or let the archive adopt this cluster"
             )
+        self._archive_id = found.archive_id
         return found
 
     def upload(self, file: ArchivedFile, content: Content) -> bool:
@@ -182,6 +184,7 @@ class Uploader:
 
         Raises:
             ArchiveConflict: the archive holds other bytes under this name.
+            ArchiveRefused: this is not the archive any more that was claimed.
             ArchiveCorrupt: what was read back is not what was written.
             StorageFailed: `content` is a file that cannot be read.
         """
@@ -202,7 +205,10 @@ class Uploader:
             self._compare_beginning(longer[0], target)
             return False
         if not there:
+            # A file system that is unmounted leaves an empty folder behind, in which everything seems to work.
+            self._require_claimed()
             self._bring(target, source, is_torn=target.key in listing.unconfirmed)
+            self._require_claimed()
             self._put_receipt(target)
             listing = self.listing(file.folder)
             self._refuse_conflicts(target, listing)
@@ -222,6 +228,16 @@ class Uploader:
     def delete_partials(self, file: ArchivedFile) -> None:
         """Remove the partials that `file`, which is in the archive, supersedes."""
         self._delete_shorter(file, self.listing(file.folder))
+
+    def _require_claimed(self) -> None:
+        if self._archive_id is None:
+            return
+        found = read_manifest(self._store)
+        if found is None or found.archive_id != self._archive_id:
+            raise ArchiveRefused(
+                f"{self._store.url} is not the archive {self._archive_id[:8]} any more that it was: "
+                "was it unmounted, or emptied?"
+            )
 
     def _refuse_conflicts(self, target: ArchivedObject, listing: Listing) -> None:
         """Raise ArchiveConflict if any receipt of this file speaks of other bytes, be its object there or not."""

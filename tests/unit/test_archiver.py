@@ -1,6 +1,7 @@
 """The archiver of a safekeeper: a real node, a real folder, an archive in a local folder."""
 
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -365,3 +366,20 @@ def test_a_source_whose_log_has_changed_gives_no_bytes(tmp_path: Path) -> None:
     assert next(pieces) == WAL[:SEGMENT_SIZE]
     with pytest.raises(LogChanged):
         next(pieces)
+
+
+def test_an_archive_that_is_emptied_is_not_taken_for_the_same_one(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with archiving(tmp_path, url, SEGMENT_SIZE, partial_interval_s=0.05) as (_, leader):
+        wait_archived(leader, BASE_LSN + SEGMENT_SIZE)
+        leader.order_archive(1, BASE_LSN + SEGMENT_SIZE)
+        first_id = leader.archive_id
+        shutil.rmtree(url)
+        write(leader, 2 * SEGMENT_SIZE)
+        leader.hear_of_archive(lambda report: "any more" in report.problem)
+        wait_archived(leader, BASE_LSN + 2 * SEGMENT_SIZE)
+        assert archived(url) == expected(2 * SEGMENT_SIZE), "what is still kept is brought there anew"
+        assert leader.archive_id != first_id
+        said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert any("is another one" in line and first_id[:8] in line for line in said)

@@ -149,7 +149,7 @@ def test_settings_of_a_store_are_pairs_on_the_command_line_and_a_table_in_the_fi
     file.write_text('archive = "s3://wal/one"\nwal_limit = "500MiB"\n[archive_options]\nregion = "eu"\n')
     config = read(file)
     assert (config.archive, config.archive_options) == ("s3://wal/one", {"region": "eu"})
-    assert (config.wal_limit, read().wal_limit, read().archive) == (500 << 20, None, None)
+    assert (config.wal_limit, read().wal_limit, read().archive) == (500 << 20, 16 << 30, None)
 
 
 @pytest.mark.parametrize("written", ["secret", "=secret", "a=1,secret", {"a": 1}, 5])
