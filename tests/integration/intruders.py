@@ -161,6 +161,7 @@ class Impostor:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: list[tuple[asyncio.WriteTransport, Any]] = []
         self.port = port
 
     def __enter__(self) -> Self:
@@ -191,11 +192,17 @@ class Impostor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
+        # A transport closes its socket in a later turn of the loop, which is about to end.
+        for transport, _ in self._connections:
+            transport.abort()
+        while any(sock.fileno() != -1 for _, sock in self._connections):
+            await asyncio.sleep(0.01)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._connections.append((writer.transport, writer.get_extra_info("socket")))
         task.add_done_callback(self._tasks.discard)
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -135,12 +135,18 @@ def _applied_lsn(stage: Stage) -> Lsn:
 
 
 def _has_all_that_is_committed(stage: Stage, standby: LocalPostgres) -> bool:
-    """Tell whether all that the proxy has got from the dead primary is committed, and the standby has it."""
+    """Tell whether all that the proxy has got from the dead primary is everywhere, and the standby has it.
+
+    A safekeeper that hung may have more on its way to the disk than the others: the next term would have to keep it.
+    """
     leading = leading_proxy(stage.cluster)
     if leading is None:
         return False
-    commit_lsn, end_lsn = parse_lsn(leading[1]["commit_lsn"]), parse_lsn(leading[1]["received_lsn"])
-    return commit_lsn == end_lsn and received_lsn(standby) >= commit_lsn
+    status = leading[1]
+    end_lsn = parse_lsn(status["received_lsn"])
+    flushed = [parse_lsn(member["flush_lsn"]) for member in status["safekeepers"]]
+    is_everywhere = parse_lsn(status["commit_lsn"]) == end_lsn and all(lsn == end_lsn for lsn in flushed)
+    return is_everywhere and received_lsn(standby) >= end_lsn
 
 
 def _serving_status(stage: Stage) -> dict[str, Any]:
