@@ -58,6 +58,12 @@ def _kill_its_safekeeper(stage: Stage) -> str:
 def _promote(stage: Stage) -> str:
     cluster = stage.cluster
     standby = cluster.standbys[STANDBY]
+    leading = leading_proxy(cluster)
+    # While the quorum hangs a spare may be voted for, and be without a primary a moment later: nobody could then tell
+    # the standby what was committed last (docs/promoting.md).
+    spares = [proxy for proxy in cluster.proxies if leading is not None and proxy is not leading[0]]
+    for proxy in spares:
+        proxy.kill9()
     # A quorum that hangs makes sure that commits wait when the primary dies.
     hung = [cluster.safekeepers[i] for i in sorted(cluster.safekeepers)[-2:]]
     for process in hung:
@@ -73,6 +79,8 @@ def _promote(stage: Stage) -> str:
     )
     cluster.promote(STANDBY)
     promoted = time.monotonic()
+    for proxy in spares:
+        cluster.start_proxy(proxy)
     assert stage.workload is not None  # the first step made it
     stage.workload.move_to(standby.port)
     seconds = stage.seconds_to_new_commit(before, promoted, _PROMOTION_S_MAX)
@@ -135,18 +143,17 @@ def _applied_lsn(stage: Stage) -> Lsn:
 
 
 def _has_all_that_is_committed(stage: Stage, standby: LocalPostgres) -> bool:
-    """Tell whether all that the proxy has got from the dead primary is everywhere, and the standby has it.
+    """Tell whether all that the proxy has got from the dead primary is committed, and the standby has it.
 
-    A safekeeper that hung may have more on its way to the disk than the others: the next term would have to keep it.
+    A safekeeper that hung may have more on its disk than that: the next term might have to keep it.
     """
     leading = leading_proxy(stage.cluster)
     if leading is None:
         return False
-    status = leading[1]
-    end_lsn = parse_lsn(status["received_lsn"])
-    flushed = [parse_lsn(member["flush_lsn"]) for member in status["safekeepers"]]
-    is_everywhere = parse_lsn(status["commit_lsn"]) == end_lsn and all(lsn == end_lsn for lsn in flushed)
-    return is_everywhere and received_lsn(standby) >= end_lsn
+    commit_lsn, end_lsn = parse_lsn(leading[1]["commit_lsn"]), parse_lsn(leading[1]["received_lsn"])
+    statuses = [safekeeper.status() for safekeeper in stage.cluster.safekeepers.values()]
+    nobody_has_more = all(status is not None and parse_lsn(status["flush_lsn"]) <= commit_lsn for status in statuses)
+    return commit_lsn == end_lsn and nobody_has_more and received_lsn(standby) >= commit_lsn
 
 
 def _serving_status(stage: Stage) -> dict[str, Any]:
