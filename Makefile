@@ -34,7 +34,7 @@ sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
 
 torture: .venv/.dev ## what takes minutes: kills during uploads, gigabytes through small disks
-	$(BIN)/pytest -v tests/torture
+	$(BIN)/pytest -v -s tests/torture
 
 bench: .venv/.embedded ## synchronous-commit options side by side on this machine
 	$(BIN)/walproxy bench
