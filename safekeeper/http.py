@@ -76,7 +76,6 @@ def status(node: Node) -> dict[str, Any]:
         "commit_lsn": format_lsn(acceptor.commit_lsn),
         "truncate_lsn": format_lsn(acceptor.truncate_lsn),
         "archived_lsn": format_lsn(acceptor.archived_lsn),
-        "oldest_lsn": format_lsn(folder.begin_lsn),
         "wal_begin_lsn": format_lsn(control.wal_begin_lsn),
         "votes": acceptor.is_voter,
         "promised": {"term": control.promised.term, "run": control.promised.run},

@@ -99,10 +99,6 @@ class Slots:
         """Return the slot of that name, None if there is none."""
         return self._slots.get(name)
 
-    def oldest_restart_lsn(self) -> Lsn | None:
-        """Return the position below which no slot holds WAL, None if none holds any."""
-        return min((slot.restart_lsn for slot in self._slots.values() if slot.restart_lsn), default=None)
-
     def describe(self) -> list[Slot]:
         """Return all slots, by name."""
         return [self._slots[name] for name in sorted(self._slots)]

@@ -225,10 +225,6 @@ class Uploader:
             infos += self._store.list(folder)
         return parse_keys(infos, self._segment_size)
 
-    def delete_partials(self, file: ArchivedFile) -> None:
-        """Remove the partials that `file`, which is in the archive, supersedes."""
-        self._delete_shorter(file, self.listing(file.folder))
-
     def _require_claimed(self) -> None:
         if self._archive_id is None:
             return

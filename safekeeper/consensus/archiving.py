@@ -66,11 +66,6 @@ class Archiving:
         candidate = self._candidates.get(self.archiver)
         return candidate.report.problem if candidate is not None else ""
 
-    def wal_begin_lsn(self, safekeeper_id: int) -> Lsn:
-        """Return where a safekeeper has said that its WAL begins, 0 if it has not."""
-        candidate = self._candidates.get(safekeeper_id)
-        return candidate.report.wal_begin_lsn if candidate is not None else 0
-
     def hear(self, safekeeper_id: int, report: ArchiveReport, now: float) -> str:
         """A safekeeper has reported; return what is wrong with its archive, empty if nothing is that is news."""
         candidate = self._candidates.setdefault(safekeeper_id, _Candidate(report, moved_at=now))

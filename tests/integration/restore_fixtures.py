@@ -10,7 +10,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from safekeeper.control_file import ControlFile
 from safekeeper.lsn import Lsn, parse_lsn, parse_segment_name, segment_name, segment_start
 from safekeeper.wal.filesystem import RealFileSystem
 from safekeeper.wal.segment_file import create_segment
+from tests.integration.cluster_fixtures import wait_for
 from walproxy.local_postgres import LocalPostgres, ServerBinaries
 from walproxy.server_binaries import server_user
 
@@ -239,10 +239,7 @@ def recovered(binaries: ServerBinaries, target: Path, **settings: str) -> Iterat
     """Start a restored server and wait until it has ended recovery; closed at the end."""
     with LocalPostgres(binaries, target, settings=settings) as server:
         server.start(DEADLINE_S)
-        deadline = time.monotonic() + DEADLINE_S
-        while server.execute("SELECT pg_is_in_recovery()") != [(False,)]:
-            assert time.monotonic() < deadline, server.log_tail()
-            time.sleep(0.02)
+        wait_for(lambda: server.execute("SELECT pg_is_in_recovery()") == [(False,)], "recovery has ended", DEADLINE_S)
         yield server
 
 

@@ -69,7 +69,7 @@ def trimmed(shared_trimmed: Trimmed) -> Iterator[Trimmed]:
 
 def oldest_lsn(cluster: Gated, safekeeper_id: int) -> Lsn:
     """Return where the WAL of a safekeeper begins."""
-    return parse_lsn(said(cluster.safekeepers[safekeeper_id], "oldest_lsn"))
+    return parse_lsn(said(cluster.safekeepers[safekeeper_id], "wal_begin_lsn"))
 
 
 def wait_until_trimmed(cluster: Gated, *safekeeper_ids: int) -> None:
@@ -188,7 +188,7 @@ def test_without_its_archive_nothing_goes_and_it_is_told_long_before_the_disk_is
         wait_for(lambda: "more than the 6 MiB of --wal-limit" in archiver.log_path.read_text(), "that is told")
         assert metric(archiver, "wal_bytes") > LIMIT_BYTES == metric(archiver, "wal_limit_bytes")
         # Nothing was removed that is not in the archive.
-        assert parse_lsn(said(archiver, "oldest_lsn")) - begin_lsn < 2 * MIB
+        assert parse_lsn(said(archiver, "wal_begin_lsn")) - begin_lsn < 2 * MIB
         load.wait_for_commits(20)
         place.unlink()
         place.with_name("aside").rename(place)

@@ -383,7 +383,7 @@ BUGS: dict[str, Bug] = {
         replace(PROFILES["switches"], trims=1.0, archive=1.0),
         ((World, "acceptor_class", _ArchivedAboveCut),),
     ),
-    "trims_unarchived": Bug("step 8", _ARCHIVING, _everywhere("trim_to", _trim_to_flush)),
+    "trims_unarchived": Bug("step 9", _ARCHIVING, _everywhere("trim_to", _trim_to_flush)),
     "last_committed_byte_trimmed": Bug(
         "S10",
         _ARCHIVING,

@@ -23,7 +23,6 @@ from safekeeper.errors import (
     ArchiveRefused,
     ArchiveUnavailable,
     LocalProtocolError,
-    ObjectMissing,
     StorageFailed,
 )
 from tests.unit.tiny_s3 import Answer, TinyS3
@@ -465,14 +464,3 @@ def test_wal_without_a_manifest_is_claimed_by_nobody(store: Meddled) -> None:
     uploader(store).upload(FILE, DATA)
     with pytest.raises(ArchiveRefused, match=r"holds WAL but no manifest\.json"):
         uploader(store).claim()
-
-
-def test_partials_can_be_removed_on_their_own(store: Meddled) -> None:
-    partial = partial_file(1, SEGMENT, SEGMENT + 9, SEGMENT)
-    uploader(store).upload(partial, DATA[:9])
-    uploader(store).delete_partials(partial)
-    assert len(keys(store)) == 2
-    uploader(store).delete_partials(FILE)
-    assert keys(store) == []
-    with pytest.raises(ObjectMissing):
-        store.get(partial.key(False))

@@ -241,12 +241,6 @@ def test_how_far_the_archive_is_stays_known_when_another_one_is_named() -> None:
     assert table.archiving.archived_lsn == BEGIN + 500
 
 
-def test_where_wal_begins_is_known_of_all_that_have_said() -> None:
-    table = Table()
-    table.hears(2, wal_begin_lsn=BEGIN + SEGMENT, has_archive=False)
-    assert (table.archiving.wal_begin_lsn(2), table.archiving.wal_begin_lsn(1)) == (BEGIN + SEGMENT, 0)
-
-
 def test_one_with_another_archive_is_told_of_once_and_never_named() -> None:
     table = Table()
     table.names()

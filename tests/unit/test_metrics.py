@@ -92,7 +92,7 @@ def test_positions_disk_and_archive_are_told_in_numbers_and_words(tmp_path: Path
         "safekeeper_readers": 1,
     }.items() <= numbers.items()
     assert numbers["safekeeper_disk_free_bytes"] > 0
-    assert status["oldest_lsn"] == "0/300000"
+    assert status["wal_begin_lsn"] == "0/300000"
     assert status["wal_limit"] == 64 * SEGMENT_SIZE
     archive = status["archive"]
     assert archive["url"] == str(tmp_path / "archive")

@@ -69,11 +69,7 @@ def readers_table(results: Sequence[ReaderResult], conditions: str) -> Table:
     table = _table(f"Commits while WAL is read, each sync {SYNC_DELAY_MS:g} ms slower {conditions}", columns)
     for each in results:
         table.add_row(
-            str(each.clients),
-            each.case,
-            f"{each.tps:.0f}",
-            f"{each.p50_ms:.2f}",
-            f"{each.p99_ms:.2f}",
+            *_commit_cells(each),
             _ratio(each.to_nobody, 3),
             _range(each.low, each.high),
             _ratio(each.p99_to_nobody),
@@ -107,11 +103,7 @@ def archive_commits_table(results: Sequence[CommitResult], conditions: str) -> T
     table = _table(f"Commits with and without an archive, each sync {SYNC_DELAY_MS:g} ms slower {conditions}", columns)
     for each in results:
         table.add_row(
-            str(each.clients),
-            each.case,
-            f"{each.tps:.0f}",
-            f"{each.p50_ms:.2f}",
-            f"{each.p99_ms:.2f}",
+            *_commit_cells(each),
             _ratio(each.to_none, 3),
             _ratio(each.to_alive, 3),
             _range(each.alive_low, each.alive_high),
@@ -153,6 +145,11 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         words = name in ("arm", "level", "readers", "archive")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     return table
+
+
+def _commit_cells(each: ReaderResult | CommitResult) -> tuple[str, ...]:
+    """Return the first cells of a row about commits: clients, case, tps, p50 and p99."""
+    return str(each.clients), each.case, f"{each.tps:.0f}", f"{each.p50_ms:.2f}", f"{each.p99_ms:.2f}"
 
 
 def _ratio(value: float | None, digits: int = 2) -> str:
