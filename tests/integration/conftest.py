@@ -22,6 +22,7 @@ from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Gated
 from tests.integration.object_stores import LocalFolder
 from tests.integration.refusal_fixtures import Stand, make_server, make_stand
+from tests.integration.restore_fixtures import Past, story
 from walproxy.local_postgres import LocalPostgres, ServerBinaries, find_servers
 
 SERVERS = find_servers()
@@ -208,3 +209,18 @@ def new_stand(servers: dict[int, ServerBinaries], major: int, small_template: Pa
             return stack.enter_context(make_stand(folder, server, safekeeper_count))
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def past(servers: dict[int, ServerBinaries], major: int) -> Iterator[Past]:
+    """A server's past, to be restored: backups, an archive, and what was where."""
+    with story(servers[major]) as made:
+        yield made
+
+
+@pytest.fixture
+def target(past: Past) -> Iterator[Path]:
+    """Where to restore to; not there yet."""
+    path = past.folder / "restored"
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -19,7 +19,6 @@ from tests.integration.restore_fixtures import (
     remove_segment,
     restore,
     rows,
-    story,
     take_backup,
     up_to,
     walproxy,
@@ -27,19 +26,6 @@ from tests.integration.restore_fixtures import (
 from walproxy.local_postgres import ServerBinaries
 
 pytestmark = NEWEST
-
-
-@pytest.fixture(scope="module")
-def past(servers: dict[int, ServerBinaries], major: int) -> Iterator[Past]:
-    with story(servers[major]) as made:
-        yield made
-
-
-@pytest.fixture
-def target(past: Past) -> Iterator[Path]:
-    path = past.folder / "restored"
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

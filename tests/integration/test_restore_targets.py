@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,25 +17,11 @@ from tests.integration.restore_fixtures import (
     remove_segment,
     restore,
     rows,
-    story,
     take_backup,
     up_to,
     walproxy,
 )
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
-
-
-@pytest.fixture(scope="module")
-def past(servers: dict[int, ServerBinaries], major: int) -> Iterator[Past]:
-    with story(servers[major]) as made:
-        yield made
-
-
-@pytest.fixture
-def target(past: Past) -> Iterator[Path]:
-    path = past.folder / "restored"
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+from walproxy.local_postgres import LocalPostgres
 
 
 def recovered_rows(past: Past, target: Path, *arguments: object, backup: str = "base") -> list[int]:
