@@ -155,7 +155,8 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
     Attributes:
         base_lsn: where the log begins, for an acceptor that shares nothing with it or ends below it (S6).
         commit_lsn: what the proposer knows to be committed in this term.
-        settled_lsn: below it the log was committed in earlier terms already; for the check of base_lsn only.
+        settled_lsn: below it the log is committed, whether or not this term knows it yet: the donor knew, or a member
+            of the term keeps it no more. For the check of base_lsn only.
         allow_data_loss: the operator's explicit word that committed records may be cut at a fork (S9).
     """
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from safekeeper.lsn import Lsn, segment_start
 
-# So much goes at a time: meanwhile nothing is acknowledged.
+# So much goes at a time; then it is asked anew what is still needed.
 SEGMENTS_PER_TRIM_MAX = 16
 
 
