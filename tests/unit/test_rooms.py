@@ -95,6 +95,17 @@ def test_nothing_that_is_shipped_imports_a_test(path: Path) -> None:
     assert {module for module in imports(path) if module.split(".")[0] == "tests"} == set()
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "walproxy").rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_only_the_pipeline_imports_spark(path: Path) -> None:
+    pipeline = ROOT / "walproxy" / "pipeline"
+    without_spark = [pipeline / "schemas.py", *(pipeline / room for room in ("decoder", "input", "tables"))]
+    if pipeline in path.parents and not any(room == path or room in path.parents for room in without_spark):
+        return
+    assert {module for module in imports(path) if module.split(".")[0] == "pyspark"} == set()
+
+
 def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
     file = tmp_path / "some.py"
     file.write_text("import os.path\ndef f():\n    from asyncio import sleep\n    return open('x')\n")

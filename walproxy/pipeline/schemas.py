@@ -1,0 +1,276 @@
+"""The columns of every view and table: name, type, unit, meaning. Docs and code are made from these lists.
+
+Spark has no unsigned types, so LSNs, OIDs, xids and block numbers are 64-bit integers (an LSN never sets the highest
+bit). Times are UTC. A *piece* is the WAL that one row of an aggregated view summarizes: at most one segment, cut where
+a stream was cut. Sums over pieces are exact, because a record belongs to the piece that holds its first byte.
+
+Imports pyarrow, not pyspark: `spark_ddl` writes Spark's words for a schema.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from safekeeper.errors import ConfigurationError
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+
+class Column(NamedTuple):
+    """One column.
+
+    Attributes:
+        type: as Arrow calls it.
+        nullable: it can be null; `meaning` says when.
+        meaning: what stands in it, with its unit.
+        source: the field of WAL that it comes from, in PostgreSQL's words.
+    """
+
+    name: str
+    type: pa.DataType
+    nullable: bool
+    meaning: str
+    source: str
+
+
+def _column(name: str, data_type: pa.DataType, meaning: str, source: str) -> Column:
+    return Column(name, data_type, False, meaning, source)
+
+
+def _nullable(name: str, data_type: pa.DataType, meaning: str, source: str) -> Column:
+    return Column(name, data_type, True, meaning, source)
+
+
+_RELATION: Final = (
+    _column("tablespace", pa.int64(), "OID of the tablespace", "RelFileLocator.spcOid"),
+    _column("database", pa.int64(), "OID of the database; 0 for a shared relation", "RelFileLocator.dbOid"),
+    _column(
+        "relation", pa.int64(), "number of the relation's file: pg_relation_filenode()", "RelFileLocator.relNumber"
+    ),
+)
+_FORK: Final = _column("fork", pa.int16(), "0 main, 1 free space map, 2 visibility map, 3 init", "fork_flags & 0x0F")
+_BLOCK: Final = _column("block", pa.int64(), "number of the 8 KiB block", "BlockNumber")
+
+_BLOCK_REFERENCE: Final = (
+    _column("block_id", pa.int16(), "number of the reference within the record, 0 to 32", "XLogRecordBlockHeader.id"),
+    *_RELATION,
+    _FORK,
+    _BLOCK,
+    _column("has_image", pa.bool_(), "the record holds a full-page image of it", "BKPBLOCK_HAS_IMAGE"),
+    _column("image_applied", pa.bool_(), "redo puts that image in place", "BKPIMAGE_APPLY"),
+    _column(
+        "image_bytes", pa.int32(), "bytes of the image as stored, without its hole", "XLogRecordBlockImageHeader.length"
+    ),
+    _column("data_bytes", pa.int32(), "bytes of data for this block", "XLogRecordBlockHeader.data_length"),
+    _column("will_init", pa.bool_(), "redo makes the page anew", "BKPBLOCK_WILL_INIT"),
+)
+
+_RECORD: Final = (
+    _column("lsn", pa.int64(), "where the record begins", "ReadRecPtr"),
+    _column("end_lsn", pa.int64(), "where it ends, as a commit waits for it", "EndRecPtr"),
+)
+_RMGR: Final = _column("rmgr", pa.string(), "resource manager, as pg_waldump names it", "rmgrlist.h, by xl_rmid")
+_OPERATION: Final = _column(
+    "operation", pa.string(), "what it does, as pg_waldump names it; `0x..` if unknown", "rm_identify(), by xl_info"
+)
+_XID: Final = _column("xid", pa.int64(), "transaction (or subtransaction); 0 for none", "XLogRecord.xl_xid")
+_TLI: Final = _column("tli", pa.int32(), "timeline of its first byte", "XLogPageHeader.xlp_tli")
+
+_PIECE: Final = (
+    _column("begin_lsn", pa.int64(), "where the piece begins", "a page's boundary"),
+    _column(
+        "end_lsn", pa.int64(), "where the piece ends; records that begin before it belong to it", "a page's boundary"
+    ),
+)
+_PIECE_TIMES: Final = (
+    _nullable("first_time", _TIME, "time of the first commit or abort in the piece; null if it has none", "xact_time"),
+    _nullable("last_time", _TIME, "time of the last one", "xact_time"),
+)
+
+COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
+    "records": (
+        *_RECORD,
+        _column("previous_lsn", pa.int64(), "where the record before it begins", "XLogRecord.xl_prev"),
+        _TLI,
+        _RMGR,
+        _OPERATION,
+        _column("rmid", pa.int16(), "number of the resource manager", "XLogRecord.xl_rmid"),
+        _column("info", pa.int16(), "flags of the resource manager and of the record", "XLogRecord.xl_info"),
+        _XID,
+        _nullable(
+            "top_xid", pa.int64(), "transaction of a subtransaction; null if not stated", "XLR_BLOCK_ID_TOPLEVEL_XID"
+        ),
+        _nullable("origin", pa.int32(), "replication origin; null if none", "XLR_BLOCK_ID_ORIGIN"),
+        _column(
+            "total_length", pa.int32(), "bytes, header included, page headers and padding not", "XLogRecord.xl_tot_len"
+        ),
+        _column("main_bytes", pa.int32(), "bytes of main data", "XLR_BLOCK_ID_DATA_SHORT, _LONG"),
+        _column("image_count", pa.int16(), "full-page images in it", "BKPBLOCK_HAS_IMAGE"),
+        _column("image_bytes", pa.int32(), "bytes of these images as stored", "XLogRecordBlockImageHeader.length"),
+        _column(
+            "blocks",
+            pa.list_(
+                pa.field("element", pa.struct([pa.field(c.name, c.type, c.nullable) for c in _BLOCK_REFERENCE]), True)
+            ),
+            "its block references: the columns of the view `blocks` from block_id on",
+            "XLogRecordBlockHeader",
+        ),
+    ),
+    "blocks": (*_RECORD, _RMGR, _OPERATION, _XID, *_BLOCK_REFERENCE),
+    "transactions": (
+        _column("lsn", pa.int64(), "where the record begins that ends the transaction", "ReadRecPtr"),
+        _column("end_lsn", pa.int64(), "where that record ends: a commit's LSN", "EndRecPtr"),
+        _TLI,
+        _column("xid", pa.int64(), "the transaction; of a prepared one, its own", "xl_xid, xl_xact_twophase"),
+        _column(
+            "outcome",
+            pa.string(),
+            "commit, abort, prepare, commit_prepared or abort_prepared",
+            "xl_info & XLOG_XACT_OPMASK",
+        ),
+        _column("time", _TIME, "when, by the clock of the primary", "xact_time"),
+        _nullable("database", pa.int64(), "OID of the database, where the record states it", "xl_xact_dbinfo"),
+        _column("subxids", pa.list_(pa.field("element", pa.int64(), True)), "its subtransactions", "xl_xact_subxacts"),
+        _nullable("gid", pa.string(), "name of the prepared transaction, where stated", "twophase_gid"),
+        _nullable("origin", pa.int32(), "replication origin that it was replayed from", "XLR_BLOCK_ID_ORIGIN"),
+        _nullable("origin_lsn", pa.int64(), "its LSN there", "xl_xact_origin.origin_lsn"),
+        _nullable("origin_time", _TIME, "its time there", "xl_xact_origin.origin_timestamp"),
+        _column(
+            "remote_apply", pa.bool_(), "its client waited for standbys to replay it", "XACT_COMPLETION_APPLY_FEEDBACK"
+        ),
+    ),
+    "transaction_volume": (
+        *_PIECE,
+        _column("xid", pa.int64(), "transaction or subtransaction", "xl_xid"),
+        _nullable(
+            "top_xid",
+            pa.int64(),
+            "transaction of a subtransaction, if stated in the piece",
+            "XLR_BLOCK_ID_TOPLEVEL_XID",
+        ),
+        _column("records", pa.int64(), "its records in the piece", "xl_xid"),
+        _column("wal_bytes", pa.int64(), "their bytes", "xl_tot_len"),
+        _column("image_bytes", pa.int64(), "of these, in full-page images", "XLogRecordBlockImageHeader.length"),
+        _column("first_lsn", pa.int64(), "the first of them", "ReadRecPtr"),
+        _column("last_lsn", pa.int64(), "the last of them", "ReadRecPtr"),
+    ),
+    "relation_volume": (
+        *_PIECE,
+        *_PIECE_TIMES,
+        _RMGR,
+        *(
+            column._replace(nullable=True, meaning=f"{column.meaning}; null if a record has none")
+            for column in _RELATION
+        ),
+        _column("records", pa.int64(), "records whose first block is of this relation", "XLogRecord"),
+        _column("block_references", pa.int64(), "references to its blocks", "XLogRecordBlockHeader"),
+        _column(
+            "wal_bytes",
+            pa.int64(),
+            "bytes: a block's image and data count for its relation, the rest of a record for its first block's",
+            "xl_tot_len",
+        ),
+        _column("image_count", pa.int64(), "full-page images of its blocks", "BKPBLOCK_HAS_IMAGE"),
+        _column("image_bytes", pa.int64(), "bytes of these images", "XLogRecordBlockImageHeader.length"),
+    ),
+    "page_versions": (
+        *_PIECE,
+        *_RELATION,
+        _FORK,
+        _BLOCK,
+        _column("records", pa.int64(), "records of the piece that change the page", "XLogRecordBlockHeader"),
+        _column("first_lsn", pa.int64(), "the first of them", "ReadRecPtr"),
+        _column("last_lsn", pa.int64(), "the last of them", "ReadRecPtr"),
+        _column("last_end_lsn", pa.int64(), "its end: what the page's header says once it was replayed", "EndRecPtr"),
+        _nullable(
+            "image_lsn",
+            pa.int64(),
+            "the last record that makes the page without its older version; null if none does",
+            "BKPIMAGE_APPLY, BKPBLOCK_WILL_INIT",
+        ),
+        _column("records_since_image", pa.int64(), "records behind that one; all if there is none", "ReadRecPtr"),
+    ),
+    "tuple_stats": (
+        *_PIECE,
+        *_PIECE_TIMES,
+        *_RELATION,
+        _column(
+            "inserts",
+            pa.int64(),
+            "tuples inserted, also by transactions that abort",
+            "XLOG_HEAP_INSERT, XLOG_HEAP2_MULTI_INSERT",
+        ),
+        _column("updates", pa.int64(), "tuples updated, hot ones not counted", "XLOG_HEAP_UPDATE"),
+        _column("hot_updates", pa.int64(), "tuples updated without touching an index", "XLOG_HEAP_HOT_UPDATE"),
+        _column("deletes", pa.int64(), "tuples deleted", "XLOG_HEAP_DELETE"),
+    ),
+}
+"""The columns of each view, in order."""
+
+VIEWS: Final = tuple(COLUMNS)
+
+
+def columns_of(view: str, names: Sequence[str] | None = None) -> tuple[Column, ...]:
+    """Return the columns of a view, or those of them that are named, in the order of the view.
+
+    Raises:
+        ConfigurationError: there is no such view or column.
+    """
+    if view not in COLUMNS:
+        raise ConfigurationError(f"there is no view {view!r}: it is one of {', '.join(VIEWS)}")
+    columns = COLUMNS[view]
+    if names is None:
+        return columns
+    known = {column.name for column in columns}
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        what = f"no column {unknown[0]!r}" if unknown else "no view without columns"
+        raise ConfigurationError(f"there is {what} in the view {view}: it has {', '.join(c.name for c in columns)}")
+    return tuple(column for column in columns if column.name in names)
+
+
+def arrow_schema(view: str, names: Sequence[str] | None = None) -> pa.Schema:
+    """Return the Arrow schema of a view, of all its columns or of those that are named.
+
+    Raises:
+        ConfigurationError: there is no such view or column.
+    """
+    return pa.schema([pa.field(c.name, c.type, c.nullable) for c in columns_of(view, names)])
+
+
+def spark_ddl(schema: pa.Schema) -> str:
+    """Return a schema in Spark's words, such as `lsn BIGINT NOT NULL, ...`.
+
+    Raises:
+        ConfigurationError: Spark has no word for a column's type.
+    """
+    return ", ".join(
+        f"`{field.name}` {_spark_type(field.type)}{'' if field.nullable else ' NOT NULL'}" for field in schema
+    )
+
+
+_SPARK_TYPES: Final = {
+    pa.bool_(): "BOOLEAN",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    _TIME: "TIMESTAMP",
+}
+
+
+def _spark_type(data_type: pa.DataType) -> str:
+    if pa.types.is_list(data_type):
+        return f"ARRAY<{_spark_type(data_type.value_type)}>"
+    if pa.types.is_struct(data_type):
+        fields = [data_type.field(index) for index in range(data_type.num_fields)]
+        inner = ", ".join(
+            f"`{field.name}`: {_spark_type(field.type)}{'' if field.nullable else ' NOT NULL'}" for field in fields
+        )
+        return f"STRUCT<{inner}>"
+    if data_type not in _SPARK_TYPES:
+        raise ConfigurationError(f"Spark has no type for {data_type}")
+    return _SPARK_TYPES[data_type]
