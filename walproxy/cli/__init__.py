@@ -12,7 +12,7 @@ import click
 
 from safekeeper.command import run_command
 
-_COMMANDS = ("run", "status", "archive", "restore", "wal-fetch", "rebootstrap", "demo", "bench")
+_COMMANDS = ("run", "status", "archive", "restore", "wal-fetch", "rebootstrap", "demo", "bench", "pipeline")
 
 
 class _Commands(click.Group):

@@ -1,0 +1,83 @@
+"""`walproxy pipeline`: WAL as tables, its commands found and imported as those of walproxy/cli are.
+
+The libraries that they need come with an extra, and Spark needs Java. A command that cannot find one of them says so in
+one line; `--help` and the list of commands need none.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from safekeeper.errors import ConfigurationError
+
+INSTALL: Final = "pip install 'walproxy[pipeline]'"
+
+_COMMANDS: Final[dict[str, str]] = {}
+"""What each command does, in one line: asking each of them would import all their libraries."""
+
+_MODULES: Final = (
+    "deltalake",
+    "jinja2",
+    "llvmlite",
+    "numba",
+    "numpy",
+    "pandas",
+    "plotly",
+    "pyarrow",
+    "pyiceberg",
+    "pyspark",
+)
+
+
+class _Commands(click.Group):
+    """Commands that are imported from `walproxy.cli.pipeline_commands.NAME` when they are needed."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        with missing_extra_is_one_line():
+            command = getattr(importlib.import_module(f"walproxy.cli.pipeline_commands.{name}"), name)
+        assert isinstance(command, click.Command)  # by the naming above
+        return command
+
+    def invoke(self, context: click.Context) -> Any:
+        with missing_extra_is_one_line():
+            return super().invoke(context)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@contextlib.contextmanager
+def missing_extra_is_one_line() -> Iterator[None]:
+    """Turn the absence of a library of the extra into one line that says how to get it.
+
+    Raises:
+        ConfigurationError: a library is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in _MODULES:
+            raise
+        raise ConfigurationError(f"the pipeline needs {library}, which is not installed: {INSTALL}") from error
+
+
+@click.group(cls=_Commands)
+def pipeline() -> None:
+    """WAL as tables: decode it from the archive or from safekeepers, and ask it with SQL.
+
+    \b
+    Examples:
+      walproxy pipeline run s3://bucket/main --to tables --once
+      walproxy pipeline query "SELECT rmgr, count(*) FROM records GROUP BY rmgr" --tables tables
+    """
