@@ -16,7 +16,9 @@ from safekeeper.errors import ConfigurationError
 
 INSTALL: Final = "pip install 'walproxy[pipeline]'"
 
-_COMMANDS: Final[dict[str, str]] = {}
+_COMMANDS: Final[dict[str, str]] = {
+    "catalog": "write the names of relations into a file",
+}
 """What each command does, in one line: asking each of them would import all their libraries."""
 
 _MODULES: Final = (
