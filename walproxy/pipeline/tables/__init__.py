@@ -1,0 +1,25 @@
+"""Tables of the pipeline: rows that are added exactly once, as Parquet, Iceberg or Delta (docs/adr/0019-tables.md).
+
+opening          a table by its folder and name; which tables a folder holds
+table            what a table can do, whatever its format
+parquet_files    writing Parquet, and what a file's footer says of it
+table_folder     the identity of a table: its format and its schema
+disk             names that appear and vanish durably
+commit_log       the log of a table of plain Parquet
+parquet_table    plain Parquet: a folder that every reader of Parquet reads
+iceberg_table    Iceberg, with a catalog in SQLite
+delta_table      Delta Lake
+
+Tasks write files (`Table.new_file`), one process commits them (`Table.commit`) under the name of a writer and the
+number of a batch. A batch that is in already is recognised, whoever commits it again after a crash: its files are
+removed, and no row comes twice.
+
+No file here imports pyspark.
+"""
+
+from walproxy.pipeline.tables.opening import find_tables, open_table
+from walproxy.pipeline.tables.parquet_files import DataFile, NewFile
+from walproxy.pipeline.tables.table import LiveFile, Table
+from walproxy.pipeline.tables.table_folder import FORMATS, TableFormat
+
+__all__ = ["FORMATS", "DataFile", "LiveFile", "NewFile", "Table", "TableFormat", "find_tables", "open_table"]

@@ -1,0 +1,101 @@
+"""A table by its folder and name, and which tables a folder holds.
+
+The formats' libraries are imported only when a table of theirs is opened: pyiceberg takes two seconds.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from safekeeper.errors import ConfigurationError
+from walproxy.pipeline.tables.disk import Disk, storage_errors
+from walproxy.pipeline.tables.parquet_files import normal_schema
+from walproxy.pipeline.tables.table import Table
+from walproxy.pipeline.tables.table_folder import (
+    FORMATS,
+    TableFormat,
+    check_identity,
+    folder_of,
+    identity_of,
+    local_folder,
+    read_identity,
+    what_is_in,
+    write_identity,
+)
+
+
+class FoundTable(NamedTuple):
+    """A table of a folder."""
+
+    name: str
+    format: TableFormat
+
+
+def open_table(
+    url_or_folder: str | Path,
+    name: str,
+    format: TableFormat | None = None,
+    schema: pa.Schema | None = None,
+    *,
+    create: bool = True,
+) -> Table:
+    """Open a table; what another process left unfinished is finished with the first use.
+
+    Args:
+        format: what the table must be; None: whatever it is.
+        schema: what its columns must be; None: whatever they are.
+        create: make the table if it is not there; then format and schema are needed.
+
+    Raises:
+        ConfigurationError: there is no such table, it has another format or other columns, or something else lies
+            there. Nothing was written.
+        StorageFull, StorageFailed.
+    """
+    folder = folder_of(url_or_folder, name)
+    if format is not None and format not in FORMATS:
+        raise ConfigurationError(f"there is no table format {format!r}: it is one of {', '.join(FORMATS)}")
+    with storage_errors(f"open the table {folder}"):
+        identity = read_identity(folder)
+        if identity is None:
+            foreign = what_is_in(folder)
+            if foreign is not None:
+                raise ConfigurationError(
+                    f"{folder} holds no table of ours, but {foreign}: name another folder or table"
+                )
+            if not create or format is None or schema is None:
+                raise ConfigurationError(f"there is no table {name!r} in {folder.parent}: create it by writing to it")
+            identity = identity_of(format, normal_schema(schema))
+            write_identity(Disk(), folder, identity)
+        check_identity(folder, identity, format, schema)
+        table = _table(folder, identity.format, identity.schema())
+        table.prepare()
+        return table
+
+
+def _table(folder: Path, table_format: TableFormat, schema: pa.Schema) -> Table:
+    if table_format == "parquet":
+        from walproxy.pipeline.tables.parquet_table import ParquetTable
+
+        return ParquetTable(folder, schema)
+    if table_format == "delta":
+        from walproxy.pipeline.tables.delta_table import DeltaLakeTable
+
+        return DeltaLakeTable(folder, schema)
+    from walproxy.pipeline.tables.iceberg_table import IcebergTable
+
+    return IcebergTable(folder, schema)
+
+
+def find_tables(url_or_folder: str | Path) -> list[FoundTable]:
+    """Return the tables of a folder, by name; none if there is no such folder.
+
+    Raises:
+        ConfigurationError: a table's identity cannot be understood.
+        StorageFailed: the folder cannot be read.
+    """
+    folder = local_folder(url_or_folder)
+    with storage_errors(f"read the folder {folder}"):
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        found = [(path, read_identity(path)) for path in paths]
+    return [FoundTable(path.name, identity.format) for path, identity in found if identity is not None]

@@ -1,0 +1,217 @@
+"""Parquet files: how they are written, for every table alike, and what a file's footer says of it.
+
+A file is on disk when `write_parquet` returns; its name is not until its folder was synced, which is the committer's.
+"""
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from safekeeper.errors import ConfigurationError
+from walproxy.pipeline.tables.disk import storage_errors
+
+COMPRESSION: Final = "zstd"
+COMPRESSION_LEVEL: Final = 1
+ROW_GROUP_ROWS: Final = 1 << 19
+"""Rows of a row group at most."""
+
+
+class DataFile(NamedTuple):
+    """A file that was written and is to be committed.
+
+    Attributes:
+        path: where it lies, absolute.
+        bytes: its size.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+
+
+class NewFile(NamedTuple):
+    """Where a task writes a file of a table. Can be pickled. Every attempt of a task gets a file of its own.
+
+    Attributes:
+        folder: the table's folder for files that are being written.
+        stem: how the file's name begins.
+        schema: the table's.
+        suffix: how the file's name ends until it is committed.
+    """
+
+    folder: str
+    stem: str
+    schema: pa.Schema
+    suffix: str
+
+    def path(self) -> str:
+        """Return a path that nobody had before."""
+        return f"{self.folder}/{self.stem}-{uuid.uuid4().hex}{self.suffix}"
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
+        """Write the batches to a path of its own, durably; None, and no file, if there are no rows.
+
+        Raises:
+            ConfigurationError: a batch has other columns than the table.
+            StorageFull, StorageFailed.
+        """
+        written = write_parquet(self.path(), batches, self.schema)
+        if written.rows == 0:
+            Path(written.path).unlink()
+            return None
+        return written
+
+
+class Footer(NamedTuple):
+    """What a file's footer says.
+
+    Attributes:
+        bounds: the least and the greatest value of each column of 64-bit integers that is not nested.
+        nulls: how many values are null, of each column that is not nested.
+    """
+
+    schema: pa.Schema
+    rows: int
+    bytes: int
+    bounds: dict[str, tuple[int, int]]
+    nulls: dict[str, int]
+
+
+def write_parquet(path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> DataFile:
+    """Write a Parquet file and sync it. A file that could not be written whole is removed.
+
+    Raises:
+        ConfigurationError: a batch has other columns.
+        StorageFull, StorageFailed.
+    """
+    rows = 0
+    try:
+        with storage_errors(f"write {path}"), pa.OSFile(path, "wb") as file:
+            with pq.ParquetWriter(file, schema, **_writer_options(schema)) as writer:
+                for table in _row_groups(batches, schema):
+                    writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+                    rows += table.num_rows
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise
+    return DataFile(path, rows, size)
+
+
+def _writer_options(schema: pa.Schema) -> dict[str, object]:
+    return {
+        "compression": COMPRESSION,
+        "compression_level": COMPRESSION_LEVEL,
+        "use_dictionary": [field.name for field in schema if pa.types.is_string(field.type)],
+        "write_statistics": True,
+    }
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of the batches in tables of at least ROW_GROUP_ROWS rows, the last of what is left."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if not batch.schema.equals(schema):
+            batch = _conformed(batch, schema)
+        pending.append(batch)
+        rows += batch.num_rows
+        if rows >= ROW_GROUP_ROWS:
+            yield pa.Table.from_batches(pending, schema)
+            pending, rows = [], 0
+    if rows:
+        yield pa.Table.from_batches(pending, schema)
+
+
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with the very schema of the table; its types may differ in names of list elements only."""
+    difference = schema_difference(schema, batch.schema)
+    if difference is not None:
+        raise ConfigurationError(f"rows cannot be written: {difference}")
+    return batch.cast(schema)
+
+
+def read_footer(path: str) -> Footer:
+    """Return what a file's footer says.
+
+    Raises:
+        ConfigurationError: it is not a Parquet file, or it is torn.
+        StorageFailed: it cannot be read.
+    """
+    with storage_errors(f"read {path}"):
+        try:
+            with pq.ParquetFile(path) as file:
+                metadata, schema = file.metadata, file.schema_arrow
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(f"{path} is no Parquet file, or it is torn: {_first_line(error)}") from error
+        size = Path(path).stat().st_size
+    bounds: dict[str, tuple[int, int]] = {}
+    nulls: dict[str, int] = {}
+    flat = {field.name: field.type for field in schema if not pa.types.is_nested(field.type)}
+    for group_number in range(metadata.num_row_groups):
+        group = metadata.row_group(group_number)
+        for column_number in range(group.num_columns):
+            column = group.column(column_number)
+            name = column.path_in_schema
+            statistics = column.statistics
+            if name not in flat or statistics is None:
+                continue
+            if statistics.has_null_count:
+                nulls[name] = nulls.get(name, 0) + statistics.null_count
+            if flat[name] == pa.int64() and statistics.has_min_max:
+                low, high = bounds.get(name, (statistics.min, statistics.max))
+                bounds[name] = min(low, statistics.min), max(high, statistics.max)
+    return Footer(schema.remove_metadata(), metadata.num_rows, size, bounds, nulls)
+
+
+def normal_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema without metadata, lists' elements named as Parquet names them."""
+    return pa.schema([_normal_field(field) for field in schema])
+
+
+def _normal_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, _normal_type(field.type), field.nullable)
+
+
+def _normal_type(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(data_type):
+        element = data_type.value_field
+        return pa.list_(pa.field("element", _normal_type(element.type), element.nullable))
+    if pa.types.is_struct(data_type):
+        return pa.struct([_normal_field(data_type.field(index)) for index in range(data_type.num_fields)])
+    return data_type
+
+
+def schema_difference(wanted: pa.Schema, given: pa.Schema) -> str | None:
+    """Return in which column `given` differs from the schema `wanted` of a table, None if in none.
+
+    Whether values may be null counts only where the table forbids it.
+    """
+    wanted, given = normal_schema(wanted), normal_schema(given)
+    for field in wanted:
+        index = given.get_field_index(field.name)
+        if index < 0:
+            return f"column {field.name!r} is missing"
+        other = given.field(index)
+        if other.type != field.type:
+            return f"column {field.name!r} is of type {other.type}, in the table it is {field.type}"
+        if other.nullable and not field.nullable:
+            return f"column {field.name!r} may be null, in the table it may not"
+    for field in given:
+        if wanted.get_field_index(field.name) < 0:
+            return f"column {field.name!r} is not in the table"
+    if wanted.names != given.names:
+        at = next(index for index, name in enumerate(wanted.names) if given.names[index] != name)
+        return f"column {given.names[at]!r} stands where the table has {wanted.names[at]!r}"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,177 @@
+"""A table of plain Parquet: a folder that any reader of Parquet reads, with commits that happen exactly once.
+
+    NAME/data -> _walproxy/generations/000001   a symbolic link; readers take NAME/data/*.parquet
+    NAME/_walproxy/generations/000001/          the table's files
+    NAME/_walproxy/staged/                      files that are being written
+    NAME/_walproxy/commits, checkpoint.json     the log (commit_log.py)
+
+A commit, under the table's lock: sync the staged files' folder; write the log's entry (the batch counts from here);
+rename the files into the generation's folder; sync that. A process that ends in between leaves an entry that is not
+carried out. Whoever opens the table next carries it out: a file that is no longer staged has been moved already.
+
+A compaction puts fewer, larger files in the place of many. In a plain folder no order of renames does that without a
+moment in which a reader sees rows twice or not at all. So there is a new folder, the next generation: hard links to the
+files that stay, and the new ones. Then the link `data` is replaced in one step. Who lists `data/` sees the files before
+or those after. Who listed it before and opens a file after may find it gone, and must list again; it never counts rows
+twice. `live_files` names files in the folder of their generation, which stays until `expire`.
+
+Who reads `data/` sees the files of one batch appear one after the other; who reads through `live_files` sees whole
+batches only.
+"""
+
+import contextlib
+import errno
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+import pyarrow as pa
+
+from walproxy.pipeline.tables.commit_log import CommitLog, Entry, LoggedFile
+from walproxy.pipeline.tables.disk import Disk, locked, storage_errors
+from walproxy.pipeline.tables.table import CheckedFile, LiveFile, Table
+from walproxy.pipeline.tables.table_folder import LOCK_FILE, OWN_FOLDER, TableFormat
+
+DATA_LINK: Final = "data"
+STAGED_SUFFIX: Final = ".staged"
+_READ_ONLY: Final = frozenset({errno.EACCES, errno.EROFS, errno.EPERM})
+
+
+class ParquetTable(Table):
+    """A table of plain Parquet.
+
+    Args:
+        disk: carries out the steps; a test stops the world between them.
+    """
+
+    format: ClassVar[TableFormat] = "parquet"
+    _suffix: ClassVar[str] = f".parquet{STAGED_SUFFIX}"
+
+    def __init__(self, folder: Path, schema: pa.Schema, disk: Disk | None = None) -> None:
+        super().__init__(folder, schema)
+        self._disk = disk if disk is not None else Disk()
+        self._own = folder / OWN_FOLDER
+        self._log = CommitLog(self._disk, self._own)
+        self._carried_out = -1  # Up to which entry we know that everything was carried out.
+
+    @property
+    def _new_files(self) -> Path:
+        return self._own / "staged"
+
+    def prepare(self) -> None:
+        with storage_errors(f"make the table {self.folder}"), self._exclusively():
+            if self._log.state.number < 0:
+                self._log.create()
+                self._disk.make_folder(self._new_files)
+                self._disk.sync_folder(self._own)
+                self._write(Entry(1, 0, time.time(), "create", 1))
+
+    def last_batch(self, writer: str) -> int | None:
+        with storage_errors(f"read the table {self.folder}"):
+            self._log.refresh()
+        return self._log.state.batches.get(writer)
+
+    def _append(
+        self, writer: str | None, batch: int | None, files: Sequence[CheckedFile], properties: dict[str, str]
+    ) -> bool | None:
+        with self._exclusively():
+            state = self._log.state
+            if writer is not None and batch is not None and state.batches.get(writer, -1) >= batch:
+                return False
+            if files:
+                self._disk.sync_folder(self._new_files)
+            added = [
+                LoggedFile(path.name.removesuffix(STAGED_SUFFIX), footer.rows, footer.bytes, footer.bounds)
+                for path, footer in files
+            ]
+            entry = Entry(
+                version=1,
+                number=state.number + 1,
+                time=time.time(),
+                operation="append",
+                generation=state.generation,
+                add=added,
+                writer=writer,
+                batch=batch,
+                properties=properties,
+            )
+            return True if self._write(entry) else None
+
+    def live_files(self) -> list[LiveFile]:
+        with storage_errors(f"read the table {self.folder}"):
+            try:
+                with self._exclusively():
+                    pass
+            except OSError as error:
+                if error.errno not in _READ_ONLY:
+                    raise
+                self._log.refresh()
+            state = self._log.state
+            folder = self._generation(state.generation)
+            return [
+                LiveFile(str(folder / file.name), file.rows, file.bytes, dict(file.bounds))
+                for file in state.files.values()
+            ]
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Hold the table's lock, know its log, and have its newest entry carried out."""
+        with locked(self._own / LOCK_FILE):
+            try:
+                self._log.refresh()
+                newest = self._log.newest
+                if newest is not None and newest.number > self._carried_out:
+                    self._log.sync()
+                    self._carry_out(newest)
+                yield
+            except BaseException:
+                self._log.forget()
+                raise
+
+    def _write(self, entry: Entry) -> bool:
+        """Write the next entry and carry it out; False if its number is taken, which only a lost lock can cause."""
+        if not self._log.append(entry):
+            return False
+        self._log.refresh()
+        self._carry_out(entry)
+        self._log.checkpoint()
+        return True
+
+    def _carry_out(self, entry: Entry) -> None:
+        """Do what an entry says, or what is left of it."""
+        folder = self._generation(entry.generation)
+        if entry.operation == "append":
+            for file in entry.add:
+                self._move(file.name, folder)
+            if entry.add:
+                self._disk.sync_folder(folder)
+        else:
+            self._begin_generation(entry)
+        self._carried_out = entry.number
+
+    def _move(self, name: str, folder: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # It is there already.
+            self._disk.rename(self._new_files / f"{name}{STAGED_SUFFIX}", folder / name)
+
+    def _begin_generation(self, entry: Entry) -> None:
+        folder = self._generation(entry.generation)
+        self._disk.make_folder(folder)
+        self._disk.sync_folder(folder.parent)
+        self._disk.sync_folder(self._own)
+        for file in entry.add:
+            self._move(file.name, folder)
+        added = {file.name for file in entry.add}
+        before = self._generation(entry.generation - 1)
+        for name in self._log.state.files.keys() - added:
+            with contextlib.suppress(FileExistsError):
+                self._disk.link(before / name, folder / name)
+        self._disk.sync_folder(folder)
+        link = self._own / f"{DATA_LINK}.new"
+        self._disk.unlink(link)
+        self._disk.symlink(f"{OWN_FOLDER}/generations/{folder.name}", link)
+        self._disk.rename(link, self.folder / DATA_LINK)
+        self._disk.sync_folder(self.folder)
+
+    def _generation(self, number: int) -> Path:
+        return self._own / "generations" / f"{number:06d}"
