@@ -1,0 +1,144 @@
+"""When was a byte of WAL written: bins of time, each with the range of WAL that it stands for.
+
+Only the records that end transactions carry a time. Between two of them it is taken to pass evenly with the bytes, so a
+bulk load of an hour spreads over that hour although its one commit comes last. What lies before the first such record
+and behind the last one has no time.
+
+Where WAL has no two times at all, the bins are of LSNs instead. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from safekeeper.lsn import Lsn, format_lsn
+
+_SECOND_US: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# Widths that people read with ease: 1 ms to 500 ms, then seconds, minutes, hours, days.
+_WIDTHS_US: Final = (
+    *(number * 1000 for number in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    *(number * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
+    *(number * 60 * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
+    *(number * 3600 * _SECOND_US for number in (1, 2, 3, 6, 12)),
+)
+_DAY_US: Final = 86_400 * _SECOND_US
+_WIDTH_BYTES_MIN: Final = 8192
+
+
+class Knot(NamedTuple):
+    """A place in WAL whose time is known, in microseconds since 1970."""
+
+    time_us: int
+    lsn: Lsn
+
+
+class Bin(NamedTuple):
+    """A bar of a chart: where it begins on the axis, and the WAL that it stands for (none, if it is empty)."""
+
+    begin: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+class Axis(NamedTuple):
+    """The bins of all charts.
+
+    Attributes:
+        has_times: bins begin at times (microseconds since 1970) and not at LSNs.
+        width: of each, in microseconds or bytes.
+    """
+
+    has_times: bool
+    width: int
+    bins: list[Bin]
+
+    def labels(self) -> list[str]:
+        """Return where each bin begins, as a time in UTC or as an LSN."""
+        return [time_text(each.begin) if self.has_times else format_lsn(each.begin) for each in self.bins]
+
+    def width_text(self) -> str:
+        """Return the width for people: `5 min`, `16 MiB`."""
+        return duration_text(self.width) if self.has_times else size_text(self.width)
+
+
+def bin_width_us(first_us: int, last_us: int, bins_max: int) -> int:
+    """Return the smallest handy width with which aligned bins that hold both times are no more than `bins_max`."""
+    days = 1
+    for width in _WIDTHS_US:
+        if last_us // width - first_us // width < bins_max:
+            return width
+    while last_us // (days * _DAY_US) - first_us // (days * _DAY_US) >= bins_max:
+        days += 1
+    return days * _DAY_US
+
+
+def time_axis(knots: Iterable[Knot], width_us: int) -> Axis:
+    """Return bins of time, aligned to their width, from the first knot's to the last one's.
+
+    Args:
+        knots: at least one; commits are written nearly, not exactly, in the order of their times.
+    """
+    ordered = sorted(knots)
+    times, lsns, highest_lsn = [], [], 0
+    for knot in ordered:
+        highest_lsn = max(highest_lsn, knot.lsn)
+        times.append(knot.time_us)
+        lsns.append(highest_lsn)
+    begin_us = times[0] // width_us * width_us
+    begins = range(begin_us, times[-1] + 1, width_us)
+    bounds = _interpolate([*begins, begins[-1] + width_us], times, lsns)
+    return Axis(True, width_us, [Bin(begin, *bound) for begin, bound in zip(begins, pairwise(bounds), strict=True)])
+
+
+def _interpolate(wanted: Sequence[int], times: Sequence[int], lsns: Sequence[Lsn]) -> list[Lsn]:
+    """Return the LSN at each of the ascending times, that of the nearest knot outside of all knots."""
+    found = []
+    right = 0
+    for time in wanted:
+        while right < len(times) and times[right] < time:
+            right += 1
+        if right == 0 or right == len(times):
+            found.append(lsns[0] if right == 0 else lsns[-1])
+            continue
+        left = right - 1
+        passed = (time - times[left]) / (times[right] - times[left])
+        found.append(lsns[left] + int((lsns[right] - lsns[left]) * passed))
+    return found
+
+
+def lsn_axis(begin_lsn: Lsn, end_lsn: Lsn, bins_max: int) -> Axis:
+    """Return bins of WAL of one width, a power of two."""
+    width = _WIDTH_BYTES_MIN
+    while (end_lsn - 1) // width - begin_lsn // width >= bins_max:
+        width *= 2
+    begins = range(begin_lsn // width * width, max(end_lsn, begin_lsn + 1), width)
+    return Axis(False, width, [Bin(begin, begin, begin + width) for begin in begins])
+
+
+def time_of(time_us: int) -> datetime:
+    """Return a time in UTC."""
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+def time_text(time_us: int) -> str:
+    """Return a time as ISO 8601 writes it, in UTC."""
+    return time_of(time_us).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def duration_text(duration_us: float) -> str:
+    """Return a duration in the unit that suits it: `350 ms`, `12.5 s`, `5 min`, `3 h`."""
+    for unit, unit_us in (("d", _DAY_US), ("h", 3600 * _SECOND_US), ("min", 60 * _SECOND_US), ("s", _SECOND_US)):
+        if duration_us >= unit_us:
+            return f"{duration_us / unit_us:.3g} {unit}"
+    return f"{duration_us / 1000:.3g} ms"
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes in the unit that suits it: `512 B`, `16 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
