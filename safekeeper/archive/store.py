@@ -1,9 +1,9 @@
 """A folder of an object store: put, get, list, delete, and nothing else.
 
-Any store will do that has whole objects: nothing is asked for by range, and nothing is renamed or copied. Stores differ
-in one thing that matters. A put that must not overwrite is refused by most when the object exists; some ignore the
-condition and overwrite. `probe` finds out, once; for a store of the second kind `put` looks first, which leaves a gap
-that whoever calls must close by looking again afterwards.
+Any store will do that has whole objects: nothing is renamed or copied, and a store that knows no ranges sends more than
+is needed, no more. Stores differ in one thing that matters. A put that must not overwrite is refused by most when the
+object exists; some ignore the condition and overwrite. `probe` finds out, once; for a store of the second kind `put`
+looks first, which leaves a gap that whoever calls must close by looking again afterwards.
 
 Objects up to WHOLE_MAX_BYTES travel in one piece and one request. Larger ones are streamed and put in parts, for which
 no store takes a condition.
@@ -33,13 +33,21 @@ NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 WHOLE_MAX_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
+_STREAMED_BYTES = 64 << 10
 # Parts in flight: together no more memory than an object in one piece takes.
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
 # Nobody writes one file for so long.
 _LEFTOVER_AGE_S = 3600.0
 
+# How obstore calls an answer that is the whole object though a range of it was asked for.
+_IGNORED_RANGE = "non-partial response"
+
 _log = logging.getLogger(__name__)
+
+
+class _RangesNotSupported(Exception):
+    """The store sends whole objects only."""
 
 
 class ObjectStore:
@@ -47,15 +55,18 @@ class ObjectStore:
 
     Attributes:
         url: where it is, without credentials.
+        folder: the local folder that it is, None for a remote store.
     """
 
     def __init__(self, location: Location, secrets: Iterable[str]) -> None:
         self.url = location.url
         self._client = location.client
+        self.folder = location.folder
         self._folder = LocalFolder(location.folder) if location.folder is not None else None
         self._secrets = tuple(secrets)
         self._probe_lock = threading.Lock()
         self._honours_conditions: bool | None = None
+        self._knows_ranges = True  # Until it turns out that it does not.
 
     @classmethod
     def open(cls, url: str, *, options: Mapping[str, str] = NO_OPTIONS, timeout_s: float = 30) -> Self:
@@ -135,14 +146,52 @@ class ObjectStore:
             else:
                 yield from result.stream(min_chunk_size=_PIECE_BYTES)
 
-    def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return all objects below `folder` (whole parts of keys), by key. Empty if there is no such folder."""
+    def part(self, key: str, begin: int, end: int) -> bytes:
+        """Return the bytes [begin, end) of an object, fewer only where it ends before.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        if self._folder is not None:
+            with self._translating(f"get {self._name(key)}"):
+                return self._folder.part(key, begin, end)
+        if self._knows_ranges:
+            try:
+                return self._ranged(key, begin, end)
+            except _RangesNotSupported:
+                self._knows_ranges = False
+        passed, found = 0, bytearray()
+        for piece in self.stream(key):
+            found += piece[max(begin - passed, 0) : max(end - passed, 0)]
+            passed += len(piece)
+            if passed >= end:
+                break
+        return bytes(found)
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """Yield the content of an object as it comes; who has enough closes the iterator, and no more is sent.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        with self._translating(f"get {self._name(key)}"):
+            if self._folder is not None:
+                yield from self._folder.pieces(key)
+            else:
+                yield from obstore.get(self._client, key).stream(min_chunk_size=_STREAMED_BYTES)
+
+    def list(self, folder: str = "", *, after: str = "") -> list[ObjectInfo]:
+        """Return all objects below `folder` (whole parts of keys), by key. Empty if there is no such folder.
+
+        Args:
+            after: only those whose key is behind this one, which a remote store finds without a look at the others.
+        """
         with self._translating(f"list {self._name(folder)}"):
             if self._folder is not None:
-                return self._folder.list(folder)
+                return [info for info in self._folder.list(folder) if info.key > after]
             return sorted(
                 ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
-                for page in obstore.list(self._client, folder or None, chunk_size=1000)
+                for page in obstore.list(self._client, folder or None, offset=after or None, chunk_size=1000)
                 for meta in page
             )
 
@@ -181,6 +230,15 @@ class ObjectStore:
             _log.info("the probe of the archive stays: %s", error)  # Stores that keep everything are good archives.
         except ArchiveError as error:
             _log.debug("the probe of the archive stays: %s", error)
+
+    def _ranged(self, key: str, begin: int, end: int) -> bytes:
+        with self._translating(f"get {self._name(key)}"):
+            try:
+                return bytes(obstore.get_range(self._client, key, start=begin, end=end))
+            except BaseError as error:
+                if _IGNORED_RANGE in str(error):
+                    raise _RangesNotSupported from error
+                raise
 
     def _put_whole(self, key: str, data: bytes | memoryview, *, absent: bool) -> bool:
         with self._translating(f"put {self._name(key)}"):

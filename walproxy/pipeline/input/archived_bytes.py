@@ -1,0 +1,178 @@
+"""Bytes of one object of an archive, into an array: the whole object, or a part of it.
+
+Who asks for half of an object or more reads all of it, which is then compared with its receipt. Less than that is read
+by itself, and not compared: records have checksums of their own. A compressed object is decompressed from its beginning
+until enough has come.
+
+A local folder is read through the operating system's cache, for whoever asks the same question again.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import google_crc32c
+import numpy as np
+import zstandard
+
+from safekeeper.archive.objects import ArchivedObject
+from safekeeper.archive.store import ObjectStore
+from safekeeper.archive.store_errors import translated
+from safekeeper.errors import ArchiveCorrupt
+from walproxy.pipeline.input.wal_input import Buffer
+
+_READ_BYTES = 1 << 20
+
+
+def read_object(store: ObjectStore, archived: ArchivedObject, begin: int, end: int, into: Buffer) -> None:
+    """Put the plain bytes [begin, end) of an object into `into`.
+
+    Raises:
+        ArchiveCorrupt: the object is too short, cannot be decompressed, or is not what its receipt states.
+        ObjectMissing: it is gone.
+    """
+    if end - begin == archived.plain_bytes:
+        _read_whole(store, archived, into)
+    elif (end - begin) * 2 >= archived.plain_bytes:
+        whole = np.empty(archived.plain_bytes, dtype=np.uint8)
+        _read_whole(store, archived, whole)
+        into[:] = whole[begin:end]
+    elif archived.compressed:
+        _decompress(store, archived, begin, into)
+    else:
+        _read_plain(store, archived, begin, into)
+
+
+def _read_whole(store: ObjectStore, archived: ArchivedObject, into: Buffer) -> None:
+    if archived.compressed:
+        _decompress(store, archived, 0, into)
+    elif store.folder is None:
+        filled = 0
+        for piece in store.pieces(archived.key):
+            room = into[filled : filled + len(piece)]
+            if room.nbytes < len(piece):
+                raise _too_long(store, archived)
+            room[:] = np.frombuffer(piece, dtype=np.uint8)
+            filled += len(piece)
+        if filled < into.nbytes:
+            raise _too_short(store, archived, filled)
+    else:
+        _read_plain(store, archived, 0, into)
+    crc32c = google_crc32c.value(into)
+    if crc32c != archived.crc32c:
+        raise _has(store, archived, f"the CRC-32C {crc32c:08X}, but its receipt says {archived.crc32c:08X}")
+
+
+def _read_plain(store: ObjectStore, archived: ArchivedObject, begin: int, into: Buffer) -> None:
+    if store.folder is None:
+        found = store.part(archived.key, begin, begin + into.nbytes)
+        if len(found) < into.nbytes:
+            raise _too_short(store, archived, begin + len(found))
+        into[:] = np.frombuffer(found, dtype=np.uint8)
+        return
+    with _opened(store, archived.key) as descriptor:
+        if os.fstat(descriptor).st_size > archived.plain_bytes:
+            raise _too_long(store, archived)
+        filled = read_at(descriptor, begin, into)
+    if filled < into.nbytes:
+        raise _too_short(store, archived, begin + filled)
+
+
+def read_at(descriptor: int, offset: int, into: Buffer) -> int:
+    """Fill `into` from a file's `offset` on; return how many bytes there were. Raises OSError."""
+    room, filled = into.data, 0
+    while filled < into.nbytes:
+        count = os.preadv(descriptor, [room[filled:]], offset + filled)
+        if not count:
+            break
+        filled += count
+    return filled
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Pieces:
+    """Pieces as a file: whatever size is asked for, the next piece comes."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def read(self, size: int, /) -> bytes:
+        return next(self._pieces, b"")
+
+
+def _decompress(store: ObjectStore, archived: ArchivedObject, begin: int, into: Buffer) -> None:
+    """Decompress until `into` is full, passing over the first `begin` bytes."""
+    if store.folder is None:
+        stream = store.stream(archived.key)
+        try:
+            _inflate(store, archived, _Pieces(stream), begin, into)
+        finally:
+            stream.close()  # type: ignore[attr-defined]  # It is a generator: what else would be sent is not wanted.
+        return
+    with _opened(store, archived.key) as descriptor:
+        _inflate(store, archived, _Descriptor(descriptor), begin, into)
+
+
+class _Descriptor:
+    """A file, read from its beginning."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, size: int, /) -> bytes:
+        return os.read(self._descriptor, size)
+
+
+def _inflate(store: ObjectStore, archived: ArchivedObject, source: _Readable, begin: int, into: Buffer) -> None:
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(source, read_size=_READ_BYTES) as reader:  # type: ignore[arg-type]
+            skipped, scratch = 0, bytearray(min(begin, _READ_BYTES))
+            while skipped < begin:
+                count = reader.readinto(memoryview(scratch)[: begin - skipped])
+                if not count:
+                    raise _too_short(store, archived, skipped)
+                skipped += count
+            filled, room = 0, into.data
+            while filled < into.nbytes:
+                count = reader.readinto(room[filled:])
+                if not count:
+                    raise _too_short(store, archived, begin + filled)
+                filled += count
+            if begin + filled == archived.plain_bytes and reader.read(1):
+                raise _too_long(store, archived)
+    except zstandard.ZstdError as error:
+        raise ArchiveCorrupt(f"{_name(store, archived)} cannot be decompressed: {error}") from error
+
+
+@contextmanager
+def _opened(store: ObjectStore, key: str) -> Iterator[int]:
+    """Open an object of a local folder; what the system says about it becomes an error of the archive."""
+    try:
+        descriptor = os.open(Path(store.folder or "") / key, os.O_RDONLY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise translated(error, f"get {store.url}/{key}") from error
+
+
+def _name(store: ObjectStore, archived: ArchivedObject) -> str:
+    return f"{store.url.rstrip('/')}/{archived.key}"
+
+
+def _has(store: ObjectStore, archived: ArchivedObject, what: str) -> ArchiveCorrupt:
+    return ArchiveCorrupt(f"{_name(store, archived)} has {what}")
+
+
+def _too_long(store: ObjectStore, archived: ArchivedObject) -> ArchiveCorrupt:
+    return _has(store, archived, f"more than the {archived.plain_bytes} bytes it should")
+
+
+def _too_short(store: ObjectStore, archived: ArchivedObject, found: int) -> ArchiveCorrupt:
+    return _has(store, archived, f"{found} bytes where {archived.plain_bytes} are expected")

@@ -1,0 +1,206 @@
+"""What a job reads, cut into pieces that tasks can share, each with what its last record needs beyond it.
+
+A piece is at most one segment, so that one object of an archive is read once. A record belongs to the piece that holds
+its first byte. The last one may go on in the next segment, or in many: the header of the page at the border says how
+far, and so much more is read. Where the WAL ends, or ends before a hole, a record that is not wholly there is left out;
+whoever reads on later finds it again, if the end of what was read is a `safe_end`.
+"""
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.wal.format import LONG_PAGE_HEADER_SIZE, PAGE_SIZE, page_header_size
+from walproxy.pipeline.input.segment_index import by_segment
+from walproxy.pipeline.input.wal_input import Buffer, Extent, WalInput, WalMissing
+from walproxy.recovery.sources import LogPath, SourceCorrupt
+
+if TYPE_CHECKING:
+    from walproxy.pipeline.decoder.decode import Decoded, Workspace
+
+# Enough for nearly every record that begins on the last page; it is one request to a remote store.
+_LOOK_AHEAD_BYTES = 8 * PAGE_SIZE
+_HEADERS_AT_ONCE = 8
+_HEADERS_AT_ONCE_MAX = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class PlannedPiece(NamedTuple):
+    """A range of WAL to decode: the records whose first byte is in [begin_lsn, end_lsn).
+
+    Attributes:
+        begin_lsn: a page's start.
+        available_lsn: up to there the WAL was there without a hole when the piece was planned. Nothing beyond is read,
+            so that a task that is repeated finds the same.
+    """
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    available_lsn: Lsn
+
+
+def plan_pieces(
+    path: LogPath,
+    extents: Sequence[Extent],
+    begin_lsn: Lsn | None = None,
+    end_lsn: Lsn | None = None,
+    *,
+    allow_gaps: bool = False,
+) -> list[PlannedPiece]:
+    """Return the pieces of [begin_lsn, end_lsn), cut where segments begin.
+
+    Args:
+        extents: what is there, of `WalInput.extents`.
+        begin_lsn: rounded down to its page: records that begin on that page before it are in the first piece. None:
+            from the first byte that is there.
+        end_lsn: None: up to the last byte that is there.
+        allow_gaps: WAL that is missing is passed over, and logged.
+
+    Raises:
+        ConfigurationError: the range is empty.
+        WalMissing: some of it is not there.
+    """
+    if not extents:
+        raise WalMissing(f"there is no WAL of timeline {path.tli} yet")
+    first_lsn, last_lsn = extents[0].begin_lsn, extents[-1].end_lsn
+    begin_lsn = first_lsn if begin_lsn is None else begin_lsn
+    end_lsn = last_lsn if end_lsn is None else end_lsn
+    if begin_lsn >= end_lsn:
+        raise ConfigurationError(
+            f"nothing to read from {format_lsn(begin_lsn)} to {format_lsn(end_lsn)}: there is WAL from "
+            f"{format_lsn(first_lsn)} to {format_lsn(last_lsn)}"
+        )
+    begin_lsn -= begin_lsn % PAGE_SIZE
+    for gap in _gaps(extents, begin_lsn, end_lsn):
+        problem = _told(path, gap, first_lsn, last_lsn)
+        if not allow_gaps:
+            raise WalMissing(problem)
+        _log.warning("%s: passed over", problem)
+    return [
+        PlannedPiece(part.begin_lsn, part.end_lsn, extent.end_lsn)
+        for extent in extents
+        for part in by_segment(max(begin_lsn, extent.begin_lsn), min(end_lsn, extent.end_lsn), path.segment_size)
+    ]
+
+
+def _gaps(extents: Sequence[Extent], begin_lsn: Lsn, end_lsn: Lsn) -> list[Extent]:
+    """Return what of [begin_lsn, end_lsn) is not there."""
+    there = [Extent(begin_lsn, begin_lsn), *extents, Extent(end_lsn, end_lsn)]
+    between = (Extent(max(a.end_lsn, begin_lsn), min(b.begin_lsn, end_lsn)) for a, b in pairwise(sorted(there)))
+    return [gap for gap in between if gap.begin_lsn < gap.end_lsn]
+
+
+def _told(path: LogPath, gap: Extent, first_lsn: Lsn, last_lsn: Lsn) -> str:
+    """Return what is wrong with a range of which `gap` is missing."""
+    begin, end, name = format_lsn(gap.begin_lsn), format_lsn(gap.end_lsn), path.name_of(gap.begin_lsn)
+    if gap.end_lsn <= first_lsn:
+        return f"no WAL from {begin} on: what is there begins at {format_lsn(first_lsn)}, begin there, or find {name}"
+    if gap.begin_lsn >= last_lsn:
+        return f"no WAL up to {end} yet: what is there ends at {format_lsn(last_lsn)}, end there, or wait"
+    return f"{name} is missing: no WAL from {begin} to {end}; find that file, or pass over the gap with --allow-gaps"
+
+
+def read_piece(wal_input: WalInput, path: LogPath, piece: PlannedPiece) -> Buffer:
+    """Return the WAL from the piece's begin on, up to the end of the last record that begins in it, if that is there.
+
+    Raises:
+        As WalInput.read.
+    """
+    from walproxy.pipeline.decoder.decode import straddler_end
+
+    border_lsn = min(-(-piece.end_lsn // PAGE_SIZE) * PAGE_SIZE, piece.available_lsn)
+    reach_lsn = min(border_lsn + _LOOK_AHEAD_BYTES, piece.available_lsn)
+    wal = wal_input.read(path, piece.begin_lsn, reach_lsn)
+    header = wal[border_lsn - piece.begin_lsn :][:LONG_PAGE_HEADER_SIZE]
+    if header.nbytes < page_header_size(border_lsn, path.segment_size):
+        return wal
+    record_end_lsn = straddler_end(header.tobytes(), border_lsn, path.segment_size)
+    return _extended(wal_input, path, piece, wal, record_end_lsn)
+
+
+def decode_piece(
+    wal_input: WalInput,
+    path: LogPath,
+    piece: PlannedPiece,
+    *,
+    check_crc: bool = True,
+    workspace: "Workspace | None" = None,
+) -> "Decoded":
+    """Read and decode a piece. Its records are all there, but for one that is not wholly below `available_lsn`.
+
+    Raises:
+        SourceCorrupt: what is there is no valid WAL of this system.
+        As WalInput.read.
+    """
+    from walproxy.pipeline.decoder.decode import decode
+
+    wal = read_piece(wal_input, path, piece)
+    while True:
+        decoded = decode(
+            wal, piece.begin_lsn, piece.end_lsn, path.segment_size, check_crc=check_crc, workspace=workspace
+        )
+        reach_lsn = piece.begin_lsn + wal.nbytes
+        if decoded.end.kind != "incomplete" or reach_lsn >= piece.available_lsn:
+            break
+        wal = _extended(wal_input, path, piece, wal, max(decoded.end.needed_until_lsn, reach_lsn + PAGE_SIZE))
+    system_id = wal_input.origin().system_id
+    # Behind a switch record the rest of a segment is zero, and that may be where a piece begins.
+    if decoded.end.kind == "invalid" and decoded.end.zeros_until_lsn < piece.end_lsn:
+        raise SourceCorrupt(f"{decoded.end.message}; in {path.name_of(decoded.end.lsn)} of {wal_input.name}")
+    if decoded.system_id not in (0, system_id):
+        raise SourceCorrupt(
+            f"{path.name_of(piece.begin_lsn)} of {wal_input.name} is WAL of the system {decoded.system_id}, "
+            f"not of {system_id}: it was put there by mistake"
+        )
+    return decoded
+
+
+def _extended(wal_input: WalInput, path: LogPath, piece: PlannedPiece, wal: Buffer, until_lsn: Lsn) -> Buffer:
+    """Return the WAL with what follows it up to `until_lsn`, as far as that is available."""
+    reach_lsn = piece.begin_lsn + wal.nbytes
+    until_lsn = min(until_lsn, piece.available_lsn)
+    if until_lsn <= reach_lsn:
+        return wal
+    longer = np.empty(until_lsn - piece.begin_lsn, dtype=np.uint8)
+    longer[: wal.nbytes] = wal
+    wal_input.read(path, reach_lsn, until_lsn, longer[wal.nbytes :])
+    return longer
+
+
+def safe_end(wal_input: WalInput, path: LogPath, begin_lsn: Lsn, available_lsn: Lsn) -> Lsn:
+    """Return the highest page boundary below which no record begins that reaches beyond `available_lsn`.
+
+    A stream that is cut there decodes each record once, and never waits for one. It is `begin_lsn` if there is no such
+    boundary behind it.
+
+    Args:
+        begin_lsn: a page boundary, where the stream stands.
+        available_lsn: the WAL is there from begin_lsn up to here.
+
+    Raises:
+        As WalInput.read.
+    """
+    from walproxy.pipeline.decoder.decode import straddler_end
+
+    page_lsn = available_lsn - available_lsn % PAGE_SIZE
+    if available_lsn - page_lsn < page_header_size(page_lsn, path.segment_size):
+        page_lsn -= PAGE_SIZE  # Its header is not wholly there, and it alone says what goes on behind it.
+    pages = _HEADERS_AT_ONCE
+    while page_lsn > begin_lsn:
+        # A record that goes on for many pages is followed back to where it began, more pages at each step.
+        first_lsn = max(begin_lsn, page_lsn - (pages - 1) * PAGE_SIZE)
+        wal = wal_input.read(path, first_lsn, page_lsn + page_header_size(page_lsn, path.segment_size))
+        while page_lsn >= first_lsn and page_lsn > begin_lsn:
+            offset = page_lsn - first_lsn
+            header = wal[offset : offset + page_header_size(page_lsn, path.segment_size)].tobytes()
+            if straddler_end(header, page_lsn, path.segment_size) <= available_lsn:
+                return page_lsn
+            page_lsn -= PAGE_SIZE
+        pages = min(pages * 4, _HEADERS_AT_ONCE_MAX)
+    return begin_lsn
