@@ -13,7 +13,7 @@ help: ## list the targets
 
 install: .venv/.dev ## make .venv and install the project with everything that its tests need
 
-demo: .venv/.embedded ## the whole story on an embedded PostgreSQL: commits, lost safekeepers, a crash
+demo: .venv/.embedded ## the whole story on an embedded PostgreSQL: commits, crashes, losses, WAL as tables
 	$(BIN)/walproxy demo
 
 lint: .venv/.dev ## format, lint and types
@@ -52,7 +52,7 @@ clean: ## remove .venv and every cache
 
 # A stamp for each set of extras: dev has all that embedded has.
 .venv/.embedded: pyproject.toml | .venv/bin/pip
-	$(BIN)/pip install --quiet --editable '.[embedded]'
+	$(BIN)/pip install --quiet --editable '.[embedded,pipeline]'
 	@touch $@
 
 .venv/.dev: pyproject.toml | .venv/bin/pip

@@ -9,8 +9,13 @@ import signal
 
 import pytest
 
+from walproxy.local_postgres import take_ports
+
 
 def pytest_configure() -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker:
+        take_ports(int(worker.removeprefix("gw")))
     # A shell ignores Ctrl-C in what it runs in the background, and children inherit that. Some tests send it to theirs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

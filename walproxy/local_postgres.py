@@ -42,8 +42,10 @@ _STOP_SIGNALS: dict[StopMode, signal.Signals] = {
 }
 # Below the range from which Linux takes the ports of outgoing connections: a port stays ours over a restart.
 _PORTS = range(15_000, 32_000)
+_PORT_SHARES = 16
 _PORT_ATTEMPTS = 5
 _handed_out: set[int] = set()
+_ports = _PORTS
 _POLL_S = 0.01
 
 
@@ -413,13 +415,21 @@ def _as_reader_of_all(user: ServerUser) -> tuple[str, ...]:
     return (*words, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--")
 
 
+def take_ports(share: int) -> None:
+    """Give this process a share of the ports of its own: those of the servers that others stopped stay theirs."""
+    global _ports
+    size = len(_PORTS) // _PORT_SHARES
+    begin = _PORTS.start + share % _PORT_SHARES * size
+    _ports = range(begin, begin + size)
+
+
 def free_port() -> int:
     """Return a TCP port of the loopback interface that nobody listens on now.
 
     Never the same twice in a process: whoever has got one may be down for a while, and wants it back.
     """
     while True:
-        port = random.choice(_PORTS)
+        port = random.choice(_ports)
         if port in _handed_out:
             continue
         with socket.socket() as probe:

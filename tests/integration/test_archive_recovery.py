@@ -202,7 +202,8 @@ def test_archive_goes_on_behind_a_promoted_standby_and_restores_across_the_fork(
     ) as server:
         assert load.lost_in(server) == []
         assert dump(server) == whole
-        assert recovered_lsn(server) >= end_lsn
+        # PostgreSQL writes whole pages out in the background: what is archived may end within a record.
+        assert recovered_lsn(server) > end_lsn - LARGEST_RECORD_BYTES
         assert (server.pg_wal / "00000003.history").exists()
 
 
