@@ -1,0 +1,111 @@
+"""The views `records` and `blocks`: what was decoded, as Arrow, one row a record or a block reference.
+
+Only the columns that are asked for are made. Names of resource managers and operations are taken out of tables by
+number. A batch has memory of its own: it stays valid when the workspace is used again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from walproxy.pipeline.decoder.columns import Columns, integers, nullable_integers
+from walproxy.pipeline.decoder.decode import Decoded
+from walproxy.pipeline.decoder.opcodes import operation_code, operation_table, rmgr_table
+from walproxy.pipeline.schemas import arrow_schema
+
+
+def records_batch(decoded: Decoded, names: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Return the view `records`, with the schema `arrow_schema("records", names)`.
+
+    Raises:
+        ConfigurationError: there is no such column.
+    """
+    return _batch("records", _records(decoded), names)
+
+
+def blocks_batch(decoded: Decoded, names: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Return the view `blocks`, with the schema `arrow_schema("blocks", names)`.
+
+    Raises:
+        ConfigurationError: there is no such column.
+    """
+    return _batch("blocks", _blocks(decoded), names)
+
+
+def _batch(view: str, columns: Columns, names: Sequence[str] | None) -> pa.RecordBatch:
+    schema = arrow_schema(view, names)
+    return pa.RecordBatch.from_arrays([columns[name]() for name in schema.names], schema=schema)
+
+
+def _records(decoded: Decoded) -> Columns:
+    d = decoded
+    return {
+        "lsn": lambda: integers(d.lsn),
+        "end_lsn": lambda: integers(d.end_lsn),
+        "previous_lsn": lambda: integers(d.previous_lsn),
+        "tli": lambda: integers(d.tli, 32),
+        "rmgr": lambda: _rmgrs(d.rmid),
+        "operation": lambda: _operations(d.major, d.rmid, d.info),
+        "rmid": lambda: integers(d.rmid, 16),
+        "info": lambda: integers(d.info, 16),
+        "xid": lambda: integers(d.xid),
+        "top_xid": lambda: nullable_integers(d.top_xid, d.top_xid != 0),
+        "origin": lambda: nullable_integers(d.origin, d.origin != 0, 32),
+        "total_length": lambda: integers(d.total_length, 32),
+        "main_bytes": lambda: integers(d.main_bytes, 32),
+        "image_count": lambda: integers(d.image_count, 16),
+        "image_bytes": lambda: integers(d.image_bytes, 32),
+        "blocks": lambda: _block_lists(d),
+    }
+
+
+def _blocks(decoded: Decoded) -> Columns:
+    d = decoded
+    of = d.block_record
+    return {
+        "lsn": lambda: integers(d.lsn[of]),
+        "end_lsn": lambda: integers(d.end_lsn[of]),
+        "rmgr": lambda: _rmgrs(d.rmid[of]),
+        "operation": lambda: _operations(d.major, d.rmid[of], d.info[of]),
+        "xid": lambda: integers(d.xid[of]),
+        **_references(d),
+    }
+
+
+def _references(decoded: Decoded) -> Columns:
+    d = decoded
+    return {
+        "block_id": lambda: integers(d.block_id, 16),
+        "tablespace": lambda: integers(d.tablespace),
+        "database": lambda: integers(d.database),
+        "relation": lambda: integers(d.relation),
+        "fork": lambda: integers(d.fork, 16),
+        "block": lambda: integers(d.block),
+        "has_image": lambda: pa.array(d.has_image),
+        "image_applied": lambda: pa.array(d.image_applied),
+        "image_bytes": lambda: integers(d.block_image_bytes, 32),
+        "data_bytes": lambda: integers(d.data_bytes, 32),
+        "will_init": lambda: pa.array(d.will_init),
+    }
+
+
+def _block_lists(decoded: Decoded) -> pa.Array:
+    """Return a list of block references for each record."""
+    list_type = arrow_schema("records", ["blocks"]).field(0).type
+    columns = _references(decoded)
+    fields = list(list_type.value_type)
+    references = pa.StructArray.from_arrays([columns[field.name]() for field in fields], fields=fields)
+    offsets = pa.array(decoded.first_block.astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, references, type=list_type)
+
+
+def _rmgrs(rmid: Any) -> pa.Array:
+    return rmgr_table().take(pa.array(rmid))
+
+
+def _operations(major: int, rmid: Any, info: Any) -> pa.Array:
+    if len(rmid) == 0:
+        return pa.array([], pa.string())  # of no major version, perhaps
+    return operation_table(major).take(pa.array(operation_code(rmid.astype(np.int32), info)))
