@@ -1,6 +1,7 @@
 """The documentation says what the code does: links resolve, and nothing that a user meets is left out.
 
-`python tests/unit/test_docs.py` writes the tables of docs/configuration.md anew: from the options that the code has.
+`python tests/unit/test_docs.py` writes the tables of docs/configuration.md and docs/tables.md anew: from the options
+and the columns that the code has.
 """
 
 import ast
@@ -16,6 +17,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import click
+import pyarrow as pa
 import pytest
 
 import safekeeper.cli
@@ -40,6 +42,7 @@ from tests.simulation.scenario import SCENARIOS, play
 from tests.simulation.test_scenarios import BITES
 from tests.simulation.world import World
 from tests.unit.test_rooms import PURE
+from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
 from walproxy.status import safekeeper_state
 
 ROOT = Path(__file__).parents[2]
@@ -141,9 +144,26 @@ def option_table(program: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def column_table(view: str) -> str:
+    """The columns of a view of the pipeline, as rows of a table."""
+    lines = ["| column | type | meaning | in WAL |", "|---|---|---|---|"]
+    for column in COLUMNS[view]:
+        nullable = ", null" if column.nullable else ""
+        data_type = spark_ddl(pa.schema([pa.field("", column.type)])).removeprefix("`` ").lower()
+        if data_type.startswith("array<struct"):
+            data_type = "array of struct"
+        lines.append(f"| `{column.name}` | {data_type}{nullable} | {column.meaning} | {column.source} |")
+    return "\n".join(lines) + "\n"
+
+
+def table(name: str) -> str:
+    """The rows of a marked table."""
+    return column_table(name) if name in COLUMNS else option_table(name)
+
+
 def with_tables(text: str) -> str:
     """The text with every marked table made anew."""
-    return _TABLE.sub(lambda match: match[1] + option_table(match[2]) + match[4], text)
+    return _TABLE.sub(lambda match: match[1] + table(match[2]) + match[4], text)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -385,6 +405,12 @@ def test_the_tables_of_options_are_those_of_the_code() -> None:
     assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
 
 
+def test_the_tables_of_columns_are_those_of_the_code() -> None:
+    text = (DOCS / "tables.md").read_text()
+    assert [match[2] for match in _TABLE.finditer(text)] == list(VIEWS)
+    assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
+
+
 def test_the_examples_of_configuration_files_are_accepted(tmp_path: Path) -> None:
     for heading, program in (("safekeeper run", "safekeeper"), ("walproxy run", "walproxy")):
         example = re.search(r"^```toml\n(.*?)^```$", section("configuration.md", heading), re.MULTILINE | re.DOTALL)
@@ -430,5 +456,5 @@ def test_every_target_of_the_makefile_is_described() -> None:
 
 
 if __name__ == "__main__":
-    page = DOCS / "configuration.md"
-    page.write_text(with_tables(page.read_text()))
+    for page in (DOCS / "configuration.md", DOCS / "tables.md"):
+        page.write_text(with_tables(page.read_text()))
