@@ -288,14 +288,19 @@ def record_end_lsn(lsn: Lsn, total_length: int, segment_size: int) -> Lsn:
 def straddler_end(header: bytes, page_lsn: Lsn, segment_size: int) -> Lsn:
     """Return where the record ends that goes on at a page's start, page headers counted in; page_lsn if none does.
 
-    So records that begin before the page need no WAL behind that. What is no header of this page says nothing of a
-    record, and neither does one behind a crash that lost the record: the result is page_lsn.
+    So much WAL is needed to decode the records that begin before the page. Where a crash lost the record, and the page
+    begins afresh, that is the page's header, which says so. A record that goes on here may be lost on a later page:
+    then `decode` is content with less. What is no header of this page says nothing of a record.
 
     Args:
         header: the first 24 bytes of the page, or more.
     """
     magic, flags, _, address, rest = PAGE_HEADER.unpack_from(header)
-    goes_on = flags & FIRST_IS_CONTRECORD and not flags & FIRST_IS_OVERWRITE_CONTRECORD
-    if magic not in MAJOR_OF_MAGIC or address != page_lsn or not goes_on or rest == 0:
+    if magic not in MAJOR_OF_MAGIC or address != page_lsn:
         return page_lsn
-    return record_end_lsn(page_lsn + page_header_size(page_lsn, segment_size), rest, segment_size)
+    content_lsn = page_lsn + page_header_size(page_lsn, segment_size)
+    if flags & FIRST_IS_OVERWRITE_CONTRECORD:
+        return content_lsn
+    if not flags & FIRST_IS_CONTRECORD or rest == 0:
+        return page_lsn
+    return record_end_lsn(content_lsn, rest, segment_size)

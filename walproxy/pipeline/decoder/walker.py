@@ -242,11 +242,10 @@ def _enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
     found_rest: Any = np.int64(headers[number, 2]) & 0xFFFFFFFF
     system_id = before.system_id
     system_id_known = before.system_id_known
-    if magic != before.magic:
-        if _MAJORS[magic] == 0:
-            return stops.PAGE_MAGIC, 0, magic, before
-        if before.magic != 0:
-            return stops.PAGE_MAGIC_CHANGED, before.magic, magic, before
+    if _MAJORS[magic] == 0:
+        return stops.PAGE_MAGIC, 0, magic, before
+    if magic != before.magic and before.magic != 0:
+        return stops.PAGE_MAGIC_CHANGED, before.magic, magic, before
     if address != page_lsn:
         return stops.PAGE_ADDRESS, page_lsn, address, before
     if flags & ~ALL_PAGE_FLAGS != 0 or (flags & LONG_HEADER != 0) != is_long:
