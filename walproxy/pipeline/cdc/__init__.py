@@ -1,0 +1,14 @@
+"""Row changes from a logical slot, and tables that follow them (docs/adr/0020-row-changes.md).
+
+pgoutput        bytes of PostgreSQL's output plugin to messages; pure
+transactions    messages to committed transactions, in the order of their commits; pure
+spool           what waits for its commit, in memory and beyond a limit on disk
+server          connections, and what must be known of the server
+slot            the logical slot: look at it, peek, advance
+publication     which tables and columns a publication has
+safe_lsn        up to where commits are on a quorum
+column_types    PostgreSQL's text of a value to Arrow
+rows            changes as rows of Arrow
+source          Spark's data source `pgcdc`
+apply           the job that keeps tables as the source tables are
+"""

@@ -1,0 +1,118 @@
+"""Messages of committed transactions to changes, each with its relation and its place in its transaction. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.pipeline.cdc.pgoutput import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Relation,
+    Truncate,
+    Tuple,
+    Update,
+)
+from walproxy.pipeline.cdc.transactions import Sent
+
+Kind = Literal["insert", "update", "delete", "truncate", "message"]
+
+
+class Change(NamedTuple):
+    """One change of one row, of all rows (truncate), or a message.
+
+    Attributes:
+        transaction: its xid, when it was committed, and where its commit record begins.
+        sequence: number of the change in its transaction, from 0.
+        lsn: where the server sent it: of the change's own WAL.
+        relation: None for a message.
+        old: of an update whose key changed, or with a full identity, and of a delete: the old values.
+        old_is_key: of `old` only the columns of the key are known.
+        after: of an insert or update: the new values.
+        message: of a message.
+    """
+
+    transaction: Begin
+    sequence: int
+    lsn: Lsn
+    kind: Kind
+    relation: Relation | None
+    old: Tuple | None = None
+    old_is_key: bool = False
+    after: Tuple | None = None
+    message: LogicalMessage | None = None
+
+
+class Changes:
+    """Iterates over the changes of committed transactions, as `committed` yields them.
+
+    Attributes:
+        end_lsn: where the last commit record that was read ends.
+        transactions: number of them that were read.
+    """
+
+    def __init__(self, stream: Iterable[Sent]) -> None:
+        self._stream = stream
+        self._relations: dict[int, Relation] = {}
+        self.end_lsn: Lsn = 0
+        self.transactions = 0
+
+    def __iter__(self) -> Iterator[Change]:
+        transaction: Begin | None = None
+        sequence = 0
+        for lsn, message in self._stream:
+            if isinstance(message, Begin):
+                transaction, sequence = message, 0
+            elif isinstance(message, Relation):
+                self._relations[message.oid] = message
+            elif isinstance(message, Commit):
+                self.end_lsn = max(self.end_lsn, message.end_lsn)
+                self.transactions += 1
+            elif transaction is not None:
+                found = self._changes(transaction, sequence, lsn, message)
+                yield from found
+                sequence += len(found)
+
+    def _changes(self, transaction: Begin, sequence: int, lsn: Lsn, message: Message) -> Sequence[Change]:
+        if isinstance(message, Insert):
+            relation = self._relation(message.relation, lsn, message.after)
+            return (Change(transaction, sequence, lsn, "insert", relation, after=message.after),)
+        if isinstance(message, Update):
+            relation = self._relation(message.relation, lsn, message.after)
+            old = message.key if message.before is None else message.before
+            self._check(relation, lsn, old)
+            is_key = message.key is not None
+            return (Change(transaction, sequence, lsn, "update", relation, old, is_key, message.after),)
+        if isinstance(message, Delete):
+            old = message.key if message.before is None else message.before
+            relation = self._relation(message.relation, lsn, old)
+            return (Change(transaction, sequence, lsn, "delete", relation, old, message.key is not None),)
+        if isinstance(message, Truncate):
+            return [
+                Change(transaction, sequence + index, lsn, "truncate", self._relation(oid, lsn, None))
+                for index, oid in enumerate(message.relations)
+            ]
+        if isinstance(message, LogicalMessage):
+            return (Change(transaction, sequence, lsn, "message", None, message=message),)
+        return ()  # where the transaction came from, and names of types
+
+    def _relation(self, oid: int, lsn: Lsn, values: Tuple | None) -> Relation:
+        relation = self._relations.get(oid)
+        if relation is None:
+            raise RemoteProtocolError(
+                f"the slot sent a change at {format_lsn(lsn)} of relation {oid}, of which it has not said anything"
+            )
+        self._check(relation, lsn, values)
+        return relation
+
+    @staticmethod
+    def _check(relation: Relation, lsn: Lsn, values: Tuple | None) -> None:
+        if values is not None and len(values) != len(relation.columns):
+            raise RemoteProtocolError(
+                f"the slot sent a row of {relation.schema}.{relation.name} at {format_lsn(lsn)} with {len(values)} "
+                f"columns, the table has {len(relation.columns)}"
+            )

@@ -1,0 +1,105 @@
+"""PostgreSQL's types as Arrow's, and its text of their values as Arrow's values.
+
+What has no counterpart stays the text that PostgreSQL prints: arrays, json, uuid, intervals, enums, network addresses,
+numeric without a precision. What Arrow's type cannot hold (infinite dates, NaN in a numeric, years beyond 9999) is
+refused, never rounded or made null: the column can be read as text instead.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walproxy.pipeline.cdc.pgoutput import Binary, Value
+from walproxy.pipeline.cdc.server import SourceRefused
+
+BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID = 16, 17, 20, 21, 23, 25, 26
+FLOAT4, FLOAT8, DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC = 700, 701, 1082, 1114, 1184, 1700
+
+_SIMPLE: Final = {
+    BOOL: pa.bool_(),
+    BYTEA: pa.binary(),
+    INT2: pa.int16(),
+    INT4: pa.int32(),
+    INT8: pa.int64(),
+    OID: pa.int64(),
+    FLOAT4: pa.float32(),
+    FLOAT8: pa.float64(),
+    DATE: pa.date32(),
+    TIMESTAMP: pa.timestamp("us"),
+    TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+}
+_DECIMAL_DIGITS_MAX: Final = 38
+_MODIFIER_HEADER: Final = 4
+_SCALE_BITS: Final = 11
+
+
+def arrow_type(type_oid: int, type_modifier: int) -> pa.DataType:
+    """Return the Arrow type for values of a PostgreSQL type; text for what has none."""
+    if type_oid == NUMERIC:
+        return _decimal(type_modifier)
+    return _SIMPLE.get(type_oid, pa.string())
+
+
+def _decimal(type_modifier: int) -> pa.DataType:
+    """numeric(precision, scale) is precision << 16 | scale + 4, the scale having 11 bits with a sign."""
+    if type_modifier < _MODIFIER_HEADER:
+        return pa.string()
+    packed = type_modifier - _MODIFIER_HEADER
+    precision = packed >> 16 & 0xFFFF
+    scale = packed & ((1 << _SCALE_BITS) - 1)
+    if scale >> (_SCALE_BITS - 1):
+        scale -= 1 << _SCALE_BITS
+    if precision > _DECIMAL_DIGITS_MAX or not 0 <= scale <= precision:
+        return pa.string()
+    return pa.decimal128(precision, scale)
+
+
+def to_arrow(values: Sequence[Value], data_type: pa.DataType, column: str) -> pa.Array:
+    """Return values of one column as an array.
+
+    Args:
+        values: PostgreSQL's text of them; what is UNCHANGED becomes null.
+        column: `schema.table.column`, for errors.
+
+    Raises:
+        SourceRefused: a value cannot be one of the type.
+    """
+    raw = pa.array([value if type(value) is bytes else None for value in values], pa.binary())
+    if any(type(value) is Binary for value in values):
+        raise SourceRefused(f"the server sends {column} in binary form, which nobody asked for")
+    try:
+        return _convert(raw, data_type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        shown = _first_that_fails(raw, data_type)
+        raise SourceRefused(
+            f"{column} has the value {shown}, which {data_type} cannot hold: name the column among those to be read as "
+            "text"
+        ) from error
+
+
+def _convert(raw: pa.Array, data_type: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(data_type):
+        return pa.array([None if value is None else _bytes(value) for value in raw.to_pylist()], pa.binary())
+    if pa.types.is_boolean(data_type):
+        known = pc.is_in(raw, pa.array([b"t", b"f", None], pa.binary()))
+        if not pc.all(known, min_count=0).as_py():
+            raise ValueError("a boolean is t or f")
+        return pc.equal(raw, pa.scalar(b"t", pa.binary()))
+    return raw.cast(pa.string()).cast(data_type)
+
+
+def _bytes(value: bytes) -> bytes:
+    if not value.startswith(b"\\x"):
+        raise ValueError("not in hexadecimal form")
+    return bytes.fromhex(value[2:].decode())
+
+
+def _first_that_fails(raw: pa.Array, data_type: pa.DataType) -> str:
+    for index in range(len(raw)):
+        try:
+            _convert(raw.slice(index, 1), data_type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+            return repr(raw[index].as_py()[:40].decode(errors="replace"))
+    return "(not found)"

@@ -1,0 +1,76 @@
+"""One range of a slot, from the server's bytes to changes: what the data source and the apply job share.
+
+A range ends where the quorum is, which may be in the middle of a commit record: that transaction belongs to the range,
+because its record begins in it. The reader has it, but is not done before the quorum has all of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.pipeline.cdc.changes import Change, Changes
+from walproxy.pipeline.cdc.publication import require_publications
+from walproxy.pipeline.cdc.safe_lsn import SafeLsn
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, server_major
+from walproxy.pipeline.cdc.slot import peek, protocol_version, usable_slot
+from walproxy.pipeline.cdc.spool import MEMORY_BYTES, Spool
+from walproxy.pipeline.cdc.transactions import committed
+
+
+class SlotReader(NamedTuple):
+    """What to read, and how.
+
+    Attributes:
+        stream: large transactions are sent before they are committed.
+        memory_bytes: how much of those is held in memory.
+        quorum_timeout_s: how long the quorum may need for the last transaction of a range.
+    """
+
+    slot: str
+    publications: Sequence[str]
+    safe_lsn: SafeLsn
+    stream: bool = False
+    memory_bytes: int = MEMORY_BYTES
+    quorum_timeout_s: float = 300.0
+
+    def check(self, connection: Connection) -> Lsn:
+        """See that the slot and the publications can be read; return the slot's confirmed position.
+
+        Raises:
+            SourceRefused: they cannot.
+            SourceUnavailable: the server does not answer.
+        """
+        require_publications(connection, self.publications)
+        return usable_slot(connection, self.slot)[1]
+
+    def read(self, connection: Connection, begin_lsn: Lsn, end_lsn: Lsn) -> Iterator[Change]:
+        """Yield the changes of the transactions whose commit record begins in [begin_lsn, end_lsn), in commit order.
+
+        When the last one was yielded, all of them are on the quorum.
+
+        Raises:
+            SourceRefused: the slot has been moved beyond `begin_lsn`, or cannot be read.
+            SourceUnavailable: the server does not answer, or the quorum does not get there.
+            RemoteProtocolError: what the server sends is not understood.
+        """
+        _, confirmed_lsn = usable_slot(connection, self.slot)
+        if confirmed_lsn > begin_lsn:
+            raise SourceRefused(
+                f"slot {self.slot!r} stands at {format_lsn(confirmed_lsn)}, changes are wanted from "
+                f"{format_lsn(begin_lsn)} on: somebody else moved it, or made it anew; what is between is missing, so "
+                "begin again with a new slot and a copy of the tables"
+            )
+        messages = peek(connection, self.slot, self.publications, end_lsn, stream=self.stream)
+        with closing(messages):
+            stream = committed(
+                messages,
+                Spool(self.memory_bytes),
+                version=protocol_version(server_major(connection)),
+                begin_lsn=begin_lsn,
+                end_lsn=end_lsn,
+            )
+            changes = Changes(stream)
+            yield from changes
+        if changes.end_lsn > end_lsn:
+            self.safe_lsn.wait_for(connection, changes.end_lsn, self.quorum_timeout_s)

@@ -1,0 +1,91 @@
+"""Up to where commits may be shown: those below are on a quorum, so no failure takes them back (S7).
+
+A primary decodes a commit as soon as its own disk has it, while the client still waits for the quorum. If the primary
+is lost just then, the commit may never have been: a table that shows it is wrong for ever. So changes are read up to
+the quorum's commit_lsn only. Who says what that is:
+
+    URL           GET /status of the proxy
+    standby:NAME  the flush position that the walreceiver NAME reports to the primary: for a walproxy that is commit_lsn
+    none          nobody: the end of the primary's durable WAL. For a primary without walproxy
+    (not given)   standby:walproxy, if the server knows of a walproxy: one that streams, a slot of that name, or
+                  synchronous_standby_names; else as `none`
+"""
+
+import time
+from typing import Final
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.cli.status import fetch_status
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, one_line_errors
+
+NO_QUORUM: Final = "none"
+_STANDBY: Final = "standby:"
+_WALPROXY: Final = "walproxy"
+_POLL_S: Final = 0.2
+
+_REPORTED = """
+    SELECT pg_current_wal_flush_lsn()::text,
+           (SELECT max(flush_lsn)::text FROM pg_stat_replication WHERE application_name = %(name)s),
+           EXISTS (SELECT FROM pg_stat_replication WHERE application_name = %(name)s)
+           OR EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %(name)s AND slot_type = 'physical')
+           OR %(name)s = ANY (regexp_split_to_array(current_setting('synchronous_standby_names'), '[^A-Za-z0-9_]+')),
+           pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')
+"""
+
+
+class SafeLsn:
+    """Asks one source. `status` is one of the four above, None for not given.
+
+    Raises:
+        ConfigurationError: `status` is none of them.
+    """
+
+    def __init__(self, status: str | None) -> None:
+        self.status = status
+        if status not in (None, NO_QUORUM) and not status.startswith((_STANDBY, "http://", "https://")):
+            raise ConfigurationError(
+                f"{status!r} does not say where the quorum's position comes from: give the URL of walproxy's HTTP "
+                f"door, {_STANDBY}NAME, or {NO_QUORUM}"
+            )
+
+    def read(self, connection: Connection) -> Lsn:
+        """Return the position, 0 while nobody knows it; never beyond what the primary itself has durably.
+
+        Raises:
+            WalproxyError: whoever knows it does not answer.
+        """
+        name = (self.status or "").removeprefix(_STANDBY) if (self.status or "").startswith(_STANDBY) else _WALPROXY
+        with one_line_errors("ask for the position of the quorum"):
+            row = connection.execute(_REPORTED, {"name": name}).fetchone()
+        if row is None:
+            raise SourceUnavailable("could not ask for the position of the quorum: no answer")
+        flushed_lsn, reported, is_known, may_read = parse_lsn(row[0]), row[1], row[2], row[3]
+        if self.status == NO_QUORUM:
+            return flushed_lsn
+        if self.status is None and not is_known:
+            return flushed_lsn
+        if self.status is not None and not self.status.startswith(_STANDBY):
+            return min(flushed_lsn, parse_lsn(str(fetch_status(self.status)["commit_lsn"])))
+        if not may_read:
+            raise SourceRefused(
+                f"this role may not see how far {name!r} is: GRANT pg_monitor to it, or name the URL of walproxy's "
+                "HTTP door as status"
+            )
+        return min(flushed_lsn, parse_lsn(reported)) if reported else 0
+
+    def wait_for(self, connection: Connection, lsn: Lsn, timeout_s: float) -> None:
+        """Return when the position is at or beyond `lsn`.
+
+        Raises:
+            SourceUnavailable: it is not within `timeout_s`.
+            WalproxyError: whoever knows it does not answer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (reached_lsn := self.read(connection)) < lsn:
+            if time.monotonic() > deadline:
+                raise SourceUnavailable(
+                    f"the quorum has not reached {format_lsn(lsn)} within {timeout_s:.0f} s, it is at "
+                    f"{format_lsn(reached_lsn)}: look at `walproxy status`"
+                )
+            time.sleep(_POLL_S)

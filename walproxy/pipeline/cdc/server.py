@@ -1,0 +1,146 @@
+"""Connections to the server whose changes are read, and its errors as one line each.
+
+The role needs LOGIN and REPLICATION, and SELECT on the tables for a copy of them. Values arrive as text, so a session
+fixes every setting that decides how they look.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from safekeeper.errors import EXIT_CONFIGURATION, WalproxyError
+from walproxy.conninfo import parse_conninfo
+from walproxy.primary_check import one_line
+from walproxy.primary_sql import sql_conninfo
+
+OLDEST_MAJOR: Final = 13
+_CONNECT_TIMEOUT_S: Final = 10
+_BUSY_TIMEOUT_S: Final = 30.0
+_BUSY_POLL_S: Final = 0.1
+_SETTINGS: Final = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "timezone": "UTC",
+    "statement_timeout": "0",  # decoding goes on as long as there is WAL
+}
+_RIGHTS: Final = "give the role what it needs: ALTER ROLE ... REPLICATION; and to copy tables GRANT SELECT"
+_Result = TypeVar("_Result")
+
+Connection = psycopg.Connection[Any]
+
+
+class SourceUnavailable(WalproxyError):
+    """The server does not answer, or not now. It may be tried again."""
+
+
+class SourceRefused(WalproxyError):
+    """What is asked for cannot be had of this server or slot as it is: an operator must look."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+def connect(conninfo: str, *, application_name: str = "walproxy cdc", replication: bool = False) -> Connection:
+    """Return a connection in autocommit mode, to the database that `conninfo` names, or `postgres`.
+
+    Args:
+        replication: it takes replication commands too, beside SQL without parameters.
+
+    Raises:
+        ConfigurationError: libpq cannot read `conninfo`.
+        SourceUnavailable: no connection.
+        SourceRefused: the server is a standby, or older than any that is supported.
+    """
+    given = parse_conninfo(sql_conninfo(conninfo))
+    fixed = {"application_name": application_name, "client_encoding": "UTF8"}
+    if replication:
+        fixed["replication"] = "database"
+    patience = {"connect_timeout": str(_CONNECT_TIMEOUT_S)}
+    with one_line_errors("connect to the server"):
+        connection: Connection = psycopg.connect(make_conninfo("", **{**patience, **given, **fixed}), autocommit=True)
+    try:
+        with one_line_errors("set up the session"):
+            for name, value in _SETTINGS.items():
+                connection.execute(f"SET {name} = '{value}'")
+            row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+        if row is not None and row[0] is True:
+            raise SourceRefused("the server is a standby: name its primary, or promote it")
+        if server_major(connection) < OLDEST_MAJOR:
+            raise SourceRefused(f"PostgreSQL {server_major(connection)} is too old: {OLDEST_MAJOR} is the oldest")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def server_major(connection: Connection) -> int:
+    """Return the server's major version, e.g. 18."""
+    return connection.info.server_version // 10_000
+
+
+def system_id(connection: Connection) -> int:
+    """Return the identity of the server's cluster.
+
+    Raises:
+        SourceUnavailable, SourceRefused.
+    """
+    return int(one_value(connection, "SELECT system_identifier FROM pg_control_system()", doing="read the system id"))
+
+
+def one_value(connection: Connection, query: str, parameters: Mapping[str, object] | None = None, *, doing: str) -> Any:
+    """Return the first value of the first row of a query, None without rows. Raises as `one_line_errors`."""
+    with one_line_errors(doing):
+        row = connection.execute(query, parameters).fetchone()
+    return None if row is None else row[0]
+
+
+@contextlib.contextmanager
+def one_line_errors(doing: str) -> Iterator[None]:
+    """Turn what psycopg raises in the block into one line: "could not `doing`: reason".
+
+    Raises:
+        SourceUnavailable: the connection broke, or the server is short of something.
+        SourceRefused: the server does not want to.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise source_error(error, doing) from error
+
+
+def source_error(error: psycopg.Error, doing: str) -> SourceUnavailable | SourceRefused:
+    """Return what an error of psycopg means."""
+    said = one_line(str(error))
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return SourceRefused(f"could not {doing}: {said}; {_RIGHTS}")
+    if "max_replication_slots" in said:
+        return SourceRefused(f"could not {doing}: {said}; raise max_replication_slots, or drop a slot")
+    if re.search(r"wal_level", said):
+        return SourceRefused(f"could not {doing}: {said}; set wal_level = logical and restart PostgreSQL")
+    transient = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate is None
+    kind = SourceUnavailable if transient else SourceRefused
+    return kind(f"could not {doing}: {said}")
+
+
+def patiently(attempt: Callable[[], _Result], *, timeout_s: float = _BUSY_TIMEOUT_S) -> _Result:
+    """Return what `attempt` returns, trying again while the slot that it needs is in use.
+
+    A task that was given up may hold the slot until its server process notices.
+
+    Raises:
+        psycopg.errors.ObjectInUse: it was in use all the time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return attempt()
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_BUSY_POLL_S)

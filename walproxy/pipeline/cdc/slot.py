@@ -1,0 +1,239 @@
+"""A logical slot of the plugin `pgoutput`: look at it, read from it without moving it, move it.
+
+`peek` reads from the slot's confirmed position on and leaves it where it is, so the same range can be read again and
+gives the same transactions (transactions.py says which belong to a range). `advance` moves the confirmed position, when
+the changes below are durable elsewhere; what is below is gone then.
+
+The server collects what a peek returns before it sends the first row, in its temporary files beyond work_mem; here
+rows are taken a few at a time. Every peek begins to decode at the slot's restart_lsn, which stays behind while a
+transaction is open: old open transactions make every read expensive.
+Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
+"""
+
+import struct
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.pipeline.cdc.server import (
+    Connection,
+    SourceRefused,
+    one_line_errors,
+    one_value,
+    patiently,
+    server_major,
+    source_error,
+)
+
+PLUGIN: Final = "pgoutput"
+_FETCH_ROWS: Final = 200
+_LSN: Final = struct.Struct(">Q")
+_OLD_VERSIONS: Final = {13: 1, 14: 2, 15: 3}
+_NEWEST_VERSION: Final = 4
+_FIRST_WITH_MESSAGES: Final = 14
+
+
+def protocol_version(major: int) -> int:
+    """Return the newest version of pgoutput's protocol that PostgreSQL `major` and we know."""
+    return _OLD_VERSIONS.get(major, _NEWEST_VERSION)
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A row of pg_replication_slots, of any version.
+
+    Attributes:
+        confirmed_flush_lsn: what is below will not be sent any more.
+        restart_lsn: where decoding begins; the server keeps WAL from there on.
+        lost: why it can never be read again, None if it can.
+        retained_bytes: of WAL that it keeps.
+    """
+
+    name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    active_pid: int | None
+    temporary: bool
+    two_phase: bool
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
+    wal_status: str | None
+    lost: str | None
+    retained_bytes: int | None
+
+
+def read_slot(connection: Connection, name: str) -> SlotState | None:
+    """Return the slot `name`, None if there is none.
+
+    Raises:
+        SourceUnavailable, SourceRefused.
+    """
+    with one_line_errors(f"look at slot {name!r}"), connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(
+            "SELECT *, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint AS retained_bytes"
+            " FROM pg_replication_slots WHERE slot_name = %s",
+            (name,),
+        ).fetchone()
+    if row is None:
+        return None
+    restart, confirmed = row["restart_lsn"], row["confirmed_flush_lsn"]
+    reason = row.get("invalidation_reason") or ("a conflict with recovery" if row.get("conflicting") else None)
+    if reason is None and (row["wal_status"] == "lost" or restart is None):
+        reason = "the WAL that it needs was removed"
+    return SlotState(
+        name,
+        row["plugin"],
+        row["slot_type"],
+        row["database"],
+        row["active_pid"],
+        row["temporary"],
+        bool(row.get("two_phase")),
+        parse_lsn(restart) if restart else None,
+        parse_lsn(confirmed) if confirmed else None,
+        row["wal_status"],
+        reason,
+        row["retained_bytes"],
+    )
+
+
+def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
+    """Return the slot, which must exist and be one that can be read here, and its confirmed position.
+
+    Raises:
+        SourceRefused: it is not.
+        SourceUnavailable: the server does not answer.
+    """
+    state = read_slot(connection, name)
+    if state is None:
+        raise SourceRefused(
+            f"there is no slot {name!r}: make it with `walproxy pipeline cdc create`; it will not have earlier changes"
+        )
+    here = connection.info.dbname
+    if state.slot_type != "logical":
+        raise SourceRefused(f"slot {name!r} is a physical one: name a logical slot")
+    if state.plugin != PLUGIN:
+        raise SourceRefused(f"slot {name!r} has the plugin {state.plugin!r}, not {PLUGIN}: name another slot")
+    if state.database != here:
+        raise SourceRefused(
+            f"slot {name!r} belongs to the database {state.database!r}, this is {here!r}: put dbname={state.database} "
+            "into the connection string, or name another slot"
+        )
+    if state.lost is not None:
+        raise SourceRefused(
+            f"slot {name!r} is lost ({state.lost}): changes are missing; drop it, make it anew, and copy the tables "
+            "again"
+        )
+    if state.two_phase:
+        raise SourceRefused(
+            f"slot {name!r} decodes prepared transactions before they are committed: make one without two_phase"
+        )
+    if state.confirmed_flush_lsn is None:
+        raise SourceRefused(f"slot {name!r} is not ready yet: wait until whoever makes it has done so")
+    return state, state.confirmed_flush_lsn
+
+
+def create_slot(connection: Connection, name: str) -> Lsn:
+    """Make a slot and return its confirmed position: changes of transactions that commit from there on are in it.
+
+    The server waits for the end of every transaction that is under way.
+
+    Raises:
+        SourceUnavailable, SourceRefused.
+    """
+    query = "SELECT lsn::text FROM pg_create_logical_replication_slot(%(name)s, 'pgoutput')"
+    return parse_lsn(one_value(connection, query, {"name": name}, doing=f"make slot {name!r}"))
+
+
+def drop_slot(connection: Connection, name: str) -> None:
+    """Drop a slot.
+
+    Raises:
+        SourceUnavailable, SourceRefused: also if it is in use.
+    """
+    with one_line_errors(f"drop slot {name!r}"):
+        patiently(lambda: connection.execute("SELECT pg_drop_replication_slot(%s)", (name,)))
+
+
+def peek(
+    connection: Connection,
+    name: str,
+    publications: Sequence[str],
+    upto_lsn: Lsn,
+    *,
+    stream: bool = False,
+    messages: bool = True,
+) -> Generator[tuple[Lsn, bytes], None, None]:
+    """Yield (LSN, bytes) of each message of pgoutput, from the slot's confirmed position to the first record that ends
+    at or beyond `upto_lsn`. The slot stays where it is.
+
+    Args:
+        stream: send large transactions before they are committed (PostgreSQL 14 and newer); those that are not
+            committed below `upto_lsn` are sent in vain.
+        messages: send what was written with pg_logical_emit_message (14 and newer).
+
+    Raises:
+        SourceUnavailable: the connection broke, or the slot is in use for long.
+        SourceRefused: the server does not want to.
+        RemoteProtocolError: what it sends is no row of a peek.
+    """
+    version = protocol_version(server_major(connection))
+    options = {"proto_version": str(version), "publication_names": ",".join(_quoted(each) for each in publications)}
+    if stream and version >= 2:
+        options["streaming"] = "on"
+    if messages and server_major(connection) >= _FIRST_WITH_MESSAGES:
+        options["messages"] = "true"
+    words = [word for option in options.items() for word in option]
+    query = sql.SQL(
+        "SELECT lsn, data FROM pg_logical_slot_peek_binary_changes({name}, {upto}::pg_lsn, NULL, VARIADIC {options})"
+    ).format(name=sql.Literal(name), upto=sql.Literal(format_lsn(upto_lsn)), options=sql.Literal(words))
+    doing = f"read the changes of slot {name!r}"
+    try:
+        with connection.cursor() as cursor:
+            rows = cursor.stream(query, binary=True, size=_FETCH_ROWS)
+            first = patiently(lambda: next(rows, None))
+            if first is None:
+                return
+            yield _sent(first)
+            for row in rows:
+                yield _sent(row)
+    except psycopg.errors.UndefinedObject as error:
+        raise SourceRefused(
+            f"could not {doing}: {source_error(error, doing)}; a publication must be older than the slot: make the "
+            "publication, then drop the slot and make it anew"
+        ) from error
+    except psycopg.Error as error:
+        raise source_error(error, doing) from error
+
+
+def advance(connection: Connection, name: str, to_lsn: Lsn) -> None:
+    """Move the slot's confirmed position to `to_lsn`, unless it is there or beyond. What is below is gone then.
+
+    Raises:
+        SourceUnavailable, SourceRefused.
+    """
+    _, confirmed_lsn = usable_slot(connection, name)
+    if to_lsn <= confirmed_lsn:
+        return
+    with one_line_errors(f"advance slot {name!r} to {format_lsn(to_lsn)}"):
+        patiently(
+            lambda: connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, format_lsn(to_lsn)))
+        )
+
+
+def _quoted(publication: str) -> str:
+    """The plugin reads the names as a list of SQL's identifiers."""
+    return '"' + publication.replace('"', '""') + '"'
+
+
+def _sent(row: Sequence[bytes]) -> tuple[Lsn, bytes]:
+    lsn, data = row
+    if len(lsn) != _LSN.size:
+        raise RemoteProtocolError(f"the server sent an LSN of {len(lsn)} bytes")
+    return _LSN.unpack(lsn)[0], data

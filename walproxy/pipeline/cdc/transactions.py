@@ -1,0 +1,248 @@
+"""What a slot sends, put together: committed transactions only, one after the other, in the order of their commits.
+
+The server may send a large transaction in pieces before it is committed (version 2 of the protocol), or a prepared one
+before that is (version 3). `committed` gives the same stream without either: Begin, changes, Commit. Pieces wait in a
+*shelf* for each transaction, as the bytes that came; they are decoded when they leave it. A subtransaction that is
+rolled back takes its changes along: they carry its xid.
+
+What a relation looks like is said once in a session. So relations and types are given out also from transactions that
+are passed over, and stay when the subtransaction around them is rolled back: the server may count them as said.
+
+A range [begin_lsn, end_lsn) holds the transactions whose commit record *begins* in it. That is how the server itself
+reads: it passes over commit records that begin below the slot's confirmed position, and ends behind the first record
+that ends at or beyond `upto_lsn`. So ranges that meet have each transaction once, wherever they are cut.
+
+Pure: no I/O; the shelves may lie on disk (spool.py).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from walproxy.pipeline.cdc.pgoutput import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    Truncate,
+    Type,
+    Update,
+    decode,
+)
+
+Piece = tuple[Lsn, int, bytes]
+"""(LSN, xid of the subtransaction or 0, the message as it came)."""
+
+_DEFINITIONS = b"RY"
+_CHANGES = (Insert, Update, Delete, Truncate, LogicalMessage, Relation, Type, Origin)
+
+
+class Shelf(Protocol):
+    """Where the pieces of one transaction wait, in order."""
+
+    def add(self, piece: Piece) -> None: ...
+
+    def pieces(self) -> Iterator[Piece]: ...
+
+    def clear(self) -> None: ...
+
+
+class Shelves(Protocol):
+    """Makes shelves; they share one limit of memory."""
+
+    def new(self) -> Shelf: ...
+
+
+class Sent(NamedTuple):
+    """A message and where the server sent it."""
+
+    lsn: Lsn
+    message: Message
+
+
+class _Waiting(NamedTuple):
+    """A transaction that is not committed yet, and its subtransactions that were rolled back."""
+
+    shelf: Shelf
+    rolled_back: set[int]
+
+
+def committed(
+    messages: Iterable[tuple[Lsn, bytes]],
+    shelves: Shelves,
+    *,
+    version: int,
+    begin_lsn: Lsn = 0,
+    end_lsn: Lsn = LSN_MAX,
+) -> Iterator[Sent]:
+    """Yield the committed transactions of what a slot sent: Begin, then relations, types and changes, then Commit.
+
+    Relations and types may also stand outside. Messages that belong to no transaction are left out: nothing says
+    in which range they belong.
+
+    Args:
+        messages: LSN and bytes, as the server sent them, from the slot's confirmed position on.
+        begin_lsn, end_lsn: the range in which a transaction's commit record begins.
+
+    Raises:
+        RemoteProtocolError: a message is not understood, or comes where it cannot.
+    """
+    assembler = _Assembler(shelves, version, begin_lsn, end_lsn)
+    for lsn, data in messages:
+        yield from assembler.take(lsn, data)
+    assembler.finish()
+
+
+class _Assembler:
+    """The state between two messages: at most one of `open` (B), `piece` (S) and `preparing` (b) is set."""
+
+    def __init__(self, shelves: Shelves, version: int, begin_lsn: Lsn, end_lsn: Lsn) -> None:
+        self._shelves = shelves
+        self._version = version
+        self._begin_lsn = begin_lsn
+        self._end_lsn = end_lsn
+        self._open: Begin | None = None
+        self._passes_over = False  # the open transaction lies outside the range
+        self._piece: int | None = None
+        self._preparing: BeginPrepare | None = None
+        self._waiting: dict[int, _Waiting] = {}
+        self._prepared: dict[int, _Waiting] = {}
+
+    def take(self, lsn: Lsn, data: bytes) -> Iterable[Sent]:
+        """Return what the message completes."""
+        if self._open is not None:
+            return self._take_open(lsn, data)
+        if self._piece is not None:
+            self._shelve_piece(self._piece, lsn, data)
+            return ()
+        if self._preparing is not None:
+            self._shelve_prepared(self._preparing, lsn, data)
+            return ()
+        return self._take_outside(lsn, decode(data, lsn=lsn, version=self._version))
+
+    def finish(self) -> None:
+        """See that the messages did not end in the middle; transactions that still wait are forgotten."""
+        for waiting in (*self._waiting.values(), *self._prepared.values()):
+            waiting.shelf.clear()
+        if self._open is not None or self._piece is not None or self._preparing is not None:
+            raise RemoteProtocolError(
+                "the changes of the slot end in the middle of a transaction: the connection broke; read them again"
+            )
+
+    def _take_open(self, lsn: Lsn, data: bytes) -> Iterable[Sent]:
+        """Take a message between Begin and Commit: the way of nearly all."""
+        kind = data[:1]
+        if self._passes_over and kind != b"C" and kind not in (b"R", b"Y"):
+            return ()
+        message = decode(data, lsn=lsn, version=self._version)
+        if isinstance(message, Commit):
+            assert self._open is not None
+            if message.commit_lsn != self._open.commit_lsn:
+                raise _unexpected(lsn, message, "it ends another transaction than the one that began")
+            self._open = None
+            return () if self._passes_over else (Sent(lsn, message),)
+        if not isinstance(message, _CHANGES):
+            raise _unexpected(lsn, message, "it stands within a transaction")
+        return (Sent(lsn, message),)
+
+    def _take_outside(self, lsn: Lsn, message: Message) -> Iterable[Sent]:
+        match message:
+            case Begin(commit_lsn=commit_lsn):
+                self._open = message
+                self._passes_over = not self._is_in_range(commit_lsn)
+                return () if self._passes_over else (Sent(lsn, message),)
+            case StreamStart(xid=xid, is_first=is_first):
+                if is_first == (xid in self._waiting):
+                    raise _unexpected(lsn, message, "it is not the piece that comes next")
+                if is_first:
+                    self._waiting[xid] = _Waiting(self._shelves.new(), set())
+                self._piece = xid
+            case StreamCommit(xid=xid, commit_lsn=commit_lsn, end_lsn=end_lsn, commit_time_us=time_us):
+                return self._give_out(lsn, self._take_waiting(lsn, message, xid), xid, commit_lsn, end_lsn, time_us)
+            case StreamAbort(xid=xid, subxid=subxid):
+                if subxid == xid:
+                    self._take_waiting(lsn, message, xid).shelf.clear()
+                elif xid in self._waiting:
+                    self._waiting[xid].rolled_back.add(subxid)
+                else:
+                    raise _unexpected(lsn, message, "nothing of its transaction came before")
+            case StreamPrepare(xid=xid):
+                self._prepared[xid] = self._take_waiting(lsn, message, xid)
+            case BeginPrepare(xid=xid):
+                self._preparing = message
+                self._prepared[xid] = _Waiting(self._shelves.new(), set())
+            case CommitPrepared(commit_lsn=commit_lsn, end_lsn=end_lsn, commit_time_us=time_us, xid=xid):
+                waiting = self._prepared.pop(xid, None)
+                if waiting is None:
+                    raise _unexpected(lsn, message, "the prepared transaction did not come before: drop the slot")
+                return self._give_out(lsn, waiting, xid, commit_lsn, end_lsn, time_us)
+            case RollbackPrepared(xid=xid):
+                waiting = self._prepared.pop(xid, None)
+                if waiting is not None:
+                    waiting.shelf.clear()
+            case Relation() | Type():
+                return (Sent(lsn, message),)
+            case LogicalMessage(is_transactional=False):
+                pass
+            case _:
+                raise _unexpected(lsn, message, "it belongs to no transaction")
+        return ()
+
+    def _shelve_piece(self, xid: int, lsn: Lsn, data: bytes) -> None:
+        kind = data[:1]
+        if kind == b"E":
+            decode(data, lsn=lsn, version=self._version)
+            self._piece = None
+        elif kind in (b"I", b"U", b"D", b"T", b"M", b"R", b"Y") and len(data) >= 5:
+            # Whole messages are decoded when the transaction is committed: most bytes of one that is not are spared.
+            self._waiting[xid].shelf.add((lsn, int.from_bytes(data[1:5]), data))
+        elif kind != b"O":
+            raise _unexpected(lsn, decode(data, lsn=lsn, version=self._version, in_piece=True), "it stands in a piece")
+
+    def _shelve_prepared(self, begin: BeginPrepare, lsn: Lsn, data: bytes) -> None:
+        message = decode(data, lsn=lsn, version=self._version)
+        if isinstance(message, Prepare) and message.xid == begin.xid:
+            self._preparing = None
+        elif isinstance(message, _CHANGES):
+            self._prepared[begin.xid].shelf.add((lsn, 0, data))
+        else:
+            raise _unexpected(lsn, message, "it stands within a transaction that is being prepared")
+
+    def _take_waiting(self, lsn: Lsn, message: Message, xid: int) -> _Waiting:
+        waiting = self._waiting.pop(xid, None)
+        if waiting is None:
+            raise _unexpected(lsn, message, "nothing of its transaction came before")
+        return waiting
+
+    def _give_out(
+        self, lsn: Lsn, waiting: _Waiting, xid: int, commit_lsn: Lsn, end_lsn: Lsn, commit_time_us: int
+    ) -> Iterator[Sent]:
+        wanted = self._is_in_range(commit_lsn)
+        if wanted:
+            yield Sent(lsn, Begin(commit_lsn, commit_time_us, xid))
+        for piece_lsn, subxid, data in waiting.shelf.pieces():
+            if data[0] in _DEFINITIONS or (wanted and subxid not in waiting.rolled_back):
+                yield Sent(piece_lsn, decode(data, lsn=piece_lsn, version=self._version, in_piece=subxid != 0))
+        waiting.shelf.clear()
+        if wanted:
+            yield Sent(lsn, Commit(commit_lsn, end_lsn, commit_time_us))
+
+    def _is_in_range(self, commit_lsn: Lsn) -> bool:
+        return self._begin_lsn <= commit_lsn < self._end_lsn
+
+
+def _unexpected(lsn: Lsn, message: Message, reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the slot sent {type(message).__name__} at {format_lsn(lsn)}, but {reason}")
