@@ -93,6 +93,10 @@ def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
     scheme, has_scheme, _ = path.partition("://")
     if not has_scheme:
         return _open_folder(path, Path(path), options)
+    if scheme == SAFEKEEPER_SCHEME:
+        from walproxy.pipeline.input.safekeeper_input import SafekeeperInput
+
+        return SafekeeperInput(path, options)
     if scheme == "file":
         return _open_folder(path, Path(unquote(urlsplit(path).path)), options)
     if scheme not in _REMOTE_SCHEMES:
