@@ -51,18 +51,18 @@ class Window:
             self.end_lsn += len(chunk)
 
     def slices(self, begin_lsn: Lsn, end_lsn: Lsn) -> list[bytes | memoryview]:
-        """Return the bytes [begin_lsn, end_lsn) as views, in order.
+        """Return the bytes [begin_lsn, end_lsn) as views, in order; none at all, of an empty range, wherever that is.
 
         Raises:
             LocalProtocolError: not all of them are here.
         """
-        if not self.begin_lsn <= begin_lsn <= end_lsn <= self.end_lsn:
+        if begin_lsn == end_lsn:
+            return []
+        if not self.begin_lsn <= begin_lsn < end_lsn <= self.end_lsn:
             raise LocalProtocolError(
                 f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not in the window "
                 f"[{format_lsn(self.begin_lsn)}, {format_lsn(self.end_lsn)})"
             )
-        if begin_lsn == end_lsn:
-            return []
         index = bisect_right(self._begins, begin_lsn, self._head) - 1
         result: list[bytes | memoryview] = []
         while begin_lsn < end_lsn:

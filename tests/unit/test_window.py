@@ -47,6 +47,12 @@ def test_a_range_that_is_not_here_is_refused() -> None:
             window.slices(begin_lsn, end_lsn)
 
 
+def test_no_bytes_can_be_had_anywhere() -> None:
+    # A heartbeat has none, and goes also to a member whose next byte has left the window.
+    window = filled(100, 10, b"abc")
+    assert [window.slices(lsn, lsn) for lsn in (0, 9, 10, 13, 14)] == [[]] * 5
+
+
 def test_what_every_member_has_is_dropped_chunk_by_chunk() -> None:
     window = filled(100, 10, b"abc", b"def", b"ghi")
     assert not window.evict(truncate_lsn=12, commit_lsn=19)
