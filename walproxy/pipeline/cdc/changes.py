@@ -34,6 +34,7 @@ class Change(NamedTuple):
         old_is_key: of `old` only the columns of the key are known.
         after: of an insert or update: the new values.
         message: of a message.
+        size: bytes that the server sent for it.
     """
 
     transaction: Begin
@@ -45,6 +46,7 @@ class Change(NamedTuple):
     old_is_key: bool = False
     after: Tuple | None = None
     message: LogicalMessage | None = None
+    size: int = 0
 
 
 class Changes:
@@ -64,7 +66,7 @@ class Changes:
     def __iter__(self) -> Iterator[Change]:
         transaction: Begin | None = None
         sequence = 0
-        for lsn, message in self._stream:
+        for lsn, message, size in self._stream:
             if isinstance(message, Begin):
                 transaction, sequence = message, 0
             elif isinstance(message, Relation):
@@ -73,31 +75,32 @@ class Changes:
                 self.end_lsn = max(self.end_lsn, message.end_lsn)
                 self.transactions += 1
             elif transaction is not None:
-                found = self._changes(transaction, sequence, lsn, message)
+                found = self._changes(transaction, sequence, lsn, message, size)
                 yield from found
                 sequence += len(found)
 
-    def _changes(self, transaction: Begin, sequence: int, lsn: Lsn, message: Message) -> Sequence[Change]:
+    def _changes(self, transaction: Begin, sequence: int, lsn: Lsn, message: Message, size: int) -> Sequence[Change]:
         if isinstance(message, Insert):
             relation = self._relation(message.relation, lsn, message.after)
-            return (Change(transaction, sequence, lsn, "insert", relation, after=message.after),)
+            return (Change(transaction, sequence, lsn, "insert", relation, None, False, message.after, None, size),)
         if isinstance(message, Update):
             relation = self._relation(message.relation, lsn, message.after)
             old = message.key if message.before is None else message.before
             self._check(relation, lsn, old)
             is_key = message.key is not None
-            return (Change(transaction, sequence, lsn, "update", relation, old, is_key, message.after),)
+            return (Change(transaction, sequence, lsn, "update", relation, old, is_key, message.after, None, size),)
         if isinstance(message, Delete):
             old = message.key if message.before is None else message.before
             relation = self._relation(message.relation, lsn, old)
-            return (Change(transaction, sequence, lsn, "delete", relation, old, message.key is not None),)
+            is_key = message.key is not None
+            return (Change(transaction, sequence, lsn, "delete", relation, old, is_key, None, None, size),)
         if isinstance(message, Truncate):
             return [
-                Change(transaction, sequence + index, lsn, "truncate", self._relation(oid, lsn, None))
+                Change(transaction, sequence + index, lsn, "truncate", self._relation(oid, lsn, None), size=size)
                 for index, oid in enumerate(message.relations)
             ]
         if isinstance(message, LogicalMessage):
-            return (Change(transaction, sequence, lsn, "message", None, message=message),)
+            return (Change(transaction, sequence, lsn, "message", None, message=message, size=size),)
         return ()  # where the transaction came from, and names of types
 
     def _relation(self, oid: int, lsn: Lsn, values: Tuple | None) -> Relation:

@@ -14,8 +14,8 @@ table got after the query was started). A deleted row shows its key, or all of i
 `commit_lsn` is where the commit record begins; (commit_lsn, sequence) orders all changes and tells them apart.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -61,7 +61,6 @@ _TYPED_PREFIX: Final = (
     pa.field("_unchanged", pa.list_(pa.string())),
     pa.field("_other", _TEXTS),
 )
-_PLACE_COLUMNS: Final = 6  # those of a change's place, which both shapes begin with
 
 
 class TypedTable(NamedTuple):
@@ -93,57 +92,51 @@ def change_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
     Raises:
         SourceRefused: a value is no text.
     """
-    return _batches(_TextRows(), changes)
+    for part in _parts(changes):
+        yield _text_batch(part)
 
 
 def typed_batches(changes: Iterable[Change], typed: TypedTable) -> Iterator[pa.RecordBatch]:
-    """Yield the changes of one table as batches of `typed_schema`.
+    """Yield the changes of one table as batches of `typed_schema`; those of other tables, and messages, are left out.
 
     Raises:
         SourceRefused: a value cannot be one of its column's type.
     """
-    return _batches(_TypedRows(typed), changes)
+    schema = typed_schema(typed)
+    ours = (change for change in changes if change.relation is not None and _is_of(change.relation, typed.table))
+    for part in _parts(ours):
+        yield _typed_batch(part, typed, schema)
 
 
-class _Rows(Protocol):
-    def add(self, change: Change) -> int: ...  # about how many bytes it took
-
-    def batch(self) -> pa.RecordBatch: ...
+def _is_of(relation: Relation, table: TableName) -> bool:
+    return relation.name == table.name and relation.schema == table.schema
 
 
-def _batches(rows: _Rows, changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
-    count = size = 0
+def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """Yield the changes in parts of bounded size."""
+    part: list[Change] = []
+    size = 0
     for change in changes:
-        added = rows.add(change)
-        if added:
-            count += 1
-            size += added
-        if count >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield rows.batch()
-            count = size = 0
-    if count:
-        yield rows.batch()
+        part.append(change)
+        size += change.size
+        if size >= _BATCH_BYTES or len(part) >= _BATCH_ROWS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
-class _Places:
-    """The columns that say where a change stands."""
-
-    def __init__(self) -> None:
-        self._columns: tuple[list[object], ...] = tuple([] for _ in range(_PLACE_COLUMNS))
-
-    def add(self, change: Change) -> None:
-        transaction = change.transaction
-        time_us = transaction.commit_time_us + POSTGRES_EPOCH_US
-        place = (transaction.commit_lsn, time_us, transaction.xid, change.sequence, change.lsn, change.kind)
-        for column, value in zip(self._columns, place, strict=True):
-            column.append(value)
-
-    def take(self) -> list[pa.Array]:
-        types = CHANGES_SCHEMA.types[:_PLACE_COLUMNS]
-        arrays = [pa.array(column, data_type) for column, data_type in zip(self._columns, types, strict=True)]
-        for column in self._columns:
-            column.clear()
-        return arrays
+def _places(part: list[Change]) -> list[pa.Array]:
+    """Return the columns that say where the changes stand, which both shapes begin with."""
+    transactions = [change.transaction for change in part]
+    return [
+        pa.array([each.commit_lsn for each in transactions], pa.int64()),
+        pa.array([each.commit_time_us + POSTGRES_EPOCH_US for each in transactions], _TIME),
+        pa.array([each.xid for each in transactions], pa.int64()),
+        pa.array([change.sequence for change in part], pa.int64()),
+        pa.array([change.lsn for change in part], pa.int64()),
+        pa.array([change.kind for change in part], pa.string()),
+    ]
 
 
 class _Maps:
@@ -156,158 +149,146 @@ class _Maps:
 
     def add(self, names: Iterable[str], values: Iterable[Value]) -> None:
         self._offsets.append(len(self._names))
-        self._names.extend(names)
-        self._values.extend(values)
+        self._names += names
+        self._values += values
+
+    def add_chosen(self, names: Sequence[str], values: Tuple, chosen: Iterable[int]) -> None:
+        """Add a map with some of the columns; those that were not sent are left out."""
+        self._offsets.append(len(self._names))
+        for index in chosen:
+            if values[index] is not UNCHANGED:
+                self._names.append(names[index])
+                self._values.append(values[index])
 
     def add_null(self) -> None:
         self._offsets.append(None)
 
-    def take(self, what: str) -> pa.Array:
+    def array(self) -> pa.Array:
         offsets = pa.array([*self._offsets, len(self._names)], pa.int32())
-        values = to_arrow(self._values, pa.string(), what)
-        array = pa.MapArray.from_arrays(offsets, pa.array(self._names, pa.string()), values)
-        self._offsets, self._names, self._values = [], [], []
-        return array
+        values = to_arrow(self._values, pa.string(), "a row")
+        return pa.MapArray.from_arrays(offsets, pa.array(self._names, pa.string()), values)
 
 
-class _TextRows:
-    """Rows of CHANGES_SCHEMA."""
+class _Layout(NamedTuple):
+    """A relation, looked at once.
+
+    Attributes:
+        key: positions of the columns of the key.
+        every: positions of all columns.
+    """
+
+    names: list[str]
+    key: list[int]
+    every: range
+
+    @classmethod
+    def of(cls, relation: Relation) -> "_Layout":
+        key = [index for index, column in enumerate(relation.columns) if column.is_key]
+        return cls([column.name for column in relation.columns], key, range(len(relation.columns)))
+
+
+class _Layouts:
+    """The layout of each relation. A relation that was said anew is another one."""
 
     def __init__(self) -> None:
-        self._places = _Places()
-        self._relations: list[Relation | None] = []
-        self._keys, self._befores, self._afters = _Maps(), _Maps(), _Maps()
-        self._unchanged: list[list[str] | None] = []
-        self._prefixes: list[str | None] = []
-        self._messages: list[bytes | None] = []
-
-    def add(self, change: Change) -> int:
-        self._places.add(change)
-        relation, old, after = change.relation, change.old, change.after
-        self._relations.append(relation)
-        names = [column.name for column in relation.columns] if relation is not None else []
-        unchanged = None
-        if relation is None or (old is None and after is None):
-            self._keys.add_null()
-        else:
-            key = _key_columns(relation)
-            row = after if old is None else old
-            assert row is not None
-            self._keys.add([names[index] for index in key], [row[index] for index in key])
-        if old is None or change.old_is_key:
-            self._befores.add_null()
-        else:
-            self._befores.add(names, old)
-        if after is None:
-            self._afters.add_null()
-        elif UNCHANGED in after:
-            unchanged = [name for name, value in zip(names, after, strict=True) if value is UNCHANGED]
-            sent = [index for index, value in enumerate(after) if value is not UNCHANGED]
-            self._afters.add([names[index] for index in sent], [after[index] for index in sent])
-        else:
-            self._afters.add(names, after)
-        self._unchanged.append(unchanged)
-        message = change.message
-        self._prefixes.append(message.prefix if message is not None else None)
-        self._messages.append(message.content if message is not None else None)
-        return _size(old) + _size(after) + (len(message.content) if message is not None else 0) + 1
-
-    def batch(self) -> pa.RecordBatch:
-        relations = self._relations
-        arrays = [
-            *self._places.take(),
-            pa.array([each.schema if each is not None else None for each in relations], pa.string()),
-            pa.array([each.name if each is not None else None for each in relations], pa.string()),
-            pa.array([each.oid if each is not None else None for each in relations], pa.int64()),
-            self._keys.take("a key"),
-            self._befores.take("a row"),
-            self._afters.take("a row"),
-            pa.array(self._unchanged, pa.list_(pa.string())),
-            pa.array(self._prefixes, pa.string()),
-            pa.array(self._messages, pa.binary()),
-        ]
-        self._relations, self._unchanged, self._prefixes, self._messages = [], [], [], []
-        return pa.RecordBatch.from_arrays(arrays, schema=CHANGES_SCHEMA)
-
-
-class _TypedRows:
-    """Rows of one table. Changes of other tables, and messages, are passed over."""
-
-    def __init__(self, typed: TypedTable) -> None:
-        self._typed = typed
-        self._schema = typed_schema(typed)
-        self._places = _Places()
-        self._keys, self._others = _Maps(), _Maps()
-        self._unchanged: list[list[str] | None] = []
-        self._values: list[list[Value]] = [[] for _ in typed.columns]
         self._relation: Relation | None = None
-        self._positions: list[int | None] = []
-        self._other_positions: list[int] = []
+        self._layout: _Layout | None = None
 
-    def add(self, change: Change) -> int:
-        relation = change.relation
-        if relation is None or (relation.schema, relation.name) != self._typed.table:
-            return 0
-        if relation is not self._relation:
-            self._look_at(relation)
-        self._places.add(change)
-        names = [column.name for column in relation.columns]
-        old, after = change.old, change.after
-        if old is not None and after is not None and _key_differs(relation, change):
-            key = _key_columns(relation)
-            self._keys.add([names[index] for index in key], [old[index] for index in key])
+    def __call__(self, relation: Relation) -> _Layout:
+        if relation is not self._relation or self._layout is None:
+            self._relation, self._layout = relation, _Layout.of(relation)
+        return self._layout
+
+
+def _unchanged(layout: _Layout, after: Tuple | None) -> list[str] | None:
+    if after is None or UNCHANGED not in after:
+        return None
+    return [name for name, value in zip(layout.names, after, strict=True) if value is UNCHANGED]
+
+
+def _text_batch(part: list[Change]) -> pa.RecordBatch:
+    keys, befores, afters = _Maps(), _Maps(), _Maps()
+    unchanged: list[list[str] | None] = []
+    layouts = _Layouts()
+    for change in part:
+        if change.relation is None or change.kind == "truncate":
+            for maps in (keys, befores, afters):
+                maps.add_null()
+            unchanged.append(None)
+            continue
+        layout, old, after = layouts(change.relation), change.old, change.after
+        row = after if old is None else old
+        assert row is not None  # all kinds but those above have one of the two
+        keys.add_chosen(layout.names, row, layout.key)
+        if old is None or change.old_is_key:
+            befores.add_null()
         else:
-            self._keys.add_null()
-        row = after if after is not None else old
-        for values, position in zip(self._values, self._positions, strict=True):
+            befores.add(layout.names, old)
+        missing = _unchanged(layout, after)
+        if after is None:
+            afters.add_null()
+        elif missing is None:
+            afters.add(layout.names, after)
+        else:
+            afters.add_chosen(layout.names, after, layout.every)
+        unchanged.append(missing)
+    relations = [change.relation for change in part]
+    messages = [change.message for change in part]
+    arrays = [
+        *_places(part),
+        pa.array([each.schema if each is not None else None for each in relations], pa.string()),
+        pa.array([each.name if each is not None else None for each in relations], pa.string()),
+        pa.array([each.oid if each is not None else None for each in relations], pa.int64()),
+        keys.array(),
+        befores.array(),
+        afters.array(),
+        pa.array(unchanged, pa.list_(pa.string())),
+        pa.array([each.prefix if each is not None else None for each in messages], pa.string()),
+        pa.array([each.content if each is not None else None for each in messages], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=CHANGES_SCHEMA)
+
+
+def _typed_batch(part: list[Change], typed: TypedTable, schema: pa.Schema) -> pa.RecordBatch:
+    keys, others = _Maps(), _Maps()
+    unchanged: list[list[str] | None] = []
+    columns: list[list[Value]] = [[] for _ in typed.columns]
+    layouts = _Layouts()
+    layout: _Layout | None = None
+    for change in part:
+        assert change.relation is not None  # by `typed_batches`
+        if layouts(change.relation) is not layout:
+            layout = layouts(change.relation)
+            where = {name: index for index, name in enumerate(layout.names)}
+            positions = [where.pop(field.name, None) for field in typed.columns]
+            rest = list(where.values())  # what the table got after the start
+        row = change.old if change.after is None else change.after
+        for values, position in zip(columns, positions, strict=True):
             values.append(row[position] if row is not None and position is not None else None)
-        unchanged = None
-        if after is not None and UNCHANGED in after:
-            unchanged = [name for name, value in zip(names, after, strict=True) if value is UNCHANGED]
-        self._unchanged.append(unchanged)
-        if row is None or not self._other_positions:
-            self._others.add_null()
+        if change.old is not None and change.after is not None and _key_differs(change):
+            keys.add_chosen(layout.names, change.old, layout.key)
         else:
-            sent = [index for index in self._other_positions if row[index] is not UNCHANGED]
-            self._others.add([names[index] for index in sent], [row[index] for index in sent])
-        return _size(row) + 1
-
-    def batch(self) -> pa.RecordBatch:
-        columns = [
-            to_arrow(values, field.type, f"{self._typed.table}.{field.name}")
-            for values, field in zip(self._values, self._typed.columns, strict=True)
-        ]
-        arrays = [
-            *self._places.take(),
-            self._keys.take("a key"),
-            pa.array(self._unchanged, pa.list_(pa.string())),
-            self._others.take("a row"),
-            *columns,
-        ]
-        self._unchanged, self._values = [], [[] for _ in self._typed.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-    def _look_at(self, relation: Relation) -> None:
-        """Find the columns of the query in the relation as it is now."""
-        where = {column.name: index for index, column in enumerate(relation.columns)}
-        self._positions = [where.pop(field.name, None) for field in self._typed.columns]
-        self._other_positions = sorted(where.values())
-        self._relation = relation
+            keys.add_null()
+        if rest and row is not None and (change.after is not None or not change.old_is_key):
+            others.add_chosen(layout.names, row, rest)
+        else:
+            others.add_null()
+        unchanged.append(_unchanged(layout, change.after))
+    arrays = [
+        *_places(part),
+        keys.array(),
+        pa.array(unchanged, pa.list_(pa.string())),
+        others.array(),
+        *(
+            to_arrow(values, field.type, f"{typed.table}.{field.name}")
+            for values, field in zip(columns, typed.columns, strict=True)
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _key_columns(relation: Relation) -> list[int]:
-    return [index for index, column in enumerate(relation.columns) if column.is_key]
-
-
-def _key_differs(relation: Relation, change: Change) -> bool:
+def _key_differs(change: Change) -> bool:
     """The server sends only the old key if it changed; with a full identity it sends the old row always."""
-    if change.old_is_key:
-        return True
-    if change.old is None or change.after is None:
-        return False
-    pairs = zip(change.old, change.after, strict=True)
-    return any(new is not UNCHANGED and new != old for old, new in pairs)
-
-
-def _size(row: Tuple | None) -> int:
-    return 0 if row is None else sum(len(value) for value in row if isinstance(value, bytes))
+    if change.old_is_key or change.old is None or change.after is None:
+        return change.old_is_key
+    return any(new is not UNCHANGED and new != old for old, new in zip(change.old, change.after, strict=True))

@@ -67,10 +67,11 @@ class Shelves(Protocol):
 
 
 class Sent(NamedTuple):
-    """A message and where the server sent it."""
+    """A message, where the server sent it, and how many bytes it had."""
 
     lsn: Lsn
     message: Message
+    size: int
 
 
 class _Waiting(NamedTuple):
@@ -131,7 +132,7 @@ class _Assembler:
         if self._preparing is not None:
             self._shelve_prepared(self._preparing, lsn, data)
             return ()
-        return self._take_outside(lsn, decode(data, lsn=lsn, version=self._version))
+        return self._take_outside(lsn, data, decode(data, lsn=lsn, version=self._version))
 
     def finish(self) -> None:
         """See that the messages did not end in the middle; transactions that still wait are forgotten."""
@@ -153,17 +154,17 @@ class _Assembler:
             if message.commit_lsn != self._open.commit_lsn:
                 raise _unexpected(lsn, message, "it ends another transaction than the one that began")
             self._open = None
-            return () if self._passes_over else (Sent(lsn, message),)
+            return () if self._passes_over else (Sent(lsn, message, len(data)),)
         if not isinstance(message, _CHANGES):
             raise _unexpected(lsn, message, "it stands within a transaction")
-        return (Sent(lsn, message),)
+        return (Sent(lsn, message, len(data)),)
 
-    def _take_outside(self, lsn: Lsn, message: Message) -> Iterable[Sent]:
+    def _take_outside(self, lsn: Lsn, data: bytes, message: Message) -> Iterable[Sent]:
         match message:
             case Begin(commit_lsn=commit_lsn):
                 self._open = message
                 self._passes_over = not self._is_in_range(commit_lsn)
-                return () if self._passes_over else (Sent(lsn, message),)
+                return () if self._passes_over else (Sent(lsn, message, len(data)),)
             case StreamStart(xid=xid, is_first=is_first):
                 if is_first == (xid in self._waiting):
                     raise _unexpected(lsn, message, "it is not the piece that comes next")
@@ -194,7 +195,7 @@ class _Assembler:
                 if waiting is not None:
                     waiting.shelf.clear()
             case Relation() | Type():
-                return (Sent(lsn, message),)
+                return (Sent(lsn, message, len(data)),)
             case LogicalMessage(is_transactional=False):
                 pass
             case _:
@@ -232,13 +233,15 @@ class _Assembler:
     ) -> Iterator[Sent]:
         wanted = self._is_in_range(commit_lsn)
         if wanted:
-            yield Sent(lsn, Begin(commit_lsn, commit_time_us, xid))
+            yield Sent(lsn, Begin(commit_lsn, commit_time_us, xid), 0)
         for piece_lsn, subxid, data in waiting.shelf.pieces():
             if data[0] in _DEFINITIONS or (wanted and subxid not in waiting.rolled_back):
-                yield Sent(piece_lsn, decode(data, lsn=piece_lsn, version=self._version, in_piece=subxid != 0))
+                yield Sent(
+                    piece_lsn, decode(data, lsn=piece_lsn, version=self._version, in_piece=subxid != 0), len(data)
+                )
         waiting.shelf.clear()
         if wanted:
-            yield Sent(lsn, Commit(commit_lsn, end_lsn, commit_time_us))
+            yield Sent(lsn, Commit(commit_lsn, end_lsn, commit_time_us), 0)
 
     def _is_in_range(self, commit_lsn: Lsn) -> bool:
         return self._begin_lsn <= commit_lsn < self._end_lsn
