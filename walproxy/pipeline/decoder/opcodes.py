@@ -2,7 +2,7 @@
 
 A record's operation is the upper half of its info byte, read by its resource manager. For a few managers the meaning
 of a number depends on the major version. Names are those that the managers' rm_identify functions return; a number
-without a name is written as `pg_waldump --stats=record` does, `0x70`.
+without a name, for which pg_waldump prints `UNKNOWN (70)`, is `0x70`.
 
 Two tables serve the vectorised code: `rmgr_table()` is indexed by the manager's number, `operation_table(major)` by
 `operation_code(rmid, info)`, which takes arrays as well as numbers.

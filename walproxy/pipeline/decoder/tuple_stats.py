@@ -1,0 +1,126 @@
+"""How many tuples each table's WAL inserts, updates and deletes: the view `tuple_stats`.
+
+Counted are the operations of the resource managers Heap and Heap2, by the relation of the record's first block: the
+page of the new tuple, or of a delete, of the old one. What aborts is counted too, as in pg_stat_user_tables. What
+rewrites a table (VACUUM FULL, CLUSTER, some ALTER TABLE) writes pages, not tuples, and is not counted.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from safekeeper.lsn import format_lsn
+from safekeeper.wal.format import WalFormatError
+from walproxy.pipeline.decoder.columns import Columns, integers, repeated_time
+from walproxy.pipeline.decoder.decode import Decoded
+from walproxy.pipeline.decoder.grouping import FIRST_MASK, mask_for, new_table, row_of
+from walproxy.pipeline.decoder.jit import compiled, load_u16
+from walproxy.pipeline.decoder.opcodes import RM_HEAP, RM_HEAP2
+from walproxy.pipeline.decoder.transactions import piece_times
+
+# xl_info & XLOG_HEAP_OPMASK, shifted down.
+_INSERT, _DELETE, _UPDATE, _HOT_UPDATE = 0, 1, 2, 4
+_MULTI_INSERT = 5
+# xl_heap_multi_insert, the same in all versions: flags (1), padding (1), ntuples (2).
+_NTUPLES_OFFSET = 2
+_MULTI_INSERT_BYTES = 4
+
+
+@compiled
+def _count_tuples(
+    count: int,
+    rmid: Any,
+    info: Any,
+    first_block: Any,
+    wal: Any,
+    main_offset: Any,
+    main_bytes: Any,
+    tablespace: Any,
+    database: Any,
+    relation: Any,
+    fork: Any,
+    slots: Any,
+    rows: Any,
+) -> int:
+    """Count (inserts, updates, hot updates, deletes) by relation; return how many relations there are.
+
+    -1 - index of a record that says of no number of tuples how many there are.
+    """
+    known = 0
+    mask = FIRST_MASK
+    for index in range(count):
+        manager = rmid[index]
+        if manager != RM_HEAP and manager != RM_HEAP2:
+            continue
+        operation = info[index] >> 4 & 7
+        tuples = 1
+        if manager == RM_HEAP2:
+            if operation != _MULTI_INSERT:
+                continue
+            if main_bytes[index] < _MULTI_INSERT_BYTES:
+                return -1 - index
+            tuples = load_u16(wal, main_offset[index] + _NTUPLES_OFFSET)
+            column = 2
+        elif operation == _INSERT:
+            column = 2
+        elif operation == _UPDATE:
+            column = 3
+        elif operation == _HOT_UPDATE:
+            column = 4
+        elif operation == _DELETE:
+            column = 5
+        else:
+            continue
+        block = first_block[index]
+        if block == first_block[index + 1] or fork[block] != 0:
+            continue
+        high = np.int64(tablespace[block]) << 32 | np.int64(database[block])
+        row = row_of(slots, mask, rows, known, high, np.int64(relation[block]))
+        if row == known:
+            known += 1
+            mask = mask_for(slots, mask, rows, known)
+        rows[row, column] += tuples
+    return known
+
+
+def tuple_stats(decoded: Decoded) -> Columns:
+    """Return the columns of the view `tuple_stats` but for the piece's bounds, a row for each relation with a change.
+
+    Raises:
+        WalFormatError: the first or the last commit has no time, or an insert of many tuples no number of them.
+    """
+    first_time, last_time = piece_times(decoded)
+    slots, rows = new_table(decoded.block_count)
+    known = _count_tuples(
+        decoded.count,
+        decoded.rmid,
+        decoded.info,
+        decoded.first_block,
+        decoded.stripped,
+        decoded.main_offset,
+        decoded.main_bytes,
+        decoded.tablespace,
+        decoded.database,
+        decoded.relation,
+        decoded.fork,
+        slots,
+        rows,
+    )
+    if known < 0:
+        lsn = format_lsn(int(decoded.lsn[-1 - known]))
+        raise WalFormatError(
+            f"the MULTI_INSERT record at {lsn} does not say of how many tuples, though its checksum is right:"
+            " look at it with pg_waldump"
+        )
+    high, relation, inserts, updates, hot_updates, deletes, _, _ = rows[:known].T
+    return {
+        "first_time": lambda: repeated_time(first_time, known),
+        "last_time": lambda: repeated_time(last_time, known),
+        "tablespace": lambda: integers(high >> 32 & 0xFFFFFFFF),
+        "database": lambda: integers(high & 0xFFFFFFFF),
+        "relation": lambda: integers(relation),
+        "inserts": lambda: integers(inserts),
+        "updates": lambda: integers(updates),
+        "hot_updates": lambda: integers(hot_updates),
+        "deletes": lambda: integers(deletes),
+    }
