@@ -264,4 +264,4 @@ def read_bodies(decoded: Decoded) -> Bodies | int:
     )
     if malformed >= 0:
         return int(record[malformed])
-    return Bodies(record, *(fields[:, field] for field in range(_FIELDS)), subxids=subxids)
+    return Bodies._make([record, *fields.T, subxids])
