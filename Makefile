@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 300
 SEED ?= 0
+# Tests that run at the same time. They wait for processes and disks most of the time.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo lint check test sim torture bench clean
@@ -26,7 +28,7 @@ check: lint ## what a change needs: lint, unit tests and a few hundred simulatio
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
-	$(BIN)/pytest tests --ignore=tests/e2e --ignore=tests/torture
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/torture
 	$(BIN)/python -m tests.simulation --seeds 100
 	$(BIN)/pytest -v tests/e2e
 
