@@ -17,6 +17,7 @@ from safekeeper.errors import ConfigurationError
 INSTALL: Final = "pip install 'walproxy[pipeline]'"
 
 _COMMANDS: Final[dict[str, str]] = {
+    "run": "write WAL into tables, and go on as it grows",
     "catalog": "write the names of relations into a file",
 }
 """What each command does, in one line: asking each of them would import all their libraries."""

@@ -37,7 +37,8 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.errors import ConfigurationError
+from walproxy.pipeline.spark_errors import SparkFailed
 from walproxy.pipeline.spark_home import TEMPORARY_PREFIX, SparkHome, spark_home
 
 LOG_VARIABLE: Final = "WALPROXY_SPARK_LOG"
@@ -46,10 +47,6 @@ JAVA_MISSING: Final = (
     "or set JAVA_HOME"
 )
 _END_TIMEOUT_S: Final = 30.0
-
-
-class SparkFailed(WalproxyError):
-    """Spark did not start, or a job of it failed in a way that is not of our making."""
 
 
 @contextlib.contextmanager

@@ -44,24 +44,27 @@ class Offset(NamedTuple):
         """Return what the checkpoint holds. Numbers of 64 bits are text: not every reader of JSON keeps them whole."""
         return {"system_id": str(self.system_id), "tli": self.tli, "lsn": format_lsn(self.lsn)}
 
-    def check(self, wal_input: WalInput, path: LogPath) -> None:
+    def check(self, wal_input: WalInput, path: LogPath, holder: str = "the checkpoint") -> None:
         """Make sure that this is a position of the log `path`.
+
+        Args:
+            holder: what has this offset, for messages.
 
         Raises:
             ConfigurationError: it is one of other WAL.
         """
+        anew = "or begin anew in another folder"
         system_id = wal_input.origin().system_id
         if system_id != self.system_id:
             raise ConfigurationError(
-                f"the checkpoint is of the system {self.system_id}, and {wal_input.name} has the WAL of {system_id}: "
-                "name the archive that it was made from, or begin anew with another checkpoint folder and other tables"
+                f"{holder} is of the system {self.system_id}, and {wal_input.name} has the WAL of {system_id}: name "
+                f"the input that it was made from, {anew}"
             )
         tli = path.tli_of(max(self.lsn - 1, 0))
         if tli != self.tli:
             ends = dict(path.lineage)
             left = f", which left it at {format_lsn(ends[self.tli])}" if self.tli in ends else ""
             raise ConfigurationError(
-                f"the checkpoint stands at {format_lsn(self.lsn)} on timeline {self.tli}, and this is no part of "
-                f"timeline {path.tli} of {wal_input.name}{left}: go on with the option timeline={self.tli}, or begin "
-                "anew with another checkpoint folder and other tables"
+                f"{holder} reaches {format_lsn(self.lsn)} on timeline {self.tli}, and this is no part of timeline "
+                f"{path.tli} of {wal_input.name}{left}: go on with timeline {self.tli}, {anew}"
             )

@@ -125,7 +125,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reach.check(self._input, path)
         extents = self._input.extents(path)
         end_lsn = reach.lsn if self._options.end_lsn is None else min(reach.lsn, self._options.end_lsn)
-        pieces = plan_pieces(path, extents, begin.lsn, end_lsn, allow_gaps=self._options.allow_gaps)
+        pieces = plan_pieces(path, extents, begin.lsn, end_lsn, allow_gaps=self._options.allow_gaps, is_whole=True)
         return partitions_of(path, pieces, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

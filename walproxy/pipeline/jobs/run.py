@@ -1,0 +1,292 @@
+"""Tables of WAL, kept up to date: `walproxy pipeline run`.
+
+    input --latestOffset--> Spark's stream of pieces --tasks--> one Parquet file a table --driver--> commit
+
+One streaming query, whose rows only say which pieces of WAL there are. Its tasks read and decode each piece once and
+write one file for each table; the driver commits them to the tables, and WAL never passes through the JVM.
+
+**Exactly once.** A table's commit holds, in the same atomic step as the rows, up to which LSN it has them: the number
+of a batch is the LSN at its end. That is all that a restart goes by. It begins at the lowest LSN of its tables, and a
+table is given no record before its own. So a batch can be repeated, cut differently, or be committed to some of the
+tables only when the process is killed: what is missing is added, and nothing twice. A table that is new is filled from
+the beginning, while the others wait. Spark's own checkpoint is made anew at each start.
+
+`_run/run.json` in the folder of the tables says whose WAL they hold and where on its timelines they stand, and
+`_run/lock` is held as long as a run, or the JVM that it has started, is there.
+"""
+
+import contextlib
+import functools
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from safekeeper.errors import ArchiveUnavailable, ConfigurationError
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.pipeline.jobs.run_folder import RunFolder
+from walproxy.pipeline.jobs.table_files import FILES_SCHEMA, TablePart, TaskPlan, write_pieces
+from walproxy.pipeline.schemas import VIEWS, arrow_schema, spark_ddl
+from walproxy.pipeline.source.offsets import Offset
+from walproxy.pipeline.source.options import PIECES, SourceOptions
+from walproxy.pipeline.source.tasks import input_of
+from walproxy.pipeline.spark_errors import spark_errors
+from walproxy.pipeline.spark_session import spark_session
+from walproxy.pipeline.tables import DataFile, Table, TableFormat, open_table
+from walproxy.recovery.sources import LogPath, SourceUnavailable
+
+DEFAULT_TABLES: Final = tuple(view for view in VIEWS if view != "blocks")
+"""All but `blocks`, whose rows `records` has too."""
+
+_WAIT_S: Final = 0.2
+_RETRY_S_MIN: Final = 1.0
+_RETRY_S_MAX: Final = 30.0
+
+
+class RunConfig(NamedTuple):
+    """What a run is told.
+
+    Attributes:
+        source: the input, as `open_input` takes it.
+        folder: where the tables are.
+        options: further options of the source `pgwal`, such as `archive.endpoint`, `timeline` or `allowGaps`.
+        once: end when what is there now is in the tables.
+        interval_s: how often it is looked for new WAL.
+        batch_bytes_max: how much WAL a batch has at most.
+        start: where to begin when there are no tables yet, an LSN; None for where the WAL begins.
+        checkpoint: the folder of Spark's own notes, made anew at each start; None for one beside the tables.
+        cores: how many to use; None for all.
+        memory: of Spark's JVM.
+    """
+
+    source: str
+    folder: Path
+    format: TableFormat
+    tables: tuple[str, ...] = DEFAULT_TABLES
+    options: tuple[tuple[str, str], ...] = ()
+    once: bool = False
+    interval_s: float = 1.0
+    batch_bytes_max: int = 256 << 20
+    start: Lsn | None = None
+    checkpoint: Path | None = None
+    cores: int | None = None
+    memory: str = "1g"
+
+
+class BatchDone(NamedTuple):
+    """A batch is in the tables.
+
+    Attributes:
+        begin_lsn, end_lsn: its WAL.
+        available_lsn: where the WAL of the input ends.
+        rows: added to each table.
+        seconds: from its beginning until it was committed.
+    """
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    available_lsn: Lsn
+    rows: dict[str, int]
+    seconds: float
+
+    @property
+    def lag_bytes(self) -> int:
+        """How much WAL is there and not yet in the tables."""
+        return max(self.available_lsn - self.end_lsn, 0)
+
+
+class Waiting(NamedTuple):
+    """The input does not answer; it is asked again.
+
+    Attributes:
+        reason: one line.
+    """
+
+    reason: str
+
+
+class Finished(NamedTuple):
+    """The run is over.
+
+    Attributes:
+        lsn: the tables have everything before it.
+        batches, rows: what this run has added.
+    """
+
+    lsn: Lsn
+    batches: int
+    rows: int
+
+
+Report = Callable[[BatchDone | Waiting | Finished], None]
+
+
+def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
+    """Add what the input has to the tables, and go on doing so until `stop` is set.
+
+    Args:
+        report: is told what happens, also by other threads.
+        stop: the batch that runs is finished, no other one begun.
+
+    Raises:
+        ConfigurationError: the tables hold something else, or another run is at work.
+        WalMissing, SourceCorrupt: the input does not have what comes next.
+        SourceUnavailable, ArchiveUnavailable: with `once`, it does not answer.
+    """
+    for name in config.tables:
+        arrow_schema(name)
+    folder = RunFolder(config.folder)
+    with folder.locked() as lock_fd, contextlib.ExitStack() as stack:
+        job = _Job(config, folder, report, stop)
+        stack.callback(job.close)
+        job.open()
+        session = spark_session(
+            "walproxy pipeline run",
+            master=f"local[{config.cores or '*'}]",
+            memory=config.memory,
+            inherited_fds=(lock_fd,),
+        )
+        with session as spark:
+            job.work(spark)
+        report(Finished(job.lsn, job.batches, job.rows))
+
+
+class _Job:
+    """A run at work.
+
+    Attributes:
+        lsn: every table holds the WAL before it.
+        batches, rows: what was added so far.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder, report: Report, stop: threading.Event) -> None:
+        self.config = config
+        self.lsn: Lsn = 0
+        self.batches = 0
+        self.rows = 0
+        self._folder = folder
+        self._report = report
+        self._stop = stop
+        self._options = self._source_options(None)
+        self._input: WalInput = input_of(self._options.path, self._options.archive_options)
+        self._tables: dict[str, Table] = {}
+        self._held: dict[str, Lsn] = {}
+        self._committing = threading.Lock()
+
+    def _source_options(self, start: Lsn | None) -> SourceOptions:
+        return SourceOptions.parse(self._spark_options(start))
+
+    def _spark_options(self, start: Lsn | None) -> dict[str, str]:
+        return {
+            **dict(self.config.options),
+            "path": self.config.source,
+            "view": PIECES,
+            "maxBytesPerTrigger": str(self.config.batch_bytes_max),
+            **({"startLsn": format_lsn(start)} if start is not None else {}),
+            **({"cores": str(self.config.cores)} if self.config.cores is not None else {}),
+        }
+
+    @property
+    def _writer(self) -> str:
+        return f"walproxy-{self._input.origin().system_id}"
+
+    def open(self) -> None:
+        """Open the tables, and see whether what they hold goes together with the input."""
+        path = self._input.log_path(self._options.tli)
+        self._folder.check(self._input, path)
+        for name in self.config.tables:
+            table = open_table(self.config.folder, name, self.config.format, arrow_schema(name))
+            self._tables[name] = table
+            self._held[name] = table.last_batch(self._writer) or 0
+        self.lsn = min(self._held.values())
+        self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))
+        if self.config.start is not None and 0 < max(self._held.values()) < self.config.start:
+            raise ConfigurationError(
+                f"the tables in {self.config.folder} hold the WAL up to {format_lsn(max(self._held.values()))}: "
+                f"beginning at "
+                f"{format_lsn(self.config.start)} would leave a gap; leave --start out, or name another folder"
+            )
+
+    def close(self) -> None:
+        """Close the tables."""
+        for table in self._tables.values():
+            table.close()
+
+    def work(self, spark: SparkSession) -> None:
+        """Run the stream, and begin it anew when the input did not answer for a while."""
+        retry_s = _RETRY_S_MIN
+        while not self._stop.is_set():
+            before_lsn = self.lsn
+            try:
+                self._stream(spark)
+                return
+            except (SourceUnavailable, ArchiveUnavailable) as error:
+                if self.config.once:
+                    raise
+                self._report(Waiting(str(error)))
+            retry_s = _RETRY_S_MIN if self.lsn > before_lsn else min(2 * retry_s, _RETRY_S_MAX)
+            self._stop.wait(retry_s)
+
+    def _stream(self, spark: SparkSession) -> None:
+        start = self.lsn or self.config.start
+        checkpoint = self.config.checkpoint or self._folder.checkpoint
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        reader = spark.readStream.format("pgwal").options(**self._spark_options(start))
+        with spark_errors():
+            writer = reader.load().writeStream.foreachBatch(self._batch)
+            writer = writer.option("checkpointLocation", checkpoint.absolute().as_uri())
+            if self.config.once:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(processingTime=f"{round(self.config.interval_s * 1000)} milliseconds")
+            self._wait(writer.start())
+
+    def _wait(self, query: StreamingQuery) -> None:
+        while not query.awaitTermination(_WAIT_S):
+            if self._stop.is_set():
+                with self._committing:  # Until the batch that runs is in the tables.
+                    query.stop()
+                return
+
+    def _batch(self, pieces: DataFrame, number: int) -> None:
+        """Carry out one batch. Called by Spark, in a thread of its own."""
+        with self._committing:
+            if self._stop.is_set():
+                return
+            began_s = time.monotonic()
+            path = self._input.log_path(self._options.tli)
+            parts = [TablePart(name, table.new_file(), self._held[name]) for name, table in self._tables.items()]
+            plan = TaskPlan(
+                self._options.path, self._options.archive_options, path, self._options.check_crc, tuple(parts)
+            )
+            written = pieces.mapInArrow(functools.partial(write_pieces, plan), spark_ddl(FILES_SCHEMA)).toArrow()
+            self._commit(path, written.to_pylist(), began_s)
+
+    def _commit(self, path: LogPath, written: Sequence[dict[str, Any]], began_s: float) -> None:
+        """Commit the files that the tasks have written, to each table those that are its."""
+        begin_lsn, end_lsn = min(row["begin_lsn"] for row in written), max(row["end_lsn"] for row in written)
+        rows = {}
+        for name, table in self._tables.items():
+            if self._held[name] >= end_lsn:
+                continue
+            files = [
+                DataFile(row["path"], row["rows"], row["bytes"])
+                for row in written
+                if row["table"] == name and row["path"] is not None
+            ]
+            table.commit(self._writer, end_lsn, files, {"begin_lsn": format_lsn(max(begin_lsn, self._held[name]))})
+            self._held[name] = end_lsn
+            rows[name] = sum(file.rows for file in files)
+        self.lsn = min(self._held.values())
+        self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))
+        extents = self._input.extents(path)
+        available_lsn = extents[-1].end_lsn if extents else end_lsn
+        self.batches += 1
+        self.rows += sum(rows.values())
+        self._report(BatchDone(begin_lsn, end_lsn, available_lsn, rows, time.monotonic() - began_s))

@@ -1,0 +1,98 @@
+"""What a run keeps beside its tables, in `_run`: whose WAL they hold, and the lock that lets one run write to them."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from safekeeper.errors import ConfigurationError, StorageFailed
+from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.pipeline.source.offsets import Offset
+from walproxy.pipeline.tables.disk import Disk, replace_durably, storage_errors
+from walproxy.recovery.sources import LogPath
+
+_FOLDER: Final = "_run"
+# A JVM whose Python process was killed notices it, and ends, within a second or two.
+_LOCK_TIMEOUT_S: Final = 15.0
+_POLL_S: Final = 0.1
+
+
+class RunFolder:
+    """The folder `_run` of a folder of tables.
+
+    Attributes:
+        checkpoint: where Spark keeps its notes by default.
+    """
+
+    def __init__(self, tables: Path) -> None:
+        self._tables = tables
+        self._folder = tables / _FOLDER
+        self._state = self._folder / "run.json"
+        self.checkpoint = self._folder / "checkpoint"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the lock; yield the open file, whose heirs hold it too.
+
+        Raises:
+            ConfigurationError: another run holds it.
+            StorageFull, StorageFailed: the folder cannot be made.
+        """
+        with storage_errors(f"make the folder {self._folder}"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            deadline = time.monotonic() + _LOCK_TIMEOUT_S
+            while not _try_lock(lock_fd):
+                if time.monotonic() > deadline:
+                    holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+                    raise ConfigurationError(
+                        f"another run writes to the tables in {self._tables} (process {holder}): stop it first"
+                    )
+                time.sleep(_POLL_S)
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
+            yield lock_fd
+        finally:
+            os.close(lock_fd)
+
+    def check(self, wal_input: WalInput, path: LogPath) -> None:
+        """Make sure that the tables' WAL is that of the input, as far as they have it.
+
+        Raises:
+            ConfigurationError: it is another one's.
+            StorageFailed: what is kept here cannot be read.
+        """
+        try:
+            content = self._state.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageFailed(f"cannot read {self._state}: {error.strerror}") from error
+        try:
+            offset = Offset.parse(msgspec.json.decode(content))
+        except (msgspec.DecodeError, ConfigurationError) as error:
+            raise StorageFailed(f"{self._state} is damaged: remove it, if the tables are of this input") from error
+        offset.check(wal_input, path, f"what the tables in {self._tables} hold")
+
+    def remember(self, offset: Offset) -> None:
+        """Keep where the tables stand.
+
+        Raises:
+            StorageFull, StorageFailed.
+        """
+        with storage_errors(f"write {self._state}"):
+            replace_durably(Disk(), self._state, msgspec.json.encode(offset.content()))
+
+
+def _try_lock(lock_fd: int) -> bool:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

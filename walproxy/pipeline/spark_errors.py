@@ -1,0 +1,79 @@
+"""What went wrong in Spark, in one line.
+
+An error of ours that is raised in a worker passes through Python's traceback, two JVM threads and Py4J before a job
+sees it, as some hundred lines of text. Our own line is in there: `one_error_of` finds it and makes the error anew, so
+that its exit code is right. What is not of our making is cut down to its first line.
+"""
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, ParseException, PySparkException, StreamingQueryException
+
+from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.logs import one_line
+
+_OURS: Final = re.compile(r"^(?:\W*)((?:safekeeper|walproxy)(?:\.\w+)+)\.([A-Z]\w*): (.*)$", re.MULTILINE)
+_LINES_MAX: Final = 300
+
+
+class SparkFailed(WalproxyError):
+    """Spark did not start, or a job of it failed in a way that is not of our making."""
+
+
+@contextlib.contextmanager
+def spark_errors() -> Iterator[None]:
+    """Raise what Spark raises as an error of ours, in one line.
+
+    Raises:
+        WalproxyError: see `error_of`.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise error_of(error) from error
+
+
+def error_of(error: Exception) -> WalproxyError:
+    """Return the error of ours that a worker raised, or one that says in a line what Spark says.
+
+    Must be called while the session lives: only then can Spark's exceptions be read.
+    """
+    if isinstance(error, WalproxyError):
+        return error
+    text = str(error)
+    # The last one is what ended the job: one that it was raised from stands above it.
+    for module, name, message in reversed(_OURS.findall(text)):
+        made = _made(module, name, message)
+        if made is not None:
+            return made
+    said = _first_line(text)
+    if isinstance(error, AnalysisException | ParseException) and not isinstance(error, StreamingQueryException):
+        return ConfigurationError(said)
+    return SparkFailed(f"Spark: {said}")
+
+
+def _made(module: str, name: str, message: str) -> WalproxyError | None:
+    """Return an error of the class that a traceback names; None if that is no class of ours."""
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    if not (isinstance(found, type) and issubclass(found, WalproxyError)):
+        return None
+    try:
+        return found(message)
+    except TypeError:  # It is made of more than a message.
+        return WalproxyError(message)
+
+
+def _first_line(text: str) -> str:
+    """Return what Spark says, without the stack, the plan and the advice behind it."""
+    paragraph = text.strip().partition("\n\n")[0]
+    lines = [line.strip() for line in paragraph.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    said = one_line(" ".join(lines).partition(" SQLSTATE:")[0].partition("; line ")[0])
+    return said[:_LINES_MAX]
