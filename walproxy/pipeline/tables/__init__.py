@@ -2,6 +2,7 @@
 
 opening          a table by its folder and name; which tables a folder holds
 table            what a table can do, whatever its format
+compaction       many small files become few large ones
 parquet_files    writing Parquet, and what a file's footer says of it
 table_folder     the identity of a table: its format and its schema
 disk             names that appear and vanish durably
@@ -18,8 +19,8 @@ No file here imports pyspark.
 """
 
 from walproxy.pipeline.tables.opening import find_tables, open_table
-from walproxy.pipeline.tables.parquet_files import DataFile, NewFile
-from walproxy.pipeline.tables.table import LiveFile, Table
+from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, NewFile
+from walproxy.pipeline.tables.table import Table
 from walproxy.pipeline.tables.table_folder import FORMATS, TableFormat
 
 __all__ = ["FORMATS", "DataFile", "LiveFile", "NewFile", "Table", "TableFormat", "find_tables", "open_table"]

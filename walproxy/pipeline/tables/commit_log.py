@@ -11,6 +11,7 @@ Entries are found by counting on from the checkpoint: their folder is never list
 same time after a million commits.
 """
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,26 +95,28 @@ class CommitLog:
     """The log in a folder, and what it amounts to as far as it was read. Not thread-safe.
 
     Attributes:
+        folder: of the entries.
         state: what the entries read so far amount to.
         newest: the last of them, None before the first.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
-        self._folder = folder / "commits"
+        self.folder = folder / "commits"
         self._checkpoint = folder / "checkpoint.json"
         self._since_checkpoint = 0
+        self._known_checkpoint: tuple[int, int, int] | None = None
         self.state = State()
         self.newest: Entry | None = None
 
     def create(self) -> None:
         """Make the folder of the entries, unless it is there. Raises OSError."""
-        self._disk.make_folder(self._folder)
-        self._disk.sync_folder(self._folder.parent)
+        self._disk.make_folder(self.folder)
+        self._disk.sync_folder(self.folder.parent)
 
     def forget(self) -> None:
         """Read everything anew the next time: a step failed, and what is on disk is not known."""
-        self.state, self.newest, self._since_checkpoint = State(), None, 0
+        self.state, self.newest, self._since_checkpoint, self._known_checkpoint = State(), None, 0, None
 
     def refresh(self) -> None:
         """Read what was written since. Raises OSError, StorageFailed."""
@@ -150,7 +153,7 @@ class CommitLog:
 
     def sync(self) -> None:
         """Make durable that the entries which were read are there. Raises OSError."""
-        self._disk.sync_folder(self._folder)
+        self._disk.sync_folder(self.folder)
 
     def checkpoint(self, *, now: bool = False) -> bool:
         """Write down what the state is, if that is worth it by now. Raises OSError."""
@@ -160,13 +163,30 @@ class CommitLog:
         self._since_checkpoint = 0
         return True
 
-    def _load_checkpoint(self) -> bool:
-        """Go on to the checkpoint, if it is ahead; entries below it may have been removed."""
+    def passed(self) -> Iterator[Path]:
+        """Yield the entries that the checkpoint on disk makes superfluous. Raises OSError, StorageFailed."""
         try:
             content = self._checkpoint.read_bytes()
         except FileNotFoundError:
+            return
+        number = _decoded(self._checkpoint, content, State).number
+        for path in self.folder.iterdir():
+            if path.suffix == ".json" and path.stem.isdecimal() and int(path.stem) <= number:
+                yield path
+
+    def _load_checkpoint(self) -> bool:
+        """Go on to the checkpoint, if it is ahead; entries below it may have been removed."""
+        try:
+            with self._checkpoint.open("rb") as file:
+                status = os.fstat(file.fileno())
+                signature = status.st_ino, status.st_mtime_ns, status.st_size
+                if signature == self._known_checkpoint:  # With 6,000 files it takes 20 ms to decode.
+                    return False
+                content = file.read()
+        except FileNotFoundError:
             return False
         state = _decoded(self._checkpoint, content, State)
+        self._known_checkpoint = signature
         if state.number <= self.state.number:
             return False
         self.state, self.newest, self._since_checkpoint = state, None, 0
@@ -181,7 +201,7 @@ class CommitLog:
         return _decoded(path, content, Entry)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{number:016d}.json"
+        return self.folder / f"{number:016d}.json"
 
 
 def _decoded(path: Path, content: bytes, kind: type[_Kind]) -> _Kind:

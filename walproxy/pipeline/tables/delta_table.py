@@ -9,20 +9,21 @@ syncs nothing, so the log's files are synced here before a commit returns.
 """
 
 import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from safekeeper.errors import StorageFailed
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
-from walproxy.pipeline.tables.parquet_files import Footer
-from walproxy.pipeline.tables.table import CheckedFile, LiveFile, Table
+from walproxy.pipeline.tables.parquet_files import Footer, LiveFile
+from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import TableFormat
 
 _PREFIX: Final = "walproxy."
@@ -93,8 +94,61 @@ class DeltaLakeTable(Table):
         self._sync_log(before + 1)
         return True
 
-    def live_files(self) -> list[LiveFile]:
+    def _replace(self, old: Sequence[LiveFile], new: Sequence[CheckedFile]) -> bool:
         table = self._refreshed()
+        current = {file.path for file in self._live(table)}
+        if any(file.path not in current for file in old):
+            return False
+        sync_folder(self.folder)
+        now_ms = int(time.time() * _MILLISECONDS)
+        removed = [RemoveAction(Path(file.path).name, False, now_ms, file.bytes, {}) for file in old]
+        added = [AddAction(path.name, footer.bytes, {}, now_ms, False, _statistics(footer)) for path, footer in new]
+        properties = CommitProperties({f"{_PREFIX}operation": "compact"}, 0)
+        return self._commit_actions(table, [*removed, *added], properties) is True
+
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+        retention = f"interval {math.ceil(keep_s)} seconds"
+        wanted = {"delta.logRetentionDuration": retention, "delta.deletedFileRetentionDuration": retention}
+        with storage_errors(f"remove old states of the table {self.folder}"):
+            table = self._refreshed()
+            try:
+                removed = remove_files(self._dead_files(keep_s, full=False), dry_run=dry_run)
+                entries = self._log_entries()
+                if dry_run:
+                    old = [path for path in entries if unused_since(path, keep_s)]
+                    return removed.plus(remove_files(old, dry_run=True))._replace(versions=len(old))
+                if {name: table.metadata().configuration.get(name) for name in wanted} != wanted:
+                    table.alter.set_table_properties(wanted)
+                table = self._refreshed()
+                table.create_checkpoint()
+                self._sync_log(table.version())
+                sizes = {path: path.stat().st_size for path in self._log_entries()}
+                table.cleanup_metadata()
+            except DeltaError as error:
+                self._opened = None
+                raise self._failure("remove old states of", error) from error
+            gone = [size for path, size in sizes.items() if not path.exists()]
+            return removed.plus(Removal(len(gone), sum(gone), len(gone)))
+
+    def _orphans(self, older_than_s: float) -> Iterator[Path]:
+        former = set(self._dead_files(older_than_s, full=False))
+        for path in self._dead_files(older_than_s, full=True):
+            if path not in former and unused_since(path, older_than_s):
+                yield path
+
+    def _dead_files(self, age_s: float, *, full: bool) -> list[Path]:
+        """Return files that are no longer part of the table for so long; `full`: also those that never were."""
+        hours = math.ceil(age_s / 3600)
+        names = self._refreshed().vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
+        return [self.folder / name for name in names]
+
+    def _log_entries(self) -> list[Path]:
+        return [path for path in self._delta_log.iterdir() if path.suffix == ".json" and path.stem.isdecimal()]
+
+    def live_files(self) -> list[LiveFile]:
+        return self._live(self._refreshed())
+
+    def _live(self, table: DeltaTable) -> list[LiveFile]:
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         return [
             LiveFile(str(self.folder / action["path"]), action["num_records"], action["size_bytes"], _bounds(action))

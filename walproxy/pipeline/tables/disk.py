@@ -45,6 +45,10 @@ class Disk:
         """Remove a name, if it is there."""
         path.unlink(missing_ok=True)
 
+    def touch(self, path: Path) -> None:
+        """Make now the time of the last change of a file or folder."""
+        os.utime(path)
+
     def make_folder(self, folder: Path) -> None:
         """Make a folder and those on the way to it, unless they are there."""
         folder.mkdir(parents=True, exist_ok=True)

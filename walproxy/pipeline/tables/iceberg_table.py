@@ -14,6 +14,8 @@ Iceberg's metadata holds absolute paths: the folder cannot be moved.
 """
 
 import contextlib
+import itertools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -27,14 +29,18 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.table import Table as PyIcebergTable
+from pyiceberg.table import Transaction
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId
 from pyiceberg.types import LongType
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from safekeeper.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.tables.disk import sync_folder
-from walproxy.pipeline.tables.table import CheckedFile, LiveFile, Table
+from walproxy.pipeline.tables.parquet_files import LiveFile
+from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import TableFormat
 
 CATALOG_FILE: Final = "iceberg.db"
@@ -42,6 +48,8 @@ CATALOG_NAME: Final = "walproxy"
 NAMESPACE: Final = "wal"
 _BATCH_PROPERTY: Final = "walproxy.batch."
 _BUSY_TIMEOUT_S: Final = 60
+SNAPSHOTS_MAX: Final = 200
+"""How many snapshots `expire` keeps at most, however young: every commit writes the list of all of them anew."""
 
 
 class IcebergTable(Table):
@@ -99,18 +107,65 @@ class IcebergTable(Table):
                 summary |= {"walproxy.writer": writer, "walproxy.batch": str(batch)}
             sync_folder(self._new_files)
             try:
-                transaction = table.transaction()
-                snapshot = table.current_snapshot()
-                seen = AssertRefSnapshotId(ref="main", snapshot_id=snapshot.snapshot_id if snapshot else None)
-                transaction._stage((), (seen,))
-                if writer is not None:
-                    transaction.set_properties({f"{_BATCH_PROPERTY}{writer}": str(batch)})
-                if files:
-                    transaction.add_files([str(file.path) for file in files], summary, check_duplicate_files=False)
-                transaction.commit_transaction()
+                with self._transaction(table) as transaction:
+                    if writer is not None:
+                        transaction.set_properties({f"{_BATCH_PROPERTY}{writer}": str(batch)})
+                    if files:
+                        transaction.add_files([str(file.path) for file in files], summary, check_duplicate_files=False)
             except CommitFailedException:
                 return None
             return True
+
+    def _replace(self, old: Sequence[LiveFile], new: Sequence[CheckedFile]) -> bool:
+        with self._failures("compact"):
+            table = self._refreshed()
+            current = {task.file.file_path: task.file for task in table.scan().plan_files()}
+            if any(file.path not in current for file in old):
+                return False
+            sync_folder(self._new_files)
+            try:
+                with self._transaction(table) as transaction:
+                    summary = {"walproxy.operation": "compact"}
+                    with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+                        for file in old:
+                            snapshot.delete_data_file(current[file.path])
+                        for path, _ in new:
+                            snapshot.append_data_file(
+                                parquet_file_to_data_file(table.io, transaction.table_metadata, str(path))
+                            )
+            except CommitFailedException:
+                return False
+            return True
+
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+        with self._failures("remove old states of"):
+            for _ in range(COMMIT_ATTEMPTS):
+                table = self._refreshed()
+                old = _old_snapshots(table, keep_s)
+                kept = [snapshot for snapshot in table.snapshots() if snapshot not in old]
+                unneeded = _files_of(table, old) - _files_of(table, kept)
+                if old and not dry_run:
+                    try:
+                        table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in old]).commit()
+                    except CommitFailedException:
+                        continue
+                removed = remove_files((Path(path) for path in sorted(unneeded)), dry_run=dry_run)
+                return removed._replace(versions=len(old))
+            raise StorageFailed(f"could not remove old states of the table {self.folder}: too many commits meanwhile")
+
+    def _orphans(self, older_than_s: float) -> Iterator[Path]:
+        with self._failures("clean"):
+            # First what there is, then what is needed: a commit in between makes more of it needed.
+            candidates = [
+                path
+                for folder in (self._new_files, self.folder / "metadata")
+                for path in folder.iterdir()
+                if unused_since(path, older_than_s)
+            ]
+            table = self._refreshed()
+            needed = _files_of(table, table.snapshots())
+            needed |= {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+            yield from (path for path in candidates if str(path) not in needed)
 
     def live_files(self) -> list[LiveFile]:
         with self._failures("read"):
@@ -133,6 +188,20 @@ class IcebergTable(Table):
                 }
                 found.append(LiveFile(file.file_path, file.record_count, file.file_size_in_bytes, bounds))
             return found
+
+    @contextlib.contextmanager
+    def _transaction(self, table: PyIcebergTable) -> Iterator[Transaction]:
+        """Change the table in one step, provided that no snapshot was added since it was read.
+
+        Raises:
+            CommitFailedException: one was.
+        """
+        transaction = table.transaction()
+        snapshot = table.current_snapshot()
+        seen = AssertRefSnapshotId(ref="main", snapshot_id=snapshot.snapshot_id if snapshot else None)
+        transaction._stage((), (seen,))
+        yield transaction
+        transaction.commit_transaction()
 
     def close(self) -> None:
         catalog, self._catalog, self._loaded = self._catalog, None, None
@@ -183,6 +252,29 @@ def open_catalog(folder: Path) -> SqlCatalog:
     except OperationalError:
         # Two processes made it at once: it is there now.
         return SqlCatalog(CATALOG_NAME, **properties)
+
+
+def _old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
+    """Return the snapshots that have not been the newest one for so long, and those beyond what can be kept."""
+    snapshots = sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
+    limit_ms = (time.time() - keep_s) * 1000
+    return [
+        snapshot
+        for index, (snapshot, successor) in enumerate(itertools.pairwise(snapshots))
+        if successor.timestamp_ms < limit_ms or index < len(snapshots) - SNAPSHOTS_MAX
+    ]
+
+
+def _files_of(table: PyIcebergTable, snapshots: Sequence[Snapshot]) -> set[str]:
+    """Return the manifest lists, manifests and data files of snapshots."""
+    found, manifests = set(), set()
+    for snapshot in snapshots:
+        found.add(snapshot.manifest_list)
+        manifests.update(snapshot.manifests(table.io))
+    for manifest in manifests:
+        found.add(manifest.manifest_path)
+        found.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+    return found
 
 
 def _last_batch(table: PyIcebergTable, writer: str) -> int | None:

@@ -34,6 +34,20 @@ class DataFile(NamedTuple):
     bytes: int
 
 
+class LiveFile(NamedTuple):
+    """A file that is part of a table.
+
+    Attributes:
+        path: absolute.
+        bounds: the least and the greatest value of columns of 64-bit integers, where known.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    bounds: dict[str, tuple[int, int]]
+
+
 class NewFile(NamedTuple):
     """Where a task writes a file of a table. Can be pickled. Every attempt of a task gets a file of its own.
 

@@ -29,8 +29,9 @@ from typing import ClassVar, Final
 import pyarrow as pa
 
 from walproxy.pipeline.tables.commit_log import CommitLog, Entry, LoggedFile
-from walproxy.pipeline.tables.disk import Disk, locked, storage_errors
-from walproxy.pipeline.tables.table import CheckedFile, LiveFile, Table
+from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, locked, storage_errors
+from walproxy.pipeline.tables.parquet_files import LiveFile
+from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import LOCK_FILE, OWN_FOLDER, TableFormat
 
 DATA_LINK: Final = "data"
@@ -81,17 +82,13 @@ class ParquetTable(Table):
                 return False
             if files:
                 self._disk.sync_folder(self._new_files)
-            added = [
-                LoggedFile(path.name.removesuffix(STAGED_SUFFIX), footer.rows, footer.bytes, footer.bounds)
-                for path, footer in files
-            ]
             entry = Entry(
                 version=1,
                 number=state.number + 1,
                 time=time.time(),
                 operation="append",
                 generation=state.generation,
-                add=added,
+                add=[_logged(file) for file in files],
                 writer=writer,
                 batch=batch,
                 properties=properties,
@@ -113,6 +110,54 @@ class ParquetTable(Table):
                 LiveFile(str(folder / file.name), file.rows, file.bytes, dict(file.bounds))
                 for file in state.files.values()
             ]
+
+    def _replace(self, old: Sequence[LiveFile], new: Sequence[CheckedFile]) -> bool:
+        with self._exclusively():
+            state = self._log.state
+            remove = [Path(file.path).name for file in old]
+            if any(name not in state.files for name in remove):
+                return False
+            self._disk.sync_folder(self._new_files)
+            entry = Entry(
+                version=1,
+                number=state.number + 1,
+                time=time.time(),
+                operation="compact",
+                generation=state.generation + 1,
+                add=[_logged(file) for file in new],
+                remove=remove,
+            )
+            return self._write(entry)
+
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+        with storage_errors(f"remove old states of the table {self.folder}"), self._exclusively():
+            current = self._log.state.generation
+            folders = [
+                folder
+                for folder in self._generation(current).parent.iterdir()
+                if folder.name.isdecimal() and int(folder.name) < current and unused_since(folder, keep_s)
+            ]
+            inodes = {path.stat().st_ino for path in self._generation(current).iterdir()}
+            removed = Removal(versions=len(folders))
+            for folder in folders:
+                paths = list(folder.iterdir())
+                only_there = [path for path in paths if path.stat().st_ino not in inodes]
+                removed = removed.plus(remove_files(only_there, dry_run=dry_run))
+                if not dry_run:
+                    remove_files(path for path in folder.iterdir())
+                    folder.rmdir()
+            if not dry_run:
+                self._log.checkpoint(now=True)
+            entries = [path for path in self._log.passed() if unused_since(path, keep_s)]
+            return removed.plus(remove_files(entries, dry_run=dry_run))
+
+    def _orphans(self, older_than_s: float) -> Iterator[Path]:
+        with self._exclusively():
+            for folder in (self._new_files, self._log.folder, self._own):
+                for path in folder.iterdir():
+                    temporary = path.suffix == TEMPORARY_SUFFIX or folder == self._new_files
+                    if temporary and not path.is_symlink() and unused_since(path, older_than_s):
+                        yield path
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -172,6 +217,13 @@ class ParquetTable(Table):
         self._disk.symlink(f"{OWN_FOLDER}/generations/{folder.name}", link)
         self._disk.rename(link, self.folder / DATA_LINK)
         self._disk.sync_folder(self.folder)
+        if entry.operation == "compact":
+            self._disk.touch(before)  # Its age is that of its end.
 
     def _generation(self, number: int) -> Path:
         return self._own / "generations" / f"{number:06d}"
+
+
+def _logged(file: CheckedFile) -> LoggedFile:
+    footer = file.footer
+    return LoggedFile(file.path.name.removesuffix(STAGED_SUFFIX), footer.rows, footer.bytes, footer.bounds)

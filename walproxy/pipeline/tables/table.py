@@ -9,8 +9,9 @@ Writers of different names may commit to one table at once, from several process
 """
 
 import itertools
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -19,26 +20,16 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 
 from safekeeper.errors import ConfigurationError, StorageFailed
+from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction, merge, order_column, plan
 from walproxy.pipeline.tables.disk import storage_errors
-from walproxy.pipeline.tables.parquet_files import DataFile, Footer, NewFile, read_footer, schema_difference
+from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, NewFile, read_footer, schema_difference
 from walproxy.pipeline.tables.table_folder import TableFormat
 
 COMMIT_ATTEMPTS: Final = 50
 """How often a commit is tried again because other writers were faster each time."""
 
-
-class LiveFile(NamedTuple):
-    """A file of the table as it is now.
-
-    Attributes:
-        path: absolute.
-        bounds: the least and the greatest value of columns of 64-bit integers, where known.
-    """
-
-    path: str
-    rows: int
-    bytes: int
-    bounds: dict[str, tuple[int, int]]
+_REPLACED_AT_ONCE_BYTES: Final = 1 << 30
+"""A compaction commits when it has merged so much: what it did until then is not lost with it."""
 
 
 class CheckedFile(NamedTuple):
@@ -46,6 +37,22 @@ class CheckedFile(NamedTuple):
 
     path: Path
     footer: Footer
+
+
+class Removal(NamedTuple):
+    """What was removed, or would be.
+
+    Attributes:
+        versions: how many former states of the table can no longer be read.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    versions: int = 0
+
+    def plus(self, other: "Removal") -> "Removal":
+        """Return the sum of both."""
+        return Removal(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 class Table(ABC):
@@ -196,6 +203,94 @@ class Table(ABC):
         names = list(columns) if columns is not None else None
         return self.dataset().to_table(columns=names, filter=filter)
 
+    def compact(
+        self,
+        target_bytes: int = TARGET_BYTES,
+        *,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Compaction:
+        """Put few large files in the place of many small ones. Commits go on meanwhile; readers see each row once.
+
+        The small files stay until `expire`: who has begun to read them goes on.
+
+        Args:
+            target_bytes: how large a file shall be; those of half that size are left alone.
+            dry_run: only say what would be done.
+            progress: is told (bytes done, bytes in all).
+
+        Raises:
+            StorageFull, StorageFailed.
+        """
+        if target_bytes <= 0:
+            raise ConfigurationError(f"files of {target_bytes} bytes cannot be made")
+        column = order_column(self.schema)
+        groups = plan(self.live_files(), target_bytes, column)
+        total = sum(file.bytes for group in groups for file in group)
+        done = Compaction()
+        pending: list[Replacement] = []
+        merged_bytes = 0
+        for group in groups:
+            if dry_run:
+                size, rows = sum(file.bytes for file in group), sum(file.rows for file in group)
+                done = done.plus(Compaction(len(group), 1, rows, size))
+                continue
+            pending.append(Replacement(group, merge(group, self.new_file("compacted"), column)))
+            merged_bytes += sum(file.bytes for file in group)
+            if group is groups[-1] or sum(each.new.bytes for each in pending) >= _REPLACED_AT_ONCE_BYTES:
+                done = done.plus(self._replaced(pending))
+                pending = []
+            if progress is not None:
+                progress(merged_bytes, total)
+        return done
+
+    def _replaced(self, replacements: Sequence["Replacement"]) -> Compaction:
+        """Make the new files part of the table in the place of the old ones, in one step."""
+        with storage_errors(f"compact the table {self.folder}"):
+            checked = [self._checked(each.new) for each in replacements]
+            old = [file for each in replacements for file in each.old]
+            for _ in range(COMMIT_ATTEMPTS):
+                if {file.path for file in old} - {file.path for file in self.live_files()}:
+                    break  # Another compaction was faster: then these rows are in its files.
+                if self._replace(old, checked):
+                    new = [each.new for each in replacements]
+                    rows, before = sum(file.rows for file in old), sum(file.bytes for file in old)
+                    return Compaction(len(old), len(new), rows, before, sum(file.bytes for file in new))
+            self.discard([each.new for each in replacements])
+            return Compaction()
+
+    @abstractmethod
+    def _replace(self, old: Sequence[LiveFile], new: Sequence[CheckedFile]) -> bool:
+        """Put new files in the place of old ones, which were part of the table a moment ago.
+
+        False: something else was committed meanwhile, nothing is done.
+        """
+
+    @abstractmethod
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+        """Remove what only states of the table need that are older than `keep_s`, and old parts of its log.
+
+        A reader that began longer ago than that may find its files gone.
+
+        Raises:
+            StorageFailed.
+        """
+
+    def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal:
+        """Remove files that no commit ever named and that nobody has written to for `older_than_s`.
+
+        Tasks that were killed leave them. The age must exceed the time that the slowest batch takes.
+
+        Raises:
+            StorageFailed.
+        """
+        with storage_errors(f"clean the table {self.folder}"):
+            return remove_files(self._orphans(older_than_s), dry_run=dry_run)
+
+    @abstractmethod
+    def _orphans(self, older_than_s: float) -> Iterable[Path]:
+        """Yield the files that `remove_orphans` may remove."""
+
     def close(self) -> None:  # noqa: B027  most tables hold nothing open
         """Release what the table holds open. Closing twice is harmless."""
 
@@ -204,6 +299,35 @@ class Table(ABC):
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
+
+
+class Replacement(NamedTuple):
+    """A file that holds the rows of others."""
+
+    old: list[LiveFile]
+    new: DataFile
+
+
+def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> Removal:
+    """Remove files; those that are gone already do not count. Raises OSError."""
+    count, size = 0, 0
+    for path in paths:
+        try:
+            bytes_ = path.stat().st_size
+            if not dry_run:
+                path.unlink()
+        except FileNotFoundError:
+            continue
+        count, size = count + 1, size + bytes_
+    return Removal(count, size)
+
+
+def unused_since(path: Path, age_s: float) -> bool:
+    """Say whether nobody has written to a file for so long; False if it is gone. Raises OSError."""
+    try:
+        return path.stat().st_mtime < time.time() - age_s
+    except FileNotFoundError:
+        return False
 
 
 def _guarantee(file: LiveFile) -> ds.Expression:
