@@ -1,0 +1,32 @@
+"""The class that Spark finds under the name `pgtable`.
+
+Spark imports this module in short-lived processes, for each query anew: it imports nothing but Spark's own classes, and
+what does the work is imported where it is used.
+"""
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.types import StructType
+
+
+class PgtableDataSource(DataSource):
+    """A table in Parquet, Iceberg or Delta, to be appended to.
+
+    stream.writeStream.format("pgtable").option("path", "/data/tables").option("table", "records")
+        .option("tableFormat", "delta").option("checkpointLocation", "/data/checkpoints/records").start()
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "pgtable"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from walproxy.pipeline.sink.options import SinkOptions
+        from walproxy.pipeline.sink.writers import BatchWriter
+
+        return BatchWriter(SinkOptions.parse(self.options, overwrite=overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from walproxy.pipeline.sink.options import SinkOptions
+        from walproxy.pipeline.sink.writers import StreamWriter
+
+        return StreamWriter(SinkOptions.parse(self.options, overwrite=overwrite, streaming=True), schema)

@@ -1,0 +1,73 @@
+"""Tasks write files, the driver commits them.
+
+The writers are made in a process of the driver's, which makes the table if it is missing, and are sent to the tasks.
+A task returns what it has written. The file of a task that was killed is an orphan (`Table.remove_orphans`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from walproxy.pipeline.sink.options import SinkOptions
+from walproxy.pipeline.tables import DataFile, Table, open_table
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task has written; no file if it had no rows."""
+
+    file: DataFile | None
+
+
+class _Writer:
+    """What batches and streams have in common."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        with self._open(to_arrow_schema(schema, timezone="UTC")) as table:
+            self._new_file = table.new_file()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of one task. Runs in the task."""
+        schema = self._new_file.schema
+        return Written(self._new_file.write(batch.cast(schema) for batch in iterator))
+
+    def _open(self, schema: pa.Schema | None) -> Table:
+        options = self._options
+        return open_table(options.path, options.table, options.format, schema, create=schema is not None)
+
+    def _commit(self, messages: Iterable[WriterCommitMessage | None], batch: int | None) -> None:
+        with self._open(None) as table:
+            table.commit(self._options.writer, batch, _files(messages))
+
+    def _abort(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        with self._open(None) as table:
+            table.discard(_files(messages))
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes the rows of a batch query."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages, self._options.batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes the batches of a stream."""
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._abort(messages)
+
+
+def _files(messages: Iterable[WriterCommitMessage | None]) -> Sequence[DataFile]:
+    return [message.file for message in messages if isinstance(message, Written) and message.file is not None]
