@@ -7,11 +7,15 @@ kept where jit.py says.
 import click
 
 from walproxy.pipeline.decoder.decode import decode
+from walproxy.pipeline.decoder.views import Piece, view_batch
+from walproxy.pipeline.schemas import VIEWS
 
 
 def warm() -> None:
-    """Compile all that decoding needs, unless it is there already."""
-    decode(bytes(0), 0, 0, 1 << 24)
+    """Compile all that decoding and the views need, unless it is there already."""
+    nothing = decode(bytes(0), 0, 0, 1 << 24)
+    for view in VIEWS:
+        view_batch(view, nothing, Piece(0, 0))
 
 
 if __name__ == "__main__":
