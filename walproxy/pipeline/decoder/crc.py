@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from walproxy.pipeline.decoder.jit import compiled, load_u8, load_u16, load_u32, load_u64
+from walproxy.pipeline.decoder.jit import load_u8, load_u16, load_u32, load_u64, part
 
 REGISTER_BEGIN: Final = 0xFFFFFFFF
 _POLYNOMIAL: Final = 0x82F63B78  # Castagnoli's, bits reversed
@@ -47,7 +47,7 @@ def _instruction(name: str, register_bits: int, data_bits: int) -> Any:
 def _by_instructions(step_1: Any, step_2: Any, step_4: Any, step_8: Any) -> Any:
     """Return the checksum function made of steps over 1, 2, 4 and 8 bytes."""
 
-    @compiled
+    @part
     def crc32c_by_instructions(array: Any, begin: int, end: int, register: int) -> Any:
         value: Any = np.uint64(register)
         at = begin
@@ -97,7 +97,7 @@ def _make_tables() -> Any:
 _TABLES = _make_tables()
 
 
-@compiled
+@part
 def crc32c_sliced(array: Any, begin: int, end: int, register: int) -> int:
     """The checksum by tables, on any processor."""
     at = begin

@@ -1,32 +1,79 @@
-"""How the decoder's functions are compiled, and how they read bytes.
+"""How the decoder's functions are compiled, where the result is kept, and how they read bytes.
 
-The compiled code is kept beside the source or, where that cannot be written, in the user's cache (NUMBA_CACHE_DIR says
-otherwise). Where neither can be written it is compiled anew in each process: slow to start, as fast afterwards.
+`compiled` is for what Python calls; `part` and `inlined` are for what compiled functions call. Reference counts are
+left out: a compiled function uses arrays that its caller holds, and cannot make any. (With them each look at one of
+the arrays in a tuple was two atomic instructions; they took nine tenths of a walk's time.)
 
-Each function is compiled for one combination of types only. Then processes that compile at the same time write the
-same files, by renaming: whichever is last, what is there is whole and right.
+What `compiled` makes is kept beside the source in `__pycache__` or, where that cannot be written, in the user's cache
+folder; NUMBA_CACHE_DIR puts it elsewhere. Where nothing can be written it is compiled anew in each process: slow to
+start, as fast afterwards. The folder is named by a digest of all sources of the decoder: numba itself looks only
+at the file of the function that Python calls, and would go on using old code of what that one calls.
+
+Each function is compiled for one combination of types only. So processes that compile at the same time write files
+that are the same, by renaming them into place.
 
 `load_u8` to `load_u64` read little-endian numbers at any byte of an array, aligned or not. They check nothing, unless
 NUMBA_BOUNDSCHECK=1 is set, as tests do: whoever calls them has checked.
 """
 
+import functools
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_CHECKED = bool(config.BOUNDSCHECK)
+from safekeeper.wal import format as wal_format
+
+_CHECKED: Final = bool(config.BOUNDSCHECK)
+_OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
+_HERE: Final = Path(__file__).parent
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return `function` as machine code that runs without the interpreter's lock."""
+    """Return `function` as machine code that runs without the interpreter's lock. The code is kept on disk."""
+    folder = _cache_folder()
+    if folder is None:
+        return njit(**_OPTIONS)(function)
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)  # It is looked at here and now, and kept.
     try:
-        return njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # There is no folder for the cache.
-        return njit(nogil=True, error_model="numpy")(function)
+        return njit(cache=True, **_OPTIONS)(function)
+    finally:
+        config.CACHE_DIR = before
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """Return `function` for compiled functions to call. It is compiled with the function that calls it."""
+    return njit(**_OPTIONS)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Return what `part` does, but without a call: with tens of arrays as arguments, a call is dear."""
+    return njit(forceinline=True, **_OPTIONS)(function)
+
+
+@functools.cache
+def _cache_folder() -> Path | None:
+    """Return the folder for compiled code, made and seen to be writable, or None."""
+    sources = b"".join(path.read_bytes() for path in (*sorted(_HERE.glob("*.py")), Path(wal_format.__file__)))
+    name = f"compiled-{hashlib.sha256(sources).hexdigest()[:16]}{'-checked' if _CHECKED else ''}"
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "walproxy")
+    for parent in (Path(config.CACHE_DIR),) if config.CACHE_DIR else (_HERE / "__pycache__", user_cache):
+        try:
+            folder = parent.expanduser() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except (OSError, RuntimeError):  # RuntimeError: nobody has a home.
+            continue
+    return None
 
 
 def _unaligned_load(bits: int, result: Any) -> Any:
@@ -42,7 +89,7 @@ def _unaligned_load(bits: int, result: Any) -> Any:
     def load(typing_context: Any, array: Any, offset: Any) -> Any:
         return result(array, types.intp), generate
 
-    @compiled
+    @part
     def checked_load(array: Any, offset: int) -> Any:
         if not 0 <= offset <= len(array) - bits // 8:
             raise IndexError("a read outside of the array")

@@ -36,7 +36,7 @@ from safekeeper.wal.format import (
 )
 from walproxy.pipeline.decoder import pages, stops
 from walproxy.pipeline.decoder.crc import REGISTER_BEGIN, crc32c
-from walproxy.pipeline.decoder.jit import compiled, load_i64, load_u8, load_u16, load_u32
+from walproxy.pipeline.decoder.jit import compiled, inlined, load_i64, load_u8, load_u16, load_u32, part
 
 BLOCKS_PER_RECORD_MAX: Final = 33  # XLR_MAX_BLOCK_ID + 1
 
@@ -215,10 +215,10 @@ for _magic, _major in MAJOR_OF_MAGIC.items():
     _MAJORS[_magic] = _major
 _VALID_RMIDS = np.array([wal_format.is_valid_rmid(rmid) for rmid in range(256)])
 
-_content_position = compiled(pages.content_position)
+_content_position = part(pages.content_position)
 
 
-@compiled
+@part
 def _enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
     """Go to the next page.
 
@@ -273,7 +273,7 @@ def _enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
     return stops.COMPLETE, 0, found_rest, entered
 
 
-@compiled
+@part
 def _cross_pages(headers: Any, span: Any, page: Any, record_end: int, until: int) -> Any:
     """Follow a record that ends at `record_end` through the pages up to `until`; both are positions in the content.
 
@@ -287,7 +287,7 @@ def _cross_pages(headers: Any, span: Any, page: Any, record_end: int, until: int
     return stops.COMPLETE, 0, 0, page
 
 
-@compiled
+@part
 def _leave_segment(span: Any, page: Any, lsn: int) -> Any:
     """Return the last Page of the segment that holds `lsn`: the walk goes on behind it."""
     segment_end_lsn = (lsn | (span.segment_size - 1)) + 1
@@ -296,7 +296,7 @@ def _leave_segment(span: Any, page: Any, lsn: int) -> Any:
     return Page(number, end, end, page.magic, page.tli, page.system_id, page.system_id_known)
 
 
-@compiled
+@part
 def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
     """Enter the first page and pass over the record that was under way there.
 
@@ -332,7 +332,7 @@ def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
     return stops.COMPLETE, 0, 0, page, position
 
 
-@compiled
+@inlined
 def _check_header(content: Any, position: int, lsn: int, previous_lsn: int) -> Any:
     """Return stop, expected, found for a record's header, which is there, but for its length."""
     rmid = load_u8(content, position + _RMID_OFFSET)
@@ -347,7 +347,7 @@ def _check_header(content: Any, position: int, lsn: int, previous_lsn: int) -> A
     return stops.COMPLETE, 0, 0
 
 
-@compiled
+@inlined
 def _read_body(
     content: Any, begin: int, end: int, major: int, number: int, first: int, records: Any, blocks: Any
 ) -> Any:
