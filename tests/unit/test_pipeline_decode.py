@@ -4,12 +4,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safekeeper.errors import LocalProtocolError
-from safekeeper.wal.format import MAGIC_OF_MAJOR, PAGE_SIZE, WalFormatError
+from safekeeper.wal.format import MAGIC_OF_MAJOR, PAGE_SIZE
 from safekeeper.wal.records import RecordDecoder
 from tests.unit.record_bodies import Block, Image, body, of_length
 from tests.unit.wal_builder import MIB, WalBuilder
@@ -168,3 +166,92 @@ def test_pieces_cut_at_every_page_together_have_every_record_once(wal: WalBuilde
         else:
             assert decoded.end.kind == "complete", decoded.end
     assert found == as_written(wal)
+
+
+@settings(deadline=None, max_examples=40)
+@given(some_wal(), st.data())
+def test_a_piece_that_is_cut_short_says_what_it_needs_and_is_content_with_that(
+    wal: WalBuilder, data: st.DataObject
+) -> None:
+    whole = as_written(wal)
+    end_lsn = data.draw(st.integers(wal.begin_lsn + 40, wal.position))
+    decoded = decode(wal.read(wal.begin_lsn, end_lsn), wal.begin_lsn, end_lsn, wal.segment_size)
+    assert rows(decoded) == whole[: decoded.count]
+    if decoded.end.kind == "incomplete":
+        needed = decoded.end.needed_until_lsn
+        assert wal.begin_lsn <= decoded.end.lsn < end_lsn < needed
+        upto = min(needed, wal.position)
+        decoded = decode(wal.read(wal.begin_lsn, upto), wal.begin_lsn, end_lsn, wal.segment_size)
+        if upto == needed and decoded.end.kind == "incomplete":
+            # The record's length could not be seen; now it can.
+            upto = min(decoded.end.needed_until_lsn, wal.position)
+            decoded = decode(wal.read(wal.begin_lsn, upto), wal.begin_lsn, end_lsn, wal.segment_size)
+    assert rows(decoded) == [row for row in whole if row[0] < end_lsn]
+    assert decoded.end.kind == "complete"
+
+
+@settings(deadline=None, max_examples=100)
+@given(some_wal(), st.data())
+def test_a_flipped_bit_ends_the_records_or_was_read_by_nobody(wal: WalBuilder, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(wal.data) - 1))
+    wal.data[place] ^= 1 << data.draw(st.integers(0, 7))
+    decoded = decoded_all(wal)
+    whole = as_written(wal)
+    assert rows(decoded) == whole[: decoded.count]
+    check_end(wal, decoded)
+
+
+def check_end(wal: WalBuilder, decoded: Decoded) -> None:
+    """The end is a place in the log, behind the records, and has its reason in one line."""
+    end = decoded.end
+    assert wal.begin_lsn <= end.lsn <= wal.position
+    assert decoded.count == 0 or end.lsn >= decoded.lsn[-1]
+    assert (end.kind == "complete") == (end.message == "")
+    assert "\n" not in end.message
+    assert (end.needed_until_lsn > wal.position) == (end.kind == "incomplete")
+
+
+def small_log() -> WalBuilder:
+    """A log with a bit of everything, two pages and some bytes long."""
+    wal = WalBuilder(2 * MIB - PAGE_SIZE)
+    wal.add(body(b"insert", [Block(data=b"tuple"), Block(3, block=7, same_relation=True)], origin=3), xid=700)
+    wal.add(b"", rmid=0, info=0x20)
+    wal.add(body(b"x" * 300, [Block(image=Image(90, 40, 8000, True), data=b"more")], top_xid=700), xid=701)
+    fill_page(wal, 16)
+    wal.add(body(b"its header is cut in two"))
+    wal.add(body(b"over a page's end", [Block(32, fork=2, image=Image(8000, 100, 192), will_init=True)]))
+    wal.add(body(b"the last one"), rmid=1)
+    return wal
+
+
+def test_whatever_byte_is_flipped_the_records_before_it_come_out_and_none_is_made_up() -> None:
+    wal = small_log()
+    whole = as_written(wal)
+    assert (decoded_all(wal).end.kind, decoded_all(wal).count) == ("complete", 7)
+    sound = bytes(wal.data)
+    # Within long runs of the same byte, one in 61 will do.
+    places = [place for place in range(1, len(sound)) if sound[place - 1] != sound[place] or place % 61 == 0]
+    for place in places:
+        for flip in (0xFF, 1 << place % 8):
+            wal.data[:] = sound
+            wal.data[place] ^= flip
+            decoded = decoded_all(wal)
+            assert rows(decoded) == whole[: decoded.count], place
+            check_end(wal, decoded)
+            # What was read and is not right is not among the records.
+            hit = [row for row in whole if row[0] <= wal.begin_lsn + place < row[1] - -row[3] % 8]
+            if hit and (wal.begin_lsn + place) % PAGE_SIZE >= 40:
+                assert decoded.end.kind != "complete", place
+                assert decoded.count == whole.index(hit[0]), place
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.binary(max_size=3 * PAGE_SIZE), st.sampled_from([0, PAGE_SIZE, MIB - PAGE_SIZE, 7 * MIB]), st.booleans())
+def test_noise_is_invalid_or_incomplete(noise: bytes, begin_lsn: int, check_crc: bool) -> None:
+    decoded = decode(noise, begin_lsn, begin_lsn + len(noise), MIB, check_crc=check_crc)
+    header_size = 24 if begin_lsn % MIB else 40
+    assert decoded.count == 0
+    if len(noise) <= header_size:
+        assert decoded.end.kind == "complete"
+    else:
+        assert (decoded.end.kind, decoded.end.lsn) == ("invalid", begin_lsn)

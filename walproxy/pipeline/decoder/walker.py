@@ -273,6 +273,14 @@ def _enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
     return stops.COMPLETE, 0, found_rest, entered
 
 
+@inlined
+def _is_wanted(span: Any, number: int) -> Any:
+    """Return whether a record that begins on page `number` can be wanted."""
+    page_lsn = span.begin_lsn + number * PAGE_SIZE
+    is_long = page_lsn & (span.segment_size - 1) == 0
+    return page_lsn + (LONG_PAGE_HEADER_SIZE if is_long else PAGE_HEADER_SIZE) < span.end_lsn
+
+
 @part
 def _cross_pages(headers: Any, span: Any, page: Any, record_end: int, until: int) -> Any:
     """Follow a record that ends at `record_end` through the pages up to `until`; both are positions in the content.
@@ -310,7 +318,7 @@ def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
         return stop, expected, found, page, 0
     end = found
     while page.end < end:
-        if span.begin_lsn + (page.number + 1) * PAGE_SIZE >= span.end_lsn:
+        if not _is_wanted(span, page.number + 1):
             return stops.COMPLETE, 0, 0, page, page.end
         stop, expected, found, page = _enter_page(headers, span, page, end - page.end)
         if stop == stops.OVERWRITTEN:
@@ -525,11 +533,11 @@ def walk(content: Any, headers: Any, span: Any, state: Any, records: Any, blocks
     stop = stops.COMPLETE
     expected = 0
     found = 0
-    if page.number < 0 and span.begin_lsn < span.end_lsn:
+    if page.number < 0 and _is_wanted(span, 0):
         stop, expected, found, page, position = _first_page(content, headers, span, page)
     while stop == stops.COMPLETE:
         if position >= page.end:
-            if span.begin_lsn + (page.number + 1) * PAGE_SIZE + PAGE_HEADER_SIZE >= span.end_lsn:
+            if not _is_wanted(span, page.number + 1):
                 break
             stop, expected, found, page = _enter_page(headers, span, page, 0)
             if stop == stops.OVERWRITTEN:
