@@ -18,7 +18,8 @@ from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.logs import one_line
 
 _OURS: Final = re.compile(r"^(?:\W*)((?:safekeeper|walproxy)(?:\.\w+)+)\.([A-Z]\w*): (.*)$", re.MULTILINE)
-_LINES_MAX: Final = 300
+_ANYONES: Final = re.compile(r"^\s*((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
+_LENGTH_MAX: Final = 300
 
 
 class SparkFailed(WalproxyError):
@@ -72,8 +73,12 @@ def _made(module: str, name: str, message: str) -> WalproxyError | None:
 
 
 def _first_line(text: str) -> str:
-    """Return what Spark says, without the stack, the plan and the advice behind it."""
+    """Return what Spark says, without the stack, the plan and the advice behind it; of a traceback, its last line."""
+    _, is_traceback, traceback = text.rpartition("Traceback (most recent call last):")
+    raised = _ANYONES.search(traceback) if is_traceback else None
+    if raised is not None:
+        return one_line(raised[1])[:_LENGTH_MAX]
     paragraph = text.strip().partition("\n\n")[0]
     lines = [line.strip() for line in paragraph.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     said = one_line(" ".join(lines).partition(" SQLSTATE:")[0].partition("; line ")[0])
-    return said[:_LINES_MAX]
+    return said[:_LENGTH_MAX]

@@ -38,6 +38,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from safekeeper.errors import ConfigurationError
+from walproxy.pipeline.source.data_source import PgwalDataSource
 from walproxy.pipeline.spark_errors import SparkFailed
 from walproxy.pipeline.spark_home import TEMPORARY_PREFIX, SparkHome, spark_home
 
@@ -85,6 +86,9 @@ def spark_session(
         try:
             session = SparkSession(SparkContext(conf=conf, gateway=gateway))
             try:
+                # Spark would find it by itself, with every other source that is installed: one that cannot be imported
+                # hides all.
+                session.dataSource.register(PgwalDataSource)
                 yield session
             finally:
                 session.stop()
