@@ -10,21 +10,19 @@ most half of them: they are read at random, so they shall fit into the cache if 
         known += 1
         mask = mask_for(slots, mask, rows, known)
 
-Rows are numbered in the order in which their keys first appear. (A function that returned larger slots would make
-compiled code count references to them for every key, which took twice the time.)
+Rows are numbered in the order in which their keys first appear.
 """
 
 from typing import Any
 
 import numpy as np
 
-from walproxy.pipeline.decoder.jit import compiled
+from walproxy.pipeline.decoder.jit import part
 
 # Odd numbers with well mixed bits: 2^64 divided by the golden ratio, and the square root of 2 as a binary fraction.
 _MIX_A = np.uint64(0x9E3779B97F4A7C15)
 _MIX_B = np.uint64(0x6A09E667F3BCC909)
 _HALF = np.uint64(32)
-
 
 FIRST_MASK = 1023
 
@@ -34,7 +32,7 @@ def new_table(rows: int) -> tuple[Any, Any]:
     return np.zeros(max(FIRST_MASK + 1, 1 << (2 * rows + 1).bit_length()), np.int32), np.zeros((rows, 8), np.int64)
 
 
-@compiled
+@part
 def _home(first: int, second: int, mask: int) -> Any:
     """Return the slot where the search for a key begins."""
     mixed = (np.uint64(first) ^ (np.uint64(second) * _MIX_B)) * _MIX_A
@@ -43,7 +41,7 @@ def _home(first: int, second: int, mask: int) -> Any:
     return np.int64(mixed >> _HALF) & mask
 
 
-@compiled
+@part
 def row_of(slots: Any, mask: int, rows: Any, known: int, first: int, second: int) -> int:
     """Return the row of the key (first, second); `known`, the number of rows so far, if it has just been made."""
     slot = _home(first, second, mask)
@@ -59,13 +57,14 @@ def row_of(slots: Any, mask: int, rows: Any, known: int, first: int, second: int
         slot = (slot + 1) & mask
 
 
-@compiled
+@part
 def mask_for(slots: Any, mask: int, rows: Any, known: int) -> int:
     """Return the mask for so many rows. If they fill half of the slots, it is larger, and they are spread anew."""
     if 2 * known <= mask:
         return mask
     mask = 2 * mask + 1
-    slots[: mask + 1] = 0
+    for slot in range(mask + 1):
+        slots[slot] = 0
     for row in range(known):
         slot = _home(rows[row, 0], rows[row, 1], mask)
         while slots[slot] != 0:

@@ -18,7 +18,7 @@ from walproxy.pipeline.decoder.columns import (
     times,
 )
 from walproxy.pipeline.decoder.decode import Decoded
-from walproxy.pipeline.decoder.jit import compiled
+from walproxy.pipeline.decoder.jit import compiled, part
 from walproxy.pipeline.decoder.opcodes import RM_XACT, operation_name
 from walproxy.pipeline.decoder.transaction_bodies import ABORT_PREPARED, PREPARE, read_bodies
 
@@ -72,7 +72,7 @@ def _names(wal: Any, begins: Any, lengths: Any) -> pa.Array:
     return pa.array(names, pa.string())
 
 
-@compiled
+@part
 def _ends(rmid: int, info: int) -> bool:
     """Return whether a record commits or aborts a transaction, prepared or not."""
     return rmid == RM_XACT and (info >> 4) & 7 <= ABORT_PREPARED and (info >> 4) & 7 != PREPARE
