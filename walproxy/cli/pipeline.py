@@ -18,6 +18,7 @@ INSTALL: Final = "pip install 'walproxy[pipeline]'"
 
 _COMMANDS: Final[dict[str, str]] = {
     "run": "write WAL into tables, and go on as it grows",
+    "query": "ask the tables with SQL",
     "catalog": "write the names of relations into a file",
 }
 """What each command does, in one line: asking each of them would import all their libraries."""
