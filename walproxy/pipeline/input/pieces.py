@@ -8,14 +8,13 @@ whoever reads on later finds it again, if the end of what was read is a `safe_en
 
 import logging
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.format import LONG_PAGE_HEADER_SIZE, PAGE_SIZE, page_header_size
+from safekeeper.wal.format import ALIGNMENT, PAGE_SIZE, page_header_size
 from walproxy.pipeline.input.segment_index import by_segment
 from walproxy.pipeline.input.wal_input import Buffer, Extent, WalInput, WalMissing
 from walproxy.recovery.sources import LogPath, SourceCorrupt
@@ -28,6 +27,8 @@ _LOOK_AHEAD_BYTES = 8 * PAGE_SIZE
 _HEADERS_AT_ONCE = 8
 _HEADERS_AT_ONCE_MAX = 1024
 
+UNLIMITED_LSN: Final = (1 << 63) - 1
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +38,7 @@ class PlannedPiece(NamedTuple):
     Attributes:
         begin_lsn: a page's start.
         available_lsn: up to there the WAL was there without a hole when the piece was planned. Nothing beyond is read,
-            so that a task that is repeated finds the same.
+            so that a task that is repeated finds the same. UNLIMITED_LSN: all that its records need is there.
     """
 
     begin_lsn: Lsn
@@ -52,6 +53,7 @@ def plan_pieces(
     end_lsn: Lsn | None = None,
     *,
     allow_gaps: bool = False,
+    is_whole: bool = False,
 ) -> list[PlannedPiece]:
     """Return the pieces of [begin_lsn, end_lsn), cut where segments begin.
 
@@ -61,6 +63,8 @@ def plan_pieces(
             from the first byte that is there.
         end_lsn: None: up to the last byte that is there.
         allow_gaps: WAL that is missing is passed over, and logged.
+        is_whole: the end is a `safe_end` that was found before, perhaps when more WAL could be seen than now. That a
+            record is not wholly there is an error then, but before a gap that is allowed.
 
     Raises:
         ConfigurationError: the range is empty.
@@ -83,7 +87,9 @@ def plan_pieces(
             raise WalMissing(problem)
         _log.warning("%s: passed over", problem)
     return [
-        PlannedPiece(part.begin_lsn, part.end_lsn, extent.end_lsn)
+        PlannedPiece(
+            part.begin_lsn, part.end_lsn, UNLIMITED_LSN if is_whole and end_lsn <= extent.end_lsn else extent.end_lsn
+        )
         for extent in extents
         for part in by_segment(max(begin_lsn, extent.begin_lsn), min(end_lsn, extent.end_lsn), path.segment_size)
     ]
@@ -91,9 +97,13 @@ def plan_pieces(
 
 def _gaps(extents: Sequence[Extent], begin_lsn: Lsn, end_lsn: Lsn) -> list[Extent]:
     """Return what of [begin_lsn, end_lsn) is not there."""
-    there = [Extent(begin_lsn, begin_lsn), *extents, Extent(end_lsn, end_lsn)]
-    between = (Extent(max(a.end_lsn, begin_lsn), min(b.begin_lsn, end_lsn)) for a, b in pairwise(sorted(there)))
-    return [gap for gap in between if gap.begin_lsn < gap.end_lsn]
+    gaps = []
+    reached_lsn = begin_lsn
+    for extent in (*extents, Extent(end_lsn, end_lsn)):
+        if reached_lsn < min(extent.begin_lsn, end_lsn):
+            gaps.append(Extent(reached_lsn, min(extent.begin_lsn, end_lsn)))
+        reached_lsn = max(reached_lsn, extent.end_lsn)
+    return gaps
 
 
 def _told(path: LogPath, gap: Extent, first_lsn: Lsn, last_lsn: Lsn) -> str:
@@ -115,11 +125,15 @@ def read_piece(wal_input: WalInput, path: LogPath, piece: PlannedPiece) -> Buffe
     from walproxy.pipeline.decoder.decode import straddler_end
 
     border_lsn = min(-(-piece.end_lsn // PAGE_SIZE) * PAGE_SIZE, piece.available_lsn)
-    reach_lsn = min(border_lsn + _LOOK_AHEAD_BYTES, piece.available_lsn)
-    wal = wal_input.read(path, piece.begin_lsn, reach_lsn)
-    header = wal[border_lsn - piece.begin_lsn :][:LONG_PAGE_HEADER_SIZE]
-    if header.nbytes < page_header_size(border_lsn, path.segment_size):
+    header_size = page_header_size(border_lsn, path.segment_size)
+    if piece.available_lsn == UNLIMITED_LSN:
+        look_ahead = header_size  # So much is behind a safe end, and perhaps no more.
+    else:
+        look_ahead = min(_LOOK_AHEAD_BYTES, piece.available_lsn - border_lsn)
+    wal = wal_input.read(path, piece.begin_lsn, border_lsn + look_ahead)
+    if look_ahead < header_size:
         return wal
+    header = wal[border_lsn - piece.begin_lsn :][:header_size]
     record_end_lsn = straddler_end(header.tobytes(), border_lsn, path.segment_size)
     return _extended(wal_input, path, piece, wal, record_end_lsn)
 
@@ -148,7 +162,7 @@ def decode_piece(
         reach_lsn = piece.begin_lsn + wal.nbytes
         if decoded.end.kind != "incomplete" or reach_lsn >= piece.available_lsn:
             break
-        wal = _extended(wal_input, path, piece, wal, max(decoded.end.needed_until_lsn, reach_lsn + PAGE_SIZE))
+        wal = _extended(wal_input, path, piece, wal, max(decoded.end.needed_until_lsn, reach_lsn + ALIGNMENT))
     system_id = wal_input.origin().system_id
     # Behind a switch record the rest of a segment is zero, and that may be where a piece begins.
     if decoded.end.kind == "invalid" and decoded.end.zeros_until_lsn < piece.end_lsn:

@@ -97,7 +97,7 @@ class SafekeeperInput:
             ConfigurationError: the URL cannot be used.
         """
         self._url, self._options = url, dict(options)
-        listed, conninfo = _parsed(url, options)
+        listed, conninfo = connection_string(url, options)
         self.name = f"the safekeepers {listed}"
         self._hosts = [
             _Host(
@@ -115,6 +115,7 @@ class SafekeeperInput:
         self._preferred = self._hosts[0]
         self._lock = threading.Lock()
         self._known_origin: Origin | None = None
+        self._known_ends: dict[LogPath, Lsn] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return SafekeeperInput, (self._url, self._options)
@@ -146,7 +147,14 @@ class SafekeeperInput:
                 begin_lsn = self._begin_of(host, path, end_lsn, min(found).begin_lsn if found else None)
                 if begin_lsn < end_lsn:
                     found.append(Extent(begin_lsn, end_lsn))
-            return union(found)
+            return self._without_retreat(path, union(found))
+
+    def _without_retreat(self, path: LogPath, extents: list[Extent]) -> list[Extent]:
+        """Return the extents with the end that was known before: what is committed stays, whoever knows it now."""
+        if extents:
+            end_lsn = self._known_ends[path] = max(self._known_ends.get(path, 0), extents[-1].end_lsn)
+            extents[-1] = extents[-1]._replace(end_lsn=end_lsn)
+        return extents
 
     def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:
         """See WalInput."""
@@ -203,7 +211,7 @@ class SafekeeperInput:
         if known_lsn is None:
             size = path.segment_size
             neighbour = None if neighbours_lsn is None else neighbours_lsn // size
-            number = _first(lambda number: self._has(host, path, number * size), (end_lsn - 1) // size, neighbour)
+            number = first_of(lambda number: self._has(host, path, number * size), (end_lsn - 1) // size, neighbour)
             if number is None:
                 return end_lsn
             known_lsn = host.begins[path] = number * size
@@ -264,7 +272,7 @@ def _ancestor(path: LogPath, tli: int) -> LogPath:
     return path._replace(tli=tli, lineage=lineage)
 
 
-def _first(has: Callable[[int], bool], last: int, neighbour: int | None) -> int | None:
+def first_of(has: Callable[[int], bool], last: int, neighbour: int | None) -> int | None:
     """Return the first number that `has`, given that it has all behind that up to `last`; None if not even `last`.
 
     Args:
@@ -282,7 +290,7 @@ def _first(has: Callable[[int], bool], last: int, neighbour: int | None) -> int 
     return having
 
 
-def _parsed(url: str, options: Mapping[str, str]) -> tuple[str, str]:
+def connection_string(url: str, options: Mapping[str, str]) -> tuple[str, str]:
     """Return the hosts of a URL as they are written, and libpq's connection string.
 
     Raises:
@@ -295,6 +303,8 @@ def _parsed(url: str, options: Mapping[str, str]) -> tuple[str, str]:
             f"the input's URL has more than hosts before its parameters: write {SAFEKEEPER_SCHEME}://HOST:PORT, and "
             "user and password as ?user=..&password=.., PGUSER and PGPASSWORD, or in .pgpass"
         )
+    if not all(listed.split(",")):
+        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed} lacks a host: write {SAFEKEEPER_SCHEME}://HOST:PORT")
     try:
         addresses = [address(part) for part in listed.split(",")]
     except ValueError as error:

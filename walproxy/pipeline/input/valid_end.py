@@ -8,12 +8,12 @@ and the next look begins on the page of the last record.
 from collections.abc import Callable
 
 from safekeeper.lsn import Lsn
-from safekeeper.wal.format import PAGE_SIZE, WalFormatError
-from safekeeper.wal.records import RecordDecoder
+from safekeeper.wal.format import PAGE_HEADER_SIZE, PAGE_SIZE
+from walproxy.pipeline.input.wal_input import Buffer
 
 _CHUNK_BYTES = 1 << 20
 
-Read = Callable[[Lsn, Lsn], bytes]
+Read = Callable[[Lsn, Lsn], Buffer]
 
 
 class ValidEnd:
@@ -32,17 +32,33 @@ class ValidEnd:
         """Return where valid WAL ends, which is never before where it ended the last time.
 
         Args:
-            read: returns the bytes [begin, end) of the segment.
-            end_lsn: the file ends there.
+            read: returns the bytes [begin, end) of the segment, fewer where the file ends.
+            end_lsn: the file ends there, or the segment.
         """
+        from walproxy.pipeline.decoder.decode import decode, straddler_end
+
         begin_lsn = max(self._begin_lsn, self.lsn - 1 & -PAGE_SIZE)
-        try:
-            decoder = RecordDecoder(begin_lsn, self._segment_size)
-            for chunk_lsn in range(begin_lsn, end_lsn, _CHUNK_BYTES):
-                for record in decoder.walk(read(chunk_lsn, min(chunk_lsn + _CHUNK_BYTES, end_lsn))):
-                    self.lsn = max(self.lsn, record.end_lsn)
-                if decoder.skipped_until is None and decoder.last_record_lsn is None:
-                    self.lsn = max(self.lsn, min(decoder.position, end_lsn))  # Amid a record that began before.
-        except WalFormatError:
-            pass  # There it ends.
-        return self.lsn
+        size, limit_lsn = _CHUNK_BYTES, end_lsn
+        while begin_lsn < limit_lsn:
+            wanted_lsn = min(begin_lsn + size, limit_lsn)
+            wal = read(begin_lsn, wanted_lsn)
+            reach_lsn = begin_lsn + wal.nbytes
+            if reach_lsn < wanted_lsn:
+                limit_lsn = reach_lsn
+            decoded = decode(wal, begin_lsn, reach_lsn, self._segment_size)
+            if decoded.count:
+                self.lsn = max(self.lsn, int(decoded.end_lsn[-1]))
+            elif wal.nbytes >= PAGE_HEADER_SIZE:
+                # What began earlier ends here, if anywhere; the page that breaks off may come before that.
+                under_way_lsn = straddler_end(wal[:PAGE_HEADER_SIZE].tobytes(), begin_lsn, self._segment_size)
+                self.lsn = max(self.lsn, min(under_way_lsn, decoded.end.lsn))
+            if decoded.end.kind == "complete":
+                # A record ends there, or one goes on that began in an earlier segment.
+                self.lsn = max(self.lsn, reach_lsn)
+                begin_lsn = reach_lsn
+            elif decoded.end.kind == "incomplete" and reach_lsn < decoded.end.needed_until_lsn <= limit_lsn:
+                begin_lsn = max(self._begin_lsn, decoded.end.lsn & -PAGE_SIZE)
+                size = decoded.end.needed_until_lsn - begin_lsn + _CHUNK_BYTES
+            else:
+                break
+        return min(self.lsn, end_lsn)
