@@ -7,6 +7,7 @@ and behind the last one has no time.
 Where WAL has no two times at all, the bins are of LSNs instead. Pure.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -54,9 +55,21 @@ class Axis(NamedTuple):
     width: int
     bins: list[Bin]
 
+    def label_of(self, lsn: Lsn) -> str | None:
+        """Return where an LSN falls on the axis, None if it lies outside of all bins."""
+        index = bisect_right(self.bins, lsn, key=lambda each: each.begin_lsn) - 1
+        if index < 0 or lsn >= self.bins[index].end_lsn:
+            return None
+        found = self.bins[index]
+        passed = self.width * (lsn - found.begin_lsn) // (found.end_lsn - found.begin_lsn)
+        return self._label(found.begin + passed)
+
     def labels(self) -> list[str]:
         """Return where each bin begins, as a time in UTC or as an LSN."""
-        return [time_text(each.begin) if self.has_times else format_lsn(each.begin) for each in self.bins]
+        return [self._label(each.begin) for each in self.bins]
+
+    def _label(self, place: int) -> str:
+        return time_text(place) if self.has_times else format_lsn(place)
 
     def width_text(self) -> str:
         """Return the width for people: `5 min`, `16 MiB`."""

@@ -1,0 +1,79 @@
+"""`walproxy pipeline report`: what wrote the WAL, as one HTML page."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from safekeeper import logs
+from walproxy.pipeline.jobs.catalog import RelationNames, open_names
+from walproxy.pipeline.jobs.report import DEFAULT_TOP, make_report
+from walproxy.pipeline.jobs.report_html import write_page
+from walproxy.pipeline.jobs.report_input import parse_position, read_tables
+from walproxy.pipeline.spark_session import spark_session
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--tables", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder of the tables."
+)
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="The HTML page to write.")
+@click.option("--catalog", metavar="FILE", help="Names of relations, of walproxy pipeline catalog.")
+@click.option(
+    "--primary", envvar="WALPROXY_PRIMARY", metavar="CONNINFO", help="The server, or a standby, to ask for these names."
+)
+@click.option("--from", "begin", metavar="TIME|LSN", help="Begin there: an LSN, or a time of ISO 8601.")
+@click.option("--to", "end", metavar="TIME|LSN", help="End there.")
+@click.option("--top", default=DEFAULT_TOP, show_default=True, type=click.IntRange(1, 1000), help="Rows of each list.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
+@click.option("--memory", default="2g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
+def report(
+    tables: Path,
+    output: Path | None,
+    catalog: str | None,
+    primary: str | None,
+    begin: str | None,
+    end: str | None,
+    top: int,
+    as_json: bool,
+    cores: int | None,
+    memory: str,
+) -> None:
+    """Report what wrote the WAL: which tables, which transactions, when, how much of it as full-page images.
+
+    The page is one file that needs no network. It is made of the tables that `walproxy pipeline run` writes; what it
+    cannot tell, because a table is missing or the WAL does not say it, it lists at its end.
+
+    \b
+    Examples:
+      walproxy pipeline report --tables tables --output report.html --primary "host=db1 user=report"
+      walproxy pipeline report --tables tables --output report.html --catalog names.json \\
+          --from 2026-11-20T22:00:00+01:00 --to 2026-11-21T06:00:00+01:00
+      walproxy pipeline report --tables tables --json --from 5/40000000 --to 5/60000000
+    """
+    if output is None and not as_json:
+        raise click.UsageError("name the page to write with --output, or print JSON with --json")
+    if catalog is not None and primary is not None and not _is_from_environment("primary"):
+        raise click.UsageError("--catalog and --primary exclude each other: names come from one of them")
+    logs.configure(lambda: "walproxy pipeline report", "warning")
+    positions = [parse_position(text) if text is not None else None for text in (begin, end)]
+    place = catalog if catalog is not None else primary
+    names = open_names(place) if place is not None else RelationNames()
+    with spark_session("walproxy pipeline report", master=f"local[{cores or '*'}]", memory=memory) as spark:
+        found = make_report(
+            spark, read_tables(spark, tables.absolute()), names, begin=positions[0], end=positions[1], top=top
+        )
+    if output is not None:
+        write_page(found, output)
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    for sentence in found.findings:
+        click.echo(sentence)
+    click.echo(f"the report is in {output}")
+
+
+def _is_from_environment(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.ENVIRONMENT

@@ -1,0 +1,278 @@
+"""A report on WAL: what wrote it, which tables and which transactions, when, and how much of it is full-page images.
+
+It is made of the tables that `walproxy pipeline run` writes; whichever of them are missing, the report says what it
+cannot tell without them. Spark adds up (`report_queries`, `report_transactions`), so the size of the tables does not
+matter: charts have at most 300 bins, lists their first so many rows and the rest as one.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from walproxy.pipeline.jobs import report_queries as queries
+from walproxy.pipeline.jobs import report_transactions as transaction_queries
+from walproxy.pipeline.jobs.catalog import RelationNames
+from walproxy.pipeline.jobs.report_data import (
+    OTHER,
+    Extent,
+    GapRow,
+    Headline,
+    PageRow,
+    RelationRow,
+    Report,
+    Series,
+    TransactionRow,
+    Written,
+)
+from walproxy.pipeline.jobs.report_input import Position, Tables, empty_table, suited_settings
+from walproxy.pipeline.jobs.report_sentences import findings_of, unknown_of
+from walproxy.pipeline.jobs.time_axis import Axis, bin_width_us, lsn_axis, time_axis, time_text
+from walproxy.pipeline.spark_errors import spark_errors
+
+BINS_MAX: Final = 300
+DEFAULT_TOP: Final = 15
+_SERIES_MAX: Final = 8
+_CHECKPOINTS_MAX: Final = 1000
+_WRITTEN_MAX: Final = 5
+# Pieces are as large as segments. Where they are fewer than bins, `records` has finer times, if it is not too much.
+_FINE_BYTES_MAX: Final = 8 << 30
+_FAR_LSN: Final = LSN_MAX >> 1
+"""Above every LSN; Spark has no unsigned numbers."""
+
+
+def make_report(
+    spark: SparkSession,
+    tables: Tables,
+    names: RelationNames,
+    *,
+    begin: Position | None = None,
+    end: Position | None = None,
+    top: int = DEFAULT_TOP,
+) -> Report:
+    """Return the report on these tables.
+
+    Args:
+        names: of relations; where they are not known the report shows numbers.
+        begin, end: look at this range only; pieces of WAL that reach into it count as a whole.
+        top: how many rows the lists have.
+
+    Raises:
+        SparkFailed: Spark cannot read the tables.
+    """
+    with spark_errors(), suited_settings(spark, tables.bytes):
+        found = _Findings(spark, tables.frames, names, top)
+        found.restrict(begin, end)
+        return found.report()
+
+
+class _Findings:
+    """One report in the making; each method asks for a part of it."""
+
+    def __init__(self, spark: SparkSession, frames: dict[str, DataFrame], names: RelationNames, top: int) -> None:
+        self.spark = spark
+        self.frames = frames
+        self.names = names
+        self.top = top
+        self.extent: Extent | None = None
+        self.names_frame = queries.names_frame(spark, names)
+
+    def restrict(self, begin: Position | None, end: Position | None) -> None:
+        """Leave out what is outside of the range, then see what is there, and let all tables have the same range."""
+        begin_lsn, end_lsn = 0, _FAR_LSN
+        if begin is not None:
+            begin_lsn = begin.lsn if begin.lsn is not None else self._lsn_before(begin)
+        if end is not None:
+            end_lsn = end.lsn if end.lsn is not None else self._lsn_after(end)
+        if (begin_lsn, end_lsn) != (0, _FAR_LSN):
+            self.frames = queries.restrict(self.frames, begin_lsn, end_lsn)
+        self.extent = queries.extent(self.spark, self.frames)
+        if self.extent is not None:
+            self.frames = queries.restrict(self.frames, self.extent.begin_lsn, self.extent.end_lsn)
+
+    def _lsn_before(self, position: Position) -> Lsn:
+        assert position.time_us is not None  # it has no LSN
+        return queries.lsn_before(self.spark, self.frames, position.time_us)
+
+    def _lsn_after(self, position: Position) -> Lsn:
+        assert position.time_us is not None  # it has no LSN
+        return queries.lsn_after(self.spark, self.frames, position.time_us)
+
+    def report(self) -> Report:
+        report = Report(made_at=datetime.now(UTC).isoformat(timespec="seconds"), headline=Headline())
+        if self.extent is not None:
+            self._fill(report, self.extent)
+        report.findings = findings_of(report)
+        report.unknown = unknown_of(report, set(self.frames), self.extent, self.names)
+        return report
+
+    def _fill(self, report: Report, extent: Extent) -> None:
+        headline = report.headline
+        headline.begin_lsn, headline.end_lsn = format_lsn(extent.begin_lsn), format_lsn(extent.end_lsn)
+        axis, by_bin = self._axis(extent)
+        report.bins.has_times, report.bins.width, report.bins.labels = axis.has_times, axis.width, axis.labels()
+        if "transactions" in self.frames:
+            self._commits(report, axis, by_bin)
+        volume = self._volume(extent, headline)
+        if volume is not None:
+            self._relations(report, volume, axis)
+        if "records" in self.frames:
+            found = queries.checkpoints(self.spark, self.frames["records"], _CHECKPOINTS_MAX)
+            headline.checkpoints = len(found)
+            report.bins.checkpoints = [label for lsn in found if (label := axis.label_of(lsn)) is not None]
+        if "transaction_volume" in self.frames:
+            self._transactions(report)
+        if "page_versions" in self.frames:
+            report.pages, pages = queries.hot_pages(self.spark, self.frames["page_versions"], self.top)
+            for records, *relation, fork, block in pages:
+                name = self.names.name(*relation)
+                report.hot_pages.append(PageRow(relation=name, fork=fork, block=block, records=records))
+
+    def _axis(self, extent: Extent) -> tuple[Axis, list[queries.BinOfCommits]]:
+        times = queries.time_range(self.spark, self.frames)
+        if times is None or times[0] == times[1]:
+            return lsn_axis(extent.begin_lsn, extent.end_lsn, BINS_MAX), []
+        width_us = bin_width_us(*times, BINS_MAX)
+        if "transactions" not in self.frames:
+            knots = queries.knots_of_pieces(self.spark, self.frames["relation_volume"], width_us)
+            return time_axis(knots, width_us), []
+        by_bin = queries.commits_by_bin(self.spark, self.frames["transactions"], width_us)
+        return time_axis([knot for each in by_bin for knot in (each.first, each.last)], width_us), by_bin
+
+    def _commits(self, report: Report, axis: Axis, by_bin: Sequence[queries.BinOfCommits]) -> None:
+        headline, transactions = report.headline, self.frames["transactions"]
+        if not axis.has_times:
+            by_bin = queries.commits_by_bin(self.spark, transactions, 1)
+        headline.commits = sum(each.commits for each in by_bin)
+        headline.aborts = sum(each.aborts for each in by_bin)
+        if by_bin:
+            headline.begin_time = time_text(by_bin[0].first.time_us)
+            headline.end_time = time_text(by_bin[-1].last.time_us)
+        if not axis.has_times:
+            return
+        counts = {each.bin * axis.width: each for each in by_bin}
+        for each in axis.bins:
+            ended = counts.get(each.begin)
+            report.bins.commits.append(ended.commits if ended else 0)
+            report.bins.aborts.append(ended.aborts if ended else 0)
+        gaps = transaction_queries.commit_gaps(self.spark, transactions, by_bin, axis.width, self.top)
+        report.gaps = [
+            GapRow(
+                begin_time=time_text(gap.begin.time_us),
+                end_time=time_text(gap.end.time_us),
+                duration=gap.duration_us,
+                begin_lsn=format_lsn(gap.begin.lsn),
+                end_lsn=format_lsn(gap.end.lsn),
+                wal_bytes=max(gap.end.lsn - gap.begin.lsn, 0),
+            )
+            for gap in gaps
+            if gap.duration_us > 0
+        ]
+
+    def _volume(self, extent: Extent, headline: Headline) -> DataFrame | None:
+        """Return what the sums of bytes are made of, None if there is nothing."""
+        span = extent.end_lsn - extent.begin_lsn
+        pieces = self.frames.get("relation_volume")
+        is_coarse = extent.pieces < BINS_MAX and span <= _FINE_BYTES_MAX
+        if "records" in self.frames and (pieces is None or is_coarse):
+            headline.source = "records"
+            return queries.volume_of_records(self.spark, self.frames["records"], extent.begin_lsn, extent.end_lsn)
+        headline.source = "relation_volume" if pieces is not None else ""
+        return pieces
+
+    def _relations(self, report: Report, volume: DataFrame, axis: Axis) -> None:
+        sums = queries.sums_of(self.spark, volume, self.names_frame, self.top)
+        report.rmgrs, report.relations = _rows(sums.rmgrs), _rows(sums.relations)
+        report.tables = _rows(sums.tables) if len(self.names) else []
+        headline = report.headline
+        headline.relations = sums.relations_count
+        headline.unnamed, headline.unnamed_bytes = sums.unnamed_count, sums.unnamed_bytes
+        headline.records = sum(row.records for row in report.rmgrs)
+        headline.wal_bytes = sum(row.wal_bytes for row in report.rmgrs)
+        headline.image_count = sum(row.image_count for row in report.rmgrs)
+        headline.image_bytes = sum(row.image_bytes for row in report.rmgrs)
+        if "tuple_stats" in self.frames:
+            self._tuples(report.relations)
+        largest = [row.name for row in report.relations[:_SERIES_MAX]]
+        self._series(report, volume, axis, largest, {row.name for row in report.rmgrs[:_SERIES_MAX]})
+        for row in (*report.relations, *report.tables):
+            row.name = self._shown(row.name)
+
+    def _tuples(self, rows: list[RelationRow]) -> None:
+        wanted = [row.name for row in rows]
+        counts = {
+            each.name: each for each in queries.tuples(self.spark, self.frames["tuple_stats"], self.names_frame, wanted)
+        }
+        for row in rows:
+            found = counts.get(row.name)
+            if found is not None:
+                row.inserts, row.updates = found.inserts, found.updates
+                row.hot_updates, row.deletes = found.hot_updates, found.deletes
+
+    def _series(
+        self, report: Report, volume: DataFrame, axis: Axis, relations: Sequence[str], rmgrs: Container[str]
+    ) -> None:
+        """Fill in what each bin has, by relation and by manager."""
+        relation_series: dict[str, list[float]] = {}
+        rmgr_series: dict[str, list[float]] = {}
+        wal_bytes, image_bytes = [0.0] * len(axis.bins), [0.0] * len(axis.bins)
+        for row in queries.series(self.spark, volume, self.names_frame, axis, relations):
+            rmgr = row.rmgr if row.rmgr in rmgrs else OTHER
+            for series, name in ((relation_series, row.name), (rmgr_series, rmgr)):
+                series.setdefault(name, [0.0] * len(axis.bins))[row.bin] += row.wal_bytes
+            wal_bytes[row.bin] += row.wal_bytes
+            image_bytes[row.bin] += row.image_bytes
+        report.bins.by_relation = self._ordered(relation_series)
+        report.bins.by_rmgr = self._ordered(rmgr_series)
+        report.bins.wal_bytes, report.bins.image_bytes = wal_bytes, image_bytes
+        report.headline.timed_bytes = round(sum(wal_bytes)) if axis.has_times else 0
+
+    def _ordered(self, series: Mapping[str, list[float]]) -> list[Series]:
+        """Return the series, the largest first, the rest last."""
+        names = sorted(series, key=lambda name: (name == OTHER, -sum(series[name])))
+        return [Series(self._shown(name), series[name]) for name in names]
+
+    def _transactions(self, report: Report) -> None:
+        transactions = self.frames.get("transactions", empty_table(self.spark, "transactions"))
+        number, without_end, rows = transaction_queries.biggest_transactions(
+            self.spark, self.frames["transaction_volume"], transactions, self.top
+        )
+        report.headline.transactions, report.headline.transactions_without_end = number, without_end
+        begins = transaction_queries.times_before(self.spark, transactions, [row.first_lsn for row in rows])
+        written = None
+        if "records" in self.frames:
+            written = transaction_queries.relations_of_transactions(
+                self.spark, self.frames["records"], transactions, self.names_frame, rows, _WRITTEN_MAX
+            )
+        for row in rows:
+            begin_us = begins.get(row.first_lsn)
+            relations = [Written(self._shown(name), size) for name, size in (written or {}).get(row.xid, [])]
+            report.transactions.append(
+                TransactionRow(
+                    xid=row.xid,
+                    database=self.names.database(row.database) if row.database else None,
+                    outcome=row.outcome,
+                    records=row.records,
+                    wal_bytes=row.wal_bytes,
+                    image_bytes=row.image_bytes,
+                    first_lsn=format_lsn(row.first_lsn),
+                    last_lsn=format_lsn(row.last_lsn),
+                    commit_lsn=format_lsn(row.commit_lsn) if row.commit_lsn is not None else None,
+                    end_time=time_text(row.time_us) if row.time_us is not None else None,
+                    duration=max(row.time_us - begin_us, 0) if row.time_us is not None and begin_us else None,
+                    relations=relations if written is not None else None,
+                )
+            )
+
+    def _shown(self, name: str) -> str:
+        """Return a name as people see it: of what has none, the database is often known."""
+        if not name.startswith("?"):
+            return name
+        return self.names.name(*map(int, name[1:].split("/")))
+
+
+def _rows(sums: Sequence[Row]) -> list[RelationRow]:
+    names = ("name", "kind", "records", "wal_bytes", "image_count", "image_bytes")
+    return [RelationRow(**{name: row[name] for name in names}) for row in sums]

@@ -1,0 +1,212 @@
+"""The charts of a report, as Plotly's JSON. Colours are slots, which the page fills in, for light or dark. Pure."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+import msgspec
+
+from walproxy.pipeline.jobs.report_data import OTHER, Report, Series, TransactionRow
+from walproxy.pipeline.jobs.time_axis import duration_text, size_text
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_OTHER_SLOT: Final = "other"
+_IMAGES_SLOT: Final = "images"
+_LABEL_CHARS_MAX: Final = 48
+_CHECKPOINTS_MAX: Final = 150
+
+
+class Chart(msgspec.Struct, kw_only=True):
+    """A chart.
+
+    Attributes:
+        id: of its element.
+        title: above it.
+        summary: what it shows, for those who do not see it.
+        traces, layout: Plotly's; a trace's `slot` is its colour.
+        empty: why there is nothing to draw, empty if there is.
+    """
+
+    id: str
+    title: str
+    summary: str
+    traces: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {}
+    empty: str = ""
+
+
+def charts_of(report: Report) -> list[Chart]:
+    """Return all charts, also those with nothing to draw."""
+    return [
+        _volume(report, "by-relation", "WAL by relation", report.bins.by_relation),
+        _volume(report, "by-rmgr", "WAL by resource manager", report.bins.by_rmgr),
+        _image_share(report),
+        _transactions_per_second(report),
+        _biggest(report),
+    ]
+
+
+def _volume(report: Report, id: str, title: str, series: Sequence[Series]) -> Chart:
+    bins = report.bins
+    chart = Chart(id=id, title=title, summary=f"{title} over {'time' if bins.has_times else 'its LSNs'}.")
+    if not any(bins.wal_bytes):
+        chart.empty = "No WAL is known by time." if report.headline.wal_bytes else "There is no WAL to show."
+        return chart
+    unit, scale = _scale(max(bins.wal_bytes))
+    for slot, each in enumerate(series):
+        chart.traces.append(
+            {
+                "type": "bar",
+                "name": _label(each.name),
+                "x": bins.labels,
+                "y": [_rounded(value / scale) for value in each.values],
+                "hovertemplate": f"%{{y:.3~r}} {unit}",
+                "slot": _OTHER_SLOT if each.name == OTHER else slot,
+                **_bar_place(report),
+            }
+        )
+    largest = ", ".join(f"{each.name} {size_text(sum(each.values))}" for each in series[:5])
+    chart.summary += f" In all: {largest}."
+    chart.layout = _over_time(report, f"{unit} per {_width(report)}") | {"barmode": "stack"}
+    return chart
+
+
+def _image_share(report: Report) -> Chart:
+    bins = report.bins
+    chart = Chart(id="image-share", title="Share of full-page images", summary="Share of full-page images in the WAL.")
+    if not any(bins.wal_bytes):
+        chart.empty = "No WAL is known by time." if report.headline.wal_bytes else "There is no WAL to show."
+        return chart
+    pairs = zip(bins.image_bytes, bins.wal_bytes, strict=True)
+    share = [round(100 * images / wal, 2) if wal else None for images, wal in pairs]
+    chart.traces = [
+        {
+            "type": "bar",
+            "name": "full-page images",
+            "x": bins.labels,
+            "y": share,
+            "hovertemplate": "%{y:.1f} % of the WAL",
+            "slot": _IMAGES_SLOT,
+            "showlegend": False,
+            **_bar_place(report),
+        }
+    ]
+    chart.layout = _over_time(report, "% of the bytes")
+    chart.layout["yaxis"]["range"] = [0, 100]
+    if bins.checkpoints:
+        chart.summary += f" Dotted lines are the ends of {len(bins.checkpoints)} checkpoints."
+        chart.layout["shapes"] = [
+            {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "slot": _OTHER_SLOT}
+            for at in bins.checkpoints[:_CHECKPOINTS_MAX]
+            if bins.has_times
+        ]
+    return chart
+
+
+def _transactions_per_second(report: Report) -> Chart:
+    bins = report.bins
+    chart = Chart(id="transactions", title="Transactions per second", summary="Transactions that ended, per second.")
+    if not bins.commits:
+        known = report.headline.commits is not None
+        chart.empty = (
+            "Fewer than two times are known, so there is no rate." if known else "There is no table transactions."
+        )
+        return chart
+    seconds = bins.width / 1e6
+    for name, counts, slot in (("commits", bins.commits, 0), ("aborts", bins.aborts, 2)):
+        chart.traces.append(
+            {
+                "type": "bar",
+                "name": name,
+                "x": bins.labels,
+                "y": [_rounded(count / seconds) for count in counts],
+                "hovertemplate": "%{y:.4~r} a second",
+                "slot": slot,
+                **_bar_place(report),
+            }
+        )
+    chart.layout = _over_time(report, "a second") | {"barmode": "stack"}
+    return chart
+
+
+def _biggest(report: Report) -> Chart:
+    rows = report.transactions
+    chart = Chart(id="biggest", title="Biggest transactions", summary="The transactions that wrote most WAL.")
+    if not rows:
+        known = report.headline.transactions is not None
+        chart.empty = "No transaction wrote anything." if known else "There is no table transaction_volume."
+        return chart
+    unit, scale = _scale(max(row.wal_bytes for row in rows))
+    parts = (
+        ("full-page images", _IMAGES_SLOT, [row.image_bytes for row in rows]),
+        ("all else", 0, [row.wal_bytes - row.image_bytes for row in rows]),
+    )
+    labels = [_transaction(row) for row in rows]
+    chart.traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "y": labels,
+            "x": [_rounded(value / scale) for value in values],
+            "hovertemplate": f"%{{x:.3~r}} {unit}",
+            "slot": slot,
+        }
+        for name, slot, values in parts
+    ]
+    chart.layout = {
+        "barmode": "stack",
+        "height": 90 + 26 * len(rows),
+        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "hovermode": "y unified",
+    }
+    return chart
+
+
+def _transaction(row: TransactionRow) -> str:
+    return f"xid {row.xid}"
+
+
+def _over_time(report: Report, y_title: str) -> dict[str, Any]:
+    x_axis: dict[str, Any] = {"title": {"text": "UTC" if report.bins.has_times else "LSN"}}
+    x_axis |= {"type": "date"} if report.bins.has_times else {"type": "category", "nticks": 12}
+    return {
+        "xaxis": x_axis,
+        "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"},
+        "hovermode": "x unified",
+        "bargap": 0,
+    }
+
+
+def _bar_place(report: Report) -> dict[str, Any]:
+    """Let a bar begin where its bin does; Plotly centres it otherwise, and a date's width is in milliseconds."""
+    return {"width": report.bins.width / 1000, "offset": 0} if report.bins.has_times else {}
+
+
+def _width(report: Report) -> str:
+    """Return `min`, `5 min` or `16 MiB of WAL`: what comes after `per`."""
+    if not report.bins.has_times:
+        return f"{size_text(report.bins.width)} of WAL"
+    number, unit = duration_text(report.bins.width).split()
+    return unit if number == "1" else f"{number} {unit}"
+
+
+def _scale(largest: float) -> tuple[str, float]:
+    """Return the unit for values up to `largest`, and its bytes."""
+    scale, number = 1.0, 0
+    while largest / scale >= 1024 and number < len(_UNITS) - 1:
+        scale *= 1024
+        number += 1
+    return _UNITS[number], scale
+
+
+def _rounded(value: float) -> float:
+    """Return a value with the digits that a chart shows: the page would be twice as large with all of them."""
+    return float(f"{value:.5g}")
+
+
+def _label(name: str) -> str:
+    """Return a name for a legend, which Plotly reads as if it were HTML."""
+    short = name if len(name) <= _LABEL_CHARS_MAX else f"{name[: _LABEL_CHARS_MAX - 1]}…"
+    return escape(short, quote=False)

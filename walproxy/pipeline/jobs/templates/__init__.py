@@ -1,0 +1,1 @@
+"""The page of a report: its text, its looks, and the little that it does by itself."""
