@@ -97,7 +97,8 @@ class CommitLog:
     Attributes:
         folder: of the entries.
         state: what the entries read so far amount to.
-        newest: the last of them, None before the first.
+        newest: the last of them; None before the first, or if a checkpoint holds it.
+        replaced: the files that the newest removed.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -108,6 +109,7 @@ class CommitLog:
         self._known_checkpoint: tuple[int, int, int] | None = None
         self.state = State()
         self.newest: Entry | None = None
+        self.replaced: list[LoggedFile] = []
 
     def create(self) -> None:
         """Make the folder of the entries, unless it is there. Raises OSError."""
@@ -121,6 +123,7 @@ class CommitLog:
     def refresh(self) -> None:
         """Read what was written since. Raises OSError, StorageFailed."""
         for entry in self.unread():
+            self.replaced = [self.state.files[name] for name in entry.remove]
             self.state.apply(entry)
             self.newest = entry
             self._since_checkpoint += 1

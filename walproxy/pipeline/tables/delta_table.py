@@ -20,14 +20,16 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from safekeeper.errors import StorageFailed
+from safekeeper.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
-from walproxy.pipeline.tables.parquet_files import Footer, LiveFile
+from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line
 from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import TableFormat
 
 _PREFIX: Final = "walproxy."
 _MILLISECONDS: Final = 1000
+_WRITTEN_BACK_S: Final = 3600
+"""After that time the operating system has written a file back by itself; it takes half a minute."""
 
 
 class DeltaLakeTable(Table):
@@ -47,10 +49,18 @@ class DeltaLakeTable(Table):
     def _delta_log(self) -> Path:
         return self.folder / "_delta_log"
 
+    @classmethod
+    def check_schema(cls, schema: pa.Schema) -> None:
+        try:
+            Schema.from_arrow(schema)
+        except (DeltaError, ValueError, TypeError) as error:
+            raise ConfigurationError(f"Delta cannot have such a column: {first_line(error)}") from error
+
     def prepare(self) -> None:
         try:
-            if not DeltaTable.is_deltatable(str(self.folder)):
-                DeltaTable.create(str(self.folder), Schema.from_arrow(self.schema), mode="ignore", name=self.name)
+            if DeltaTable.is_deltatable(str(self.folder)):
+                return
+            DeltaTable.create(str(self.folder), Schema.from_arrow(self.schema), mode="ignore", name=self.name)
         except DeltaError as error:
             raise self._failure("make", error) from error
         with storage_errors(f"make the table {self.folder}"):
@@ -177,8 +187,14 @@ class DeltaLakeTable(Table):
                 sync_file(path)
         sync_folder(self._delta_log)
 
+    def _settle(self) -> None:
+        for path in self._delta_log.iterdir():
+            if not unused_since(path, _WRITTEN_BACK_S):
+                sync_file(path)
+        sync_folder(self._delta_log)
+
     def _failure(self, verb: str, error: Exception) -> StorageFailed:
-        return StorageFailed(f"could not {verb} the table {self.folder}: {str(error).strip().partition(chr(10))[0]}")
+        return StorageFailed(f"could not {verb} the table {self.folder}: {first_line(error)}")
 
 
 def _statistics(footer: Footer) -> str:

@@ -126,5 +126,6 @@ def storage_errors(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
-        where = f" ({error.filename})" if error.filename else ""
-        raise kind(f"could not {what}: {error.strerror or error}{where}") from error
+        reason = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
+        where = f" ({error.filename})" if error.filename and str(error.filename) not in what else ""
+        raise kind(f"could not {what}: {reason}{where}") from error

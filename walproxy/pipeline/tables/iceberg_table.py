@@ -29,9 +29,10 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, parquet_file_to_data_file
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table import Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId
 from pyiceberg.types import LongType
@@ -39,7 +40,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from safekeeper.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.tables.disk import sync_folder
-from walproxy.pipeline.tables.parquet_files import LiveFile
+from walproxy.pipeline.tables.parquet_files import LiveFile, first_line
 from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import TableFormat
 
@@ -67,28 +68,36 @@ class IcebergTable(Table):
     def _new_files(self) -> Path:
         return self.folder / "data"
 
+    @classmethod
+    def check_schema(cls, schema: pa.Schema) -> None:
+        try:
+            _pyarrow_to_schema_without_ids(schema)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ConfigurationError(f"Iceberg cannot have such a column: {first_line(error)}") from error
+
     def prepare(self) -> None:
         with self._failures("make"):
-            self._new_files.mkdir(exist_ok=True)
-            (self.folder / "metadata").mkdir(exist_ok=True)
-            sync_folder(self.folder)
             catalog = self._opened_catalog()
-            with contextlib.suppress(NamespaceAlreadyExistsError):
-                catalog.create_namespace(NAMESPACE)
             try:
                 self._loaded = catalog.load_table(self._identifier)
             except NoSuchTableError:
-                with contextlib.suppress(TableAlreadyExistsError):
-                    catalog.create_table(
-                        self._identifier, self.schema, location=str(self.folder), properties=_PROPERTIES
-                    )
-                self._loaded = catalog.load_table(self._identifier)
-            sync_folder(self.folder.parent)
+                self._loaded = self._created(catalog)
         where = self._loaded.location()
         if Path(where) != self.folder:
             raise ConfigurationError(
                 f"the Iceberg table {self.folder} was made as {where}: an Iceberg table cannot be moved, move it back"
             )
+
+    def _created(self, catalog: SqlCatalog) -> PyIcebergTable:
+        self._new_files.mkdir(exist_ok=True)
+        (self.folder / "metadata").mkdir(exist_ok=True)
+        sync_folder(self.folder)
+        with contextlib.suppress(NamespaceAlreadyExistsError):
+            catalog.create_namespace(NAMESPACE)
+        with contextlib.suppress(TableAlreadyExistsError):
+            catalog.create_table(self._identifier, self.schema, location=str(self.folder), properties=_PROPERTIES)
+        sync_folder(self.folder.parent)
+        return catalog.load_table(self._identifier)
 
     def last_batch(self, writer: str) -> int | None:
         with self._failures("read"):
@@ -115,6 +124,9 @@ class IcebergTable(Table):
             except CommitFailedException:
                 return None
             return True
+
+    def _settle(self) -> None:
+        """SQLite has done it."""
 
     def _replace(self, old: Sequence[LiveFile], new: Sequence[CheckedFile]) -> bool:
         with self._failures("compact"):
@@ -196,7 +208,7 @@ class IcebergTable(Table):
         Raises:
             CommitFailedException: one was.
         """
-        transaction = table.transaction()
+        transaction = _Transaction(table)
         snapshot = table.current_snapshot()
         seen = AssertRefSnapshotId(ref="main", snapshot_id=snapshot.snapshot_id if snapshot else None)
         transaction._stage((), (seen,))
@@ -226,8 +238,24 @@ class IcebergTable(Table):
         try:
             yield
         except (SQLAlchemyError, NoSuchTableError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise StorageFailed(f"could not {verb} the Iceberg table {self.folder}: {reason}") from error
+            raise StorageFailed(f"could not {verb} the Iceberg table {self.folder}: {first_line(error)}") from error
+
+
+class _Transaction(Transaction):
+    """pyiceberg's, which copies all metadata each time that somebody looks at them: 20 times in a commit.
+
+    With 580 snapshots a commit takes 0.3 s this way, and 1.2 s without.
+    """
+
+    _copied: tuple[Any, Any, Any] = (None, None, None)
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        base, updates, copy = self._copied
+        if base is not self._table.metadata or updates is not self._updates:
+            copy = super().table_metadata
+            self._copied = self._table.metadata, self._updates, copy
+        return copy
 
 
 _PROPERTIES: Final[dict[str, str]] = {

@@ -65,26 +65,28 @@ def open_table(
                 )
             if not create or format is None or schema is None:
                 raise ConfigurationError(f"there is no table {name!r} in {folder.parent}: create it by writing to it")
-            identity = identity_of(format, normal_schema(schema))
+            schema = normal_schema(schema)
+            _table_class(format).check_schema(schema)
+            identity = identity_of(format, schema)
             write_identity(Disk(), folder, identity)
         check_identity(folder, identity, format, schema)
-        table = _table(folder, identity.format, identity.schema())
+        table = _table_class(identity.format)(folder, identity.schema())
         table.prepare()
         return table
 
 
-def _table(folder: Path, table_format: TableFormat, schema: pa.Schema) -> Table:
+def _table_class(table_format: TableFormat) -> type[Table]:
     if table_format == "parquet":
         from walproxy.pipeline.tables.parquet_table import ParquetTable
 
-        return ParquetTable(folder, schema)
+        return ParquetTable
     if table_format == "delta":
         from walproxy.pipeline.tables.delta_table import DeltaLakeTable
 
-        return DeltaLakeTable(folder, schema)
+        return DeltaLakeTable
     from walproxy.pipeline.tables.iceberg_table import IcebergTable
 
-    return IcebergTable(folder, schema)
+    return IcebergTable
 
 
 def find_tables(url_or_folder: str | Path) -> list[FoundTable]:

@@ -17,8 +17,11 @@ from walproxy.pipeline.tables.disk import storage_errors
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
-ROW_GROUP_ROWS: Final = 1 << 19
-"""Rows of a row group at most."""
+ROW_GROUP_ROWS: Final = 1 << 18
+"""Rows of a row group at most. A reader skips whole row groups by their least and greatest LSN."""
+
+ROW_GROUP_BYTES: Final = 128 << 20
+"""A row group is closed when its rows have about so many bytes in memory, however few they are."""
 
 
 class DataFile(NamedTuple):
@@ -120,26 +123,58 @@ def write_parquet(path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schem
 
 
 def _writer_options(schema: pa.Schema) -> dict[str, object]:
+    """Return how columns are encoded.
+
+    Positions in the log rise in small steps, so their differences are stored. Of other numbers a dictionary pays, but
+    not of transactions and blocks. Measured with a million records of 155 MB of WAL, all columns of `records`, on one
+    core: 190 to 240 MB of WAL a second and 10.6 MB of Parquet. With a dictionary for every column 160 and 14.1 MB, with
+    one for texts only 210 and 13.4 MB, with lz4 240 and 16.5 MB, with level 3 the same as with level 1. Most of the
+    time goes into the levels of the nested columns: without `blocks` it is 730.
+    """
+    leaves = [leaf for field in schema for leaf in _leaves(field)]
+    positions = [name for name, type_ in leaves if type_ == pa.int64() and _is_position(name)]
+    distinct = {name for name, type_ in leaves if type_ == pa.int64() and name.rpartition(".")[2] in ("xid", "block")}
     return {
         "compression": COMPRESSION,
         "compression_level": COMPRESSION_LEVEL,
-        "use_dictionary": [field.name for field in schema if pa.types.is_string(field.type)],
+        "use_dictionary": [name for name, _ in leaves if name not in distinct and name not in positions],
+        "column_encoding": dict.fromkeys(positions, "DELTA_BINARY_PACKED"),
         "write_statistics": True,
     }
 
 
+def _is_position(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last == "lsn" or last.endswith("_lsn")
+
+
+def _leaves(field: pa.Field, above: str = "") -> Iterator[tuple[str, pa.DataType]]:
+    """Yield path and type of each column of numbers or texts, as Parquet names them."""
+    path = f"{above}{field.name}"
+    if pa.types.is_struct(field.type):
+        for index in range(field.type.num_fields):
+            yield from _leaves(field.type.field(index), f"{path}.")
+    elif pa.types.is_list(field.type):
+        yield from _leaves(pa.field("element", field.type.value_type), f"{path}.list.")
+    elif pa.types.is_map(field.type):
+        yield from _leaves(pa.field("key", field.type.key_type), f"{path}.key_value.")
+        yield from _leaves(pa.field("value", field.type.item_type), f"{path}.key_value.")
+    else:
+        yield path, field.type
+
+
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of the batches in tables of at least ROW_GROUP_ROWS rows, the last of what is left."""
+    """Yield the rows of the batches in tables that are worth a row group, the last of what is left."""
     pending: list[pa.RecordBatch] = []
-    rows = 0
+    rows, size = 0, 0
     for batch in batches:
         if not batch.schema.equals(schema):
             batch = _conformed(batch, schema)
         pending.append(batch)
-        rows += batch.num_rows
-        if rows >= ROW_GROUP_ROWS:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
             yield pa.Table.from_batches(pending, schema)
-            pending, rows = [], 0
+            pending, rows, size = [], 0, 0
     if rows:
         yield pa.Table.from_batches(pending, schema)
 
@@ -164,7 +199,7 @@ def read_footer(path: str) -> Footer:
             with pq.ParquetFile(path) as file:
                 metadata, schema = file.metadata, file.schema_arrow
         except pa.ArrowInvalid as error:
-            raise ConfigurationError(f"{path} is no Parquet file, or it is torn: {_first_line(error)}") from error
+            raise ConfigurationError(f"{path} is no Parquet file, or it is torn: {first_line(error)}") from error
         size = Path(path).stat().st_size
     bounds: dict[str, tuple[int, int]] = {}
     nulls: dict[str, int] = {}
@@ -227,5 +262,6 @@ def schema_difference(wanted: pa.Schema, given: pa.Schema) -> str | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """Return what an error of a library says, as one line."""
     return str(error).strip().partition("\n")[0]

@@ -22,15 +22,17 @@ batches only.
 import contextlib
 import errno
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from safekeeper.errors import ConfigurationError
 from walproxy.pipeline.tables.commit_log import CommitLog, Entry, LoggedFile
 from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, locked, storage_errors
-from walproxy.pipeline.tables.parquet_files import LiveFile
+from walproxy.pipeline.tables.parquet_files import LiveFile, first_line
 from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import LOCK_FILE, OWN_FOLDER, TableFormat
 
@@ -60,13 +62,27 @@ class ParquetTable(Table):
     def _new_files(self) -> Path:
         return self._own / "staged"
 
+    @classmethod
+    def check_schema(cls, schema: pa.Schema) -> None:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
+        except pa.ArrowException as error:
+            raise ConfigurationError(f"Parquet cannot have such a column: {first_line(error)}") from error
+
     def prepare(self) -> None:
-        with storage_errors(f"make the table {self.folder}"), self._exclusively():
-            if self._log.state.number < 0:
-                self._log.create()
-                self._disk.make_folder(self._new_files)
-                self._disk.sync_folder(self._own)
-                self._write(Entry(1, 0, time.time(), "create", 1))
+        with storage_errors(f"make the table {self.folder}"):
+            self._log.refresh()
+            if self._log.state.number >= 0:
+                return
+            with self._exclusively():
+                self._create()
+
+    def _create(self) -> None:
+        if self._log.state.number < 0:
+            self._log.create()
+            self._disk.make_folder(self._new_files)
+            self._disk.sync_folder(self._own)
+            self._write(Entry(1, 0, time.time(), "create", 1))
 
     def last_batch(self, writer: str) -> int | None:
         with storage_errors(f"read the table {self.folder}"):
@@ -95,21 +111,45 @@ class ParquetTable(Table):
             )
             return True if self._write(entry) else None
 
+    def _settle(self) -> None:
+        with self._exclusively():
+            pass
+
     def live_files(self) -> list[LiveFile]:
         with storage_errors(f"read the table {self.folder}"):
-            try:
-                with self._exclusively():
-                    pass
-            except OSError as error:
-                if error.errno not in _READ_ONLY:
-                    raise
-                self._log.refresh()
+            self._log.refresh()
+            newest = self._log.newest
+            if newest is not None and not self._is_visible(newest):
+                try:
+                    with self._exclusively():  # It is carried out by now.
+                        pass
+                except OSError as error:
+                    if error.errno not in _READ_ONLY:
+                        raise
+                    return self._without(newest)
             state = self._log.state
-            folder = self._generation(state.generation)
-            return [
-                LiveFile(str(folder / file.name), file.rows, file.bytes, dict(file.bounds))
-                for file in state.files.values()
-            ]
+            return self._located(state.generation, state.files.values())
+
+    def _is_visible(self, entry: Entry) -> bool:
+        """Say whether the files of the newest entry are where they belong."""
+        if entry.number <= self._carried_out:
+            return True
+        folder = self._generation(entry.generation)
+        if entry.operation == "append":
+            return all((folder / file.name).exists() for file in entry.add)
+        link = self.folder / DATA_LINK
+        return link.is_symlink() and link.readlink().name == folder.name
+
+    def _without(self, newest: Entry) -> list[LiveFile]:
+        """Return the files before the newest entry, which is not carried out, and which we may not carry out."""
+        added = {file.name for file in newest.add}
+        files = [file for file in self._log.state.files.values() if file.name not in added]
+        generation = newest.generation - (newest.operation == "compact")
+        return self._located(generation, [*files, *self._log.replaced])
+
+    def _located(self, generation: int, files: Iterable[LoggedFile]) -> list[LiveFile]:
+        folder = self._generation(generation)
+        return [LiveFile(f"{folder}/{file.name}", file.rows, file.bytes, dict(file.bounds)) for file in files]
 
     def _replace(self, old: Sequence[LiveFile], new: Sequence[CheckedFile]) -> bool:
         with self._exclusively():

@@ -8,7 +8,8 @@ the rows, so that a batch which comes again after a crash is recognised.
 Writers of different names may commit to one table at once, from several processes or machines.
 """
 
-import itertools
+import functools
+import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,6 +77,15 @@ class Table(ABC):
         """Return where a task writes a file; it can be sent to the task."""
         return NewFile(str(self._new_files), stem, self.schema, self._suffix)
 
+    @classmethod
+    @abstractmethod
+    def check_schema(cls, schema: pa.Schema) -> None:
+        """See that the format has a type for each column.
+
+        Raises:
+            ConfigurationError: it has not.
+        """
+
     @abstractmethod
     def prepare(self) -> None:
         """Make what is missing of a table that has an identity; `open_table` does it.
@@ -123,8 +133,7 @@ class Table(ABC):
             raise ConfigurationError("a batch has a number exactly if it has a writer")
         with storage_errors(f"commit to the table {self.folder}"):
             if writer is not None and batch is not None and self._is_in(writer, batch):
-                self.discard(files)
-                return False
+                return self._passed_over(files)
             checked = [self._checked(file) for file in files]
             for _ in range(COMMIT_ATTEMPTS):
                 outcome = self._append(writer, batch, checked, dict(properties or {}))
@@ -135,13 +144,20 @@ class Table(ABC):
                     f"could not commit to the table {self.folder}: other writers were faster {COMMIT_ATTEMPTS} times; "
                     "let fewer write to it"
                 )
-            if not outcome:
-                self.discard(files)
-            return outcome
+            return outcome or self._passed_over(files)
 
     def _is_in(self, writer: str, batch: int) -> bool:
         last = self.last_batch(writer)
         return last is not None and batch <= last
+
+    def _passed_over(self, files: Sequence[DataFile]) -> bool:
+        self._settle()
+        self.discard(files)
+        return False
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Put on disk what was committed by a process that may have been killed before it did so."""
 
     @abstractmethod
     def _append(
@@ -190,12 +206,13 @@ class Table(ABC):
     def dataset(self) -> ds.Dataset:
         """Return the table as it is now. A filter on columns with bounds opens only the files that can match."""
         files = self.live_files()
+        never_null = {field.name for field in self.schema if not field.nullable}
         return ds.FileSystemDataset.from_paths(
             [file.path for file in files],
             schema=self.schema,
             format=ds.ParquetFileFormat(),
             filesystem=pyarrow.fs.LocalFileSystem(),
-            partitions=[_guarantee(file) for file in files],
+            partitions=[_guarantee(file, never_null) for file in files],
         )
 
     def to_arrow(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
@@ -330,6 +347,8 @@ def unused_since(path: Path, age_s: float) -> bool:
         return False
 
 
-def _guarantee(file: LiveFile) -> ds.Expression:
-    bounds = [(ds.field(name) >= low) & (ds.field(name) <= high) for name, (low, high) in file.bounds.items()]
-    return list(itertools.accumulate(bounds, lambda left, right: left & right))[-1] if bounds else ds.scalar(True)
+def _guarantee(file: LiveFile, never_null: set[str]) -> ds.Expression:
+    """Return what holds for each row of the file. A null is within no bounds."""
+    bounds = {name: both for name, both in file.bounds.items() if name in never_null}
+    within = [(ds.field(name) >= low) & (ds.field(name) <= high) for name, (low, high) in bounds.items()]
+    return functools.reduce(operator.and_, within, ds.scalar(True))
