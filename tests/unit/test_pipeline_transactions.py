@@ -1,5 +1,9 @@
-"""The view `transactions` against what was written into the bodies."""
+"""The view `transactions` against what was written into the bodies.
 
+With NUMBA_BOUNDSCHECK=1 (tests/torture/test_pipeline_views.py) a read outside of the WAL is an error, too.
+"""
+
+import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -226,6 +230,28 @@ def test_a_name_that_does_not_end_is_an_error() -> None:
     end(wal, COMMIT, bytes(8))
     with pytest.raises(WalFormatError, match="COMMIT_PREPARED record at 0/100028"):
         rows(wal)
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_whatever_a_body_holds_it_is_read_or_refused(major: int) -> None:
+    chance = random.Random(major)
+    stats = {"dropped_stats": 2} if major >= 15 else {}
+    whole = transaction_end(1, major=major, **FULL, **stats)  # type: ignore[arg-type]
+    prepared = prepare(1, 701, b"gid", major=major, subxids=[702, 703])
+    read = refused = 0
+    for _ in range(200):
+        wal = WalBuilder(major=major)
+        for info, main in ((COMMIT | HAS_XINFO, whole), (PREPARE, prepared)):
+            damaged = bytearray(main)
+            for _ in range(chance.choice([1, 2, 9])):
+                damaged[chance.randrange(len(damaged))] = chance.choice([0, 1, 2, 127, 128, 255])
+            end(wal, info, bytes(damaged))
+        try:
+            assert len(rows(wal)) == 2
+            read += 1
+        except WalFormatError:
+            refused += 1
+    assert min(read, refused) > 20
 
 
 def test_a_transaction_may_have_many_subtransactions() -> None:
