@@ -19,7 +19,11 @@ INSTALL: Final = "pip install 'walproxy[pipeline]'"
 _COMMANDS: Final[dict[str, str]] = {
     "run": "write WAL into tables, and go on as it grows",
     "query": "ask the tables with SQL",
+    "report": "show what wrote the WAL, as an HTML page",
+    "waldump": "show records of the WAL, as pg_waldump does",
     "catalog": "write the names of relations into a file",
+    "cdc": "publication and slot for row changes",
+    "apply": "keep tables as the tables of a database are",
 }
 """What each command does, in one line: asking each of them would import all their libraries."""
 

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walproxy.pipeline.cdc.pgoutput import Binary, Value
+from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Binary, Value
 from walproxy.pipeline.cdc.server import SourceRefused
 
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID = 16, 17, 20, 21, 23, 25, 26
@@ -66,40 +66,54 @@ def to_arrow(values: Sequence[Value], data_type: pa.DataType, column: str) -> pa
     Raises:
         SourceRefused: a value cannot be one of the type.
     """
-    raw = pa.array([value if type(value) is bytes else None for value in values], pa.binary())
     if any(type(value) is Binary for value in values):
         raise SourceRefused(f"the server sends {column} in binary form, which nobody asked for")
+    raw = pa.array([None if value is UNCHANGED else value for value in values], pa.binary())
     try:
-        return _convert(raw, data_type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        shown = _first_that_fails(raw, data_type)
+        texts = raw.cast(pa.string())
+    except pa.ArrowInvalid as error:
         raise SourceRefused(
-            f"{column} has the value {shown}, which {data_type} cannot hold: name the column among those to be read as "
-            "text"
+            f"{column} has a value that is not UTF-8: the server's encoding is not converted"
+        ) from error
+    return text_to_arrow(texts, data_type, column)
+
+
+def text_to_arrow(texts: pa.Array, data_type: pa.DataType, column: str) -> pa.Array:
+    """Return PostgreSQL's texts of the values of one column as an array of a type.
+
+    Raises:
+        SourceRefused: a value cannot be one of the type.
+    """
+    try:
+        return _convert(texts, data_type)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise SourceRefused(
+            f"{column} has the value {_first_that_fails(texts, data_type)}, which {data_type} cannot hold: name the "
+            "column among those to be read as text"
         ) from error
 
 
-def _convert(raw: pa.Array, data_type: pa.DataType) -> pa.Array:
+def _convert(texts: pa.Array, data_type: pa.DataType) -> pa.Array:
     if pa.types.is_binary(data_type):
-        return pa.array([None if value is None else _bytes(value) for value in raw.to_pylist()], pa.binary())
+        return pa.array([None if text is None else _bytes(text) for text in texts.to_pylist()], pa.binary())
     if pa.types.is_boolean(data_type):
-        known = pc.is_in(raw, pa.array([b"t", b"f", None], pa.binary()))
-        if not pc.all(known, min_count=0).as_py():
+        is_true = pc.equal(texts, "t")
+        if not pc.all(pc.or_(is_true, pc.equal(texts, "f")), min_count=0).as_py():
             raise ValueError("a boolean is t or f")
-        return pc.equal(raw, pa.scalar(b"t", pa.binary()))
-    return raw.cast(pa.string()).cast(data_type)
+        return is_true
+    return texts.cast(data_type)
 
 
-def _bytes(value: bytes) -> bytes:
-    if not value.startswith(b"\\x"):
+def _bytes(text: str) -> bytes:
+    if not text.startswith("\\x"):
         raise ValueError("not in hexadecimal form")
-    return bytes.fromhex(value[2:].decode())
+    return bytes.fromhex(text[2:])
 
 
-def _first_that_fails(raw: pa.Array, data_type: pa.DataType) -> str:
-    for index in range(len(raw)):
+def _first_that_fails(texts: pa.Array, data_type: pa.DataType) -> str:
+    for index in range(len(texts)):
         try:
-            _convert(raw.slice(index, 1), data_type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            return repr(raw[index].as_py()[:40].decode(errors="replace"))
+            _convert(texts.slice(index, 1), data_type)
+        except (pa.ArrowInvalid, ValueError):
+            return repr(texts[index].as_py()[:40])
     return "(not found)"

@@ -13,6 +13,7 @@ from safekeeper.errors import ConfigurationError
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_line_errors, one_value, server_major
 
 _FIRST_WITH_COLUMN_LISTS: Final = 15
+_BUILT_IN_OIDS: Final = 10_000
 
 
 class TableName(NamedTuple):
@@ -49,6 +50,7 @@ class PublishedTable(NamedTuple):
         replica_identity: d(efault), n(othing), f(ull) or i(ndex).
         key: the columns that tell its rows apart in what is sent; with a full identity, its primary key; none if empty.
         row_filter: an SQL expression that says which rows are sent, None for all.
+        is_partitioned: its rows lie in its partitions, and are sent as its own.
     """
 
     table: TableName
@@ -58,6 +60,7 @@ class PublishedTable(NamedTuple):
     key: tuple[str, ...]
     columns: tuple[PublishedColumn, ...]
     row_filter: str | None
+    is_partitioned: bool
 
 
 def parse_table(text: str) -> TableName:
@@ -92,6 +95,12 @@ def create_publication(connection: Connection, publication: str, tables: Sequenc
     return True
 
 
+def drop_publication(connection: Connection, publication: str) -> None:
+    """Drop a publication, if it is there. Raises SourceUnavailable, SourceRefused."""
+    with one_line_errors(f"drop publication {publication!r}"):
+        connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication)))
+
+
 def publication_exists(connection: Connection, publication: str) -> bool:
     """Return whether there is a publication of that name. Raises SourceUnavailable, SourceRefused."""
     query = "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = %(name)s)"
@@ -112,6 +121,52 @@ def require_publications(connection: Connection, publications: Iterable[str]) ->
             )
 
 
+_INCOMPLETE = """
+    SELECT min(pubname) FROM pg_publication
+     WHERE pubname = ANY (%(publications)s) AND NOT (pubinsert AND pubupdate AND pubdelete AND pubtruncate)
+"""
+
+
+def require_all_changes(connection: Connection, publications: Sequence[str]) -> None:
+    """See that the publications send every kind of change.
+
+    Raises:
+        SourceRefused: one leaves some out.
+        SourceUnavailable: the server does not answer.
+    """
+    parameters = {"publications": list(publications)}
+    incomplete = one_value(connection, _INCOMPLETE, parameters, doing="look at the publications")
+    if incomplete is not None:
+        raise SourceRefused(
+            f"publication {incomplete!r} does not send all changes: ALTER PUBLICATION ... SET (publish = 'insert, "
+            "update, delete, truncate')"
+        )
+
+
+_BASE_TYPE = """
+    WITH RECURSIVE base (type, modifier, kind) AS (
+        SELECT oid, %(modifier)s::int, typtype FROM pg_type WHERE oid = %(oid)s
+        UNION ALL
+        SELECT u.oid, CASE WHEN b.modifier >= 0 THEN b.modifier ELSE t.typtypmod END, u.typtype
+          FROM base b JOIN pg_type t ON t.oid = b.type JOIN pg_type u ON u.oid = t.typbasetype WHERE b.kind = 'd'
+    )
+    SELECT type, modifier FROM base WHERE kind <> 'd'
+"""
+
+
+def base_type(connection: Connection, type_oid: int, type_modifier: int) -> tuple[int, int]:
+    """Return OID and modifier of a type, of a domain those of the type below; itself if nobody knows it any more.
+
+    Raises:
+        SourceUnavailable: the server does not answer.
+    """
+    if type_oid < _BUILT_IN_OIDS:
+        return type_oid, type_modifier
+    with one_line_errors("look up a type"):
+        row = connection.execute(_BASE_TYPE, {"oid": type_oid, "modifier": type_modifier}).fetchone()
+    return (type_oid, type_modifier) if row is None else (row[0], row[1])
+
+
 _TABLES = """
     SELECT p.schemaname, p.tablename, c.oid, c.relfilenode, c.relreplident, {row_filter},
            ARRAY (SELECT a.attname::text
@@ -121,7 +176,8 @@ _TABLES = """
                      AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident
                               WHEN c.relreplident = 'n' THEN false
                               ELSE i.indisprimary AND i.indimmediate END
-                   ORDER BY k.position)
+                   ORDER BY k.position),
+           c.relkind = 'p'
       FROM pg_publication_tables p
       JOIN pg_namespace n ON n.nspname = p.schemaname
       JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
@@ -174,7 +230,7 @@ def published_tables(connection: Connection, publications: Sequence[str]) -> lis
             }
             cursor = connection.execute(columns, parameters)
             listed = tuple(PublishedColumn(*column) for column in cursor.fetchall())
-            made = PublishedTable(table, row[2], row[3], _letter(row[4]), tuple(row[6]), listed, row[5])
+            made = PublishedTable(table, row[2], row[3], _letter(row[4]), tuple(row[6]), listed, row[5], row[7])
             if table in found and found[table].row_filter != made.row_filter:
                 raise SourceRefused(f"the publications disagree on which rows of {table} are sent: name one of them")
             found[table] = made

@@ -4,7 +4,7 @@ A range ends where the quorum is, which may be in the middle of a commit record:
 because its record begins in it. The reader has it, but is not done before the quorum has all of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ class SlotReader(NamedTuple):
         require_publications(connection, self.publications)
         return usable_slot(connection, self.slot)[1]
 
-    def read(self, connection: Connection, begin_lsn: Lsn, end_lsn: Lsn) -> Iterator[Change]:
+    def read(self, connection: Connection, begin_lsn: Lsn, end_lsn: Lsn) -> Generator[Change, None, None]:
         """Yield the changes of the transactions whose commit record begins in [begin_lsn, end_lsn), in commit order.
 
         When the last one was yielded, all of them are on the quorum.

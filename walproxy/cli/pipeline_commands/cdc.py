@@ -1,0 +1,111 @@
+"""`walproxy pipeline cdc`: the publication and the slot from which row changes are read."""
+
+from contextlib import closing
+
+import click
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import format_lsn
+from walproxy.cli.status import format_bytes
+from walproxy.pipeline.cdc.publication import (
+    create_publication,
+    drop_publication,
+    parse_table,
+    published_tables,
+    require_publications,
+)
+from walproxy.pipeline.cdc.safe_lsn import SafeLsn
+from walproxy.pipeline.cdc.server import connect
+from walproxy.pipeline.cdc.slot import create_slot, drop_slot, read_slot, usable_slot
+
+_primary = click.option(
+    "--primary", envvar="WALPROXY_PRIMARY", required=True, metavar="CONNINFO", help="The primary, and its database."
+)
+_slot = click.option("--slot", required=True, metavar="NAME", help="The logical slot.")
+
+
+@click.group()
+def cdc() -> None:
+    """Make, look at and drop what row changes are read from: a publication and a logical slot.
+
+    A slot keeps WAL on the primary from where its reader is. One that nobody reads any more must be dropped.
+
+    \b
+    Examples:
+      walproxy pipeline cdc create --primary "host=db1 dbname=shop" --slot lake --publication lake --table public.orders
+      walproxy pipeline cdc status --primary "host=db1 dbname=shop" --slot lake
+      walproxy pipeline cdc drop --primary "host=db1 dbname=shop" --slot lake
+    """
+
+
+@cdc.command()
+@_primary
+@_slot
+@click.option("--publication", required=True, metavar="NAME", help="The publication.")
+@click.option(
+    "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="A table of it; can be repeated. All without it."
+)
+def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -> None:
+    """Make a publication and a slot, where they are missing.
+
+    The publication comes first: the slot sends nothing of the time before it. Making the slot waits for the end of
+    every transaction that is under way.
+    """
+    names = [parse_table(table) for table in tables]
+    with closing(connect(primary)) as connection:
+        if create_publication(connection, publication, names):
+            click.echo(f"publication {publication} made")
+        else:
+            absent = set(names) - {each.table for each in published_tables(connection, [publication])}
+            if absent:
+                raise ConfigurationError(
+                    f"publication {publication!r} is there without {min(absent)}: ALTER PUBLICATION ... ADD TABLE"
+                )
+            click.echo(f"publication {publication} is there")
+        if read_slot(connection, slot) is None:
+            click.echo(f"slot {slot} made, at {format_lsn(create_slot(connection, slot))}")
+        else:
+            click.echo(f"slot {slot} is there, at {format_lsn(usable_slot(connection, slot)[1])}")
+
+
+@cdc.command()
+@_primary
+@_slot
+@click.option("--publication", metavar="NAME", help="Show its tables too.")
+@click.option(
+    "--status", metavar="SOURCE", help="Who knows what is on a quorum: walproxy's URL, standby:NAME, or none."
+)
+def status(primary: str, slot: str, publication: str | None, status: str | None) -> None:
+    """Say where a slot is, how much WAL it keeps, and whether it can be read."""
+    with closing(connect(primary)) as connection:
+        state, confirmed_lsn = usable_slot(connection, slot)
+        safe_lsn = SafeLsn(status).read(connection)
+        click.echo(f"slot {slot}: read up to {format_lsn(confirmed_lsn)}, by process {state.active_pid or '-'}")
+        click.echo(
+            f"on the quorum: up to {format_lsn(safe_lsn)}, {format_bytes(max(safe_lsn - confirmed_lsn, 0))} ahead"
+        )
+        click.echo(
+            f"WAL that it keeps on the primary: {format_bytes(state.retained_bytes or 0)}"
+            + (f" ({state.wal_status})" if state.wal_status not in (None, "reserved") else "")
+        )
+        if publication is not None:
+            require_publications(connection, [publication])
+            for each in published_tables(connection, [publication]):
+                click.echo(f"{each.table}: key {', '.join(each.key) or 'none'}")
+
+
+@cdc.command()
+@_primary
+@_slot
+@click.option("--publication", metavar="NAME", help="Drop it too.")
+def drop(primary: str, slot: str, publication: str | None) -> None:
+    """Drop a slot. What it has not been read of is lost to its reader."""
+    with closing(connect(primary)) as connection:
+        if read_slot(connection, slot) is None:
+            click.echo(f"there is no slot {slot}")
+        else:
+            drop_slot(connection, slot)
+            click.echo(f"slot {slot} dropped")
+        if publication is not None:
+            drop_publication(connection, publication)
+            click.echo(f"publication {publication} dropped")

@@ -1,0 +1,17 @@
+"""Tables that follow the tables of a PostgreSQL database: what `walproxy pipeline apply` does.
+
+job             the loop: read a range of the slot, merge it into the tables, note the position, move the slot
+target          one table: which changes it takes, how it follows changes of its columns
+net_changes     many changes to at most one per row; pure
+copying         a table as of a position in the WAL
+following       what a table that follows can do, and its position
+delta           such a table in Delta Lake's format
+iceberg         such a table in Iceberg's format
+job_file        what the job knows beside the tables
+
+A table's *position* (commit_lsn, sequence) stands in the table itself, in the same commit as the rows: every change
+below it is in, none at or beyond it. So a change that is read again after a crash is passed over. And a copy, which is
+a table as of a position, may be made at any time, and again.
+
+The slot is moved to an end of a range when every table has what is below, on disk. No file here imports pyspark.
+"""

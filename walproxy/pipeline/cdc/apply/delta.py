@@ -1,0 +1,192 @@
+"""A table that follows, in Delta Lake's format, written with delta-rs.
+
+The position is kept by two `txn` actions of each commit: Delta's own means for "this is in already", a number for an
+application. Two commits that carry the same application conflict by Delta's rules, so a second job cannot put the same
+changes in. delta-rs syncs nothing: the files that a commit names, and the log, are synced before the call returns.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from safekeeper.errors import StorageFailed
+from walproxy.pipeline.cdc.apply.following import (
+    SMALL_FILE_BYTES,
+    SMALL_FILES_MAX,
+    FollowingTable,
+    Merge,
+    Position,
+    key_filter,
+)
+from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
+
+_LSN_APPLICATION: Final = "walproxy.apply.lsn"
+_SEQUENCE_APPLICATION: Final = "walproxy.apply.sequence"
+_OPERATION: Final = "_walproxy_is_row"
+_VERSION_DIGITS: Final = 20
+_HOUR: Final = timedelta(hours=1)
+
+
+class DeltaFollowing(FollowingTable):
+    """A table in Delta Lake's format."""
+
+    def __init__(self, folder: Path, table: TableName) -> None:
+        super().__init__(folder, table)
+        self._opened: DeltaTable | None = None
+
+    def position(self) -> Position | None:
+        with self._failures("read"):
+            if not DeltaTable.is_deltatable(str(self.folder)):
+                return None
+            table = self._refreshed()
+            lsn = table.transaction_version(_LSN_APPLICATION)
+            sequence = table.transaction_version(_SEQUENCE_APPLICATION)
+        return None if lsn is None or sequence is None else Position(lsn, sequence)
+
+    def is_foreign(self) -> bool:
+        with self._failures("read"):
+            return DeltaTable.is_deltatable(str(self.folder)) and self.position() is None
+
+    def schema(self) -> pa.Schema:
+        with self._failures("read"):
+            return pa.schema(self._refreshed().schema().to_arrow())
+
+    def replace(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], position: Position) -> None:
+        with self._commit("write"):
+            write_deltalake(
+                str(self.folder),
+                pa.RecordBatchReader.from_batches(schema, batches),
+                mode="overwrite",
+                schema_mode="overwrite",
+                commit_properties=_properties(position),
+            )
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        known = set(self.schema().names)
+        new = [Field.from_arrow(field) for field in fields if field.name not in known]
+        if new:
+            with self._commit("add columns to"):
+                self._refreshed().alter.add_columns(new)
+
+    def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
+        if merge.truncated or not key:
+            with self._commit("write"):
+                write_deltalake(
+                    self._refreshed(),
+                    merge.upserts,
+                    mode="overwrite" if merge.truncated else "append",
+                    commit_properties=_properties(position),
+                )
+            return
+        is_row = pa.repeat(pa.scalar(True), merge.upserts.num_rows)
+        is_gone = pa.repeat(pa.scalar(False), merge.deleted.num_rows)
+        source = pa.concat_tables(
+            [merge.upserts.append_column(_OPERATION, is_row), merge.deleted.append_column(_OPERATION, is_gone)],
+            promote_options="default",
+        )
+        with self._commit("merge into"):
+            merger = self._refreshed().merge(
+                source,
+                " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in key),
+                source_alias="s",
+                target_alias="t",
+                # Only then files are left out by their statistics, which are exact for these types alone.
+                streamed_exec=not all(_has_exact_statistics(source.schema.field(name).type) for name in key),
+                commit_properties=_properties(position),
+            )
+            merger = merger.when_matched_delete(predicate=f"NOT s.{_quoted(_OPERATION)}")
+            merger = merger.when_matched_update_all(except_cols=[_OPERATION])
+            merger.when_not_matched_insert_all(predicate=f"s.{_quoted(_OPERATION)}", except_cols=[_OPERATION]).execute()
+
+    def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        names = keys.column_names
+        with self._failures("read"):
+            wanted = [*names, *(column for column in columns if column not in names)]
+            among = ds.field(names[0]).isin(keys[names[0]].combine_chunks())
+            found = self._refreshed().to_pyarrow_dataset().to_table(columns=wanted, filter=among)
+        return key_filter(found, keys, keep_matches=True)
+
+    def tidy(self, keep: timedelta) -> None:
+        table = self._refreshed()
+        sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
+        if sum(size < SMALL_FILE_BYTES for size in sizes) > SMALL_FILES_MAX:
+            with self._commit("compact"):
+                table.optimize.compact()
+        with self._commit("remove old files of"):
+            hours = max(round(keep / _HOUR), 0)
+            self._refreshed().vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+
+    def to_arrow(self) -> pa.Table:
+        with self._failures("read"):
+            return self._refreshed().to_pyarrow_table()
+
+    def _refreshed(self) -> DeltaTable:
+        if self._opened is None:
+            self._opened = DeltaTable(str(self.folder))
+        else:
+            self._opened.update_incremental()
+        return self._opened
+
+    @contextlib.contextmanager
+    def _commit(self, verb: str) -> Iterator[None]:
+        """Put on disk what the block commits."""
+        with self._failures(verb):
+            before = self._refreshed().version() if DeltaTable.is_deltatable(str(self.folder)) else -1
+            try:
+                yield
+            except BaseException:
+                self._opened = None  # What it knows may be half of it.
+                raise
+            after = self._refreshed().version()
+        with storage_errors(f"sync the table {self.folder}"):
+            for version in range(before + 1, after + 1):
+                self._sync(version)
+            sync_folder(self.folder)
+            sync_folder(self.folder / "_delta_log")
+            if before < 0:
+                sync_folder(self.folder.parent)
+
+    def _sync(self, version: int) -> None:
+        log = self.folder / "_delta_log"
+        entry = log / f"{version:0{_VERSION_DIGITS}d}.json"
+        for line in entry.read_text().splitlines():
+            added = json.loads(line).get("add")
+            if added is not None:
+                sync_file(self.folder / added["path"])
+        for path in (entry, log / f"{version:0{_VERSION_DIGITS}d}.checkpoint.parquet", log / "_last_checkpoint"):
+            if path.exists():
+                sync_file(path)
+
+    @contextlib.contextmanager
+    def _failures(self, verb: str) -> Iterator[None]:
+        """Tell what delta-rs refuses as one line."""
+        try:
+            yield
+        except DeltaError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise StorageFailed(f"could not {verb} the table {self.folder}: {reason}") from error
+
+
+def _properties(position: Position) -> CommitProperties:
+    transactions = [
+        Transaction(_LSN_APPLICATION, position.lsn),
+        Transaction(_SEQUENCE_APPLICATION, position.sequence),
+    ]
+    return CommitProperties({"walproxy.position": str(position)}, 0, transactions)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _has_exact_statistics(data_type: Any) -> bool:
+    return pa.types.is_integer(data_type) or pa.types.is_string(data_type)

@@ -1,0 +1,119 @@
+"""What a table that follows another can do, whatever its format. One process writes it.
+
+Every change of it is one commit that holds rows and position, on disk when the call returns. Readers see the table as
+it was at some position. Rows are told apart by the columns of the key, which are never null.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, get_args
+
+import pyarrow as pa
+
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.pipeline.cdc.publication import TableName
+
+FollowingFormat = Literal["delta", "iceberg"]
+FORMATS: Final[tuple[FollowingFormat, ...]] = get_args(FollowingFormat)
+SMALL_FILE_BYTES: Final = 16 << 20
+SMALL_FILES_MAX: Final = 16
+"""A merge leaves one small file at least; so many of them are written into one."""
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class Position(NamedTuple):
+    """Changes below it are in, by the LSN of their commit record and their number in the transaction."""
+
+    lsn: Lsn
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{format_lsn(self.lsn)}/{self.sequence}"
+
+
+class Merge(NamedTuple):
+    """What is to become of a table.
+
+    Attributes:
+        truncated: first all rows go.
+        upserts: new rows, in place of those that have the same key; without a key they are added.
+        deleted: keys of rows that go.
+    """
+
+    truncated: bool
+    upserts: pa.Table
+    deleted: pa.Table
+
+
+class FollowingTable(ABC):
+    """A table in a folder. Every method may raise StorageFailed or StorageFull."""
+
+    def __init__(self, folder: Path, table: TableName) -> None:
+        self.table = table
+        self.folder = folder / folder_name(table)
+
+    @staticmethod
+    def storable(data_type: pa.DataType) -> pa.DataType:
+        """Return the type in which the format keeps values of a type."""
+        return data_type
+
+    @abstractmethod
+    def position(self) -> Position | None:
+        """Return the table's position, None if there is no table of ours."""
+
+    @abstractmethod
+    def is_foreign(self) -> bool:
+        """Return whether there is a table that is none of ours."""
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Return the table's columns, all nullable."""
+
+    @abstractmethod
+    def replace(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], position: Position) -> None:
+        """Make the table, or give it other columns and rows, in one step."""
+
+    @abstractmethod
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Add columns that it has not; they are null in the rows that it has."""
+
+    @abstractmethod
+    def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
+        """Put changes in."""
+
+    @abstractmethod
+    def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Return these columns, and those of the key, of the rows that have one of the keys."""
+
+    @abstractmethod
+    def tidy(self, keep: timedelta) -> None:
+        """Forget versions that are older than `keep`, and remove files that nothing needs any more."""
+
+    @abstractmethod
+    def to_arrow(self) -> pa.Table:
+        """Return all rows."""
+
+    def close(self) -> None:  # noqa: B027  some formats hold nothing open
+        """Let go of what is held open."""
+
+
+def folder_name(table: TableName) -> str:
+    """Return the folder of a table: `schema.name`, with `~` and hexadecimal digits for what is unusual in a path."""
+    return ".".join(safe_name(part) for part in table)
+
+
+def safe_name(name: str) -> str:
+    """Return a name made of letters, digits, `_`, `-` and `~`; different ones for different names."""
+    return _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), name)
+
+
+def key_filter(rows: pa.Table, keys: pa.Table, *, keep_matches: bool) -> pa.Table:
+    """Return the rows whose key is among `keys`, or is not. `keys` has the columns of the key and nothing else."""
+    names = keys.column_names
+    numbered = rows.select(names).append_column("_row", pa.array(range(rows.num_rows), pa.int64()))
+    numbers = numbered.join(keys, names, join_type="left semi" if keep_matches else "left anti")["_row"]
+    return rows.take(numbers.combine_chunks().sort())

@@ -1,0 +1,310 @@
+"""A table that follows, in Iceberg's format, written with pyiceberg.
+
+    FOLDER/iceberg.db              the catalog of all Iceberg tables of the folder; a namespace for each schema
+    FOLDER/SCHEMA.NAME/data/       data files
+    FOLDER/SCHEMA.NAME/metadata/   metadata, manifests
+
+The position is a property of the table, set in the same step as the files are changed. A merge writes the files anew in
+which a row of the batch may be, without that row (copy on write), and one file with the new rows. Files carry Iceberg's
+ids of columns, so a column that goes and comes again under the same name is another one.
+"""
+
+import contextlib
+import uuid
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.conversions import from_bytes
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    ValidationError,
+)
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file, schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Transaction
+from pyiceberg.table import Table as PyIcebergTable
+from pyiceberg.types import IntegerType, LongType, StringType
+from sqlalchemy.exc import SQLAlchemyError
+
+from safekeeper.errors import StorageFailed
+from walproxy.pipeline.cdc.apply.following import (
+    SMALL_FILE_BYTES,
+    SMALL_FILES_MAX,
+    FollowingTable,
+    Merge,
+    Position,
+    key_filter,
+    safe_name,
+)
+from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.tables.disk import storage_errors, sync_folder
+from walproxy.pipeline.tables.iceberg_table import open_catalog
+from walproxy.pipeline.tables.parquet_files import write_parquet
+
+_POSITION: Final = "walproxy.apply.position"
+_OURS: Final = "walproxy.apply.table"
+_FILE_BYTES: Final = 256 << 20  # of Arrow, which is several times what is on disk
+_PROPERTIES: Final = {
+    "commit.retry.num-retries": "0",  # One process writes; if there is a second one, one of them must fail.
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+class IcebergFollowing(FollowingTable):
+    """A table in Iceberg's format."""
+
+    def __init__(self, folder: Path, table: TableName) -> None:
+        super().__init__(folder, table)
+        self._identifier = (safe_name(table.schema), safe_name(table.name))
+        self._catalog: SqlCatalog | None = None
+
+    @staticmethod
+    def storable(data_type: pa.DataType) -> pa.DataType:
+        return pa.int32() if data_type == pa.int16() else data_type
+
+    def position(self) -> Position | None:
+        with self._failures("read"):
+            table = self._loaded()
+        value = table.properties.get(_POSITION) if table is not None else None
+        if value is None:
+            return None
+        lsn, _, sequence = value.partition("/")
+        return Position(int(lsn), int(sequence))
+
+    def is_foreign(self) -> bool:
+        with self._failures("read"):
+            table = self._loaded()
+            return table is not None and _OURS not in table.properties
+
+    def schema(self) -> pa.Schema:
+        with self._failures("read"):
+            return pa.schema([field.remove_metadata() for field in _arrow_schema(self._existing())])
+
+    def replace(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], position: Position) -> None:
+        with self._failures("write"):
+            table = self._loaded()
+            if table is not None and _types_differ(self.schema(), schema):
+                # A column of another type is another column; and nothing of the old rows is to stay.
+                self._opened_catalog().drop_table(self._identifier)
+                table = None
+            if table is None:
+                table = self._make(schema)
+            with table.transaction() as transaction:
+                with transaction.update_schema(allow_incompatible_changes=True) as update:
+                    for name in set(_arrow_schema(table).names) - set(schema.names):
+                        update.delete_column((name,))
+                    update.union_by_name(schema)
+                old = [task.file for task in table.scan().plan_files()]
+                self._exchange(transaction, table, old, batches, position)
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        with self._failures("add columns to"), self._existing().update_schema() as update:
+            update.union_by_name(pa.schema(fields))
+
+    def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
+        with self._failures("merge into"):
+            table = self._existing()
+            tasks = list(table.scan().plan_files())
+            kept: Iterable[pa.RecordBatch] = ()
+            if merge.truncated:
+                touched = tasks
+            elif key:
+                keys = pa.concat_tables([merge.upserts.select(key), merge.deleted.select(key)])
+                touched = _files_with(table, tasks, keys)
+                small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_FILE_BYTES]
+                if len(small) > SMALL_FILES_MAX:
+                    touched = [*touched, *(task for task in small if task not in touched)]
+                kept = _rows_without(table, touched, keys)
+            else:
+                touched = []
+            rows = _chain(kept, merge.upserts.to_batches())
+            with table.transaction() as transaction:
+                self._exchange(transaction, table, [task.file for task in touched], rows, position)
+
+    def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        names = keys.column_names
+        with self._failures("read"):
+            table = self._existing()
+            tasks = _files_with(table, list(table.scan().plan_files()), keys)
+            wanted = [*names, *(column for column in columns if column not in names)]
+            schema = pa.schema([self.schema().field(name) for name in wanted])
+            parts = [
+                key_filter(pa.Table.from_batches([batch]).select(wanted).cast(schema), keys, keep_matches=True)
+                for batch in _read(table, tasks)
+            ]
+        return pa.concat_tables([schema.empty_table(), *parts])
+
+    def tidy(self, keep: timedelta) -> None:
+        horizon = datetime.now(UTC) - keep
+        with self._failures("remove old files of"):
+            table = self._existing()
+            table.maintenance.expire_snapshots().older_than(horizon.replace(tzinfo=None)).commit()
+            table.refresh()
+            used = set(table.inspect.all_files()["file_path"].to_pylist())
+        with storage_errors(f"remove old files of {self.folder}"):
+            for path in (self.folder / "data").glob("*.parquet"):
+                if str(path) not in used and path.stat().st_mtime < horizon.timestamp():
+                    path.unlink()
+
+    def to_arrow(self) -> pa.Table:
+        with self._failures("read"):
+            return self._existing().scan().to_arrow().cast(self.schema())
+
+    def close(self) -> None:
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            catalog.close()
+
+    def _exchange(
+        self,
+        transaction: Transaction,
+        table: PyIcebergTable,
+        old: Sequence[DataFile],
+        rows: Iterable[pa.RecordBatch],
+        position: Position,
+    ) -> None:
+        """Put files with these rows in place of old ones, and set the position, when the transaction commits."""
+        schema = schema_to_pyarrow(transaction.table_metadata.schema())
+        plain = pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
+        new = [
+            parquet_file_to_data_file(table.io, transaction.table_metadata, path) for path in self._write(plain, rows)
+        ]
+        if old or new:
+            with transaction.update_snapshot(snapshot_properties={_POSITION: str(position)}).overwrite() as snapshot:
+                for file in old:
+                    snapshot.delete_data_file(file)
+                for file in new:
+                    snapshot.append_data_file(file)
+        transaction.set_properties({_POSITION: f"{position.lsn}/{position.sequence}"})
+
+    def _write(self, schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> list[str]:
+        """Write rows into files of bounded size, on disk when this returns."""
+        folder = self.folder / "data"
+        written = []
+        with storage_errors(f"write the table {self.folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in _parts(rows):
+                path = str(folder / f"{uuid.uuid4().hex}.parquet")
+                if write_parquet(path, (batch.select(schema.names).cast(schema) for batch in part), schema).rows:
+                    written.append(path)
+                else:
+                    Path(path).unlink()
+            sync_folder(folder)
+        return written
+
+    def _make(self, schema: pa.Schema) -> PyIcebergTable:
+        catalog = self._opened_catalog()
+        with contextlib.suppress(NamespaceAlreadyExistsError):
+            catalog.create_namespace(self._identifier[0])
+        with storage_errors(f"make the table {self.folder}"):
+            (self.folder / "metadata").mkdir(parents=True, exist_ok=True)
+            sync_folder(self.folder)
+            sync_folder(self.folder.parent)
+        return catalog.create_table(
+            self._identifier, schema, location=str(self.folder), properties=_PROPERTIES | {_OURS: str(self.table)}
+        )
+
+    def _loaded(self) -> PyIcebergTable | None:
+        try:
+            return self._opened_catalog().load_table(self._identifier)
+        except NoSuchTableError:
+            return None
+
+    def _existing(self) -> PyIcebergTable:
+        return self._opened_catalog().load_table(self._identifier)
+
+    def _opened_catalog(self) -> SqlCatalog:
+        if self._catalog is None:
+            self._catalog = open_catalog(self.folder.parent)
+        return self._catalog
+
+    @contextlib.contextmanager
+    def _failures(self, verb: str) -> Iterator[None]:
+        """Tell what pyiceberg and SQLite refuse as one line."""
+        try:
+            yield
+        except (SQLAlchemyError, NoSuchTableError, CommitFailedException, ValidationError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise StorageFailed(f"could not {verb} the Iceberg table {self.folder}: {reason}") from error
+
+
+def _small(data_type: pa.DataType) -> pa.DataType:
+    """pyiceberg may prefer Arrow's large types."""
+    if pa.types.is_large_string(data_type):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(data_type) else data_type
+
+
+def _arrow_schema(table: PyIcebergTable) -> pa.Schema:
+    schema = schema_to_pyarrow(table.schema())
+    return pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
+
+
+def _types_differ(known: pa.Schema, wanted: pa.Schema) -> bool:
+    return any(known.field(field.name).type != field.type for field in wanted if field.name in known.names)
+
+
+def _parts(rows: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Divide batches, as they come, into runs of about _FILE_BYTES."""
+    batches = iter(rows)
+    for first in batches:
+
+        def run(batch: pa.RecordBatch = first) -> Iterator[pa.RecordBatch]:
+            size = batch.nbytes
+            yield batch
+            while size < _FILE_BYTES:
+                following = next(batches, None)
+                if following is None:
+                    return
+                size += following.nbytes
+                yield following
+
+        yield run()
+
+
+def _chain(*parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        yield from part
+
+
+def _files_with(table: PyIcebergTable, tasks: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
+    """Return the files in which one of the keys may be, by the bounds of the key's first column."""
+    name = keys.column_names[0]
+    field = table.schema().find_field(name)
+    if not isinstance(field.field_type, IntegerType | LongType | StringType):
+        return list(tasks)
+    values = sorted(keys[name].unique().to_pylist())
+    found = []
+    for task in tasks:
+        lower = (task.file.lower_bounds or {}).get(field.field_id)
+        upper = (task.file.upper_bounds or {}).get(field.field_id)
+        if lower is not None and upper is not None:
+            index = bisect_left(values, from_bytes(field.field_type, lower))
+            if index == len(values) or values[index] > from_bytes(field.field_type, upper):
+                continue
+        found.append(task)
+    return found
+
+
+def _read(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files with the table's columns as they are now."""
+    for task in tasks:
+        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+        yield from scan.to_record_batches([task])
+
+
+def _rows_without(table: PyIcebergTable, tasks: Sequence[FileScanTask], keys: pa.Table) -> Iterator[pa.RecordBatch]:
+    schema = _arrow_schema(table)
+    for batch in _read(table, tasks):
+        rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        yield from key_filter(rows, keys, keep_matches=False).to_batches()
