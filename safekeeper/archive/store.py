@@ -15,7 +15,7 @@ must look, ObjectMissing. Credentials show in none of them.
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Self
@@ -168,7 +168,7 @@ class ObjectStore:
                 break
         return bytes(found)
 
-    def stream(self, key: str) -> Iterator[bytes]:
+    def stream(self, key: str) -> Generator[bytes, None, None]:
         """Yield the content of an object as it comes; who has enough closes the iterator, and no more is sent.
 
         Raises:
@@ -193,6 +193,7 @@ class ObjectStore:
                 ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
                 for page in obstore.list(self._client, folder or None, offset=after or None, chunk_size=1000)
                 for meta in page
+                if meta["path"] > after  # Some stores begin where they like.
             )
 
     def delete(self, keys: Iterable[str]) -> None:

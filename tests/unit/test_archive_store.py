@@ -46,6 +46,49 @@ def test_what_was_put_is_what_is_got_and_listed(store: ObjectStore) -> None:
     assert keys(store, "wa") == keys(store, "nothing") == []
 
 
+def test_only_what_is_behind_a_key_is_listed(store: ObjectStore) -> None:
+    for key in ("wal/a/1", "wal/a/2", "wal/b/1", "waltz", "zoo/1"):
+        store.put(key, b"", absent=False)
+    assert [info.key for info in store.list("wal", after="wal/a/1")] == ["wal/a/2", "wal/b/1"]
+    assert [info.key for info in store.list("wal", after="wal/a/")] == ["wal/a/1", "wal/a/2", "wal/b/1"]
+    assert [info.key for info in store.list("wal", after="wal/c")] == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3", "s3 without ranges"])
+def test_a_part_of_an_object_is_got(kind: str, tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    with TinyS3(ranges=kind == "s3") as server:
+        if kind == "folder":
+            store = ObjectStore.open(str(tmp_path))
+        else:
+            store = ObjectStore.open("s3://bucket", options=server.options)
+        store.put("key", data, absent=False)
+        for begin, end in ((0, 10), (70_000, 900_000), (len(data) - 5, len(data)), (len(data) - 5, len(data) + 5)):
+            assert store.part("key", begin, end) == data[begin:end]
+        with pytest.raises(ObjectMissing, match=f"could not get {store.url}/nothing: there is no such object"):
+            store.part("nothing", 0, 5)
+
+
+def test_a_store_that_sends_whole_objects_is_asked_for_parts_only_once() -> None:
+    with TinyS3() as server:
+        store = ObjectStore.open("s3://bucket", options=server.options)
+        store.put("key", b"0123456789", absent=False)
+        server.requests.clear()
+        assert [store.part("key", begin, begin + 2) for begin in range(3)] == [b"01", b"12", b"23"]
+        assert server.requests == ["GET key"] * 4
+
+
+def test_who_has_enough_of_a_stream_is_sent_no_more(store: ObjectStore) -> None:
+    data = os.urandom(9 << 20)
+    store.put("key", data, absent=False)
+    stream = store.stream("key")
+    beginning = next(stream)
+    stream.close()
+    assert data.startswith(beginning)
+    assert len(beginning) <= 1 << 20
+    assert b"".join(store.stream("key")) == data
+
+
 def test_put_of_what_must_be_absent_overwrites_nothing(store: ObjectStore) -> None:
     assert store.put("key", b"first", absent=True)
     assert not store.put("key", b"second", absent=True)

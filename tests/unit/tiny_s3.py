@@ -7,6 +7,8 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
 
 class Answer(NamedTuple):
     """A canned answer."""
@@ -21,13 +23,15 @@ class TinyS3:
     Attributes:
         objects: what is stored, by key.
         conditions: whether a put with If-None-Match is refused when the object exists.
+        ranges: whether a request for a part of an object gets that; otherwise it gets all of it.
         answer: what every request gets, if set.
         silent: no request is answered before the server is closed.
     """
 
-    def __init__(self, *, conditions: bool = True) -> None:
+    def __init__(self, *, conditions: bool = True, ranges: bool = False) -> None:
         self.objects: dict[str, bytes] = {}
         self.conditions = conditions
+        self.ranges = ranges
         self.answer: Answer | None = None
         self.silent = False
         self.requests: list[str] = []
@@ -99,7 +103,14 @@ def _handler_of(server: TinyS3) -> type[BaseHTTPRequestHandler]:
                 server.closing.wait()
                 return
             answer = server.reply(self.command, self.path, body, "If-None-Match" in self.headers)
-            self.send_response(answer.status)
+            wanted = _RANGE.fullmatch(self.headers.get("Range") or "")
+            if server.ranges and wanted is not None and answer.status == 200:
+                begin, end = int(wanted[1]), min(int(wanted[2]) + 1, len(answer.body))
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(answer.body)}")
+                answer = Answer(206, answer.body[begin:end])
+            else:
+                self.send_response(answer.status)
             self.send_header("Content-Length", str(len(answer.body)))
             self.send_header("ETag", '"x"')
             self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")

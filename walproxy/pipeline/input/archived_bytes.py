@@ -112,7 +112,7 @@ def _decompress(store: ObjectStore, archived: ArchivedObject, begin: int, into: 
         try:
             _inflate(store, archived, _Pieces(stream), begin, into)
         finally:
-            stream.close()  # type: ignore[attr-defined]  # It is a generator: what else would be sent is not wanted.
+            stream.close()  # What else would be sent is not wanted.
         return
     with _opened(store, archived.key) as descriptor:
         _inflate(store, archived, _Descriptor(descriptor), begin, into)
