@@ -109,8 +109,7 @@ def tuple_stats(decoded: Decoded) -> Columns:
     if known < 0:
         lsn = format_lsn(int(decoded.lsn[-1 - known]))
         raise WalFormatError(
-            f"the MULTI_INSERT record at {lsn} does not say of how many tuples, though its checksum is right:"
-            " look at it with pg_waldump"
+            f"the MULTI_INSERT record at {lsn} does not say of how many tuples: look at it with pg_waldump"
         )
     high, relation, inserts, updates, hot_updates, deletes, _, _ = rows[:known].T
     return {
