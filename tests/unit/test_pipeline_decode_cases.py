@@ -222,10 +222,11 @@ def body_of(content: bytes, **options: Any) -> Callable[[WalBuilder], None]:
 
 
 def with_patch(at: int, values: bytes, length: int = PAGE_SIZE) -> Callable[[WalBuilder], None]:
-    """Write a record that reaches the next page, and change bytes of the log, counted from that page's start."""
+    """Write a record up to the next page and one behind, and change bytes, counted from that page's start."""
 
     def write(wal: WalBuilder) -> None:
         wal.add(of_length(length))
+        wal.add(of_length(10))
         begin = PAGE_SIZE + at
         wal.data[begin : begin + len(values)] = values
 
@@ -316,14 +317,14 @@ FAULTS: list[tuple[str, str, Callable[[WalBuilder], None]]] = [
 @pytest.mark.parametrize(("lsn", "message", "write"), FAULTS, ids=[f"{i}: {f[1]}" for i, f in enumerate(FAULTS)])
 def test_what_is_wrong_is_said_with_its_place(lsn: str, message: str, write: Callable[[WalBuilder], None]) -> None:
     wal = WalBuilder(0x1_02FFE000, tli=2)
-    good = wal.add(of_length(96))
+    wal.add(of_length(96))
     write(wal)
     wal.add(of_length(10))
     end = decoded_all(wal).end
     assert end.kind == "invalid"
     assert end.message.startswith(f"WAL at {lsn}: {message}")
     assert format_lsn(end.lsn) == lsn
-    assert decoded_all(wal).lsn.tolist() == [good.start_lsn]
+    assert decoded_all(wal).lsn.tolist() == [record.start_lsn for record in wal.records if record.end_lsn <= end.lsn]
 
 
 def test_a_bad_checksum_is_said_with_what_it_should_be_and_is() -> None:

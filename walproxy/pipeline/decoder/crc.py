@@ -12,9 +12,10 @@ import platform
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import types
+from llvmlite import ir
+from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from walproxy.pipeline.decoder.jit import load_u8, load_u16, load_u32, load_u64, part
@@ -67,18 +68,21 @@ def _by_instructions(step_1: Any, step_2: Any, step_4: Any, step_8: Any) -> Any:
     return crc32c_by_instructions
 
 
-crc32c_sse42 = _by_instructions(
-    _instruction("llvm.x86.sse42.crc32.32.8", 32, 8),
-    _instruction("llvm.x86.sse42.crc32.32.16", 32, 16),
-    _instruction("llvm.x86.sse42.crc32.32.32", 32, 32),
-    _instruction("llvm.x86.sse42.crc32.64.64", 64, 64),
+# By LLVM's name, bits of the register and of the data; for 1, 2, 4 and 8 bytes.
+SSE42_INSTRUCTIONS: Final = (
+    ("llvm.x86.sse42.crc32.32.8", 32, 8),
+    ("llvm.x86.sse42.crc32.32.16", 32, 16),
+    ("llvm.x86.sse42.crc32.32.32", 32, 32),
+    ("llvm.x86.sse42.crc32.64.64", 64, 64),
 )
-crc32c_aarch64 = _by_instructions(
-    _instruction("llvm.aarch64.crc32cb", 32, 32),
-    _instruction("llvm.aarch64.crc32ch", 32, 32),
-    _instruction("llvm.aarch64.crc32cw", 32, 32),
-    _instruction("llvm.aarch64.crc32cx", 32, 64),
+AARCH64_INSTRUCTIONS: Final = (
+    ("llvm.aarch64.crc32cb", 32, 32),
+    ("llvm.aarch64.crc32ch", 32, 32),
+    ("llvm.aarch64.crc32cw", 32, 32),
+    ("llvm.aarch64.crc32cx", 32, 64),
 )
+crc32c_sse42 = _by_instructions(*(_instruction(*each) for each in SSE42_INSTRUCTIONS))
+crc32c_aarch64 = _by_instructions(*(_instruction(*each) for each in AARCH64_INSTRUCTIONS))
 
 
 def _make_tables() -> Any:
@@ -122,13 +126,14 @@ def crc32c_sliced(array: Any, begin: int, end: int, register: int) -> int:
 
 
 def _choose() -> Any:
-    """Return the fastest way that this processor knows."""
+    """Return the fastest way for which numba compiles here: LLVM ends the process if it is asked for another."""
+    stated = config.CPU_FEATURES
+    features = (get_host_cpu_features() if stated is None else stated).split(",")
     machine = platform.machine().lower()
-    features = binding.get_host_cpu_features()
-    if machine in ("x86_64", "amd64") and features.get("sse4.2"):
+    if machine in ("x86_64", "amd64") and "+crc32" in features:
         return crc32c_sse42
-    # Apple's processors all have it, but their features cannot be asked for.
-    if machine in ("aarch64", "arm64") and (features.get("crc") or platform.system() == "Darwin"):
+    # Apple's processors all have it, but LLVM does not say what they have.
+    if machine in ("aarch64", "arm64") and ("+crc" in features or platform.system() == "Darwin"):
         return crc32c_aarch64
     return crc32c_sliced
 

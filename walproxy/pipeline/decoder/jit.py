@@ -16,11 +16,10 @@ that are the same, by renaming them into place.
 NUMBA_BOUNDSCHECK=1 is set, as tests do: whoever calls them has checked.
 """
 
-import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,13 +35,42 @@ _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _HERE: Final = Path(__file__).parent
 
 
+def cache_folder(parents: Iterable[Path], sources: Iterable[Path]) -> Path | None:
+    """Return a folder for what is compiled from `sources`, in the first of `parents` where one can be written.
+
+    The folder has been made. None if there is no such place, or no source to read, as in a zip file.
+    """
+    try:
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    except OSError:
+        return None
+    name = f"compiled-{digest.hexdigest()[:16]}{'-checked' if _CHECKED else ''}"
+    for parent in parents:
+        try:
+            folder = parent.expanduser() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except (OSError, RuntimeError):  # RuntimeError: this user has no home.
+            continue
+    return None
+
+
+def _parents() -> tuple[Path, ...]:
+    if config.CACHE_DIR:
+        return (Path(config.CACHE_DIR),)
+    return _HERE / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "walproxy")
+
+
+_CACHE_FOLDER: Final = cache_folder(_parents(), (*sorted(_HERE.glob("*.py")), Path(wal_format.__file__)))
+
+
 def compiled(function: Callable[..., Any]) -> Any:
     """Return `function` as machine code that runs without the interpreter's lock. The code is kept on disk."""
-    folder = _cache_folder()
-    if folder is None:
+    if _CACHE_FOLDER is None:
         return njit(**_OPTIONS)(function)
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder)  # It is looked at here and now, and kept.
+    config.CACHE_DIR = str(_CACHE_FOLDER)  # numba looks at it here and now, and remembers.
     try:
         return njit(cache=True, **_OPTIONS)(function)
     finally:
@@ -57,23 +85,6 @@ def part(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """Return what `part` does, but without a call: with tens of arrays as arguments, a call is dear."""
     return njit(forceinline=True, **_OPTIONS)(function)
-
-
-@functools.cache
-def _cache_folder() -> Path | None:
-    """Return the folder for compiled code, made and seen to be writable, or None."""
-    sources = b"".join(path.read_bytes() for path in (*sorted(_HERE.glob("*.py")), Path(wal_format.__file__)))
-    name = f"compiled-{hashlib.sha256(sources).hexdigest()[:16]}{'-checked' if _CHECKED else ''}"
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "walproxy")
-    for parent in (Path(config.CACHE_DIR),) if config.CACHE_DIR else (_HERE / "__pycache__", user_cache):
-        try:
-            folder = parent.expanduser() / name
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except (OSError, RuntimeError):  # RuntimeError: nobody has a home.
-            continue
-    return None
 
 
 def _unaligned_load(bits: int, result: Any) -> Any:
