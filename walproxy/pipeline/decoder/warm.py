@@ -1,7 +1,7 @@
 """Compiles the decoder ahead of time: `python -m walproxy.pipeline.decoder.warm`.
 
-Done once after an install, or while an image is built, it spares each first task some ten seconds. What is compiled is
-kept where jit.py says.
+Done once after an install, or while an image is built, it spares the first task on a machine some twenty seconds. What
+is compiled is kept where jit.py says.
 """
 
 import click
@@ -10,10 +10,12 @@ from walproxy.pipeline.decoder.decode import decode
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.schemas import VIEWS
 
+_SEGMENT_SIZE = 1 << 24
+
 
 def warm() -> None:
-    """Compile all that decoding and the views need, unless it is there already."""
-    nothing = decode(bytes(0), 0, 0, 1 << 24)
+    """Compile all that decoding and the views need, unless it is there already. Types are all that counts."""
+    nothing = decode(b"", 0, 0, _SEGMENT_SIZE)
     for view in VIEWS:
         view_batch(view, nothing, Piece(0, 0))
 
