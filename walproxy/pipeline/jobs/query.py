@@ -127,6 +127,7 @@ def query(spark: SparkSession, folder: Path, statement: str) -> pa.Table:
     with spark_errors():
         if has_sizes:
             spark.sql(_TRANSACTION_SIZES_QUERY).createOrReplaceTempView(TRANSACTION_SIZES)
-        for name in named_in(statement, _FUNCTIONS):
-            spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {_FUNCTIONS[name]}")
+        for name, definition in _FUNCTIONS.items():
+            if re.search(rf"\b{name}\s*\(", statement, re.IGNORECASE):
+                spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {definition}")
         return spark.sql(statement).toArrow()

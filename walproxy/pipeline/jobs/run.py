@@ -203,15 +203,14 @@ class _Job:
         for name in self.config.tables:
             table = open_table(self.config.folder, name, self.config.format, arrow_schema(name))
             self._tables[name] = table
-            self._held[name] = table.last_batch(self._writer) or 0
+            self._held[name] = table.last_batch(self._writer) or self.config.start or 0
         self.lsn = min(self._held.values())
-        self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))
-        if self.config.start is not None and 0 < max(self._held.values()) < self.config.start:
+        if self.config.start is not None and self.lsn < self.config.start:
             raise ConfigurationError(
-                f"the tables in {self.config.folder} hold the WAL up to {format_lsn(max(self._held.values()))}: "
-                f"beginning at "
+                f"the tables in {self.config.folder} hold the WAL up to {format_lsn(self.lsn)}: beginning at "
                 f"{format_lsn(self.config.start)} would leave a gap; leave --start out, or name another folder"
             )
+        self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))
 
     def close(self) -> None:
         """Close the tables."""
@@ -234,7 +233,7 @@ class _Job:
             self._stop.wait(retry_s)
 
     def _stream(self, spark: SparkSession) -> None:
-        start = self.lsn or self.config.start
+        start = self.lsn or None
         checkpoint = self.config.checkpoint or self._folder.checkpoint
         shutil.rmtree(checkpoint, ignore_errors=True)
         reader = spark.readStream.format("pgwal").options(**self._spark_options(start))

@@ -24,12 +24,14 @@ class PgwalReader(DataSourceReader):
         wal_input = input_of(options.path, options.archive_options)
         path = wal_input.log_path(options.tli)
         extents = wal_input.extents(path)
-        begin_lsn, end_lsn = bounds_of(options, wal_input, path)
+        begin_lsn, end_lsn = bounds_of(options, wal_input, path, extents)
+        if options.end_time is not None and end_lsn is not None and (begin_lsn or extents[0].begin_lsn) >= end_lsn:
+            return []  # Nothing happened in that time.
         pieces = plan_pieces(path, extents, begin_lsn, end_lsn, allow_gaps=options.allow_gaps)
-        return partitions_of(path, pieces, options)
+        return partitions_of(path, pieces, options, begin_lsn)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from walproxy.pipeline.source.tasks import read_partition
 
-        assert isinstance(partition, WalPartition)  # by partitions() above
-        yield from read_partition(partition, self._options)
+        if isinstance(partition, WalPartition):  # Spark makes one of its own where there are none.
+            yield from read_partition(partition, self._options)

@@ -1,24 +1,37 @@
 """From which LSN to which the options ask, and the records of a piece that lie there."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from safekeeper.lsn import Lsn
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.walker import BlockArrays, RecordArrays
-from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.pipeline.input.times import begin_of_time, end_of_time
+from walproxy.pipeline.input.wal_input import Extent, WalInput
 from walproxy.pipeline.source.options import SourceOptions
 from walproxy.recovery.sources import LogPath
 
 
-def bounds_of(options: SourceOptions, wal_input: WalInput, path: LogPath) -> tuple[Lsn | None, Lsn | None]:
+def bounds_of(
+    options: SourceOptions, wal_input: WalInput, path: LogPath, extents: Sequence[Extent]
+) -> tuple[Lsn | None, Lsn | None]:
     """Return the first LSN that is wanted and the one behind the last; None where the options say nothing.
 
+    Args:
+        extents: what is there.
+
     Raises:
+        SourceCorrupt: what is there is no valid WAL.
         As WalInput.read.
     """
-    return options.start_lsn, options.end_lsn
+    begin_lsn, end_lsn = options.start_lsn, options.end_lsn
+    if extents and options.start_time is not None:
+        begin_lsn = begin_of_time(wal_input, path, extents, options.start_time)
+    if extents and options.end_time is not None:
+        end_lsn = end_of_time(wal_input, path, extents, options.end_time)
+    return begin_lsn, end_lsn
 
 
 def without_records_before(decoded: Decoded, lsn: Lsn) -> Decoded:

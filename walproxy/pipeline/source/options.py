@@ -98,7 +98,8 @@ class SourceOptions(NamedTuple):
         columns = given.get("columns")
         names = tuple(name.strip() for name in columns.split(",")) if columns is not None else None
         if view != PIECES:
-            names = tuple(arrow_schema(view, names).names) if names is not None else None
+            in_order = tuple(arrow_schema(view, names).names)
+            names = in_order if names is not None else None
         elif names is not None:
             raise ConfigurationError(f"the view {PIECES} has no choice of columns")
         for kind in ("start", "end"):

@@ -46,7 +46,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         extents = self._input.extents(path)
         if not extents:
             raise WalMissing(f"{self._input.name} has no WAL of timeline {path.tli} yet: begin when there is some")
-        begin_lsn, _ = bounds_of(self._options, self._input, path)
+        begin_lsn, _ = bounds_of(self._options, self._input, path, extents)
         if begin_lsn is None:
             begin_lsn = extents[0].begin_lsn
         return self._offset(path, begin_lsn - begin_lsn % PAGE_SIZE)
@@ -58,7 +58,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         path = self._input.log_path(self._options.tli)
         extents = self._input.extents(path)
-        self._target_lsn = extents[-1].end_lsn if extents else 0
+        self._target_lsn = safe_end(self._input, path, *extents[-1]) if extents else 0
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = Offset.parse(start)
@@ -88,9 +88,10 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return offset.lsn
         begin_lsn = max(offset.lsn, extent.begin_lsn)
         end_lsn = safe_end(self._input, path, begin_lsn, extent.end_lsn)
-        for wanted_lsn in (self._options.end_lsn, self._target_lsn):
-            if wanted_lsn is not None:
-                end_lsn = min(end_lsn, -(-wanted_lsn // PAGE_SIZE) * PAGE_SIZE)
+        if self._options.end_lsn is not None:
+            end_lsn = min(end_lsn, -(-self._options.end_lsn // PAGE_SIZE) * PAGE_SIZE)
+        if self._target_lsn is not None:
+            end_lsn = min(end_lsn, self._target_lsn)
         if isinstance(limit, ReadMaxBytes):
             end_lsn = min(end_lsn, begin_lsn + max(limit.max_bytes // PAGE_SIZE, 1) * PAGE_SIZE)
         return end_lsn
@@ -126,7 +127,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         extents = self._input.extents(path)
         end_lsn = reach.lsn if self._options.end_lsn is None else min(reach.lsn, self._options.end_lsn)
         pieces = plan_pieces(path, extents, begin.lsn, end_lsn, allow_gaps=self._options.allow_gaps, is_whole=True)
-        return partitions_of(path, pieces, self._options)
+        return partitions_of(path, pieces, self._options, self._options.start_lsn)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, WalPartition)  # by partitions() above

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from safekeeper.lsn import Lsn
 from walproxy.pipeline.input.pieces import PlannedPiece
 from walproxy.pipeline.input.wal_input import WalInput, open_input
 from walproxy.pipeline.source.options import PIECES, PIECES_SCHEMA, SourceOptions
@@ -32,18 +33,22 @@ class WalPartition(InputPartition):
     Attributes:
         path: the log.
         pieces: parts of it, ascending.
+        first_lsn: records before it, on the page where the first piece begins, are not wanted.
     """
 
-    def __init__(self, path: LogPath, pieces: tuple[PlannedPiece, ...]) -> None:
+    def __init__(self, path: LogPath, pieces: tuple[PlannedPiece, ...], first_lsn: Lsn) -> None:
         super().__init__(None)
         self.path = path
         self.pieces = pieces
+        self.first_lsn = first_lsn
 
 
-def partitions_of(path: LogPath, pieces: Sequence[PlannedPiece], options: SourceOptions) -> list[WalPartition]:
-    """Return the tasks that read `pieces`."""
+def partitions_of(
+    path: LogPath, pieces: Sequence[PlannedPiece], options: SourceOptions, first_lsn: Lsn | None
+) -> list[WalPartition]:
+    """Return the tasks that read the records of `pieces` that begin at `first_lsn` or behind it."""
     groups = grouped(pieces, options.segments_per_task, options.cores or os.cpu_count() or 1)
-    return [WalPartition(path, group) for group in groups]
+    return [WalPartition(path, group, first_lsn or 0) for group in groups]
 
 
 def grouped(
@@ -104,9 +109,8 @@ def _decoded_rows(partition: WalPartition, options: SourceOptions) -> Iterator[p
     wal_input = input_of(options.path, options.archive_options)
     for piece in partition.pieces:
         decoded = decode_piece(wal_input, partition.path, piece, check_crc=options.check_crc, workspace=workspace())
-        begin_lsn = piece.begin_lsn
-        if options.start_lsn is not None and begin_lsn < options.start_lsn:
-            begin_lsn = options.start_lsn
+        begin_lsn = max(piece.begin_lsn, partition.first_lsn)
+        if piece.begin_lsn < begin_lsn:
             decoded = without_records_before(decoded, begin_lsn)
         yield view_batch(options.view, decoded, Piece(begin_lsn, piece.end_lsn), options.columns)
 

@@ -1,0 +1,58 @@
+"""A folder of WAL that every view has rows of, and those rows as the decoder gives them, without Spark."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+
+from safekeeper.wal.format import RM_XACT
+from tests.unit.record_bodies import Block, body
+from tests.unit.wal_builder import MIB, WalBuilder
+from tests.unit.wal_places import write_segments
+from walproxy.pipeline.decoder.views import Piece, view_batch
+from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
+from walproxy.pipeline.input.wal_input import open_input
+from walproxy.pipeline.schemas import arrow_schema
+
+HEAP = 10
+FIRST_TIME = 800_000_000_000_000  # microseconds since 2000: in May 2025
+TRANSACTION_RECORDS = 5
+
+
+def add_transactions(wal: WalBuilder, end_lsn: int, *, seed: int = 1) -> WalBuilder:
+    """Add transactions, one a second, that insert into three relations, up to `end_lsn`."""
+    rng = random.Random(seed)
+    number = len(wal.records) // TRANSACTION_RECORDS
+    while wal.position < end_lsn:
+        for index in range(TRANSACTION_RECORDS - 1):
+            # One in some hundred reaches over several pages.
+            size = rng.randrange(20_000, 60_000) if rng.random() < 0.005 else rng.randrange(20, 2000)
+            block = Block(0, (1663, 5, 16384 + index % 3), 0, rng.randrange(50), None, rng.randbytes(size))
+            wal.add(body(bytes(3), [block]), rmid=HEAP, xid=1000 + number)
+        time = FIRST_TIME + number * 1_000_000
+        wal.add(body(time.to_bytes(8, "little")), rmid=RM_XACT, xid=1000 + number)
+        number += 1
+    return wal
+
+
+def small_wal(end_lsn: int, *, system_id: int = 7, seed: int = 1) -> WalBuilder:
+    """Return WAL in segments of 1 MiB, from the second one up to `end_lsn`."""
+    return add_transactions(WalBuilder(begin_lsn=MIB, segment_size=MIB, system_id=system_id), end_lsn, seed=seed)
+
+
+def write_wal(folder: Path, wal: WalBuilder) -> str:
+    """Write the log into a folder, over what it had of it; return the folder's name."""
+    folder.mkdir(exist_ok=True)
+    write_segments(folder, wal)
+    return str(folder)
+
+
+def decoded_rows(folder: str, view: str, begin_lsn: int | None = None, end_lsn: int | None = None) -> pa.Table:
+    """Return the rows of a view, of the records that begin in [begin_lsn, end_lsn)."""
+    wal_input = open_input(folder)
+    path = wal_input.log_path()
+    batches = [
+        view_batch(view, decode_piece(wal_input, path, piece), Piece(piece.begin_lsn, piece.end_lsn))
+        for piece in plan_pieces(path, wal_input.extents(path), begin_lsn, end_lsn)
+    ]
+    return pa.Table.from_batches(batches, arrow_schema(view))
