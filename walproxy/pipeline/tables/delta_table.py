@@ -53,7 +53,7 @@ class DeltaLakeTable(Table):
     def check_schema(cls, schema: pa.Schema) -> None:
         try:
             Schema.from_arrow(schema)
-        except (DeltaError, ValueError, TypeError) as error:
+        except Exception as error:  # That is the class that delta-rs raises.
             raise ConfigurationError(f"Delta cannot have such a column: {first_line(error)}") from error
 
     def prepare(self) -> None:
@@ -120,25 +120,28 @@ class DeltaLakeTable(Table):
         retention = f"interval {math.ceil(keep_s)} seconds"
         wanted = {"delta.logRetentionDuration": retention, "delta.deletedFileRetentionDuration": retention}
         with storage_errors(f"remove old states of the table {self.folder}"):
-            table = self._refreshed()
             try:
                 removed = remove_files(self._dead_files(keep_s, full=False), dry_run=dry_run)
-                entries = self._log_entries()
+                entries = {path: path.stat().st_size for path in self._log_entries()}
                 if dry_run:
-                    old = [path for path in entries if unused_since(path, keep_s)]
-                    return removed.plus(remove_files(old, dry_run=True))._replace(versions=len(old))
-                if {name: table.metadata().configuration.get(name) for name in wanted} != wanted:
-                    table.alter.set_table_properties(wanted)
-                table = self._refreshed()
-                table.create_checkpoint()
-                self._sync_log(table.version())
-                sizes = {path: path.stat().st_size for path in self._log_entries()}
-                table.cleanup_metadata()
+                    gone = [path for path in entries if unused_since(path, keep_s)]
+                else:
+                    self._clean_log(wanted)
+                    gone = [path for path in entries if not path.exists()]
             except DeltaError as error:
                 self._opened = None
                 raise self._failure("remove old states of", error) from error
-            gone = [size for path, size in sizes.items() if not path.exists()]
-            return removed.plus(Removal(len(gone), sum(gone), len(gone)))
+            return removed.plus(Removal(len(gone), sum(entries[path] for path in gone), len(gone)))
+
+    def _clean_log(self, wanted: dict[str, str]) -> None:
+        """Write a checkpoint, and remove entries of the log that are below it and old enough by these properties."""
+        table = self._refreshed()
+        if {name: table.metadata().configuration.get(name) for name in wanted} != wanted:
+            table.alter.set_table_properties(wanted)
+        table = self._refreshed()
+        table.create_checkpoint()
+        self._sync_log(table.version())
+        table.cleanup_metadata()
 
     def _orphans(self, older_than_s: float) -> Iterator[Path]:
         former = set(self._dead_files(older_than_s, full=False))

@@ -57,6 +57,10 @@ class Disk:
         """Return when all names of a folder are on disk as they are now."""
         sync_folder(folder)
 
+    def locked(self, path: Path) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock that is the file `path`, as `locked` does."""
+        return locked(path)
+
 
 def sync_folder(folder: Path) -> None:
     """Return when all names of a folder are on disk as they are now. Raises OSError."""
@@ -105,7 +109,7 @@ def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
                     raise
             if time.monotonic() > deadline:
                 raise StorageFailed(
-                    f"{path} has been locked by another process for {timeout_s:.0f} s: look which one hangs and end it"
+                    f"{path} is locked by another process for {timeout_s:.0f} s: look which one hangs and end it"
                 )
             time.sleep(_LOCK_POLL_S)
         yield

@@ -29,7 +29,11 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, parquet_file_to_data_file
+from pyiceberg.io.pyarrow import (
+    UnsupportedPyArrowTypeException,
+    _pyarrow_to_schema_without_ids,
+    parquet_file_to_data_file,
+)
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table import Transaction
 from pyiceberg.table.metadata import TableMetadata
@@ -72,7 +76,7 @@ class IcebergTable(Table):
     def check_schema(cls, schema: pa.Schema) -> None:
         try:
             _pyarrow_to_schema_without_ids(schema)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except (TypeError, ValueError, NotImplementedError, UnsupportedPyArrowTypeException) as error:
             raise ConfigurationError(f"Iceberg cannot have such a column: {first_line(error)}") from error
 
     def prepare(self) -> None:

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from safekeeper.errors import ConfigurationError
 from walproxy.pipeline.tables.commit_log import CommitLog, Entry, LoggedFile
-from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, locked, storage_errors
+from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, storage_errors
 from walproxy.pipeline.tables.parquet_files import LiveFile, first_line
 from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import LOCK_FILE, OWN_FOLDER, TableFormat
@@ -202,7 +202,7 @@ class ParquetTable(Table):
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
         """Hold the table's lock, know its log, and have its newest entry carried out."""
-        with locked(self._own / LOCK_FILE):
+        with self._disk.locked(self._own / LOCK_FILE):
             try:
                 self._log.refresh()
                 newest = self._log.newest
