@@ -1,263 +1,256 @@
-"""The view `transactions` against what was written into the bodies.
+"""Transactions put together: pieces, rollbacks, prepared ones, ranges."""
 
-With NUMBA_BOUNDSCHECK=1 (tests/torture/test_pipeline_views.py) a read outside of the WAL is an error, too.
-"""
-
+import itertools
 import random
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from safekeeper.lsn import format_lsn
-from safekeeper.wal.format import RM_XACT, WalFormatError
-from tests.unit.record_bodies import body
-from tests.unit.transaction_bodies import (
-    ABORT,
-    ABORT_PREPARED,
-    COMMIT,
-    COMMIT_PREPARED,
-    HAS_XINFO,
-    PREPARE,
-    prepare,
-    transaction_end,
-)
-from tests.unit.wal_builder import MIB, WalBuilder
-from walproxy.pipeline.decoder.decode import Decoded, decode
-from walproxy.pipeline.decoder.opcodes import MAJORS
-from walproxy.pipeline.decoder.transaction_bodies import Bodies, read_bodies
-from walproxy.pipeline.decoder.views import Piece, view_batch
+from safekeeper.errors import RemoteProtocolError
+from safekeeper.lsn import LSN_MAX
+from tests.unit import pgoutput_bytes as built
+from walproxy.pipeline.cdc.pgoutput import Begin, Commit, Insert, LogicalMessage, Message, Relation, Type
+from walproxy.pipeline.cdc.spool import Spool
+from walproxy.pipeline.cdc.transactions import committed
 
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+TABLE = built.relation(1, "t", [("id", 23)], key=["id"])
 
 
-def microseconds(time: datetime) -> int:
-    return (time - EPOCH) // timedelta(microseconds=1)
+def out(messages: Iterable[bytes], *, version: int = 4, begin_lsn: int = 0, end_lsn: int = LSN_MAX) -> list[Message]:
+    sent = ((index, data) for index, data in enumerate(messages))
+    return [each.message for each in committed(sent, Spool(), version=version, begin_lsn=begin_lsn, end_lsn=end_lsn)]
 
 
-def decoded(wal: WalBuilder) -> Decoded:
-    result = decode(bytes(wal.data), wal.begin_lsn, wal.position, wal.segment_size)
-    assert result.end.kind == "complete", result.end
-    return result
-
-
-def rows(wal: WalBuilder) -> list[dict[str, Any]]:
-    batch = view_batch("transactions", decoded(wal), Piece(wal.begin_lsn, wal.position))
-    batch.validate(full=True)
-    return batch.to_pylist()
-
-
-def end(wal: WalBuilder, info: int, main: bytes, xid: int = 700, origin: int = 0) -> Any:
-    return wal.add(body(main, major=wal.major, origin=origin), rmid=RM_XACT, info=info, xid=xid)
-
-
-@pytest.mark.parametrize("major", MAJORS)
-def test_a_commit_says_everything_that_it_can_say(major: int) -> None:
-    wal = WalBuilder(major=major)
-    main = transaction_end(
-        microseconds(NOON),
-        major=major,
-        database=5,
-        subxids=[701, 2**32 - 1],
-        relfiles=3,
-        dropped_stats=2 if major >= 15 else 0,
-        invalidations=4,
-        twophase_xid=650,
-        gid=b"a gid",
-        origin=(0x1_2345_6789, microseconds(NOON - timedelta(seconds=3))),
-        more_xinfo=1 << 29 | 1 << 6 | 1 << 30 | 1 << 31,
-    )
-    record = end(wal, COMMIT_PREPARED | HAS_XINFO, main, origin=9)
-    assert rows(wal) == [
-        {
-            "lsn": record.start_lsn,
-            "end_lsn": record.end_lsn,
-            "tli": 1,
-            "xid": 650,
-            "outcome": "commit_prepared",
-            "time": NOON,
-            "database": 5,
-            "subxids": [701, 2**32 - 1],
-            "gid": "a gid",
-            "origin": 9,
-            "origin_lsn": 0x1_2345_6789,
-            "origin_time": NOON - timedelta(seconds=3),
-            "remote_apply": True,
-        }
+def values(messages: Iterable[Message]) -> list[str]:
+    return [
+        each.after[0].decode() for each in messages if isinstance(each, Insert) and isinstance(each.after[0], bytes)
     ]
 
 
-@pytest.mark.parametrize(("info", "outcome"), [(COMMIT, "commit"), (ABORT, "abort")])
-def test_a_bare_commit_or_abort_says_only_its_time(info: int, outcome: str) -> None:
-    wal = WalBuilder()
-    end(wal, info, microseconds(NOON).to_bytes(8, "little"), xid=3_000_000_000)
-    row = rows(wal)[0]
-    assert (row["outcome"], row["time"], row["xid"], row["subxids"]) == (outcome, NOON, 3_000_000_000, [])
-    assert [row[name] for name in ("database", "gid", "origin", "origin_lsn", "origin_time")] == [None] * 5
-    assert row["remote_apply"] is False
+def transaction(xid: int, commit_lsn: int, *cells: str, definitions: Sequence[bytes] = ()) -> list[bytes]:
+    changes = [built.insert(1, cell) for cell in cells]
+    return [built.begin(commit_lsn, xid), *definitions, *changes, built.commit(commit_lsn, commit_lsn + 0x30)]
 
 
-@pytest.mark.parametrize("major", MAJORS)
-def test_prepare_has_a_body_of_its_own(major: int) -> None:
-    wal = WalBuilder(major=major)
-    origin = (77, microseconds(NOON))
-    end(wal, PREPARE, prepare(microseconds(NOON), 701, b"one", major=major, subxids=[702, 703], origin=origin), xid=701)
-    end(wal, PREPARE, prepare(microseconds(NOON), 704, b"12345678", major=major, origin=origin), xid=704, origin=4)
-    end(wal, ABORT_PREPARED | HAS_XINFO, transaction_end(microseconds(NOON), major=major, twophase_xid=704), xid=0)
-    first, second, third = rows(wal)
-    assert (first["outcome"], first["xid"], first["gid"], first["time"]) == ("prepare", 701, "one", NOON)
-    assert (first["subxids"], first["database"], first["origin_lsn"]) == ([702, 703], 5, None)
-    assert (second["gid"], second["subxids"], second["origin"]) == ("12345678", [], 4)
-    assert (second["origin_lsn"], second["origin_time"]) == (77, NOON)
-    assert (third["outcome"], third["xid"], third["gid"]) == ("abort_prepared", 704, None)
+def piece(xid: int, first: bool, *changes: bytes) -> list[bytes]:
+    return [built.stream_start(xid, first), *changes, built.STREAM_STOP]
 
 
-def test_only_records_that_end_a_transaction_are_rows() -> None:
-    wal = WalBuilder()
-    end(wal, 0x50, bytes(12))  # ASSIGNMENT
-    end(wal, 0x60, bytes(12))  # INVALIDATIONS
-    end(wal, 0x70, b"")
-    wal.add(body(bytes(8)), rmid=10, info=0x20)
-    assert rows(wal) == []
+def test_a_transaction_that_comes_whole_is_given_out_as_it_came() -> None:
+    assert out(transaction(7, 0x100, "a", definitions=[TABLE])) == [
+        Begin(0x100, 5, 7),
+        Relation(0, 1, "public", "t", "d", ((("id", True, 23, -1)),)),  # type: ignore[arg-type]
+        Insert(0, 1, [b"a"]),
+        Commit(0x100, 0x130, 5),
+    ]
+
+
+def test_pieces_wait_for_their_commit_and_come_out_in_the_order_of_commits() -> None:
+    messages = [
+        *piece(7, True, TABLE[:1] + b"\0\0\0\7" + TABLE[1:], built.insert(1, "a", xid=7)),
+        *piece(8, True, built.insert(1, "b", xid=8)),
+        *transaction(9, 0x100, "c", definitions=[TABLE]),
+        *piece(7, False, built.insert(1, "d", xid=7)),
+        built.stream_commit(8, 0x200, 0x230),
+        built.stream_commit(7, 0x300, 0x330),
+    ]
+    found = out(messages)
+    assert values(found) == ["c", "b", "a", "d"]
+    assert [each for each in found if isinstance(each, Begin)] == [
+        Begin(0x100, 5, 9),
+        Begin(0x200, 5, 8),
+        Begin(0x300, 5, 7),
+    ]
+    assert found[-1] == Commit(0x300, 0x330, 5)
+
+
+def test_a_subtransaction_that_is_rolled_back_takes_only_its_own_changes() -> None:
+    messages = [
+        *piece(7, True, built.insert(1, "a", xid=7), built.insert(1, "b", xid=8), built.insert(1, "c", xid=9)),
+        built.stream_abort(7, 8),
+        *piece(7, False, built.insert(1, "d", xid=7)),
+        built.stream_commit(7, 0x300, 0x330),
+    ]
+    assert values(out(messages)) == ["a", "c", "d"]
+
+
+def test_what_a_relation_looks_like_stays_when_the_subtransaction_around_it_is_rolled_back() -> None:
+    in_piece = built.relation(1, "t", [("id", 23)], xid=8)
+    messages = [
+        *piece(7, True, in_piece, built.type_name(5, "s", "e", xid=8), built.insert(1, "b", xid=8)),
+        built.stream_abort(7, 8),
+        *piece(7, False, built.insert(1, "d", xid=7)),
+        built.stream_commit(7, 0x300, 0x330),
+    ]
+    kinds = [type(each) for each in out(messages)]
+    assert kinds == [Begin, Relation, Type, Insert, Commit]
+
+
+def test_a_transaction_that_is_rolled_back_leaves_nothing() -> None:
+    messages = [*piece(7, True, built.insert(1, "a", xid=7)), built.stream_abort(7, 7), *transaction(8, 0x100, "b")]
+    assert values(out(messages)) == ["b"]
+
+
+def test_pieces_without_a_commit_are_forgotten() -> None:
+    assert out(piece(7, True, built.insert(1, "a", xid=7))) == []
+
+
+def test_a_prepared_transaction_comes_out_when_it_is_committed() -> None:
+    messages = [
+        built.begin_prepare(0x10, 0x20, 7, "g"),
+        TABLE,
+        built.insert(1, "a"),
+        built.prepare(0x10, 0x20, 7, "g"),
+        *piece(8, True, built.insert(1, "b", xid=8)),
+        built.stream_prepare(0x30, 0x40, 8, "h"),
+        *transaction(9, 0x50, "c"),
+        built.commit_prepared(0x60, 0x70, 8, "h"),
+        built.rollback_prepared(0x20, 0x80, 5, "of another time"),
+        built.commit_prepared(0x90, 0xA0, 7, "g"),
+    ]
+    found = out(messages)
+    assert values(found) == ["c", "b", "a"]
+    assert Begin(0x90, 5, 7) in found
+    rolled_back = [*messages[:4], built.rollback_prepared(0x20, 0x80, 7, "g")]
+    assert out(rolled_back) == []
+
+
+def test_a_range_has_the_transactions_whose_commit_record_begins_in_it() -> None:
+    messages = [
+        *transaction(7, 0x100, "a"),
+        *piece(8, True, built.insert(1, "b", xid=8)),
+        built.stream_commit(8, 0x200, 0x230),
+        *transaction(9, 0x300, "c"),
+    ]
+    assert values(out(messages, begin_lsn=0x100, end_lsn=0x300)) == ["a", "b"]
+    assert values(out(messages, begin_lsn=0x101, end_lsn=0x200)) == []
+    assert values(out(messages, begin_lsn=0x200, end_lsn=0x301)) == ["b", "c"]
+
+
+def test_relations_are_given_out_also_from_transactions_outside_of_the_range() -> None:
+    in_piece = built.relation(2, "u", [("id", 23)], xid=8)
+    messages = [
+        *transaction(7, 0x100, "a", definitions=[TABLE]),
+        *piece(8, True, in_piece),
+        built.stream_commit(8, 0x200, 0x230),
+    ]
+    found = out(messages, begin_lsn=0x300)
+    assert [each.name for each in found if isinstance(each, Relation)] == ["t", "u"]
+    assert all(isinstance(each, Relation) for each in found)
+
+
+def test_a_message_of_no_transaction_is_left_out_and_one_of_a_transaction_is_not() -> None:
+    messages = [
+        built.message("p", b"1", transactional=False),
+        built.begin(0x100, 7),
+        built.message("p", b"2"),
+        built.commit(0x100, 0x130),
+    ]
+    assert [each.content for each in out(messages) if isinstance(each, LogicalMessage)] == [b"2"]
 
 
 @pytest.mark.parametrize(
-    ("gid", "shown"),
+    "messages",
     [
-        (b"", ""),
-        (b"two\nlines, 'quotes' and \"more\"", "two\nlines, 'quotes' and \"more\""),
-        ("Überweisung №7 🙂".encode(), "Überweisung №7 🙂"),
-        ("Überweisung".encode("latin-1"), "\N{REPLACEMENT CHARACTER}berweisung"),
-        (b"\xff\xfe\x80", "\N{REPLACEMENT CHARACTER}" * 3),
-        (b"g" * 199, "g" * 199),
+        [built.insert(1, "a")],
+        [built.commit(1, 2)],
+        [built.origin(1, "o")],
+        [built.STREAM_STOP],
+        [built.begin(1, 7), built.begin(2, 8)],
+        [built.begin(1, 7), built.commit(2, 3)],
+        [built.begin(1, 7), built.stream_start(8, True)],
+        [built.begin(1, 7), built.insert(1, "a")],
+        [built.stream_start(7, False)],
+        [*piece(7, True), *piece(7, True)],
+        [built.stream_start(7, True), built.begin(1, 8)],
+        [built.stream_start(7, True), b"I\0\0"],
+        [built.stream_start(7, True), built.insert(1, "a", xid=7)],
+        [built.stream_commit(7, 1, 2)],
+        [built.stream_abort(7, 7)],
+        [built.stream_abort(7, 8)],
+        [built.stream_prepare(1, 2, 7, "g")],
+        [built.commit_prepared(1, 2, 7, "g")],
+        [built.begin_prepare(1, 2, 7, "g"), built.commit(1, 2)],
+        [built.begin_prepare(1, 2, 7, "g"), built.prepare(1, 2, 8, "g")],
+        [built.begin_prepare(1, 2, 7, "g")],
     ],
 )
-def test_a_gid_may_be_any_text_in_any_encoding(gid: bytes, shown: str) -> None:
-    wal = WalBuilder()
-    end(wal, PREPARE, prepare(0, 701, gid))
-    end(wal, COMMIT, bytes(8))
-    end(wal, COMMIT_PREPARED | HAS_XINFO, transaction_end(0, twophase_xid=701, gid=gid))
-    assert [row["gid"] for row in rows(wal)] == [shown, None, shown]
+def test_messages_in_an_order_that_no_server_sends_are_refused(messages: list[bytes]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        out(messages)
 
 
-def test_times_that_nobody_can_write_break_nothing() -> None:
-    wal = WalBuilder()
-    for time in (2**63 - 1, -(2**63), 0):
-        end(wal, COMMIT | HAS_XINFO, transaction_end(time, origin=(8, time)), origin=1)
-    forever, never, epoch = rows(wal)
-    assert (forever["time"].year, forever["origin_time"], forever["origin_lsn"]) == (9999, None, 8)
-    assert (never["time"].year, never["origin_time"]) == (1, None)
-    assert epoch["time"] == epoch["origin_time"] == EPOCH
+class _History:
+    """Transactions that ran beside each other: what a server sends of them whole, and what it sends in pieces."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.whole: list[bytes] = [TABLE]
+        self.in_pieces: list[bytes] = [TABLE]
+        self._chance = chance
+        self._lsn = 0x100
+        open_: dict[int, tuple[list[tuple[int, str]], list[int]]] = {}  # changes, subtransactions
+        started: set[int] = set()
+        next_xid, cell = 10, 0
+        for _ in range(chance.randrange(60)):
+            action = chance.randrange(6)
+            if action == 0 or not open_:
+                open_[next_xid] = ([], [])
+                next_xid += 1
+                continue
+            xid = chance.choice(list(open_))
+            changes, subs = open_[xid]
+            if action in (1, 2, 3):
+                if chance.random() < 0.3:
+                    subs.append(next_xid)
+                    next_xid += 1
+                who = chance.choice([xid, *subs])
+                part = [str(cell + number) for number in range(chance.randrange(1, 4))]
+                cell += len(part)
+                changes += [(who, each) for each in part]
+                inserts = [built.insert(1, each, xid=who) for each in part]
+                self.in_pieces += piece(xid, xid not in started, *inserts)
+                started.add(xid)
+            elif action == 4 and subs:
+                sub = subs.pop(chance.randrange(len(subs)))
+                changes[:] = [change for change in changes if change[0] != sub]
+                if xid in started:
+                    self.in_pieces.append(built.stream_abort(xid, sub))
+            elif action == 5:
+                self._end(xid, [each for _, each in changes], xid in started)
+                del open_[xid]
+
+    def _end(self, xid: int, cells: list[str], was_streamed: bool) -> None:
+        if self._chance.random() < 0.2:
+            if was_streamed:
+                self.in_pieces.append(built.stream_abort(xid, xid))
+            return
+        self._lsn += self._chance.randrange(0x30, 0x100)
+        self.whole += transaction(xid, self._lsn, *cells)
+        if was_streamed:
+            self.in_pieces.append(built.stream_commit(xid, self._lsn, self._lsn + 0x30))
+        else:
+            self.in_pieces += transaction(xid, self._lsn, *cells)
 
 
-FULL = {
-    "database": 5,
-    "subxids": (701, 702),
-    "relfiles": 2,
-    "invalidations": 2,
-    "twophase_xid": 650,
-    "gid": b"gid",
-    "origin": (1, 2),
-}
+@given(st.integers(0, 2**32), st.integers(0, 3000))
+def test_pieces_give_the_same_transactions_as_if_they_had_come_whole(seed: int, memory_bytes: int) -> None:
+    history = _History(random.Random(seed))
+
+    def all_of(messages: list[bytes]) -> list[Message]:
+        sent = ((0, data) for data in messages)
+        found = [each.message for each in committed(sent, Spool(memory_bytes), version=4)]
+        return [each._replace(xid=0) if isinstance(each, Insert) else each for each in found]
+
+    assert all_of(history.in_pieces) == all_of(history.whole)
 
 
-@pytest.mark.parametrize("major", MAJORS)
-def test_a_body_is_read_to_its_last_byte(major: int) -> None:
-    wal = WalBuilder(major=major)
-    main = transaction_end(1, major=major, dropped_stats=2 if major >= 15 else 0, **FULL)  # type: ignore[arg-type]
-    end(wal, COMMIT | HAS_XINFO, main)
-    end(wal, PREPARE, prepare(1, 701, b"gid", major=major, subxids=[702, 703, 704]))
-    end(wal, ABORT, bytes(8))
-    found = decoded(wal)
-    bodies = read_bodies(found)
-    assert isinstance(bodies, Bodies)
-    np.testing.assert_array_equal(bodies.body_end, (found.main_offset + found.main_bytes)[bodies.record])
-
-
-@pytest.mark.parametrize("major", (13, 17, 18))
-def test_a_body_that_is_cut_anywhere_is_an_error_that_names_the_record(major: int) -> None:
-    stats = {"dropped_stats": 2} if major >= 15 else {}
-    whole = transaction_end(1, major=major, **FULL, **stats)  # type: ignore[arg-type]
-    prepared = prepare(1, 701, b"gid", major=major, subxids=[702, 703])
-    for info, main in ((COMMIT | HAS_XINFO, whole), (ABORT | HAS_XINFO, whole), (PREPARE, prepared)):
-        for length in range(len(main)):
-            wal = WalBuilder(major=major)
-            end(wal, COMMIT, bytes(8))
-            lsn = end(wal, info, main[:length]).start_lsn
-            with pytest.raises(WalFormatError, match=f"record at {format_lsn(lsn)} is not as PostgreSQL {major}"):
-                rows(wal)
-
-
-@pytest.mark.parametrize("bit", [9, 10, 15, 28])
-@pytest.mark.parametrize("info", [COMMIT, ABORT, COMMIT_PREPARED, ABORT_PREPARED])
-def test_a_bit_of_xinfo_that_no_version_knows_is_an_error(bit: int, info: int) -> None:
-    wal = WalBuilder()
-    end(wal, info | HAS_XINFO, transaction_end(1, database=5, more_xinfo=1 << bit) + bytes(100))
-    with pytest.raises(WalFormatError, match="0/100028"):
-        rows(wal)
-
-
-def test_version_14_has_no_dropped_statistics() -> None:
-    wal = WalBuilder(major=14)
-    end(wal, COMMIT | HAS_XINFO, transaction_end(1, major=14, dropped_stats=1))
-    with pytest.raises(WalFormatError, match="PostgreSQL 14"):
-        rows(wal)
-
-
-@pytest.mark.parametrize("bit", [1, 2, 3, 8])
-@pytest.mark.parametrize("count", [2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
-def test_a_count_that_leads_out_of_the_body_is_an_error(bit: int, count: int) -> None:
-    wal = WalBuilder()
-    main = transaction_end(1, more_xinfo=1 << bit) + count.to_bytes(4, "little") + bytes(7)
-    end(wal, COMMIT | HAS_XINFO, main)
-    with pytest.raises(WalFormatError, match="COMMIT record at 0/100028"):
-        rows(wal)
-
-
-@pytest.mark.parametrize("wrong", [{"gid_bytes": 65535}, {"subxid_count": 2**31 - 1}, {"subxid_count": 2**32 - 1}])
-def test_a_prepare_whose_counts_lead_out_of_it_is_an_error(wrong: dict[str, int]) -> None:
-    wal = WalBuilder()
-    end(wal, PREPARE, prepare(1, 701, b"gid", subxids=[], **wrong))
-    with pytest.raises(WalFormatError, match="PREPARE record at 0/100028"):
-        rows(wal)
-
-
-def test_a_name_that_does_not_end_is_an_error() -> None:
-    wal = WalBuilder()
-    end(wal, COMMIT_PREPARED | HAS_XINFO, transaction_end(1, twophase_xid=701, gid=b"name")[:-1])
-    end(wal, COMMIT, bytes(8))
-    with pytest.raises(WalFormatError, match="COMMIT_PREPARED record at 0/100028"):
-        rows(wal)
-
-
-@pytest.mark.parametrize("major", MAJORS)
-def test_whatever_a_body_holds_it_is_read_or_refused(major: int) -> None:
-    chance = random.Random(major)
-    stats = {"dropped_stats": 2} if major >= 15 else {}
-    whole = transaction_end(1, major=major, **FULL, **stats)  # type: ignore[arg-type]
-    prepared = prepare(1, 701, b"gid", major=major, subxids=[702, 703])
-    read = refused = 0
-    for _ in range(200):
-        wal = WalBuilder(major=major)
-        for info, main in ((COMMIT | HAS_XINFO, whole), (PREPARE, prepared)):
-            damaged = bytearray(main)
-            for _ in range(chance.choice([1, 2, 9])):
-                damaged[chance.randrange(len(damaged))] = chance.choice([0, 1, 2, 127, 128, 255])
-            end(wal, info, bytes(damaged))
-        try:
-            assert len(rows(wal)) == 2
-            read += 1
-        except WalFormatError:
-            refused += 1
-    assert min(read, refused) > 20
-
-
-def test_a_transaction_may_have_many_subtransactions() -> None:
-    wal = WalBuilder(begin_lsn=0x1000_0000, segment_size=16 * MIB)
-    subxids = list(range(701, 701 + 100_000))
-    end(wal, COMMIT | HAS_XINFO, transaction_end(1, subxids=[]))
-    end(wal, COMMIT | HAS_XINFO, transaction_end(1, subxids=subxids))
-    end(wal, COMMIT | HAS_XINFO, transaction_end(1, subxids=[9]))
-    assert [row["subxids"] for row in rows(wal)] == [[], subxids, [9]]
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 0x1000), max_size=6))
+def test_ranges_that_meet_have_each_transaction_once(seed: int, cuts: list[int]) -> None:
+    history = _History(random.Random(seed))
+    bounds = [0, *sorted(cuts), LSN_MAX]
+    found: list[str] = []
+    for begin_lsn, end_lsn in itertools.pairwise(bounds):
+        found += values(out(history.in_pieces, begin_lsn=begin_lsn, end_lsn=end_lsn))
+    assert found == values(out(history.whole))

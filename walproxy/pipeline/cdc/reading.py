@@ -62,15 +62,15 @@ class SlotReader(NamedTuple):
                 "begin again with a new slot and a copy of the tables"
             )
         messages = peek(connection, self.slot, self.publications, end_lsn, stream=self.stream)
-        with closing(messages):
-            stream = committed(
-                messages,
-                Spool(self.memory_bytes),
-                version=protocol_version(server_major(connection)),
-                begin_lsn=begin_lsn,
-                end_lsn=end_lsn,
-            )
-            changes = Changes(stream)
+        stream = committed(
+            messages,
+            Spool(self.memory_bytes),
+            version=protocol_version(server_major(connection)),
+            begin_lsn=begin_lsn,
+            end_lsn=end_lsn,
+        )
+        changes = Changes(stream)
+        with closing(messages), closing(stream):
             yield from changes
         if changes.end_lsn > end_lsn:
             self.safe_lsn.wait_for(connection, changes.end_lsn, self.quorum_timeout_s)

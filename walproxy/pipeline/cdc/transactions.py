@@ -15,7 +15,7 @@ that ends at or beyond `upto_lsn`. So ranges that meet have each transaction onc
 Pure: no I/O; the shelves may lie on disk (spool.py).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from safekeeper.errors import RemoteProtocolError
@@ -88,7 +88,7 @@ def committed(
     version: int,
     begin_lsn: Lsn = 0,
     end_lsn: Lsn = LSN_MAX,
-) -> Iterator[Sent]:
+) -> Generator[Sent, None, None]:
     """Yield the committed transactions of what a slot sent: Begin, then relations, types and changes, then Commit.
 
     Relations and types may also stand outside. Messages that belong to no transaction are left out: nothing says
@@ -102,9 +102,12 @@ def committed(
         RemoteProtocolError: a message is not understood, or comes where it cannot.
     """
     assembler = _Assembler(shelves, version, begin_lsn, end_lsn)
-    for lsn, data in messages:
-        yield from assembler.take(lsn, data)
-    assembler.finish()
+    try:
+        for lsn, data in messages:
+            yield from assembler.take(lsn, data)
+        assembler.check_end()
+    finally:
+        assembler.forget()
 
 
 class _Assembler:
@@ -134,10 +137,13 @@ class _Assembler:
             return ()
         return self._take_outside(lsn, data, decode(data, lsn=lsn, version=self._version))
 
-    def finish(self) -> None:
-        """See that the messages did not end in the middle; transactions that still wait are forgotten."""
+    def forget(self) -> None:
+        """Give up the transactions that still wait."""
         for waiting in (*self._waiting.values(), *self._prepared.values()):
             waiting.shelf.clear()
+
+    def check_end(self) -> None:
+        """See that the messages did not end in the middle."""
         if self._open is not None or self._piece is not None or self._preparing is not None:
             raise RemoteProtocolError(
                 "the changes of the slot end in the middle of a transaction: the connection broke; read them again"
@@ -232,14 +238,15 @@ class _Assembler:
         self, lsn: Lsn, waiting: _Waiting, xid: int, commit_lsn: Lsn, end_lsn: Lsn, commit_time_us: int
     ) -> Iterator[Sent]:
         wanted = self._is_in_range(commit_lsn)
-        if wanted:
-            yield Sent(lsn, Begin(commit_lsn, commit_time_us, xid), 0)
-        for piece_lsn, subxid, data in waiting.shelf.pieces():
-            if data[0] in _DEFINITIONS or (wanted and subxid not in waiting.rolled_back):
-                yield Sent(
-                    piece_lsn, decode(data, lsn=piece_lsn, version=self._version, in_piece=subxid != 0), len(data)
-                )
-        waiting.shelf.clear()
+        try:
+            if wanted:
+                yield Sent(lsn, Begin(commit_lsn, commit_time_us, xid), 0)
+            for piece_lsn, subxid, data in waiting.shelf.pieces():
+                if data[0] in _DEFINITIONS or (wanted and subxid not in waiting.rolled_back):
+                    message = decode(data, lsn=piece_lsn, version=self._version, in_piece=subxid != 0)
+                    yield Sent(piece_lsn, message, len(data))
+        finally:
+            waiting.shelf.clear()
         if wanted:
             yield Sent(lsn, Commit(commit_lsn, end_lsn, commit_time_us), 0)
 

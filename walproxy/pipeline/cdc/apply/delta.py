@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -110,10 +111,17 @@ class DeltaFollowing(FollowingTable):
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         names = keys.column_names
         with self._failures("read"):
-            wanted = [*names, *(column for column in columns if column not in names)]
-            among = ds.field(names[0]).isin(keys[names[0]].combine_chunks())
-            found = self._refreshed().to_pyarrow_dataset().to_table(columns=wanted, filter=among)
-        return key_filter(found, keys, keep_matches=True)
+            actions = pa.table(self._refreshed().get_add_actions(flatten=True)).to_pylist()
+        paths = [str(self.folder / action["path"]) for action in actions if _may_hold(action, keys)]
+        wanted = [*names, *(column for column in columns if column not in names)]
+        name = names[0]
+        # Files of delta-rs state their texts' bounds in a type that pyarrow does not compare with text.
+        among = ds.field(name).isin(keys[name].combine_chunks()) if _is_integer(keys, name) else None
+        schema = self.schema()
+        with storage_errors(f"read the table {self.folder}"):
+            batches = ds.dataset(paths, schema=schema, format="parquet").to_batches(columns=wanted, filter=among)
+            parts = [key_filter(pa.Table.from_batches([batch]), keys, keep_matches=True) for batch in batches]
+        return pa.concat_tables([pa.schema([schema.field(each) for each in wanted]).empty_table(), *parts])
 
     def tidy(self, keep: timedelta) -> None:
         table = self._refreshed()
@@ -184,8 +192,21 @@ def _properties(position: Position) -> CommitProperties:
     return CommitProperties({"walproxy.position": str(position)}, 0, transactions)
 
 
+def _may_hold(action: dict[str, Any], keys: pa.Table) -> bool:
+    """Return whether a file may hold one of the keys, by the bounds of the key's first column."""
+    name = keys.column_names[0]
+    low, high = action.get(f"min.{name}"), action.get(f"max.{name}")
+    if not _is_integer(keys, name) or low is None or high is None:
+        return True
+    return bool(pc.any(pc.and_(pc.greater_equal(keys[name], low), pc.less_equal(keys[name], high))).as_py())
+
+
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def _is_integer(keys: pa.Table, name: str) -> bool:
+    return bool(pa.types.is_integer(keys.schema.field(name).type))
 
 
 def _has_exact_statistics(data_type: Any) -> bool:
