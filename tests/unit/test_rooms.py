@@ -16,6 +16,8 @@ PURE = sorted(
         ROOT / "safekeeper" / "timelines.py",
         *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py", "archiving_plan.py")),
         *(ROOT / "safekeeper" / "pgwire").glob("*.py"),
+        *(ROOT / "walproxy" / "pipeline" / "cdc" / name for name in ("pgoutput.py", "transactions.py", "changes.py")),
+        ROOT / "walproxy" / "pipeline" / "cdc" / "apply" / "net_changes.py",
     ]
 )
 PURE_MAY_IMPORT = {
@@ -48,6 +50,9 @@ PURE_ROOMS_AND_FILES = (
     "safekeeper.timelines",
     "safekeeper.archive.objects",
     "safekeeper.pgwire",
+    "walproxy.pipeline.cdc.pgoutput",
+    "walproxy.pipeline.cdc.transactions",
+    "walproxy.pipeline.cdc.changes",
 )
 
 
@@ -100,7 +105,10 @@ def test_nothing_that_is_shipped_imports_a_test(path: Path) -> None:
 )
 def test_only_the_pipeline_imports_spark(path: Path) -> None:
     pipeline = ROOT / "walproxy" / "pipeline"
-    without_spark = [pipeline / "schemas.py", *(pipeline / room for room in ("decoder", "input", "tables"))]
+    without_spark = [
+        pipeline / "schemas.py",
+        *(pipeline / room for room in ("decoder", "input", "tables", "cdc/apply")),
+    ]
     if pipeline in path.parents and not any(room == path or room in path.parents for room in without_spark):
         return
     assert {module for module in imports(path) if module.split(".")[0] == "pyspark"} == set()
