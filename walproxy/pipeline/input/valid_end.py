@@ -58,7 +58,7 @@ class ValidEnd:
                 begin_lsn = reach_lsn
             elif decoded.end.kind == "incomplete" and reach_lsn < decoded.end.needed_until_lsn <= limit_lsn:
                 begin_lsn = max(self._begin_lsn, decoded.end.lsn & -PAGE_SIZE)
-                size = decoded.end.needed_until_lsn - begin_lsn + _CHUNK_BYTES
+                size = (decoded.end.needed_until_lsn - begin_lsn & -PAGE_SIZE) + _CHUNK_BYTES  # whole pages
             else:
                 break
         return min(self.lsn, end_lsn)
