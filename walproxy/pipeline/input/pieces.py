@@ -7,6 +7,7 @@ whoever reads on later finds it again, if the end of what was read is a `safe_en
 """
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -116,26 +117,55 @@ def _told(path: LogPath, gap: Extent, first_lsn: Lsn, last_lsn: Lsn) -> str:
     return f"{name} is missing: no WAL from {begin} to {end}; find that file, or pass over the gap with --allow-gaps"
 
 
-def read_piece(wal_input: WalInput, path: LogPath, piece: PlannedPiece) -> Buffer:
+class Room:
+    """Memory that pieces are read into, one after the other: new memory costs a process as much as reading does."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=np.uint8)
+
+    def take(self, size: int, kept: int = 0) -> Buffer:
+        """Return so many bytes, of which the first `kept` are what they were."""
+        if self._memory.nbytes < size:
+            larger = np.empty(size + size // 8, dtype=np.uint8)
+            larger[:kept] = self._memory[:kept]
+            self._memory = larger
+        return self._memory[:size]
+
+
+class _OwnRoom(threading.local):
+    """What each thread decodes from."""
+
+    def __init__(self) -> None:
+        self.room = Room()
+
+
+_own = _OwnRoom()
+
+
+def read_piece(wal_input: WalInput, path: LogPath, piece: PlannedPiece, room: Room | None = None) -> Buffer:
     """Return the WAL from the piece's begin on, up to the end of the last record that begins in it, if that is there.
+
+    Args:
+        room: where to put it; what was read into it before is lost.
 
     Raises:
         As WalInput.read.
     """
     from walproxy.pipeline.decoder.decode import straddler_end
 
+    room = room or Room()
     border_lsn = min(-(-piece.end_lsn // PAGE_SIZE) * PAGE_SIZE, piece.available_lsn)
     header_size = page_header_size(border_lsn, path.segment_size)
     if piece.available_lsn == UNLIMITED_LSN:
         look_ahead = header_size  # So much is behind a safe end, and perhaps no more.
     else:
         look_ahead = min(_LOOK_AHEAD_BYTES, piece.available_lsn - border_lsn)
-    wal = wal_input.read(path, piece.begin_lsn, border_lsn + look_ahead)
+    wal = _extended(wal_input, path, piece, room, 0, border_lsn + look_ahead)
     if look_ahead < header_size:
         return wal
     header = wal[border_lsn - piece.begin_lsn :][:header_size]
     record_end_lsn = straddler_end(header.tobytes(), border_lsn, path.segment_size)
-    return _extended(wal_input, path, piece, wal, record_end_lsn)
+    return _extended(wal_input, path, piece, room, wal.nbytes, record_end_lsn)
 
 
 def decode_piece(
@@ -152,28 +182,9 @@ def decode_piece(
         SourceCorrupt: what is there is no valid WAL of this system.
         As WalInput.read.
     """
-    decoded, damage = decode_valid_part(wal_input, path, piece, check_crc=check_crc, workspace=workspace)
-    if damage is not None:
-        raise damage
-    return decoded
-
-
-def decode_valid_part(
-    wal_input: WalInput,
-    path: LogPath,
-    piece: PlannedPiece,
-    *,
-    check_crc: bool = True,
-    workspace: "Workspace | None" = None,
-) -> "tuple[Decoded, SourceCorrupt | None]":
-    """Read and decode a piece as `decode_piece` does; return also what is wrong behind the last of its records.
-
-    Raises:
-        As WalInput.read.
-    """
     from walproxy.pipeline.decoder.decode import decode
 
-    wal = read_piece(wal_input, path, piece)
+    wal = read_piece(wal_input, path, piece, _own.room)
     while True:
         decoded = decode(
             wal, piece.begin_lsn, piece.end_lsn, path.segment_size, check_crc=check_crc, workspace=workspace
@@ -181,45 +192,30 @@ def decode_valid_part(
         reach_lsn = piece.begin_lsn + wal.nbytes
         if decoded.end.kind != "incomplete" or reach_lsn >= piece.available_lsn:
             break
-        wal = _extended(wal_input, path, piece, wal, max(decoded.end.needed_until_lsn, reach_lsn + ALIGNMENT))
-    _name_timelines(decoded, path)
-    return decoded, _damage(wal_input, path, piece, decoded)
-
-
-def _name_timelines(decoded: "Decoded", path: LogPath) -> None:
-    """Correct the timelines of records right behind a fork.
-
-    The page on which a timeline was left keeps its header, and what the next one writes there follows it.
-    """
-    for _, left_lsn in path.lineage:
-        page_end_lsn = left_lsn - left_lsn % PAGE_SIZE + PAGE_SIZE
-        first, behind = np.searchsorted(decoded.lsn, (left_lsn, page_end_lsn))
-        decoded.tli[first:behind] = path.tli_of(left_lsn)
-
-
-def _damage(wal_input: WalInput, path: LogPath, piece: PlannedPiece, decoded: "Decoded") -> SourceCorrupt | None:
+        needed_lsn = max(decoded.end.needed_until_lsn, reach_lsn + ALIGNMENT)
+        wal = _extended(wal_input, path, piece, _own.room, wal.nbytes, needed_lsn)
     system_id = wal_input.origin().system_id
     # Behind a switch record the rest of a segment is zero, and that may be where a piece begins.
     if decoded.end.kind == "invalid" and decoded.end.zeros_until_lsn < piece.end_lsn:
-        return SourceCorrupt(f"{decoded.end.message}; in {path.name_of(decoded.end.lsn)} of {wal_input.name}")
+        raise SourceCorrupt(f"{decoded.end.message}; in {path.name_of(decoded.end.lsn)} of {wal_input.name}")
     if decoded.system_id not in (0, system_id):
-        return SourceCorrupt(
+        raise SourceCorrupt(
             f"{path.name_of(piece.begin_lsn)} of {wal_input.name} is WAL of the system {decoded.system_id}, "
             f"not of {system_id}: it was put there by mistake"
         )
-    return None
+    return decoded
 
 
-def _extended(wal_input: WalInput, path: LogPath, piece: PlannedPiece, wal: Buffer, until_lsn: Lsn) -> Buffer:
-    """Return the WAL with what follows it up to `until_lsn`, as far as that is available."""
-    reach_lsn = piece.begin_lsn + wal.nbytes
-    until_lsn = min(until_lsn, piece.available_lsn)
-    if until_lsn <= reach_lsn:
-        return wal
-    longer = np.empty(until_lsn - piece.begin_lsn, dtype=np.uint8)
-    longer[: wal.nbytes] = wal
-    wal_input.read(path, reach_lsn, until_lsn, longer[wal.nbytes :])
-    return longer
+def _extended(
+    wal_input: WalInput, path: LogPath, piece: PlannedPiece, room: Room, filled: int, until_lsn: Lsn
+) -> Buffer:
+    """Return the piece's WAL up to `until_lsn`, as far as that is available; `filled` bytes are in `room` already."""
+    wanted = min(until_lsn, piece.available_lsn) - piece.begin_lsn
+    if wanted <= filled:
+        return room.take(filled, filled)
+    wal = room.take(wanted, filled)
+    wal_input.read(path, piece.begin_lsn + filled, piece.begin_lsn + wanted, wal[filled:])
+    return wal
 
 
 def safe_end(wal_input: WalInput, path: LogPath, begin_lsn: Lsn, available_lsn: Lsn) -> Lsn:
