@@ -43,7 +43,7 @@ def multi_insert(tuples: int) -> bytes:
 
 
 def end_transaction(wal: WalBuilder, xid: int, time: int, info: int = COMMIT) -> None:
-    wal.add(body(time.to_bytes(8, "little")), rmid=RM_XACT, info=info, xid=xid)
+    wal.add(body(time.to_bytes(8, "little", signed=True)), rmid=RM_XACT, info=info, xid=xid)
 
 
 def random_wal(seed: int, records: int = 600) -> WalBuilder:
@@ -237,10 +237,10 @@ def test_the_times_of_a_piece_are_those_of_its_first_and_last_commit_or_abort() 
     wal.add(body(prepare(1, 9, b"gid")), rmid=RM_XACT, info=PREPARE)
     end_transaction(wal, 3, 5_000_000, ABORT)
     end_transaction(wal, 4, 2**63 - 1)
-    end_transaction(wal, 5, 4_000_000)
+    end_transaction(wal, 5, -4_000_000)
     wal.add(body(prepare(2, 10, b"gid")), rmid=RM_XACT, info=PREPARE)
     row = view("relation_volume", wal)[0]
-    assert (row["first_time"], row["last_time"]) == (EPOCH + timedelta(seconds=5), EPOCH + timedelta(seconds=4))
+    assert (row["first_time"], row["last_time"]) == (EPOCH + timedelta(seconds=5), EPOCH - timedelta(seconds=4))
 
 
 @pytest.mark.parametrize("name", VIEWS)
