@@ -21,6 +21,7 @@ _COMMANDS: Final[dict[str, str]] = {
     "query": "ask the tables with SQL",
     "report": "show what wrote the WAL, as an HTML page",
     "waldump": "show records of the WAL, as pg_waldump does",
+    "maintain": "merge small files of tables, remove what is old",
     "catalog": "write the names of relations into a file",
     "cdc": "publication and slot for row changes",
     "apply": "keep tables as the tables of a database are",

@@ -1,0 +1,97 @@
+"""Tables are tidied up: small files become large ones, old states and what killed tasks left are removed.
+
+A stream writes a file per batch and task, and each commit leaves something in the table's log. Reading gets slower
+with the number of files; so does a commit to Iceberg with the number of snapshots, and one to Delta with the number of
+files. So this is to be run now and then, once an hour where a stream runs with batches of seconds. Commits go on
+meanwhile, and readers go on that have begun less than `keep_s` ago.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from safekeeper.errors import ConfigurationError, WalproxyError
+from walproxy.pipeline.tables import TableFormat, find_tables, open_table
+from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction
+from walproxy.pipeline.tables.table import Removal
+
+KEEP_S: Final = 7 * 86400.0
+ORPHANS_AFTER_S: Final = 86400.0
+
+Progress = Callable[[str, int, int], None]
+"""Is told a table's name, the bytes that were compacted so far, and those in all."""
+
+
+class Maintained(NamedTuple):
+    """What was done to a table, or would be.
+
+    Attributes:
+        expired: former states and old parts of the log.
+        orphans: files that no commit ever named.
+        files, bytes: of the table afterwards.
+        problem: why it could not be done to the end, as one line; None if it could.
+    """
+
+    name: str
+    format: TableFormat
+    compaction: Compaction = Compaction()
+    expired: Removal = Removal()
+    orphans: Removal = Removal()
+    files: int = 0
+    bytes: int = 0
+    problem: str | None = None
+
+
+def maintain(
+    folder: Path,
+    names: Sequence[str] = (),
+    *,
+    target_bytes: int = TARGET_BYTES,
+    keep_s: float = KEEP_S,
+    orphans_after_s: float = ORPHANS_AFTER_S,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> list[Maintained]:
+    """Tidy up the tables of a folder. A table with a problem does not keep the others from being done.
+
+    Args:
+        names: which tables; none: all of them.
+        target_bytes: how large files shall be.
+        keep_s: how long former states can still be read.
+        orphans_after_s: how long nobody has written to a file that no commit names, until it is removed.
+        dry_run: only say what would be done.
+
+    Raises:
+        ConfigurationError: there is no such table.
+        StorageFailed: the folder cannot be read.
+    """
+    found = {table.name: table.format for table in find_tables(folder)}
+    for name in names:
+        if name not in found:
+            there = f"it has {', '.join(found)}" if found else "it has none"
+            raise ConfigurationError(f"there is no table {name!r} in {folder}: {there}")
+    if not found:
+        raise ConfigurationError(f"there are no tables in {folder}")
+    done = []
+    for name in names or found:
+        maintained = Maintained(name, found[name])
+        try:
+            with open_table(folder, name, create=False) as table:
+                compaction = table.compact(
+                    target_bytes,
+                    dry_run=dry_run,
+                    progress=None if progress is None else _named(progress, name),
+                )
+                maintained = maintained._replace(compaction=compaction)
+                maintained = maintained._replace(expired=table.expire(keep_s, dry_run=dry_run))
+                maintained = maintained._replace(orphans=table.remove_orphans(orphans_after_s, dry_run=dry_run))
+                live = table.live_files()
+                maintained = maintained._replace(files=len(live), bytes=sum(file.bytes for file in live))
+        except WalproxyError as error:
+            maintained = maintained._replace(problem=str(error))
+        done.append(maintained)
+    return done
+
+
+def _named(progress: Progress, name: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(name, done, total)
