@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("test_pipeline_views.py", "test_pipeline_transactions.py")
+TESTS = ("test_pipeline_views.py", "test_pipeline_transaction_bodies.py")
 
 
 def test_no_access_is_outside_of_an_array(tmp_path: Path) -> None:
