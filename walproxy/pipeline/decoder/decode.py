@@ -216,21 +216,16 @@ def decode(
     raw = np.frombuffer(wal, np.uint8)
     workspace = workspace or Workspace()
     content, headers = workspace.buffers(len(raw))
-    span = Span(
-        begin_lsn,
-        end_lsn,
-        segment_size,
-        headers=page_headers(raw, begin_lsn, segment_size, headers),
-        available=strip(raw, begin_lsn, segment_size, content),
-        check_crc=int(check_crc),
-    )
+    content = content[: strip(raw, begin_lsn, segment_size, content)]
+    headers = headers[: page_headers(raw, begin_lsn, segment_size, headers)]
+    span = Span(begin_lsn, end_lsn, segment_size, int(check_crc))
     state = BEGIN
     while True:
         state = walk(content, headers, span, state, workspace.records, workspace.blocks)
         if state.stop != stops.FULL:
             break
         workspace.enlarge(state.records, state.blocks)
-    return _decoded(workspace, content[: span.available], span, state, _end(state, span, raw))
+    return _decoded(workspace, content, span, state, _end(state, span, raw))
 
 
 def _decoded(workspace: Workspace, content: NDArray[np.uint8], span: Span, state: State, end: End) -> Decoded:

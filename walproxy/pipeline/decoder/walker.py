@@ -73,16 +73,12 @@ class Span(NamedTuple):
     Attributes:
         begin_lsn: a page's start, where the bytes begin.
         end_lsn: records that begin below it are wanted.
-        headers: how many page headers are there.
-        available: how many bytes of content are there.
         check_crc: 0 or 1.
     """
 
     begin_lsn: int
     end_lsn: int
     segment_size: int
-    headers: int
-    available: int
     check_crc: int
 
 
@@ -231,7 +227,7 @@ def _enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
     """
     number = before.number + 1
     page_lsn = span.begin_lsn + number * PAGE_SIZE
-    if number >= span.headers:
+    if number >= len(headers):
         return stops.CUT_PAGE, 0, 0, before
     is_long = page_lsn & (span.segment_size - 1) == 0
     word: Any = np.int64(headers[number, 0])
@@ -327,7 +323,7 @@ def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
             return stop, expected, found, page, page.end
     position = (end + 7) & ~7
     # A switch record's header can be cut in two. Its end has the bytes that tell what it is, and behind it is nothing.
-    if end < RECORD_HEADER_SIZE and position + 4 <= span.available:
+    if end < RECORD_HEADER_SIZE and position + 4 <= len(content):
         info_at = end - RECORD_HEADER_SIZE + _INFO_OFFSET
         is_switch = (
             info_at >= 0
@@ -450,7 +446,7 @@ def _read_body(
                 return stops.BODY_LENGTH, 0, 0
             block = load_u32(content, at)
             at += 4
-            index = first + count
+            index: Any = np.uint64(first + count)
             blocks.block_record[index] = number
             blocks.block_id[index] = block_id
             blocks.tablespace[index] = tablespace
@@ -496,17 +492,18 @@ def _read_body(
     if end - at != data_bytes:
         return stops.BODY_LENGTH, 0, 0
     # Behind the headers: of each block the image, then the data; then the main data.
-    for index in range(first, first + count):
+    for index in range(np.uint64(first), np.uint64(first + count)):
         blocks.image_offset[index] = at
         at += blocks.image_bytes[index]
         blocks.data_offset[index] = at
         at += blocks.data_bytes[index]
-    records.main_offset[number] = at
-    records.main_bytes[number] = main_bytes
-    records.top_xid[number] = top_xid
-    records.origin[number] = origin
-    records.image_count[number] = image_count
-    records.image_bytes[number] = all_image_bytes
+    row: Any = np.uint64(number)
+    records.main_offset[row] = at
+    records.main_bytes[row] = main_bytes
+    records.top_xid[row] = top_xid
+    records.origin[row] = origin
+    records.image_count[row] = image_count
+    records.image_bytes[row] = all_image_bytes
     return stops.COMPLETE, 0, count
 
 
@@ -523,7 +520,7 @@ def walk(content: Any, headers: Any, span: Any, state: Any, records: Any, blocks
     Returns:
         The State at the stop.
     """
-    available = span.available
+    available = len(content)
     position = state.position
     previous_lsn = state.previous_lsn
     count = state.records
@@ -591,16 +588,17 @@ def walk(content: Any, headers: Any, span: Any, state: Any, records: Any, blocks
         if stop != stops.COMPLETE:
             break
 
+        row: Any = np.uint64(count)
         info = load_u8(content, position + _INFO_OFFSET)
         rmid = load_u8(content, position + _RMID_OFFSET)
-        records.previous_lsn[count] = previous_lsn
-        records.lsn[count] = lsn
-        records.total_length[count] = total_length
-        records.xid[count] = load_u32(content, position + _XID_OFFSET)
-        records.rmid[count] = rmid
-        records.info[count] = info
-        records.tli[count] = tli
-        records.first_block[count] = block_count
+        records.previous_lsn[row] = previous_lsn
+        records.lsn[row] = lsn
+        records.total_length[row] = total_length
+        records.xid[row] = load_u32(content, position + _XID_OFFSET)
+        records.rmid[row] = rmid
+        records.info[row] = info
+        records.tli[row] = tli
+        records.first_block[row] = block_count
         block_count += added
         previous_lsn = lsn
         position = (end + 7) & ~7
@@ -609,7 +607,7 @@ def walk(content: Any, headers: Any, span: Any, state: Any, records: Any, blocks
             page = _leave_segment(span, page, end_lsn - 1)
             position = page.end
             end_lsn = span.begin_lsn + (page.number + 1) * PAGE_SIZE
-        records.end_lsn[count] = end_lsn
+        records.end_lsn[row] = end_lsn
         count += 1
 
     at_lsn = lsn
