@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from safekeeper import logs
-from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import format_lsn
+from walproxy.pipeline.jobs.query import is_small
 from walproxy.pipeline.jobs.query import query as run_query
 from walproxy.pipeline.spark_session import spark_session
-from walproxy.pipeline.tables import find_tables
 
 _SHOWN_MAX = 1000
 
@@ -54,9 +53,9 @@ def query(sql: str | None, tables: Path, as_json: bool, as_csv: bool, cores: int
         raise click.UsageError("there is no SQL: give it as an argument or on standard input")
     logs.configure(lambda: "walproxy pipeline query", "warning")
     folder = tables.absolute()
-    if not find_tables(folder):
-        raise ConfigurationError(f"there are no tables in {folder}: walproxy pipeline run writes some")
-    with spark_session("walproxy pipeline query", master=f"local[{cores or '*'}]", memory=memory) as spark:
+    quick = is_small(folder)
+    master = f"local[{cores or '*'}]"
+    with spark_session("walproxy pipeline query", master=master, memory=memory, quick=quick) as spark:
         result = run_query(spark, folder, statement)
         if as_json:
             for row in result.to_pylist():

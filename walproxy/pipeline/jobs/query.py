@@ -27,6 +27,7 @@ from walproxy.pipeline.tables import find_tables, open_table
 
 TRANSACTION_SIZES: Final = "transaction_sizes"
 
+_SMALL_BYTES: Final = 256 << 20
 _SIZES_FROM: Final = ("transactions", "transaction_volume")
 _FUNCTIONS: Final = {
     "lsn": """lsn(text STRING) RETURNS BIGINT RETURN
@@ -104,6 +105,23 @@ def table_frame(spark: SparkSession, folder: Path, name: str) -> DataFrame:
     if not paths:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(*paths)
+
+
+def is_small(folder: Path) -> bool:
+    """Return whether the tables of a folder are so small that asking them takes Spark no longer than its start.
+
+    Raises:
+        ConfigurationError: there are no tables.
+        StorageFailed: they cannot be read.
+    """
+    found = find_tables(folder)
+    if not found:
+        raise ConfigurationError(f"there are no tables in {folder}: walproxy pipeline run writes some")
+    size = 0
+    for name, _ in found:
+        with open_table(folder, name, create=False) as table:
+            size += sum(file.bytes for file in table.live_files())
+    return size < _SMALL_BYTES
 
 
 def query(spark: SparkSession, folder: Path, statement: str) -> pa.Table:

@@ -150,6 +150,7 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
             "walproxy pipeline run",
             master=f"local[{config.cores or '*'}]",
             memory=config.memory,
+            quick=True,
             inherited_fds=(lock_fd,),
         )
         with session as spark:
