@@ -182,6 +182,25 @@ def decode_piece(
         SourceCorrupt: what is there is no valid WAL of this system.
         As WalInput.read.
     """
+    decoded, damage = decode_valid_part(wal_input, path, piece, check_crc=check_crc, workspace=workspace)
+    if damage is not None:
+        raise damage
+    return decoded
+
+
+def decode_valid_part(
+    wal_input: WalInput,
+    path: LogPath,
+    piece: PlannedPiece,
+    *,
+    check_crc: bool = True,
+    workspace: "Workspace | None" = None,
+) -> "tuple[Decoded, SourceCorrupt | None]":
+    """Read and decode a piece as `decode_piece` does; return also what is wrong behind the last of its records.
+
+    Raises:
+        As WalInput.read.
+    """
     from walproxy.pipeline.decoder.decode import decode
 
     wal = read_piece(wal_input, path, piece, _own.room)
@@ -194,16 +213,32 @@ def decode_piece(
             break
         needed_lsn = max(decoded.end.needed_until_lsn, reach_lsn + ALIGNMENT)
         wal = _extended(wal_input, path, piece, _own.room, wal.nbytes, needed_lsn)
+    _name_timelines(decoded, path)
+    return decoded, _damage(wal_input, path, piece, decoded)
+
+
+def _name_timelines(decoded: "Decoded", path: LogPath) -> None:
+    """Correct the timelines of records right behind a fork.
+
+    The page on which a timeline was left keeps its header, and what the next one writes there follows it.
+    """
+    for _, left_lsn in path.lineage:
+        page_end_lsn = left_lsn - left_lsn % PAGE_SIZE + PAGE_SIZE
+        first, behind = np.searchsorted(decoded.lsn, (left_lsn, page_end_lsn))
+        decoded.tli[first:behind] = path.tli_of(left_lsn)
+
+
+def _damage(wal_input: WalInput, path: LogPath, piece: PlannedPiece, decoded: "Decoded") -> SourceCorrupt | None:
     system_id = wal_input.origin().system_id
     # Behind a switch record the rest of a segment is zero, and that may be where a piece begins.
     if decoded.end.kind == "invalid" and decoded.end.zeros_until_lsn < piece.end_lsn:
-        raise SourceCorrupt(f"{decoded.end.message}; in {path.name_of(decoded.end.lsn)} of {wal_input.name}")
+        return SourceCorrupt(f"{decoded.end.message}; in {path.name_of(decoded.end.lsn)} of {wal_input.name}")
     if decoded.system_id not in (0, system_id):
-        raise SourceCorrupt(
+        return SourceCorrupt(
             f"{path.name_of(piece.begin_lsn)} of {wal_input.name} is WAL of the system {decoded.system_id}, "
             f"not of {system_id}: it was put there by mistake"
         )
-    return decoded
+    return None
 
 
 def _extended(
