@@ -133,6 +133,8 @@ def test_a_task_gets_its_place_by_pickle_and_each_attempt_a_file_of_its_own(tabl
     assert first.path != second.path
     assert Path(first.path).name.startswith("part-3-")
     assert (first.rows, first.bytes) == (1, Path(first.path).stat().st_size)
+    with pytest.raises(ConfigurationError, match="cannot begin with '_part'"):
+        table.new_file("_part")
     before = tree(table.folder)
     assert place.write([]) is None
     assert place.write([small([])]) is None
@@ -253,6 +255,9 @@ def test_a_table_that_is_missing_is_made_only_if_it_may_be(tmp_path: Path) -> No
     for name in ("", "_hidden", ".hidden", "a/b", "..", "a b"):
         with pytest.raises(ConfigurationError, match="cannot be the name of a table"):
             open_table(tmp_path, name, "parquet", SMALL)
+    for path, table_format in [("50%", "delta"), ("what?", "iceberg")]:
+        with pytest.raises(ConfigurationError, match="take for something else: name another folder"):
+            open_table(tmp_path / path, "rows", table_format, SMALL)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="not at s3://bucket/tables"):
         open_table("s3://bucket/tables", "rows", "parquet", SMALL)
     assert tree(tmp_path) == set()

@@ -76,7 +76,9 @@ def merge(files: Sequence[LiveFile], new_file: NewFile, column: str | None) -> D
     """
     rows = sum(file.rows for file in files)
     paths = [file.path for file in files]
-    merged = new_file.write(_in_order(paths, column) if _is_in_order(paths, column) else _sorted(paths, column))
+    schema = new_file.schema
+    in_order = _is_in_order(paths, column)
+    merged = new_file.write(_in_order(paths, schema) if in_order else _sorted(paths, schema, str(column)))
     if merged is None or merged.rows != rows:
         found = 0 if merged is None else merged.rows
         raise StorageFailed(f"{len(files)} files from {paths[0]} on have {found} rows, their table says {rows}")
@@ -101,12 +103,14 @@ def _is_in_order(paths: Sequence[str], column: str | None) -> bool:
     return True
 
 
-def _in_order(paths: Sequence[str], column: str | None) -> Iterator[pa.RecordBatch]:
+def _in_order(paths: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for path in paths:
         with storage_errors(f"read {path}"), pq.ParquetFile(path) as file:
-            yield from file.iter_batches(_BATCH_ROWS)
+            for batch in file.iter_batches(_BATCH_ROWS):
+                # Another program may have written the file, with views of strings for instance.
+                yield batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
-def _sorted(paths: Sequence[str], column: str | None) -> Iterator[pa.RecordBatch]:
-    table = pa.concat_tables(pa.Table.from_batches(_in_order([path], column)) for path in paths)
-    yield from table.sort_by(str(column)).to_batches(_BATCH_ROWS)
+def _sorted(paths: Sequence[str], schema: pa.Schema, column: str) -> Iterator[pa.RecordBatch]:
+    table = pa.Table.from_batches(_in_order(paths, schema), schema)
+    yield from table.sort_by(column).to_batches(_BATCH_ROWS)

@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from safekeeper.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
-from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line
+from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line, read_footer
 from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import TableFormat
 
@@ -162,11 +162,20 @@ class DeltaLakeTable(Table):
         return self._live(self._refreshed())
 
     def _live(self, table: DeltaTable) -> list[LiveFile]:
-        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-        return [
-            LiveFile(str(self.folder / action["path"]), action["num_records"], action["size_bytes"], _bounds(action))
-            for action in actions
-        ]
+        if (
+            "deletionVectors" in (table.protocol().reader_features or ())
+            and table.deletion_vectors().read_all().num_rows
+        ):
+            raise ConfigurationError(
+                f"another program deleted rows of the Delta table {self.folder}: read it with that program"
+            )
+        files = []
+        for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            path, rows = str(self.folder / action["path"]), action["num_records"]
+            if rows is None:  # Another program added it.
+                rows = read_footer(path).rows
+            files.append(LiveFile(path, rows, action["size_bytes"], _bounds(action)))
+        return files
 
     def _refreshed(self) -> DeltaTable:
         try:

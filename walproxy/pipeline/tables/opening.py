@@ -4,7 +4,7 @@ The formats' libraries are imported only when a table of theirs is opened: pyice
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from walproxy.pipeline.tables.table_folder import (
     what_is_in,
     write_identity,
 )
+
+_FOREIGN: Final = frozenset("%?")
+"""Characters of paths that the libraries take for parts of a URL."""
 
 
 class FoundTable(NamedTuple):
@@ -65,6 +68,11 @@ def open_table(
                 )
             if not create or format is None or schema is None:
                 raise ConfigurationError(f"there is no table {name!r} in {folder.parent}: create it by writing to it")
+            if format != "parquet" and set(str(folder)) & _FOREIGN:
+                raise ConfigurationError(
+                    f"the path {folder} has a '%' or '?', which {format}'s libraries take for something else: "
+                    "name another folder"
+                )
             schema = normal_schema(schema)
             _table_class(format).check_schema(schema)
             identity = identity_of(format, schema)

@@ -10,6 +10,7 @@ Writers of different names may commit to one table at once, from several process
 
 import functools
 import operator
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from walproxy.pipeline.tables.table_folder import TableFormat
 COMMIT_ATTEMPTS: Final = 50
 """How often a commit is tried again because other writers were faster each time."""
 
+_STEM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _REPLACED_AT_ONCE_BYTES: Final = 1 << 30
 """A compaction commits when it has merged so much: what it did until then is not lost with it."""
 
@@ -74,7 +76,13 @@ class Table(ABC):
         self.schema = schema
 
     def new_file(self, stem: str = "part") -> NewFile:
-        """Return where a task writes a file; it can be sent to the task."""
+        """Return where a task writes a file; it can be sent to the task.
+
+        Raises:
+            ConfigurationError: no file's name can begin with `stem`.
+        """
+        if _STEM.fullmatch(stem) is None:
+            raise ConfigurationError(f"the name of a table's file cannot begin with {stem!r}")
         return NewFile(str(self._new_files), stem, self.schema, self._suffix)
 
     @classmethod
