@@ -7,10 +7,9 @@ number. A batch has memory of its own: it stays valid when the workspace is used
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from walproxy.pipeline.decoder.columns import Columns, integers, nullable_integers
+from walproxy.pipeline.decoder.columns import Columns, booleans, integers, nullable_integers
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.opcodes import operation_code, operation_table, rmgr_table
 from walproxy.pipeline.schemas import arrow_schema
@@ -83,11 +82,11 @@ def _references(decoded: Decoded) -> Columns:
         "relation": lambda: integers(d.relation),
         "fork": lambda: integers(d.fork, 16),
         "block": lambda: integers(d.block),
-        "has_image": lambda: pa.array(d.has_image),
-        "image_applied": lambda: pa.array(d.image_applied),
+        "has_image": lambda: booleans(d.has_image),
+        "image_applied": lambda: booleans(d.image_applied),
         "image_bytes": lambda: integers(d.block_image_bytes, 32),
         "data_bytes": lambda: integers(d.data_bytes, 32),
-        "will_init": lambda: pa.array(d.will_init),
+        "will_init": lambda: booleans(d.will_init),
     }
 
 
@@ -97,7 +96,7 @@ def _block_lists(decoded: Decoded) -> pa.Array:
     columns = _references(decoded)
     fields = list(list_type.value_type)
     references = pa.StructArray.from_arrays([columns[field.name]() for field in fields], fields=fields)
-    offsets = pa.array(decoded.first_block.astype(np.int32))
+    offsets = integers(decoded.first_block, 32)
     return pa.ListArray.from_arrays(offsets, references, type=list_type)
 
 
@@ -108,4 +107,4 @@ def _rmgrs(rmid: Any) -> pa.Array:
 def _operations(major: int, rmid: Any, info: Any) -> pa.Array:
     if len(rmid) == 0:
         return pa.array([], pa.string())  # of no major version, perhaps
-    return operation_table(major).take(pa.array(operation_code(rmid.astype(np.int32), info)))
+    return operation_table(major).take(pa.array(operation_code(rmid.astype("int32"), info)))

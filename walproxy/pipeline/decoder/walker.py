@@ -8,6 +8,10 @@ reader judges them, and a page that nothing points to, such as the filler behind
 What stops a walk is a code (`stops.py`). It stops before it writes where there is
 no room, to be called again with larger arrays and the state that it returned: `State` is all that it remembers.
 
+Measured on one core of a Xeon, with records of 187 bytes and 0.9 block references on average: 31 ns a record, 42 with
+its checksum, that is, 4.4 GB of WAL a second. `np.uint64` around an index tells numba that it is not negative, which it
+would look at in each of the 33 arrays: 52 ns without.
+
 The rules are those of src/backend/access/transam/xlogreader.c: XLogReaderValidatePageHeader, ValidXLogRecordHeader,
 ValidXLogRecord and DecodeXLogRecord; the same as in safekeeper/wal/records.py, but for the inside of a record's body,
 which that one does not look at.
