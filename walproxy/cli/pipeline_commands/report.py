@@ -9,7 +9,7 @@ from safekeeper import logs
 from walproxy.pipeline.jobs.catalog import RelationNames, open_names
 from walproxy.pipeline.jobs.report import DEFAULT_TOP, make_report
 from walproxy.pipeline.jobs.report_html import write_page
-from walproxy.pipeline.jobs.report_input import parse_position, read_tables
+from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
 from walproxy.pipeline.spark_session import spark_session
 
 
@@ -60,10 +60,14 @@ def report(
     positions = [parse_position(text) if text is not None else None for text in (begin, end)]
     place = catalog if catalog is not None else primary
     names = open_names(place) if place is not None else RelationNames()
-    with spark_session("walproxy pipeline report", master=f"local[{cores or '*'}]", memory=memory) as spark:
-        found = make_report(
-            spark, read_tables(spark, tables.absolute()), names, begin=positions[0], end=positions[1], top=top
-        )
+    folder = look_for_tables(tables.absolute())
+    with spark_session(
+        "walproxy pipeline report",
+        master=f"local[{cores or '*'}]",
+        memory=memory,
+        quick=folder.are_small,
+    ) as spark:
+        found = make_report(spark, folder, names, begin=positions[0], end=positions[1], top=top)
     if output is not None:
         write_page(found, output)
     if as_json:

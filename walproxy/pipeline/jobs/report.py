@@ -27,7 +27,7 @@ from walproxy.pipeline.jobs.report_data import (
     TransactionRow,
     Written,
 )
-from walproxy.pipeline.jobs.report_input import Position, Tables, empty_table, suited_settings
+from walproxy.pipeline.jobs.report_input import FoundTables, Position, empty_table, read_tables, suited_settings
 from walproxy.pipeline.jobs.report_sentences import findings_of, unknown_of
 from walproxy.pipeline.jobs.time_axis import Axis, bin_width_us, lsn_axis, time_axis, time_text
 from walproxy.pipeline.spark_errors import spark_errors
@@ -45,7 +45,7 @@ _FAR_LSN: Final = LSN_MAX >> 1
 
 def make_report(
     spark: SparkSession,
-    tables: Tables,
+    tables: FoundTables,
     names: RelationNames,
     *,
     begin: Position | None = None,
@@ -62,8 +62,8 @@ def make_report(
     Raises:
         SparkFailed: Spark cannot read the tables.
     """
-    with spark_errors(), suited_settings(spark, tables.bytes):
-        found = _Findings(spark, tables.frames, names, top)
+    with spark_errors(), suited_settings(spark, tables):
+        found = _Findings(spark, read_tables(spark, tables), names, top)
         found.restrict(begin, end)
         return found.report()
 
@@ -80,17 +80,19 @@ class _Findings:
         self.names_frame = queries.names_frame(spark, names)
 
     def restrict(self, begin: Position | None, end: Position | None) -> None:
-        """Leave out what is outside of the range, then see what is there, and let all tables have the same range."""
+        """See how far the pieces reach that are in the range, and leave out of all tables what is outside of that."""
         begin_lsn, end_lsn = 0, _FAR_LSN
         if begin is not None:
             begin_lsn = begin.lsn if begin.lsn is not None else self._lsn_before(begin)
         if end is not None:
             end_lsn = end.lsn if end.lsn is not None else self._lsn_after(end)
+        wanted = self.frames
         if (begin_lsn, end_lsn) != (0, _FAR_LSN):
-            self.frames = queries.restrict(self.frames, begin_lsn, end_lsn)
-        self.extent = queries.extent(self.spark, self.frames)
+            wanted = queries.restrict(self.frames, begin_lsn, end_lsn)
+        self.extent = queries.extent(self.spark, wanted)
         if self.extent is not None:
-            self.frames = queries.restrict(self.frames, self.extent.begin_lsn, self.extent.end_lsn)
+            wanted = queries.restrict(self.frames, self.extent.begin_lsn, self.extent.end_lsn)
+        self.frames = wanted
 
     def _lsn_before(self, position: Position) -> Lsn:
         assert position.time_us is not None  # it has no LSN

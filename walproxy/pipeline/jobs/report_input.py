@@ -54,42 +54,55 @@ def parse_position(text: str) -> Position:
     return Position(round(time.timestamp() * 1_000_000), None)
 
 
-class Tables(NamedTuple):
-    """The tables of a folder that a report can use, as Spark reads them, and how many bytes their files have."""
+class FoundTables(NamedTuple):
+    """Tables of a folder that a report can use, and how many bytes their files have."""
 
-    frames: dict[str, DataFrame]
+    folder: Path
+    names: list[str]
     bytes: int
 
+    @property
+    def are_small(self) -> bool:
+        """Whether they are not worth the preparations with which Spark, and Java, get fast."""
+        return self.bytes < _SMALL_BYTES
 
-def read_tables(spark: SparkSession, folder: Path) -> Tables:
-    """Return those of the tables in a folder that a report can use.
+
+def look_for_tables(folder: Path) -> FoundTables:
+    """Return which tables there are.
 
     Raises:
         ConfigurationError: there are none.
         StorageFailed: one cannot be read.
     """
-    found = {}
-    total_bytes = 0
-    for name, _ in find_tables(folder):
-        if name in USED_TABLES:
-            with open_table(folder, name, schema=arrow_schema(name), create=False) as table:
-                total_bytes += sum(file.bytes for file in table.live_files())
-            found[name] = table_frame(spark, folder, name)
-    if not found:
+    names = [found.name for found in find_tables(folder) if found.name in USED_TABLES]
+    if not names:
         raise ConfigurationError(
             f"{folder} holds none of the tables that a report is made of ({', '.join(USED_TABLES)}): "
             "walproxy pipeline run writes them; correct --tables"
         )
-    return Tables(found, total_bytes)
+    total_bytes = 0
+    for name in names:
+        with open_table(folder, name, schema=arrow_schema(name), create=False) as table:
+            total_bytes += sum(file.bytes for file in table.live_files())
+    return FoundTables(folder, names, total_bytes)
+
+
+def read_tables(spark: SparkSession, found: FoundTables) -> dict[str, DataFrame]:
+    """Return the tables as Spark reads them.
+
+    Raises:
+        StorageFailed: one cannot be read.
+    """
+    return {name: table_frame(spark, found.folder, name) for name in found.names}
 
 
 @contextmanager
-def suited_settings(spark: SparkSession, total_bytes: int) -> Iterator[None]:
+def suited_settings(spark: SparkSession, found: FoundTables) -> Iterator[None]:
     """Let Spark ask small tables without the preparations that large ones are worth.
 
     Compiling each query, and cutting it for many tasks, took two thirds of the CPU time of a small report.
     """
-    settings = _SMALL_SETTINGS if total_bytes < _SMALL_BYTES else {}
+    settings = _SMALL_SETTINGS if found.are_small else {}
     before = {name: spark.conf.get(name) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)

@@ -1,0 +1,319 @@
+"""The report: its numbers against those counted record by record, and its page in a real browser."""
+
+import json
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from playwright.sync_api import Browser, Page, sync_playwright
+from pyspark.sql import SparkSession
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import format_lsn
+from tests.pipeline.report_story import (
+    AUDIT,
+    BEGIN,
+    BEGIN_LSN,
+    BULK_XID,
+    CUSTOMERS,
+    DATABASE,
+    ENDLESS_XID,
+    MIB,
+    NAMELESS,
+    ORDERS,
+    ORDERS_KEY,
+    PAUSE,
+    Night,
+    Record,
+    make_night,
+    views_of,
+    write_tables,
+)
+from walproxy.cli.pipeline_commands.report import report as report_command
+from walproxy.pipeline.jobs.catalog import RelationFile, RelationNames, Snapshot, write_snapshot
+from walproxy.pipeline.jobs.report import make_report
+from walproxy.pipeline.jobs.report_data import Report
+from walproxy.pipeline.jobs.report_html import write_page
+from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
+
+# A name that would be a script if anybody took it for HTML.
+EVIL = "<img src=x onerror=stop()>"
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+
+def snapshot() -> Snapshot:
+    def relation(number: int, name: str, kind: str = "table", table: str = "") -> RelationFile:
+        return RelationFile(1663, DATABASE, number, number, "public", name, kind, table)
+
+    relations = [
+        relation(ORDERS, "orders"),
+        relation(ORDERS_KEY, "orders_pkey", "index", "public.orders"),
+        relation(CUSTOMERS, EVIL),
+        relation(AUDIT, "audit"),
+    ]
+    return Snapshot(1, datetime.now(UTC), {DATABASE: "shop"}, {1663: "pg_default"}, {}, relations)
+
+
+@dataclass
+class Stage:
+    """The night, its tables in a folder, and the report on all of them."""
+
+    spark: SparkSession
+    night: Night
+    views: dict[str, list[Record]]
+    folder: Path
+    report: Report
+
+    def report_on(self, tables: list[str], **options: object) -> Report:
+        """Report on some of the tables only."""
+        chosen = look_for_tables(self.folder)._replace(names=tables)
+        return make_report(self.spark, chosen, RelationNames(snapshot()), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def stage(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    folder = tmp_path_factory.mktemp("tables")
+    night = make_night()
+    views = views_of(night)
+    write_tables(folder, views)
+    report = make_report(spark, look_for_tables(folder), RelationNames(snapshot()))
+    return Stage(spark, night, views, folder, report)
+
+
+def test_the_sums_are_those_of_the_records(stage: Stage) -> None:
+    records, headline = stage.night.records, stage.report.headline
+    ended = Counter(each["outcome"] for each in stage.night.transactions)
+    assert headline.records == len(records)
+    assert headline.wal_bytes == sum(each["total_length"] for each in records)
+    assert headline.image_count == sum(each["image_count"] for each in records)
+    assert headline.image_bytes == sum(each["image_bytes"] for each in records)
+    assert (headline.commits, headline.aborts) == (ended["commit"], ended["abort"])
+    assert headline.begin_lsn == format_lsn(BEGIN_LSN)
+    assert headline.checkpoints == 12
+    rmgrs = {row.name: row.records for row in stage.report.rmgrs}
+    assert rmgrs == Counter(each["rmgr"] for each in records)
+
+
+def test_relations_and_tables_have_what_was_written_to_them(stage: Stage) -> None:
+    written: dict[int, int] = defaultdict(int)
+    for row in stage.views["relation_volume"]:
+        written[row["relation"] or 0] += row["wal_bytes"]
+    customers = f'shop.public."{EVIL.replace(chr(34), 2 * chr(34))}"'
+    found = {row.name: row for row in stage.report.relations}
+    assert {name: row.wal_bytes for name, row in found.items()} == {
+        "shop.public.audit": written[AUDIT],
+        "shop.public.orders": written[ORDERS],
+        customers: written[CUSTOMERS],
+        "shop.public.orders_pkey": written[ORDERS_KEY],
+        "(no relation)": written[0],
+        f"?1663/{DATABASE}/{NAMELESS} (shop)": written[NAMELESS],
+    }
+    tables = {row.name: row.wal_bytes for row in stage.report.tables}
+    assert tables["shop.public.orders"] == written[ORDERS] + written[ORDERS_KEY]
+    audit, updated = found["shop.public.audit"], found[customers]
+    assert (audit.inserts, audit.updates, audit.image_count) == (10 * audit.records, 0, 0)
+    assert updated.hot_updates == updated.records
+
+
+def test_the_bulk_load_is_one_transaction_with_its_subtransactions(stage: Stage) -> None:
+    first = stage.report.transactions[0]
+    audit = sum(row["wal_bytes"] for row in stage.views["relation_volume"] if row["relation"] == AUDIT)
+    assert (first.xid, first.outcome, first.database) == (BULK_XID, "commit", "shop")
+    assert audit < first.wal_bytes < audit + 100
+    assert [(each.relation, each.wal_bytes) for each in first.relations or []] == [("shop.public.audit", audit)]
+    assert first.duration is not None
+    assert 1800e6 <= first.duration <= 1810e6
+    assert stage.report.headline.transactions_without_end == 1
+    assert any(f"xid {ENDLESS_XID}" in text or "1 transaction" in text for text in stage.report.unknown)
+
+
+def test_the_longest_time_without_a_commit_is_the_pause(stage: Stage) -> None:
+    first, second, *_ = stage.report.gaps
+    commits = sorted(each["time"] for each in stage.night.transactions if each["outcome"] == "commit")
+    begin = max(time for time in commits if time < BEGIN + PAUSE[0] + (PAUSE[1] - PAUSE[0]) / 2)
+    end = min(time for time in commits if time > begin)
+    assert (datetime.fromisoformat(first.begin_time), datetime.fromisoformat(first.end_time)) == (begin, end)
+    assert first.duration == (end - begin).total_seconds() * 1e6
+    longest = sorted((right - left for left, right in pairwise(commits)), reverse=True)
+    assert second.duration == longest[1].total_seconds() * 1e6
+
+
+def test_bytes_fall_into_the_minutes_in_which_they_were_written(stage: Stage) -> None:
+    bins = stage.report.bins
+    assert (bins.has_times, bins.width, len(bins.labels)) == (True, 60_000_000, 180)
+    assert bins.labels[0] == "2026-11-20T22:00:00.000000Z"
+    audit = next(series for series in bins.by_relation if series.name == "shop.public.audit")
+    assert sum(audit.values[60:90]) == pytest.approx(sum(audit.values), rel=0.01)
+    assert max(audit.values[60:90]) < 1.3 * min(audit.values[60:90])
+    for each in (bins.by_relation, bins.by_rmgr):
+        total = sum(sum(series.values) for series in each)
+        assert total == pytest.approx(stage.report.headline.wal_bytes, rel=0.001)
+    assert (sum(bins.commits), sum(bins.aborts)) == (stage.report.headline.commits, stage.report.headline.aborts)
+    assert bins.commits[151:160] == [0] * 9
+
+
+def test_pieces_give_the_same_sums_as_records(stage: Stage) -> None:
+    report = stage.report_on(["relation_volume"])
+    for mine, other in ((report.relations, stage.report.relations), (report.rmgrs, stage.report.rmgrs)):
+        sums = [[(row.name, row.records, row.wal_bytes, row.image_bytes) for row in rows] for rows in (mine, other)]
+        assert sums[0] == sums[1]
+    assert (report.headline.source, stage.report.headline.source) == ("relation_volume", "records")
+    assert report.bins.has_times
+    audit = next(series for series in report.bins.by_relation if series.name == "shop.public.audit")
+    assert sum(audit.values[55:95]) == pytest.approx(sum(audit.values), rel=0.01)
+    missing = [text for text in report.unknown if text.startswith("Without the table ")]
+    assert len(missing) == 5
+
+
+def test_a_range_of_time_is_that_of_the_pieces_in_which_it_lies(stage: Stage) -> None:
+    begin, end = parse_position("2026-11-20T23:05:00Z"), parse_position("2026-11-20T23:10:00Z")
+    report = stage.report_on(["relation_volume", "transactions"], begin=begin, end=end)
+    inside = [each for each in stage.night.transactions if 65 * 60 <= (each["time"] - BEGIN).total_seconds() <= 70 * 60]
+    first, last = (record["lsn"] // MIB * MIB for record in (inside[0], inside[-1]))
+    assert (report.headline.begin_lsn, report.headline.end_lsn) == (format_lsn(first), format_lsn(last + MIB))
+    ended = [each["outcome"] for each in stage.night.transactions if first <= each["lsn"] < last + MIB]
+    assert (report.headline.commits, report.headline.aborts) == (ended.count("commit"), ended.count("abort"))
+    assert report.headline.wal_bytes == sum(
+        each["total_length"] for each in stage.night.records if first <= each["lsn"] < last + MIB
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_empty_tables_and_a_single_commit_make_a_report_that_says_so(
+    spark: SparkSession, tmp_path: Path, rows: int
+) -> None:
+    night = make_night()
+    few = Night(night.records[1 : 3 * rows + 1], night.transactions[:rows])
+    write_tables(tmp_path, views_of(few), files=1)
+    report = make_report(spark, look_for_tables(tmp_path), RelationNames())
+    assert report.headline.records == 3 * rows
+    assert report.headline.commits == (1 if rows else None)
+    assert (
+        not report.bins.has_times
+        if rows
+        else report.findings == ["There is no WAL in these tables, or none in this range."]
+    )
+    page = tmp_path / "report.html"
+    write_page(report, page)
+    assert ("There is no WAL to show." in page.read_text()) == (not rows)
+
+
+def test_the_command_writes_the_page_and_json_of_a_range(spark: SparkSession, stage: Stage, tmp_path: Path) -> None:
+    views = {name: stage.views[name] for name in ("relation_volume", "transaction_volume", "transactions")}
+    write_tables(tmp_path / "tables", views, "delta")
+    write_snapshot(snapshot(), tmp_path / "names.json")
+    words = ["--tables", str(tmp_path / "tables"), "--catalog", str(tmp_path / "names.json"), "--top", "2", "--json"]
+    words += ["--from", format_lsn(BEGIN_LSN + MIB), "--to", format_lsn(BEGIN_LSN + 3 * MIB)]
+    answer = CliRunner().invoke(report_command, [*words, "--output", str(tmp_path / "report.html")])
+    assert answer.exit_code == 0, answer.output
+    printed = json.loads(answer.stdout)
+    assert printed["headline"]["wal_bytes"] == sum(
+        each["total_length"] for each in stage.night.records if MIB <= each["lsn"] - BEGIN_LSN < 3 * MIB
+    )
+    assert [row["name"] for row in printed["tables"]] == ["shop.public.audit", "shop.public.orders"]
+    assert printed["transactions"][0]["xid"] == BULK_XID
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
+
+
+def test_what_cannot_be_reported_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds none of the tables"):
+        look_for_tables(tmp_path)
+    with pytest.raises(ConfigurationError, match="neither an LSN like"):
+        parse_position("yesterday")
+
+
+# The page.
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_page(stage.report, path)
+    return path
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def page(request: pytest.FixtureRequest, browser: Browser, file: Path) -> Iterator[Page]:
+    """The page of the report in a browser with such colours. It must complain of nothing, and ask for nothing."""
+    complaints: list[str] = []
+    asked: list[str] = []
+    page = browser.new_page(color_scheme=request.param, viewport={"width": 1280, "height": 900})
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.goto(file.as_uri())
+    page.wait_for_selector("#transactions .main-svg")
+    page.screenshot(path=file.with_name(f"{request.param}.png"), full_page=True)
+    yield page
+    assert complaints == []
+    assert asked == [file.as_uri()]
+    assert page.title().startswith("WAL report")
+    page.close()
+
+
+def count(page: Page, selector: str) -> int:
+    return page.locator(selector).count()
+
+
+def test_every_chart_is_drawn_with_its_data(page: Page, stage: Stage) -> None:
+    assert count(page, ".plot") == 5
+    bins = len(stage.report.bins.labels)
+    for chart, bars in (("by-relation", 6 * bins), ("by-rmgr", 5 * bins), ("transactions", 2 * bins), ("biggest", 30)):
+        assert count(page, f"#{chart} .bars .point") == bars
+        heights = page.eval_on_selector_all(
+            f"#{chart} .bars .point path",
+            "paths => paths.map(path => path.getBBox()).map(box => box.width * box.height)",
+        )
+        assert sum(height > 1 for height in heights) > 5 if chart != "biggest" else max(heights) > 1000
+    assert count(page, "#image-share .shapelayer path") >= 10
+    legend = page.locator("#by-relation .legendtext").all_text_contents()
+    assert EVIL in "".join(legend)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    text = page.evaluate("getComputedStyle(document.body).color")
+    assert abs(_brightness(background) - _brightness(text)) > 150
+    colours = page.eval_on_selector_all(
+        "#by-relation .legendpoints path.legendundefined", "p => p.map(e => e.style.fill)"
+    )
+    assert all(colours)
+
+
+def _brightness(colour: str) -> float:
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+
+def test_a_table_is_sorted_by_a_click_and_the_colours_by_another(page: Page) -> None:
+    table = page.locator("table", has_text="Single relations")
+    heading = table.locator("thead th", has_text="records")
+    column = table.locator("tbody tr td:nth-child(6)").all_text_contents
+    before = [int(text.replace(",", "")) for text in column()]
+    heading.locator("button").click()
+    assert [int(text.replace(",", "")) for text in column()] == sorted(before, reverse=True)
+    assert heading.get_attribute("aria-sort") == "descending"
+    heading.locator("button").click()
+    assert [int(text.replace(",", "")) for text in column()] == sorted(before)
+    seen = {page.evaluate("getComputedStyle(document.body).backgroundColor")}
+    for _ in range(2):
+        page.click("#theme")
+        seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(seen) == 2
