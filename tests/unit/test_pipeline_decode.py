@@ -141,7 +141,7 @@ def piece(wal: WalBuilder, begin_lsn: int, end_lsn: int, look_ahead: int | None 
     return decode(raw, begin_lsn, min(end_lsn, wal.position), wal.segment_size, workspace=WORKSPACE)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(some_wal())
 def test_records_come_out_as_they_were_written_and_as_the_other_decoder_reads_them(wal: WalBuilder) -> None:
     decoded = decoded_all(wal)

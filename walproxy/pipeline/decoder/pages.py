@@ -52,7 +52,7 @@ def end_lsn_of_content(position: int, segment_size: int) -> int:
 def strip(wal: NDArray[np.uint8], begin_lsn: Lsn, segment_size: int, out: NDArray[np.uint8]) -> int:
     """Copy the content of pages.
 
-    A copy that names all pages of a segment at once ran at 15 GB/s, as memory allows; a compiled loop over bytes at 2.6.
+    A copy that names all pages of a segment at once ran at 15 GB/s, as memory allows; a compiled loop at 2.6.
 
     Args:
         wal: raw WAL from `begin_lsn`, a page's start, on. Its last page may be cut anywhere.
