@@ -13,7 +13,7 @@ from walproxy.pipeline.cdc.changes import Change, Changes
 from walproxy.pipeline.cdc.publication import require_publications
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, server_major
-from walproxy.pipeline.cdc.slot import peek, protocol_version, usable_slot
+from walproxy.pipeline.cdc.slot import have_flushed, peek, protocol_version, usable_slot
 from walproxy.pipeline.cdc.spool import MEMORY_BYTES, Spool
 from walproxy.pipeline.cdc.transactions import committed
 
@@ -61,6 +61,7 @@ class SlotReader(NamedTuple):
                 f"{format_lsn(begin_lsn)} on: somebody else moved it, or made it anew; what is between is missing, so "
                 "begin again with a new slot and a copy of the tables"
             )
+        have_flushed(connection)
         messages = peek(connection, self.slot, self.publications, end_lsn, stream=self.stream)
         stream = committed(
             messages,
