@@ -4,6 +4,7 @@ Its text is all that it gives, so this reads text: one line a record, with the l
 PostgreSQL 13, and the table of `--stats=record`.
 """
 
+import bisect
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from safekeeper.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.server_binaries import ServerBinaries
@@ -66,6 +67,35 @@ class Dump:
 
     def __len__(self) -> int:
         return len(self.lsn)
+
+    def before(self, end_lsn: Lsn) -> "Dump":
+        """Return the records that begin before `end_lsn`."""
+        count = bisect.bisect_left(self.lsn, end_lsn)
+        return Dump(
+            *(column[:count] for column in self._columns()),  # type: ignore[call-arg]
+            [block for block in self.blocks if block[0] < count],
+            [transaction for transaction in self.transactions if transaction.lsn < end_lsn],
+        )
+
+    def followed_by(self, other: "Dump") -> "Dump":
+        """Return these records and then those of another one."""
+        moved = [(number + len(self), *block) for number, *block in other.blocks]
+        return Dump(
+            *(ours + theirs for ours, theirs in zip(self._columns(), other._columns(), strict=True)),  # type: ignore[call-arg]
+            self.blocks + moved,
+            self.transactions + other.transactions,
+        )
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return (
+            self.lsn,
+            self.previous_lsn,
+            self.rmgr,
+            self.operation,
+            self.length,
+            self.total_length,
+            self.xid,
+        )
 
 
 def dump(binaries: ServerBinaries, folder: Path, tli: int, begin_lsn: Lsn, end_lsn: Lsn | None = None) -> Dump:

@@ -82,7 +82,7 @@ def make_wal(
         segment_mib: size of a segment.
         volume_bytes: pgbench goes on until the first timeline has so much; the stages alone make some 70 MB.
         rows: the size of each stage.
-        stages: what is done on the first timeline, before the crash.
+        stages: what is done on the first timeline, before the crash; `bank` must be among them.
     """
     keep.mkdir()
     with tempfile.TemporaryDirectory(prefix="walproxy-wal-", dir="/tmp") as scratch:

@@ -21,7 +21,9 @@ from tests.unit.transaction_bodies import ABORT_PREPARED, COMMIT, HAS_XINFO, PRE
 from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import fork, write_history, write_segments
 from walproxy.cli.pipeline import pipeline
-from walproxy.pipeline.input.wal_input import WalMissing
+from walproxy.pipeline.input.wal_input import WalMissing, open_input
+from walproxy.pipeline.jobs.waldump import LogForked, Scan
+from walproxy.pipeline.jobs.waldump_selection import Selection
 from walproxy.recovery.sources import SourceCorrupt
 
 HEAP, HEAP2, CUSTOM = 10, 9, 200
@@ -220,6 +222,51 @@ def test_stats_sum_up_what_is_selected(written: tuple[WalBuilder, Path]) -> None
         {"name": "Heap/UPDATE", "records": 1, "record_bytes": 52, "image_bytes": 8000},
     ]
     assert by_operation["total"] == {"name": "Total", "records": 3, "record_bytes": 151, "image_bytes": 8000}
+
+
+def test_a_log_is_followed_to_its_end_and_over_a_promotion(tmp_path: Path) -> None:
+    wal = small_log(2 * MIB)
+    write_segments(tmp_path, wal)
+    child: WalBuilder | None = None
+    found: list[int] = []
+    rounds = 0
+    scan = Scan(open_input(str(tmp_path)), Selection(end_lsn=6 * MIB), follow=True)
+    for done in scan.run(lambda decoded, selected: decoded.lsn[selected].tolist()):
+        found += done.result
+        if found[-1:] != [(child or wal).records[-1].start_lsn]:
+            continue  # Not all that is written is read.
+        rounds += 1
+        if rounds == 3:
+            child = fork(wal, 2)
+            write_history(tmp_path, 2, ((1, child.position),))
+        grow(child or wal, (rounds + 4) * MIB // 2 + 1000)
+        write_segments(tmp_path, child or wal)
+    assert child is not None
+    assert rounds >= 6
+    assert found == [record.start_lsn for record in child.records if record.end_lsn <= 6 * MIB]
+
+
+def test_a_log_that_was_left_before_what_is_shown_is_followed_no_further(tmp_path: Path) -> None:
+    wal = small_log(2 * MIB)
+    write_segments(tmp_path, wal)
+    scan = Scan(open_input(str(tmp_path)), Selection(), follow=True)
+    results = scan.run(lambda decoded, selected: len(selected))
+    assert next(results).shown > 0
+    fork_lsn = wal.records[-1].start_lsn
+    write_history(tmp_path, 2, ((1, fork_lsn),))
+    write_segments(tmp_path, grow(fork(wal, 2), 3 * MIB))
+    with pytest.raises(LogForked, match=f"timeline 2 of the folder .* has left timeline 1 at {format_lsn(fork_lsn)}"):
+        list(results)
+
+
+def small_log(end_lsn: int) -> WalBuilder:
+    return grow(WalBuilder(begin_lsn=MIB, system_id=7), end_lsn)
+
+
+def grow(wal: WalBuilder, end_lsn: int) -> WalBuilder:
+    while wal.position < end_lsn:
+        wal.add(body(b"m" * (len(wal.records) % 7 * 4000 + 5)))
+    return wal
 
 
 def test_the_newest_timeline_is_shown_unless_another_is_named(tmp_path: Path) -> None:

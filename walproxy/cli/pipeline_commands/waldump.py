@@ -192,6 +192,7 @@ def _print_stats(scan: Scan, by_operation: bool, as_json: bool) -> None:
             begin_lsn = begin_lsn or done.first_lsn
             end_lsn = done.last_end_lsn or end_lsn
             stats.merge(done.result)
+        end_lsn = end_lsn or begin_lsn
     except SourceCorrupt as error:
         damage = error  # The sums of what lies before it are shown first.
     if as_json:

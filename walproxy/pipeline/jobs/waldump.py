@@ -53,8 +53,8 @@ class Done(Generic[Result]):
     Attributes:
         piece: its bounds.
         reached_lsn: whoever reads on begins here.
-        first_lsn, last_end_lsn: where its first record begins, at or behind the wanted begin, and its last one ends; 0
-            without records.
+        first_lsn: where its first record begins, at or behind the wanted begin; 0 without records.
+        last_end_lsn: where the last selected one ends; 0 without one.
         shown: how many records were selected.
         result: what was made of them.
         damage: what is wrong behind the last of its records.
@@ -197,7 +197,7 @@ class Scan:
             piece,
             reached_lsn,
             int(decoded.lsn[first]) if first < decoded.count else 0,
-            int(decoded.end_lsn[-1]) if first < decoded.count else 0,
+            int(decoded.end_lsn[selected[-1]]) if len(selected) else 0,
             len(selected),
             work(decoded, selected),
             damage,
