@@ -181,11 +181,8 @@ def stats_table(stats: Stats, by_operation: bool) -> str:
     of_records, of_images = (f"[{_percent(size, combined):.2f}%]" for size in (total.record_bytes, total.image_bytes))
     lines.append(template.format("", *["-" * 8, ""] * 4).rstrip())
     lines.append(
-        template.format(
-            *("Total", total.records, "", total.record_bytes, of_records),
-            *(total.image_bytes, of_images, combined, ""),
-        ).rstrip()
-        + " [100%]"
+        f"{'Total':<27} {total.records:>20} {'':>8} {total.record_bytes:>20} {of_records:<8} {total.image_bytes:>20} "
+        f"{of_images:<8} {combined:>20} [100%]"
     )
     return "\n".join(lines) + "\n"
 
