@@ -224,12 +224,21 @@ def test_a_prepare_whose_counts_lead_out_of_it_is_an_error(wrong: dict[str, int]
         rows(wal)
 
 
-def test_a_name_that_does_not_end_is_an_error() -> None:
+@pytest.mark.parametrize("gid", [b"n" * length for length in range(1, 10)])
+def test_a_name_that_does_not_end_is_an_error(gid: bytes) -> None:
+    """Wherever the body ends: at a multiple of 8 the next record follows, which is no zero, else padding."""
     wal = WalBuilder()
-    end(wal, COMMIT_PREPARED | HAS_XINFO, transaction_end(1, twophase_xid=701, gid=b"name")[:-1])
+    end(wal, COMMIT_PREPARED | HAS_XINFO, transaction_end(1, twophase_xid=701, gid=gid)[:-1])
     end(wal, COMMIT, bytes(8))
     with pytest.raises(WalFormatError, match="COMMIT_PREPARED record at 0/100028"):
         rows(wal)
+
+
+@pytest.mark.parametrize(("bit", "waited"), [(6, False), (29, True), (30, False), (31, False)])
+def test_one_bit_says_that_standbys_had_to_replay(bit: int, waited: bool) -> None:
+    wal = WalBuilder()
+    end(wal, COMMIT | HAS_XINFO, transaction_end(1, more_xinfo=1 << bit))
+    assert rows(wal)[0]["remote_apply"] is waited
 
 
 @pytest.mark.parametrize("major", MAJORS)
