@@ -146,6 +146,13 @@ def test_a_batch_has_no_more_wal_than_is_allowed_but_a_page(tmp_path: Path) -> N
     assert everything["lsn"] > format_lsn(3 * MIB - 50_000)
 
 
+def test_a_batch_of_nothing_has_no_tasks(tmp_path: Path) -> None:
+    write_segments(tmp_path, make_log(2 * MIB))
+    reader = reader_of(tmp_path)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert reader.partitions(end, end) == []
+
+
 def test_available_now_reads_nothing_that_came_later(tmp_path: Path) -> None:
     wal = make_log(2 * MIB)
     write_segments(tmp_path, wal)

@@ -266,7 +266,8 @@ class _Job:
                 self._options.path, self._options.archive_options, path, self._options.check_crc, tuple(parts)
             )
             written = pieces.mapInArrow(functools.partial(write_pieces, plan), spark_ddl(FILES_SCHEMA)).toArrow()
-            self._commit(path, written.to_pylist(), began_s)
+            if written.num_rows:
+                self._commit(path, written.to_pylist(), began_s)
 
     def _commit(self, path: LogPath, written: Sequence[dict[str, Any]], began_s: float) -> None:
         """Commit the files that the tasks have written, to each table those that are its."""

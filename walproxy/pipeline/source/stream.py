@@ -121,6 +121,8 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, reach = Offset.parse(start), Offset.parse(end)
+        if reach.lsn <= begin.lsn:
+            return []  # Spark carries out a first batch even if there is nothing in it.
         path = self._input.log_path(self._options.tli)
         begin.check(self._input, path)
         reach.check(self._input, path)

@@ -1,0 +1,158 @@
+"""The run job: its tables have every record once, whatever was there before and whatever dies."""
+
+import contextlib
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import Lsn, parse_lsn
+from tests.pipeline.small_wal import add_transactions, decoded_rows, small_wal, write_wal
+from tests.unit.wal_builder import MIB, WalBuilder
+from walproxy.pipeline.jobs import run_folder
+from walproxy.pipeline.jobs.run import BatchDone, Finished, RunConfig, Waiting, run
+from walproxy.pipeline.schemas import VIEWS
+from walproxy.pipeline.tables import open_table
+
+Event = BatchDone | Waiting | Finished
+START_TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def wal() -> WalBuilder:
+    return small_wal(3 * MIB + 200_000)
+
+
+@pytest.fixture
+def folder(wal: WalBuilder, tmp_path: Path) -> str:
+    return write_wal(tmp_path / "pg_wal", wal)
+
+
+def once(folder: str, tables: Path, *names: str, **further: object) -> list[Event]:
+    """Run until everything is in the tables."""
+    events: list[Event] = []
+    config = RunConfig(folder, tables, "parquet", names or VIEWS, once=True, **further)  # type: ignore[arg-type]
+    run(config, events.append, threading.Event())
+    return events
+
+
+def rows_of(tables: Path, name: str) -> Counter[str]:
+    with open_table(tables, name, create=False) as table:
+        return rows(table.to_arrow())
+
+
+def rows(table: pa.Table) -> Counter[str]:
+    return Counter(json.dumps(row, default=str) for row in table.to_pylist())
+
+
+def lsns_of(tables: Path, name: str) -> list[Lsn]:
+    with open_table(tables, name, create=False) as table:
+        return sorted(table.to_arrow(["lsn"])["lsn"].to_pylist())
+
+
+def finished(events: list[Event]) -> Finished:
+    assert isinstance(events[-1], Finished)
+    return events[-1]
+
+
+def test_the_tables_have_the_rows_of_the_decoder_and_go_on_where_they_are(
+    spark: SparkSession, folder: str, wal: WalBuilder, tmp_path: Path
+) -> None:
+    tables = tmp_path / "tables"
+    first = once(folder, tables, batch_bytes_max=MIB)
+    assert [type(event) for event in first] == [BatchDone, BatchDone, BatchDone, Finished]
+    end_lsn = finished(first).lsn
+    for view in VIEWS:
+        assert rows_of(tables, view) == rows(decoded_rows(folder, view, end_lsn=end_lsn)), view
+    assert once(folder, tables) == [Finished(end_lsn, 0, 0)]
+    write_wal(Path(folder), add_transactions(wal, 5 * MIB, seed=2))
+    second = once(folder, tables)
+    expected = decoded_rows(folder, "records", end_lsn=finished(second).lsn)["lsn"].to_pylist()
+    assert lsns_of(tables, "records") == expected
+    assert finished(second).rows > 0
+
+
+def test_a_table_that_is_new_is_filled_from_the_beginning_while_the_others_wait(
+    spark: SparkSession, folder: str, wal: WalBuilder, tmp_path: Path
+) -> None:
+    tables = tmp_path / "tables"
+    begin = wal.records[10].start_lsn
+    once(folder, tables, "records", start=begin)
+    write_wal(Path(folder), add_transactions(wal, 5 * MIB, seed=2))
+    end_lsn = finished(once(folder, tables, "records", "blocks", "transaction_volume", batch_bytes_max=700_000)).lsn
+    lsns = [record.start_lsn for record in wal.records if record.start_lsn < end_lsn]
+    assert lsns_of(tables, "records") == lsns[10:]
+    assert set(lsns_of(tables, "blocks")) == {record.start_lsn for record in wal.records if record.rmid == 10} & set(
+        lsns
+    )
+    with open_table(tables, "transaction_volume", create=False) as table:
+        assert sum(table.to_arrow()["records"].to_pylist()) == len(lsns)
+
+
+def test_tables_of_another_system_and_those_of_another_run_are_left_alone(
+    spark: SparkSession, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = tmp_path / "tables"
+    once(folder, tables, "records")
+    before = rows_of(tables, "records")
+    other = write_wal(tmp_path / "other", small_wal(3 * MIB, system_id=8))
+    with pytest.raises(
+        ConfigurationError, match=r"tables in .* hold is of the system 7, and .* has the WAL of 8: name"
+    ):
+        once(other, tables, "records")
+    with pytest.raises(ConfigurationError, match=r"beginning at 1/0 would leave a gap; leave --start out"):
+        once(folder, tables, "records", start=1 << 32)
+    monkeypatch.setattr(run_folder, "_LOCK_TIMEOUT_S", 0.2)
+    with (tables / "_run" / "lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(
+            ConfigurationError, match=r"another run writes to the tables in .* \(process \d+\): stop it"
+        ):
+            once(folder, tables, "records")
+    assert rows_of(tables, "records") == before
+
+
+@contextlib.contextmanager
+def process(folder: str, tables: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process; its output is that of --json."""
+    command = [sys.executable, "-m", "walproxy", "pipeline", "run", folder, "--to", str(tables), "--json", *options]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_ends_well(
+    folder: str, wal: WalBuilder, tmp_path: Path
+) -> None:
+    tables = tmp_path / "tables"
+    options = ("--tables", "records,transactions", "--interval", "100ms", "--max-bytes-per-trigger", "64kB")
+    with process(folder, tables, *options) as killed:
+        assert killed.stdout is not None
+        lines = [json.loads(killed.stdout.readline()) for _ in range(3)]
+        killed.kill()
+    assert [line["event"] for line in lines] == ["batch"] * 3
+    with process(folder, tables, *options, "--max-bytes-per-trigger", "1MB") as stopped:
+        assert stopped.stdout is not None
+        while (line := json.loads(stopped.stdout.readline()))["lag_bytes"] > 100_000:
+            assert line["event"] == "batch"
+        stopped.send_signal(signal.SIGTERM)
+        output, errors = stopped.communicate(timeout=START_TIMEOUT_S)
+        assert (stopped.returncode, errors) == (0, "")
+    last = json.loads(output.splitlines()[-1])
+    assert last["event"] == "finished"
+    expected = decoded_rows(folder, "records", end_lsn=parse_lsn(last["lsn"]))
+    assert lsns_of(tables, "records") == expected["lsn"].to_pylist()
+    assert rows_of(tables, "transactions") == rows(decoded_rows(folder, "transactions", end_lsn=parse_lsn(last["lsn"])))
