@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +61,34 @@ def test_code_is_kept_in_the_first_folder_that_can_be_written_and_apart_for_othe
     assert cache_folder(parents, [source]) not in (folder, None)
     assert cache_folder(parents[:1], [source]) is None
     assert cache_folder(parents, [tmp_path / "some.zip" / "source.py"]) is None
+
+
+def test_what_another_user_compiled_is_copied_if_it_can_only_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source.py"
+    source.write_text("one")
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    ready = cache_folder([theirs], [source])
+    assert ready is not None
+    (ready / "decoder").mkdir()
+    (ready / "decoder" / "walk.nbc").write_text("compiled")
+    make = tempfile.TemporaryFile
+
+    def only_ours(dir: Path) -> Any:
+        if theirs in dir.parents:
+            raise PermissionError(f"{dir} cannot be written")
+        return make(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", only_ours)
+    folder = cache_folder([theirs, ours], [source])
+    assert folder == ours / ready.name
+    assert (folder / "decoder" / "walk.nbc").read_text() == "compiled"
+    assert [path.name for path in ours.iterdir()] == [ready.name]
+    # What is there by then stays.
+    (folder / "decoder" / "walk.nbc").write_text("compiled here")
+    assert cache_folder([theirs, ours], [source]) == folder
+    assert (folder / "decoder" / "walk.nbc").read_text() == "compiled here"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ left out: a compiled function uses arrays that its caller holds, and cannot make
 the arrays in a tuple was two atomic instructions; they took nine tenths of a walk's time.)
 
 What `compiled` makes is kept beside the source in `__pycache__` or, where that cannot be written, in the user's cache
-folder; NUMBA_CACHE_DIR puts it elsewhere. Where nothing can be written it is compiled anew in each process: slow to
-start, as fast afterwards. The folder is named by a digest of all sources of the decoder: numba itself looks only
-at the file of the function that Python calls, and would go on using old code of what that one calls.
+folder or the one for temporary files; NUMBA_CACHE_DIR puts it elsewhere. Where nothing can be written it is compiled
+anew in each process: slow to start, as fast afterwards. The folder is named by a digest of all sources of the decoder:
+numba itself looks only at the file of the function that Python calls, and would go on using old code of what that one
+calls.
 
 Each function is compiled for one combination of types only. So processes that compile at the same time write files
 that are the same, by renaming them into place.
@@ -16,10 +17,13 @@ that are the same, by renaming them into place.
 NUMBA_BOUNDSCHECK=1 is set, as tests do: whoever calls them has checked.
 """
 
+import contextlib
 import hashlib
 import os
+import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,28 +42,56 @@ _HERE: Final = Path(__file__).parent
 def cache_folder(parents: Iterable[Path], sources: Iterable[Path]) -> Path | None:
     """Return a folder for what is compiled from `sources`, in the first of `parents` where one can be written.
 
-    The folder has been made. None if there is no such place, or no source to read, as in a zip file.
+    The folder has been made. What was compiled into an earlier one that can only be read, as in an image that another
+    user made, is copied into it: numba does not use a folder that it cannot write. None if there is no such place, or
+    no source to read, as in a zip file.
     """
     try:
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
     except OSError:
         return None
     name = f"compiled-{digest.hexdigest()[:16]}{'-checked' if _CHECKED else ''}"
+    ready: Path | None = None
     for parent in parents:
+        folder = parent / name
         try:
-            folder = parent.expanduser() / name
-            folder.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            if ready is not None and not folder.exists():
+                _copy(ready, folder)
+            folder.mkdir(exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 return folder
-        except (OSError, RuntimeError):  # RuntimeError: this user has no home.
-            continue
+        except OSError:
+            if ready is None and os.access(folder, os.R_OK | os.X_OK):
+                ready = folder
     return None
 
 
-def _parents() -> tuple[Path, ...]:
+def _copy(ready: Path, folder: Path) -> None:
+    """Copy a folder, whole or not at all. Another process may do the same."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        shutil.copytree(ready, Path(scratch, "copy"), copy_function=shutil.copyfile).rename(folder)
+
+
+def _parents() -> Iterator[Path]:
     if config.CACHE_DIR:
-        return (Path(config.CACHE_DIR),)
-    return _HERE / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "walproxy")
+        yield Path(config.CACHE_DIR)
+        return
+    yield _HERE / "__pycache__"
+    with contextlib.suppress(RuntimeError):  # This user has no home.
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "walproxy")
+    temporary = Path(tempfile.gettempdir(), f"walproxy-{os.getuid()}")
+    if _is_ours_alone(temporary):  # What is compiled there will be run.
+        yield temporary
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 _CACHE_FOLDER: Final = cache_folder(_parents(), (*sorted(_HERE.glob("*.py")), Path(wal_format.__file__)))
