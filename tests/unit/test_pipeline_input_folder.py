@@ -2,14 +2,17 @@
 
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
 
 from safekeeper.errors import ConfigurationError
+from safekeeper.wal.format import RECORD_HEADER_SIZE
 from tests.unit.record_bodies import of_length
 from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import extend, fork, make_log, write_history, write_segments
+from walproxy.pipeline.decoder.pages import content_position
 from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing, open_input
 from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt
 
@@ -86,6 +89,20 @@ def test_a_record_over_several_segments_leaves_no_hole(tmp_path: Path) -> None:
     assert opened(tmp_path).extents(PATH) == [Extent(2 * MIB, 4 * MIB)]
 
 
+@pytest.mark.parametrize("length", [1_000_000, 3_000_001])
+def test_a_long_record_in_the_open_segment_is_passed_over(tmp_path: Path, length: int) -> None:
+    wal = WalBuilder(begin_lsn=8 * MIB, segment_size=8 * MIB, system_id=7)
+    extend(wal, 8 * MIB + 700_000)
+    wal.add(of_length(length))
+    # And one that ends so far behind it as is read at once, amid a page.
+    begin, end = (content_position(aligned(wal) + more, 8 * MIB) for more in (0, MIB))
+    wal.add(of_length(end - begin - RECORD_HEADER_SIZE))
+    extend(wal, 14 * MIB, seed=2)
+    write_segments(tmp_path, wal)
+    wal_input = opened(tmp_path)
+    assert wal_input.extents(wal_input.log_path()) == [Extent(8 * MIB, aligned(wal))]
+
+
 def test_a_switched_segment_is_whole(tmp_path: Path) -> None:
     wal = make_log(MIB + 200_000)
     wal.switch()
@@ -95,6 +112,10 @@ def test_a_switched_segment_is_whole(tmp_path: Path) -> None:
     extend(wal, 2 * MIB + 9000)
     write_segments(tmp_path, wal)
     assert wal_input.extents(PATH) == [Extent(MIB, aligned(wal))]
+    # What is cut off behind the switch record is not there, whatever that says.
+    (tmp_path / "000000010000000000000002").unlink()
+    (tmp_path / "000000010000000000000001").write_bytes(wal.read(MIB, MIB + 400_000))
+    assert opened(tmp_path).extents(PATH) == [Extent(MIB, MIB + 400_000)]
 
 
 def test_a_partial_counts_as_far_as_it_is_valid(tmp_path: Path) -> None:
@@ -176,3 +197,15 @@ def test_a_folder_that_did_not_change_is_not_listed_again(tmp_path: Path) -> Non
     assert wal_input.extents(PATH) != [Extent(MIB, aligned(wal))], "it was listed though it seems not to have changed"
     os.utime(tmp_path)
     assert wal_input.extents(PATH) == [Extent(MIB, aligned(wal))] != before
+
+
+def test_a_folder_that_was_changed_a_moment_ago_may_have_changed_again_at_the_same_time(tmp_path: Path) -> None:
+    wal = make_log(3 * MIB)
+    write_segments(tmp_path, wal)
+    wal_input = opened(tmp_path)
+    now_ns = time.time_ns()
+    os.utime(tmp_path, ns=(now_ns, now_ns))
+    assert wal_input.extents(PATH) == [Extent(MIB, aligned(wal))]
+    write_segments(tmp_path, extend(wal, 5 * MIB + 9000))
+    os.utime(tmp_path, ns=(now_ns, now_ns))
+    assert wal_input.extents(PATH) == [Extent(MIB, aligned(wal))]

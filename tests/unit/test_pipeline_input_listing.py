@@ -1,5 +1,7 @@
 """What an archive's listing asks of a remote store: little, as long as nothing but the end of the log changes."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -125,14 +127,27 @@ def test_of_a_local_archive_only_folders_that_have_changed_are_listed(tmp_path: 
     assert ends(listing, 0) == [Extent(MIB, 2 * MIB)]
     (folder,) = (tmp_path / "archive" / "wal").iterdir()
     # As if it had been left alone for long: then its time of modification is believed.
-    import os
-
     os.utime(folder, (1_000_000_000, 1_000_000_000))
     assert ends(listing, 0) == [Extent(MIB, 2 * MIB)]
     archive.put_segment(wal, 2 * MIB)
     os.utime(folder, (1_000_000_000, 1_000_000_000))
     assert ends(listing, 0) == [Extent(MIB, 2 * MIB)], "a folder was listed though it seems not to have changed"
     os.utime(folder)
+    assert ends(listing, 0) == [Extent(MIB, 3 * MIB)]
+
+
+def test_a_folder_that_was_changed_a_moment_ago_may_have_changed_again_at_the_same_time(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path / "archive"))
+    archive = ArchiveMaker(store)
+    wal = make_log(3 * MIB)
+    archive.put_segment(wal, MIB)
+    listing = ArchiveListing(store, MIB)
+    (folder,) = (tmp_path / "archive" / "wal").iterdir()
+    now_ns = time.time_ns()
+    os.utime(folder, ns=(now_ns, now_ns))
+    assert ends(listing, 0) == [Extent(MIB, 2 * MIB)]
+    archive.put_segment(wal, 2 * MIB)
+    os.utime(folder, ns=(now_ns, now_ns))
     assert ends(listing, 0) == [Extent(MIB, 3 * MIB)]
 
 

@@ -35,7 +35,7 @@ _OPERATION_MASK = 0x70
 _ENDS = (0x00, 0x20, 0x30, 0x40)  # COMMIT, ABORT, COMMIT_PREPARED, ABORT_PREPARED
 _TIME_BYTES = 8
 # Enough to find a transaction's end in most WAL; a whole segment is read only where there is none.
-_PROBE_BYTES = 1 << 20
+_PROBE_BYTES = 256 << 10
 
 
 def begin_of_time(wal_input: WalInput, path: LogPath, extents: Sequence[Extent], time: datetime) -> Lsn:

@@ -53,8 +53,6 @@ class ValidEnd:
                 under_way_lsn = straddler_end(wal[:PAGE_HEADER_SIZE].tobytes(), begin_lsn, self._segment_size)
                 self.lsn = max(self.lsn, min(under_way_lsn, decoded.end.lsn))
             if decoded.end.kind == "complete":
-                # A record ends there, or one goes on that began in an earlier segment.
-                self.lsn = max(self.lsn, reach_lsn)
                 begin_lsn = reach_lsn
             elif decoded.end.kind == "incomplete" and reach_lsn < decoded.end.needed_until_lsn <= limit_lsn:
                 begin_lsn = max(self._begin_lsn, decoded.end.lsn & -PAGE_SIZE)
