@@ -364,3 +364,15 @@ def test_an_end_that_is_given_within_a_page_header_is_complete_before_it() -> No
         decoded = decode(bytes(wal.data) + header, wal.begin_lsn, 2 * MIB + more, MIB)
         assert decoded.end_lsn.tolist() == [record.end_lsn]
         assert (decoded.end.kind == "complete") == (more <= 40)
+
+
+def test_a_record_whose_length_is_not_there_yet_needs_that_first() -> None:
+    wal = WalBuilder()
+    first = wal.add(of_length(20))
+    second = wal.add(of_length(100))
+    for more in range(1, second.total_length):
+        cut_lsn = second.start_lsn + more
+        decoded = decode(wal.read(MIB, cut_lsn), MIB, cut_lsn, MIB)
+        assert decoded.lsn.tolist() == [first.start_lsn]
+        assert (decoded.end.kind, decoded.end.lsn) == ("incomplete", second.start_lsn)
+        assert decoded.end.needed_until_lsn == (second.start_lsn + 8 if more < 4 else second.end_lsn)
