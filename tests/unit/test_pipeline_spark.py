@@ -17,7 +17,7 @@ from walproxy.pipeline.spark_home import SparkHome, spark_home
 from walproxy.pipeline.spark_session import find_java, spark_session
 
 OURS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure: Task 0 in stage
-3.0 failed 1 times, most recent failure: Lost task 0.0 in stage 3.0 (TID 6): org.apache.spark.api.python.PythonException:
+3.0 failed 1 times, most recent failure: Lost task 0.0 (TID 6): org.apache.spark.api.python.PythonException:
 Traceback (most recent call last):
   File "/lib/walproxy/pipeline/source/tasks.py", line 119, in _decoded_rows
     decoded = decode_piece(wal_input)

@@ -37,7 +37,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.errors import ConfigurationError, WalproxyError
 from walproxy.pipeline.source.data_source import PgwalDataSource
 from walproxy.pipeline.spark_errors import SparkFailed
 from walproxy.pipeline.spark_home import TEMPORARY_PREFIX, SparkHome, spark_home
@@ -49,6 +49,7 @@ JAVA_MISSING: Final = (
 )
 _QUICK: Final = ("-XX:TieredStopAtLevel=1",)
 _END_TIMEOUT_S: Final = 30.0
+_DEATH_S: Final = 1.0
 
 
 @contextlib.contextmanager
@@ -89,17 +90,41 @@ def spark_session(
             conf.set(key, value)
         gateway = _launch(conf, home, folder, inherited_fds)
         try:
-            session = SparkSession(SparkContext(conf=conf, gateway=gateway))
-            try:
-                # Spark would find it by itself, with every other source that is installed: one that cannot be imported
-                # hides all.
-                session.dataSource.register(PgwalDataSource)
-                yield session
-            finally:
-                session.stop()
+            yield from _session(conf, gateway)
+        except Exception as error:
+            is_ours = isinstance(error, WalproxyError) and not isinstance(error, SparkFailed)
+            code = None if is_ours else _exit_code(gateway.proc)
+            if code is None:
+                raise
+            raise SparkFailed(
+                f"Spark's Java process has ended with code {code}: does the machine have enough memory? Try again"
+            ) from error
         finally:
             _end(gateway)
         home.keep_classes()
+
+
+def _session(conf: SparkConf, gateway: Any) -> Iterator[SparkSession]:
+    """Yield a session in the JVM of `gateway`, and stop it."""
+    context = SparkContext(conf=conf, gateway=gateway)
+    # It would print a traceback, in a thread of its own, when the JVM dies.
+    context._accumulatorServer.handle_error = lambda *what: None
+    session = SparkSession(context)
+    try:
+        # Spark would find it by itself, with every other source that is installed: one that cannot be imported hides
+        # all.
+        session.dataSource.register(PgwalDataSource)
+        yield session
+    finally:
+        if gateway.proc.poll() is None:
+            session.stop()
+
+
+def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
+    """Return the exit code of a process that has ended, or is about to: its connections break a moment before."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(_DEATH_S)
+    return None
 
 
 def find_java() -> Path:
@@ -123,7 +148,7 @@ def _settings(app_name: str, master: str, memory: str, folder: Path, java_option
         "spark.driver.memory": memory,
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": " ".join(java_options),
+        "spark.driver.extraJavaOptions": " ".join((*java_options, "-XX:+ExitOnOutOfMemoryError")),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
