@@ -82,8 +82,9 @@ def test_committed_wal_is_read_from_its_first_byte_though_the_safekeepers_have_r
     inside = Extent(extent.begin_lsn + MIB + 5, extent.begin_lsn + MIB + 77)
     assert wal_input.read(path, *inside).tobytes() == primarys_wal(cluster, path, *inside)
     end_lsn = safe_end(wal_input, path, extent.begin_lsn, extent.end_lsn)
-    pieces = plan_pieces(path, [extent], None, end_lsn, is_whole=True)
+    pieces = plan_pieces(path, [extent], None, end_lsn, whole_until_lsn=end_lsn)
     of_primary = open_input(str(cluster.postgres.pg_wal))
+    assert of_primary.extents(path)[-1].end_lsn >= extent.end_lsn, "the server's open segment was cut short"
     assert starts(wal_input, path, pieces) == starts(of_primary, path, pieces) != []
 
 

@@ -77,8 +77,12 @@ def test_pieces_end_where_segments_do() -> None:
         PlannedPiece(2 * MIB + PAGE_SIZE, 3 * MIB, 4 * MIB + 100),
         PlannedPiece(3 * MIB, 3 * MIB + 7, 4 * MIB + 100),
     ]
-    assert plan_pieces(PATH, extents, 2 * MIB, 3 * MIB, is_whole=True) == [
+    assert plan_pieces(PATH, extents, 2 * MIB, 3 * MIB, whole_until_lsn=3 * MIB) == [
         PlannedPiece(2 * MIB, 3 * MIB, UNLIMITED_LSN)
+    ]
+    # Within a page no record goes on behind a safe end, and nothing behind it may be there.
+    assert plan_pieces(PATH, extents, 2 * MIB, 2 * MIB + 80, whole_until_lsn=2 * MIB + 96) == [
+        PlannedPiece(2 * MIB, 2 * MIB + 80, 2 * MIB + 96)
     ]
 
 
@@ -115,7 +119,7 @@ def test_gaps_that_are_allowed_are_passed_over_and_logged(caplog: pytest.LogCapt
     ]
     assert len(caplog.messages) == 4
     assert all(message.endswith(": passed over") for message in caplog.messages)
-    assert plan_pieces(PATH, HOLED, MIB, 4 * MIB + PAGE_SIZE, allow_gaps=True, is_whole=True) == [
+    assert plan_pieces(PATH, HOLED, MIB, 4 * MIB + PAGE_SIZE, allow_gaps=True, whole_until_lsn=4 * MIB + PAGE_SIZE) == [
         PlannedPiece(MIB, 2 * MIB, 2 * MIB),
         PlannedPiece(4 * MIB, 4 * MIB + PAGE_SIZE, UNLIMITED_LSN),
     ]
@@ -162,7 +166,7 @@ def test_a_record_that_is_not_wholly_there_is_left_out_at_the_end_and_before_a_g
     # The same as the end of a stream that had seen more of it: nothing may be left out then.
     safe_lsn = safe_end(BuiltInput(wal), PATH, MIB, wal.position)
     assert safe_lsn > gap[1].end_lsn
-    whole = plan_pieces(PATH, [Extent(3 * MIB, wal.position)], 3 * MIB, safe_lsn, is_whole=True)
+    whole = plan_pieces(PATH, [Extent(3 * MIB, wal.position)], 3 * MIB, safe_lsn, whole_until_lsn=safe_lsn)
     with pytest.raises(WalMissing, match="nothing from 0/300000 to"):
         starts(wal_input, whole)
 
@@ -203,18 +207,6 @@ def test_the_zeros_behind_a_switch_are_no_damage_wherever_a_piece_begins() -> No
 # The safe end.
 
 
-def expected_safe_end(wal: WalBuilder, begin_lsn: Lsn, available_lsn: Lsn) -> Lsn:
-    """The model: look at every boundary whose page's header is there."""
-    boundaries = range(begin_lsn, available_lsn + 1, PAGE_SIZE)
-    reach = [(record.start_lsn, record.end_lsn) for record in wal.records]
-    safe = begin_lsn
-    for lsn in boundaries:
-        header = 40 if lsn % MIB == 0 else 24
-        if lsn + header <= available_lsn and all(e <= available_lsn for s, e in reach if begin_lsn <= s < lsn):
-            safe = lsn
-    return safe
-
-
 LOG = make_log(3 * MIB, longest=60_000)
 LONG = make_log(MIB + 200_000)
 LONG.add(of_length(1_500_000))
@@ -223,7 +215,9 @@ extend(LONG, LONG.position + 50_000)
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([LOG, LONG]), st.data())
-def test_the_safe_end_is_that_of_a_model_that_looks_at_all_records(wal: WalBuilder, data: st.DataObject) -> None:
+def test_below_the_safe_end_is_every_record_that_is_wholly_there_and_no_other(
+    wal: WalBuilder, data: st.DataObject
+) -> None:
     begin_lsn = MIB + PAGE_SIZE * data.draw(st.integers(0, 120))
     available_lsn = data.draw(st.integers(begin_lsn, wal.position))
     # A record that was under way where the stream stands was handed out with the batch before.
@@ -231,7 +225,12 @@ def test_the_safe_end_is_that_of_a_model_that_looks_at_all_records(wal: WalBuild
     if any(r.end_lsn > available_lsn for r in under_way):
         return
     wal_input = BuiltInput(wal, [Extent(MIB, available_lsn)])
-    assert safe_end(wal_input, PATH, begin_lsn, available_lsn) == expected_safe_end(wal, begin_lsn, available_lsn)
+    safe_lsn = safe_end(wal_input, PATH, begin_lsn, available_lsn)
+    assert begin_lsn <= safe_lsn <= available_lsn
+    is_below = {record.start_lsn < safe_lsn for record in wal.records if record.end_lsn <= available_lsn}
+    assert [r for r in wal.records if begin_lsn <= r.start_lsn < safe_lsn and r.end_lsn > available_lsn] == []
+    assert [r for r in wal.records if safe_lsn <= r.start_lsn and r.end_lsn <= available_lsn] == []
+    assert is_below <= {True}
 
 
 def test_a_stream_that_goes_from_safe_end_to_safe_end_has_each_record_once() -> None:
@@ -242,8 +241,10 @@ def test_a_stream_that_goes_from_safe_end_to_safe_end_has_each_record_once() -> 
         wal_input = BuiltInput(LONG, [Extent(MIB, available_lsn)])
         end_lsn = safe_end(wal_input, PATH, position_lsn, available_lsn)
         if end_lsn > position_lsn:
-            pieces = plan_pieces(PATH, wal_input.extents(PATH), position_lsn, end_lsn, is_whole=True)
-            found += starts(wal_input, pieces)
+            pieces = plan_pieces(PATH, wal_input.extents(PATH), position_lsn, end_lsn, whole_until_lsn=end_lsn)
+            # Pieces begin at pages; whoever reads on passes over what he has had.
+            found += [lsn for lsn in starts(wal_input, pieces) if lsn >= position_lsn]
             position_lsn = end_lsn
-    assert LONG.position - position_lsn < 2 * PAGE_SIZE + 30_000
+    assert LONG.records[-1].end_lsn > LONG.position  # Its padding is not there.
+    assert position_lsn == LONG.records[-1].start_lsn
     assert found == starts_in(LONG, MIB, position_lsn, LONG.position)

@@ -54,7 +54,7 @@ def plan_pieces(
     end_lsn: Lsn | None = None,
     *,
     allow_gaps: bool = False,
-    is_whole: bool = False,
+    whole_until_lsn: Lsn | None = None,
 ) -> list[PlannedPiece]:
     """Return the pieces of [begin_lsn, end_lsn), cut where segments begin.
 
@@ -64,8 +64,8 @@ def plan_pieces(
             from the first byte that is there.
         end_lsn: None: up to the last byte that is there.
         allow_gaps: WAL that is missing is passed over, and logged.
-        is_whole: the end is a `safe_end` that was found before, perhaps when more WAL could be seen than now. That a
-            record is not wholly there is an error then, but before a gap that is allowed.
+        whole_until_lsn: the `safe_end` that was found for this range, perhaps when more WAL could be seen than now.
+            That a record is not wholly there is an error then, but before a gap that is allowed.
 
     Raises:
         ConfigurationError: the range is empty.
@@ -87,9 +87,14 @@ def plan_pieces(
         if not allow_gaps:
             raise WalMissing(problem)
         _log.warning("%s: passed over", problem)
+    # At a page's boundary a record may go on, and the header behind it says how far; within a page none does.
+    is_border = whole_until_lsn is not None and whole_until_lsn % PAGE_SIZE == 0
+    reach_lsn = UNLIMITED_LSN if is_border else whole_until_lsn
     return [
         PlannedPiece(
-            part.begin_lsn, part.end_lsn, UNLIMITED_LSN if is_whole and end_lsn <= extent.end_lsn else extent.end_lsn
+            part.begin_lsn,
+            part.end_lsn,
+            extent.end_lsn if reach_lsn is None or end_lsn > extent.end_lsn else reach_lsn,
         )
         for extent in extents
         for part in by_segment(max(begin_lsn, extent.begin_lsn), min(end_lsn, extent.end_lsn), path.segment_size)
@@ -254,17 +259,39 @@ def _extended(
 
 
 def safe_end(wal_input: WalInput, path: LogPath, begin_lsn: Lsn, available_lsn: Lsn) -> Lsn:
-    """Return the highest page boundary below which no record begins that reaches beyond `available_lsn`.
+    """Return the end of the last record that is wholly below `available_lsn`; `begin_lsn` if there is none behind it.
 
-    A stream that is cut there decodes each record once, and never waits for one. It is `begin_lsn` if there is no such
-    boundary behind it.
+    A stream that is cut there decodes each record once, and never waits for one. Where there is no valid record the
+    answer is `available_lsn`, so that whoever decodes up to there finds what is wrong.
 
     Args:
-        begin_lsn: a page boundary, where the stream stands.
+        begin_lsn: where the stream stands: a `safe_end`, or a page's boundary.
         available_lsn: the WAL is there from begin_lsn up to here.
 
     Raises:
         As WalInput.read.
+    """
+    from walproxy.pipeline.decoder.decode import decode
+
+    page_lsn = _safe_page(wal_input, path, begin_lsn - begin_lsn % PAGE_SIZE, available_lsn)
+    if page_lsn >= available_lsn:
+        return begin_lsn
+    # The first record that is not wholly there begins on this page, if there is one.
+    wal = wal_input.read(path, page_lsn, min(page_lsn + PAGE_SIZE, available_lsn))
+    decoded = decode(wal, page_lsn, available_lsn, path.segment_size)
+    if decoded.end.kind == "invalid":
+        return max(available_lsn, begin_lsn)
+    if decoded.end.kind == "incomplete":
+        end_lsn = decoded.end.lsn  # of that first record
+    else:
+        end_lsn = int(decoded.end_lsn[decoded.count - 1]) if decoded.count else page_lsn
+    return max(min(end_lsn, available_lsn), begin_lsn)
+
+
+def _safe_page(wal_input: WalInput, path: LogPath, begin_lsn: Lsn, available_lsn: Lsn) -> Lsn:
+    """Return the highest page boundary below which no record begins that reaches beyond `available_lsn`.
+
+    It is `begin_lsn`, a page boundary too, if there is no such boundary behind it.
     """
     from walproxy.pipeline.decoder.decode import straddler_end
 

@@ -1,4 +1,4 @@
-"""Where a stream stands: whose WAL, on which timeline, up to which page.
+"""Where a stream stands: whose WAL, on which timeline, up to which record.
 
     {"system_id": "7380000000000000001", "tli": 1, "lsn": "0/3000000"}
 
@@ -15,7 +15,7 @@ from walproxy.recovery.sources import LogPath
 
 
 class Offset(NamedTuple):
-    """A position in a log; `lsn` is a page's boundary."""
+    """A position in a log: `lsn` is the end of a record, or a page's boundary."""
 
     system_id: int
     tli: int

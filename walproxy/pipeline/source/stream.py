@@ -1,9 +1,9 @@
 """The stream: WAL as it arrives, batch after batch, each record in exactly one of them.
 
 Spark asks `latestOffset` for the end of the next batch, writes it into the checkpoint, and then asks for the tasks of
-the batch. After a crash it asks for the same batch again, and gets the same rows: records belong to the page on which
-they begin, and a batch ends at a page behind which no record of it goes on that was not there (`safe_end`). So a batch
-never waits in its midst for WAL to come.
+the batch. After a crash it asks for the same batch again, and gets the same rows: a batch has the records that begin in
+it, and ends where one of them ends (`safe_end`), or at a page's boundary behind which the last one is known to be
+there. So a batch never waits in its midst for WAL to come, and the last commit of a quiet server is not left out.
 
 The newest timeline is followed: WAL is read through the forks of its ancestors. A position on a timeline which the
 newest one does not contain is refused (offsets.py).
@@ -87,13 +87,14 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if extent is None:
             return offset.lsn
         begin_lsn = max(offset.lsn, extent.begin_lsn)
+        page_lsn = begin_lsn - begin_lsn % PAGE_SIZE
         end_lsn = safe_end(self._input, path, begin_lsn, extent.end_lsn)
         if self._options.end_lsn is not None:
             end_lsn = min(end_lsn, -(-self._options.end_lsn // PAGE_SIZE) * PAGE_SIZE)
         if self._target_lsn is not None:
             end_lsn = min(end_lsn, self._target_lsn)
         if isinstance(limit, ReadMaxBytes):
-            end_lsn = min(end_lsn, begin_lsn + max(limit.max_bytes // PAGE_SIZE, 1) * PAGE_SIZE)
+            end_lsn = min(end_lsn, page_lsn + max(limit.max_bytes // PAGE_SIZE, 1) * PAGE_SIZE)
         return end_lsn
 
     def _extent_of(self, offset: Offset, path: LogPath, extents: Sequence[Extent]) -> Extent | None:
@@ -128,8 +129,10 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reach.check(self._input, path)
         extents = self._input.extents(path)
         end_lsn = reach.lsn if self._options.end_lsn is None else min(reach.lsn, self._options.end_lsn)
-        pieces = plan_pieces(path, extents, begin.lsn, end_lsn, allow_gaps=self._options.allow_gaps, is_whole=True)
-        return partitions_of(path, pieces, self._options, self._options.start_lsn)
+        pieces = plan_pieces(
+            path, extents, begin.lsn, end_lsn, allow_gaps=self._options.allow_gaps, whole_until_lsn=reach.lsn
+        )
+        return partitions_of(path, pieces, self._options, max(begin.lsn, self._options.start_lsn or 0))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, WalPartition)  # by partitions() above
