@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from safekeeper.lsn import format_lsn
 from tests.pipeline.pg_waldump import lines
 from tests.pipeline.wal_maker import MadeWal, make_wal
-from tests.pipeline.wal_workload import bank, definitions, images, messages, origins, subtransactions, two_phase
+from tests.pipeline.wal_workload import bank, definitions, images, origins, subtransactions, two_phase
 from walproxy.cli.pipeline import pipeline
 from walproxy.local_postgres import find_servers
 
-STAGES = (bank, subtransactions, two_phase, definitions, messages, images, origins)
+STAGES = (bank, subtransactions, two_phase, definitions, images, origins)
 
 _HEAD = re.compile(r"(rmgr: (\S+) +len .*?, desc: (\S+) )(.*)")
 _BLOCKS = re.compile(r", blkref #\d+: rel \d+/\d+/\d+(?: fork \w+)? blk \d+(?: FPW for WAL verification| FPW)?")

@@ -71,6 +71,11 @@ def indexes(server: LocalPostgres, rows: int) -> None:
         "VACUUM (FREEZE, INDEX_CLEANUP ON) many",
         "CREATE INDEX CONCURRENTLY many_again ON many (body)",
         "REINDEX INDEX many_hash",
+        "CREATE TABLE same (words int[])",
+        "CREATE INDEX same_gin ON same USING gin (words) WITH (fastupdate = off)",
+        "INSERT INTO same SELECT '{1}' FROM generate_series(1, 3000)",
+        "DELETE FROM same",
+        "VACUUM same",
     )
 
 
@@ -155,9 +160,20 @@ def definitions(server: LocalPostgres, rows: int) -> None:
         "DROP TABLESPACE place",
         "CREATE DATABASE copied STRATEGY file_copy",
         "DROP DATABASE copied",
+        "CREATE DATABASE logged STRATEGY wal_log",
         "CREATE ROLE somebody",
         "GRANT SELECT ON defined TO somebody",
     )
+
+
+def server_events(server: LocalPostgres, rows: int) -> None:
+    """What the server itself says: a restore point, and that full-page writes were off for a while."""
+    server.execute("SELECT pg_create_restore_point('here')")
+    for state in ("off", "on"):
+        server.execute(f"ALTER SYSTEM SET full_page_writes = {state}")
+        server.execute("SELECT pg_reload_conf()")
+        server.execute("CHECKPOINT")
+    server.execute("ALTER SYSTEM RESET ALL")
 
 
 def multixacts(server: LocalPostgres, rows: int) -> None:
@@ -173,6 +189,10 @@ def multixacts(server: LocalPostgres, rows: int) -> None:
                 first.execute("UPDATE shared SET v = 1")
             first.execute("COMMIT")
             second.execute("COMMIT")
+        first.execute("BEGIN")
+        first.execute("UPDATE shared SET v = 3 WHERE id > 20")
+        second.execute("SELECT * FROM shared FOR KEY SHARE")  # locks the rows that are being made, too
+        first.execute("COMMIT")
         second.execute("UPDATE shared SET v = 2 WHERE id < 9")
         second.execute("VACUUM (FREEZE) shared")
 
@@ -269,6 +289,7 @@ STAGES: Final[tuple[Stage, ...]] = (
     subtransactions,
     two_phase,
     definitions,
+    server_events,
     multixacts,
     copies,
     messages,
