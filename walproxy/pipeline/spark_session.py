@@ -21,6 +21,7 @@ Where the seconds of a start go (two cores, PySpark 4.3), and what is done about
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -165,6 +166,8 @@ def _settings(app_name: str, master: str, memory: str, folder: Path, java_option
 
 def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple[int, ...]) -> Any:
     """Start the JVM with its output in a file."""
+    # What it logs, with tracebacks over many lines, it raises as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # Otherwise it looks up the name of this machine, and complains.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # It lives for half a second.

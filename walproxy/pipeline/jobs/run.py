@@ -271,7 +271,8 @@ class _Job:
 
     def _commit(self, path: LogPath, written: Sequence[dict[str, Any]], began_s: float) -> None:
         """Commit the files that the tasks have written, to each table those that are its."""
-        begin_lsn, end_lsn = min(row["begin_lsn"] for row in written), max(row["end_lsn"] for row in written)
+        begin_lsn = max(min(row["begin_lsn"] for row in written), self.lsn)
+        end_lsn = max(row["end_lsn"] for row in written)
         rows = {}
         for name, table in self._tables.items():
             if self._held[name] >= end_lsn:
