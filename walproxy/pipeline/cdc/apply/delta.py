@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from safekeeper.errors import StorageFailed
+from safekeeper.errors import StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -62,10 +62,11 @@ class DeltaFollowing(FollowingTable):
             return pa.schema(self._refreshed().schema().to_arrow())
 
     def replace(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], position: Position) -> None:
-        with self._commit("write"):
+        failures: list[WalproxyError] = []
+        with _first_of(failures), self._commit("write"):
             write_deltalake(
                 str(self.folder),
-                pa.RecordBatchReader.from_batches(schema, batches),
+                pa.RecordBatchReader.from_batches(schema, _noting_failures(batches, failures)),
                 mode="overwrite",
                 schema_mode="overwrite",
                 commit_properties=_properties(position),
@@ -182,6 +183,26 @@ class DeltaFollowing(FollowingTable):
         except DeltaError as error:
             reason = str(error).strip().partition("\n")[0]
             raise StorageFailed(f"could not {verb} the table {self.folder}: {reason}") from error
+
+
+def _noting_failures(batches: Iterable[pa.RecordBatch], failures: list[WalproxyError]) -> Iterator[pa.RecordBatch]:
+    """delta-rs makes text of the errors of what it reads from: keep them as they are."""
+    try:
+        yield from batches
+    except WalproxyError as error:
+        failures.append(error)
+        raise
+
+
+@contextlib.contextmanager
+def _first_of(failures: list[WalproxyError]) -> Iterator[None]:
+    """Raise the first of the failures that were noted in the block, instead of what became of it."""
+    try:
+        yield
+    except StorageFailed:
+        if failures:
+            raise failures[0] from None
+        raise
 
 
 def _properties(position: Position) -> CommitProperties:

@@ -1,0 +1,126 @@
+"""What tests of `walproxy pipeline apply` share: a workload of pgbench, the job as a process, and the comparison."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.pipeline.logical_server import Source
+from walproxy.pipeline.cdc.apply.following import FollowingFormat
+from walproxy.pipeline.cdc.apply.job import following_table
+from walproxy.pipeline.cdc.publication import TableName, parse_table
+
+PGBENCH_TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers")
+
+
+def rows_here(folder: Path, table_format: FollowingFormat, name: TableName) -> pa.Table:
+    """Return the rows of a table that follows."""
+    table = following_table(folder, table_format, name)
+    try:
+        return table.to_arrow()
+    finally:
+        table.close()
+
+
+def compare(source: Source, folder: Path, table_format: FollowingFormat, *tables: str) -> None:
+    """See that tables have the rows of their sources, each as often, in every column that the source has."""
+    for text in tables:
+        name = parse_table(text)
+        found = rows_here(folder, table_format, name)
+        columns = source.rows(
+            "SELECT attname FROM pg_attribute WHERE attnum > 0 AND NOT attisdropped AND attrelid = "
+            f'\'"{name.schema}"."{name.name}"\'::regclass ORDER BY attnum'
+        )
+        names = [column for (column,) in columns]
+        picked = ", ".join(_as_printed(column, found.schema.field(column).type) for column in names)
+        expected = Counter(source.rows(f'SELECT {picked} FROM "{name.schema}"."{name.name}"'))
+        got = Counter(tuple(row[column] for column in names) for row in found.select(names).to_pylist())
+        assert got == expected, f"{text}: {_few(got - expected)} instead of {_few(expected - got)}"
+
+
+def _as_printed(column: str, data_type: pa.DataType) -> str:
+    """What is text here is what the server prints; a cast would strip the blanks of a char(n)."""
+    quoted = f'"{column}"'
+    return (
+        f"CASE WHEN {quoted} IS NOT NULL THEN format('%s', {quoted}) END" if pa.types.is_string(data_type) else quoted
+    )
+
+
+def _few(rows: "Counter[tuple[Any, ...]]") -> str:
+    return f"{sum(rows.values())} rows, such as {list(rows)[:2]}"
+
+
+class ApplyProcess:
+    """The command, running."""
+
+    def __init__(self, source: Source, folder: Path, table_format: str, options: Sequence[str] = ()) -> None:
+        words = ["--primary", source.conninfo, "--slot", source.slot, "--publication", source.publication]
+        self.log = folder.with_name(folder.name + ".log")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "walproxy", "pipeline", "apply", *words),
+                    *("--to", str(folder), "--format", table_format, "--interval", "0.1", *options),
+                ],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONWARNINGS": "error"},
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill9(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """Ask it to end, and return its exit code."""
+        if self.is_running:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(60)
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        return self._process.wait(60)
+
+    def wait_for_steps(self, count: int) -> None:
+        """Wait until so many steps with changes are done, those of earlier runs included."""
+        deadline = time.monotonic() + 60
+        while self.log.read_text().count(" changes, up to ") < count:
+            assert self.is_running and time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+
+
+def make_bench(source: Source, accounts: int = 10_000) -> None:
+    """Fill the database with pgbench's tables; its history has no key."""
+    pgbench(source, "--initialize", "--quiet", "--init-steps=dtgp")
+    source.run(f"DELETE FROM pgbench_accounts WHERE aid > {accounts}")
+
+
+def start_bench(source: Source, seconds: int, *options: str) -> "subprocess.Popen[bytes]":
+    """Begin a workload."""
+    return subprocess.Popen(
+        _pgbench_words(source, f"--time={seconds}", "--client=2", "--no-vacuum", *options),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def pgbench(source: Source, *options: str) -> None:
+    """Run pgbench to its end."""
+    subprocess.run(_pgbench_words(source, *options), check=True, capture_output=True)
+
+
+def _pgbench_words(source: Source, *options: str) -> list[str]:
+    server = source.server
+    where = ["--host=127.0.0.1", f"--port={server.port}", "--username=postgres", source.name]
+    return [str(server.binaries.path("pgbench")), *options, *where]
