@@ -1,7 +1,7 @@
 """A disk on which the world stops: a process that is killed between two steps, or a power cut that loses names.
 
-`StoppingDisk` counts the steps and stops before one of them. It also writes them down, and `power_cuts` yields what a
-disk may show afterwards: a name that was not synced may be there or not, each for itself, in any combination.
+`StoppingDisk` counts the steps and stops before one of them. It also writes them down, and `power_cuts` shows what a
+disk may show afterwards: a name that was not synced may be there or not, each for itself.
 """
 
 import itertools
@@ -36,12 +36,17 @@ class Step(NamedTuple):
 class StoppingDisk(Disk):
     """Stops before the step `stop_at`, counted from 0.
 
+    Args:
+        watched: a folder in which others write files, whose content they sync, but not the name.
+
     Attributes:
         steps: what was done.
     """
 
-    def __init__(self, stop_at: int | None = None) -> None:
+    def __init__(self, stop_at: int | None = None, watched: Path | None = None) -> None:
         self._stop_at = stop_at
+        self._watched = watched
+        self._seen: set[Path] = set()
         self.count = 0
         self.steps: list[Step] = []
 
@@ -89,6 +94,10 @@ class StoppingDisk(Disk):
         self.steps.append(Step("sync", folder))
 
     def _before_a_step(self) -> None:
+        if self._watched is not None:
+            new = set(self._watched.iterdir()) - self._seen
+            self.steps += [Step("name", path, path.read_bytes()) for path in sorted(new)]
+            self._seen |= new
         if self.count == self._stop_at:
             raise Stopped
         self.count += 1
@@ -105,6 +114,8 @@ class StopsBehindTheEntry(StoppingDisk):
 def power_cuts(before: Path, table: Path, steps: list[Step]) -> Iterator[None]:
     """Put into `table`, one after the other, what a disk may show if the power fails after the steps.
 
+    None of the names that were not synced is lost, or one, or two, or all of them.
+
     Args:
         before: a copy of the folder `table` as it durably was before the first of the steps.
     """
@@ -114,7 +125,8 @@ def power_cuts(before: Path, table: Path, steps: list[Step]) -> Iterator[None]:
             pending = [each for each in pending if steps[each].path.parent != step.path]
         else:
             pending.append(index)
-    for lost in itertools.chain.from_iterable(itertools.combinations(pending, n) for n in range(len(pending) + 1)):
+    counts = {count for count in (0, 1, 2, len(pending)) if count <= len(pending)}
+    for lost in itertools.chain.from_iterable(itertools.combinations(pending, count) for count in sorted(counts)):
         shutil.rmtree(table)
         shutil.copytree(before, table, symlinks=True)
         for index, step in enumerate(steps):

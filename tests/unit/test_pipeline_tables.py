@@ -300,11 +300,14 @@ def test_compaction_makes_few_sorted_files_of_many(table: Table) -> None:
     assert lsns_of(table) == list(range(81))
 
 
-def test_compaction_sorts_rows_of_files_that_overlap(table: Table) -> None:
-    table.commit("me", 0, [written(table, [9, 3, 5])])
-    table.commit("me", 1, [written(table, [4, 8])])
+@pytest.mark.parametrize(
+    "files", [[[3, 5, 9], [4, 8]], [[5, 3, 4], [9, 8]], [[3, 4], [4, 5], [8, 9]]], ids=["overlap", "mess", "order"]
+)
+def test_compaction_sorts_rows(table: Table, files: list[list[int]]) -> None:
+    for batch, lsns in enumerate(files):
+        table.commit("me", batch, [written(table, lsns)])
     table.compact()
-    assert table.to_arrow(["lsn"])["lsn"].to_pylist() == [3, 4, 5, 8, 9]
+    assert table.to_arrow(["lsn"])["lsn"].to_pylist() == sorted(lsn for lsns in files for lsn in lsns)
 
 
 def test_files_that_are_large_enough_are_left_alone(table: Table) -> None:
@@ -371,9 +374,38 @@ def test_of_two_compactions_at_once_the_slower_one_changes_nothing(table: Table)
     seen, merged = table.live_files(), written(table, range(4))
     with again(table) as faster:
         assert faster.compact().files_removed == 4
+    assert table._replace(seen, [table._checked(merged)]) is False
     assert table._replaced([Replacement(seen, merged)]).files_removed == 0
     assert not Path(merged.path).exists()
     assert lsns_of(table) == [0, 1, 2, 3]
+
+
+def test_a_batch_that_another_process_commits_in_the_last_moment_is_recognised_as_well(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.commit("me", 4, [written(table, [1])])
+    late = written(table, [1])
+    monkeypatch.setattr(table, "_is_in", lambda writer, batch: False)
+    assert not table.commit("me", 4, [late])
+    assert not Path(late.path).exists()
+    assert lsns_of(table) == [1]
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"], indirect=True)
+@pytest.mark.parametrize("rows", [0, 1])
+def test_what_was_decided_by_an_older_state_of_the_table_is_not_committed(
+    table: Table, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    table.commit("me", 0, [written(table, [1])])
+    with again(table) as late:
+        late.last_batch("me")
+        known = late._refreshed()  # type: ignore[attr-defined]
+        table.commit("you", 0, [written(table, [2])])
+        monkeypatch.setattr(late, "_refreshed", lambda: known)
+        files = [late._checked(written(late, [3]))] * rows
+        assert late._append("me", 1, files, {}) is None
+    assert lsns_of(table) == [1, 2]
+    assert table.last_batch("me") == 0
 
 
 def test_files_of_killed_tasks_are_removed_once_they_are_old(table: Table) -> None:
@@ -400,6 +432,6 @@ def test_former_files_are_no_orphans(table: Table) -> None:
     long_ago = time.time() - 2 * 86400
     for path in table.folder.rglob("*"):
         os.utime(path, (long_ago, long_ago), follow_symlinks=False)
-    table.remove_orphans(86400)
+    table.remove_orphans(0)
     assert all(Path(file.path).exists() for file in begun)
     assert lsns_of(table) == [0, 1]

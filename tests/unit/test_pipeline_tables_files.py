@@ -96,8 +96,8 @@ def test_the_order_of_rows_is_that_of_the_first_lsn() -> None:
 
 def test_small_files_are_merged_in_the_order_of_their_rows_up_to_the_wanted_size() -> None:
     sizes = {1: 30, 2: 10, 3: 60, 4: 20, 5: 45, 6: 40, 7: 5}
-    files = [LiveFile(f"/{lsn}", 1, size, {"lsn": (lsn, lsn)}) for lsn, size in reversed(sizes.items())]
+    files = [LiveFile(f"/{9 - lsn}", 1, size, {"lsn": (lsn, lsn)}) for lsn, size in reversed(sizes.items())]
     groups = plan(files, 100, "lsn")
-    assert [[int(file.path[1:]) for file in group] for group in groups] == [[1, 2, 4], [5, 6, 7]]
+    assert [[9 - int(file.path[1:]) for file in group] for group in groups] == [[1, 2, 4], [5, 6, 7]]
     assert plan(files[:1], 100, "lsn") == []
     assert plan(files, 10, "lsn") == []

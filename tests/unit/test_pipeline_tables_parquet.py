@@ -15,7 +15,7 @@ from safekeeper.errors import StorageFailed, StorageFull
 from tests.unit.stopping_disk import Stopped, StoppingDisk, StopsBehindTheEntry, power_cuts
 from tests.unit.table_rows import SMALL, lsns_in, lsns_of, written
 from walproxy.pipeline.tables import open_table
-from walproxy.pipeline.tables.commit_log import ENTRIES_PER_CHECKPOINT
+from walproxy.pipeline.tables.commit_log import ENTRIES_PER_CHECKPOINT, CommitLog, Entry
 from walproxy.pipeline.tables.disk import Disk, locked
 from walproxy.pipeline.tables.parquet_table import ParquetTable
 
@@ -89,54 +89,65 @@ def test_a_batch_that_was_killed_is_finished_by_the_batch_of_another_writer(fold
     assert lsns_of(opened(folder)) == lsns_in(folder / "data") == list(range(1, 11))
 
 
-def test_a_commit_outlives_any_power_cut_once_it_has_returned(folder: Path, tmp_path: Path) -> None:
-    before = tmp_path / "before"
-    table = opened(folder)
-    staged = [written(table, [6]), written(table, [7])]
-    shutil.copytree(folder, before, symlinks=True)
-    disk = StoppingDisk()
-    assert ParquetTable(folder, SMALL, disk).commit("me", 2, staged)
-    cuts = 0
-    for _ in power_cuts(before, folder, disk.steps):
-        cuts += 1
+@pytest.fixture
+def before(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the folder as the test finds it."""
+    copy = tmp_path / "before"
+    shutil.copytree(folder, copy, symlinks=True)
+    return copy
+
+
+def staged(folder: Path) -> Path:
+    """Return where tasks write."""
+    return folder / "_walproxy" / "staged"
+
+
+def test_commits_and_compactions_outlive_any_power_cut_once_they_have_returned(folder: Path, before: Path) -> None:
+    changes: list[Callable[[ParquetTable], object]] = [
+        lambda table: table.commit("me", 2, [written(table, [6]), written(table, [7])]),
+        lambda table: table.commit("me", 3, [written(table, [8])]),
+        lambda table: table.compact(),
+        lambda table: table.commit("me", 4, [written(table, [9])]),
+    ]
+    disk = StoppingDisk(watched=staged(folder))
+    for done in range(1, len(changes) + 1):
+        shutil.rmtree(folder)
+        shutil.copytree(before, folder, symlinks=True)
+        disk = StoppingDisk(watched=staged(folder))
+        table = ParquetTable(folder, SMALL, disk)
+        for change in changes[:done]:
+            change(table)
+        batch, rows = {1: (2, 7), 2: (3, 8), 3: (3, 8), 4: (4, 9)}[done]
+        for _ in power_cuts(before, folder, disk.steps):
+            assert not opened(folder).commit("me", batch, [written(opened(folder), [rows])])
+            assert lsns_of(opened(folder)) == lsns_in(folder / "data") == list(range(1, rows + 1))
+
+
+def test_what_a_second_process_finds_and_says_is_in_outlives_any_power_cut(folder: Path, before: Path) -> None:
+    killed = StopsBehindTheEntry(watched=staged(folder))
+    with pytest.raises(Stopped):
+        commit_a_batch(ParquetTable(folder, SMALL, killed))
+    second = StoppingDisk()
+    assert not ParquetTable(folder, SMALL, second).commit("me", 2, [])
+    for _ in power_cuts(before, folder, [*killed.steps, *second.steps]):
         assert opened(folder).last_batch("me") == 2
-        assert not opened(folder).commit("me", 2, [written(opened(folder), [6]), written(opened(folder), [7])])
-        assert lsns_of(opened(folder)) == lsns_in(folder / "data") == [1, 2, 3, 4, 5, 6, 7]
-    assert cuts > 1
+        assert lsns_of(opened(folder)) == lsns_in(folder / "data") == list(range(1, 10))
 
 
 @pytest.mark.parametrize("change", [commit_a_batch, ParquetTable.compact], ids=["commit", "compaction"])
 def test_a_power_cut_at_any_step_loses_and_doubles_nothing(
-    folder: Path, tmp_path: Path, change: Callable[[ParquetTable], object]
+    folder: Path, before: Path, change: Callable[[ParquetTable], object]
 ) -> None:
-    steps = steps_of(folder, change)
-    before, start = tmp_path / "before", tmp_path / "start"
-    shutil.copytree(folder, start, symlinks=True)
-    for stop_at in range(1, steps):
+    for stop_at in range(1, steps_of(folder, change)):
         shutil.rmtree(folder)
-        shutil.copytree(start, folder, symlinks=True)
-        disk = _CopyBeforeTheFirstStep(stop_at, folder, before)
+        shutil.copytree(before, folder, symlinks=True)
+        disk = StoppingDisk(stop_at, staged(folder))
         with pytest.raises(Stopped):
             change(ParquetTable(folder, SMALL, disk))
         for _ in power_cuts(before, folder, disk.steps):
-            seen = lsns_in(folder / "data")
-            assert seen[:5] == [1, 2, 3, 4, 5]
+            assert lsns_in(folder / "data")[:5] == [1, 2, 3, 4, 5]
             commit_a_batch(opened(folder))
             assert lsns_of(opened(folder)) == lsns_in(folder / "data") == list(range(1, 10))
-
-
-class _CopyBeforeTheFirstStep(StoppingDisk):
-    """Keeps what the folder is when the staged files are written: tasks have synced their content."""
-
-    def __init__(self, stop_at: int, folder: Path, copy: Path) -> None:
-        super().__init__(stop_at)
-        self._folder, self._copy = folder, copy
-
-    def _before_a_step(self) -> None:
-        if self.count == 0:
-            shutil.rmtree(self._copy, ignore_errors=True)
-            shutil.copytree(self._folder, self._copy, symlinks=True)
-        super()._before_a_step()
 
 
 def test_during_a_compaction_every_listing_shows_each_row_once(folder: Path, tmp_path: Path) -> None:
@@ -212,6 +223,20 @@ def test_a_log_without_an_entry_in_the_middle_is_not_continued(folder: Path) -> 
     entry.write_text('{"version":9,"number":2,"time":0.0,"operation":"append","generation":1}')
     with pytest.raises(StorageFailed, match=r"0002\.json is of version 9, this program reads version 1"):
         opened(folder)
+
+
+def test_an_entry_of_the_log_is_never_written_twice(folder: Path) -> None:
+    """Not even where locks do not work: two processes that both think that theirs is the next entry."""
+    first, second = (CommitLog(disk, folder / "_walproxy") for disk in (StopsBehindTheEntry(), Disk()))
+    first.refresh()
+    second.refresh()
+    entry = Entry(1, first.state.number + 1, 0.0, "append", 1, writer="first", batch=0)
+    with pytest.raises(Stopped):
+        first.append(entry)
+    assert not second.append(Entry(1, entry.number, 0.0, "append", 1, writer="second", batch=0))
+    second.refresh()
+    assert second.newest == entry
+    assert opened(folder).remove_orphans(0).files == 1
 
 
 class ReadOnlyDisk(Disk):
