@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("decode", "decode_cases", "crc", "jit", "transactions", "views", "volume", "tuple_stats", "page_versions")
+TESTS = (
+    "decode",
+    "decode_cases",
+    "crc",
+    "jit",
+    "transactions",
+    "views",
+    "volume",
+    "tuple_stats",
+    "page_versions",
+    "waldump",
+)
 
 
 @pytest.mark.slow
