@@ -14,7 +14,7 @@ from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import extend, fork, make_log, write_history, write_segments
 from walproxy.pipeline.decoder.pages import content_position
 from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing, open_input
-from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt
+from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt, SourceUnavailable
 
 PATH = LogPath(1, (), MIB)
 
@@ -149,7 +149,9 @@ def test_timelines_are_followed_through_history_files(tmp_path: Path) -> None:
     write_segments(tmp_path, parent)
     write_segments(tmp_path, child, [3 * MIB, 4 * MIB])
     wal_input = opened(tmp_path)
-    assert wal_input.log_path() == LogPath(2, (), MIB), "without a history file nothing is known of the parent"
+    with pytest.raises(SourceUnavailable, match=r"has WAL of timeline 2, but no 00000002\.history yet"):
+        wal_input.log_path()
+    assert wal_input.log_path(2) == LogPath(2, (), MIB)
     write_history(tmp_path, 2, ((1, fork_lsn),))
     path = wal_input.log_path()
     assert path == LogPath(2, ((1, fork_lsn),), MIB)
@@ -163,6 +165,12 @@ def test_timelines_are_followed_through_history_files(tmp_path: Path) -> None:
     (tmp_path / "00000002.history").write_text("nonsense")
     with pytest.raises(SourceCorrupt, match="the history of TLI 2 has a line that is not understood"):
         wal_input.log_path()
+
+
+def test_segments_of_one_timeline_need_no_history_file(tmp_path: Path) -> None:
+    child = extend(fork(make_log(2 * MIB), 3), 4 * MIB)
+    write_segments(tmp_path, child, [2 * MIB, 3 * MIB])
+    assert opened(tmp_path).log_path() == LogPath(3, (), MIB)
 
 
 def test_the_wal_of_two_servers_in_one_folder_is_refused(tmp_path: Path) -> None:

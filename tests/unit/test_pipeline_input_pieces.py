@@ -9,11 +9,19 @@ from hypothesis import strategies as st
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.format import PAGE_SIZE
+from safekeeper.wal.format import PAGE_SIZE, RECORD_HEADER_SIZE
 from tests.unit.record_bodies import of_length
 from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import extend, make_log
-from walproxy.pipeline.input.pieces import UNLIMITED_LSN, PlannedPiece, decode_piece, plan_pieces, safe_end
+from walproxy.pipeline.decoder.pages import content_position
+from walproxy.pipeline.input.pieces import (
+    AS_NEEDED_LSN,
+    UNLIMITED_LSN,
+    PlannedPiece,
+    decode_piece,
+    plan_pieces,
+    safe_end,
+)
 from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing, room_for
 from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt
 
@@ -77,8 +85,9 @@ def test_pieces_end_where_segments_do() -> None:
         PlannedPiece(2 * MIB + PAGE_SIZE, 3 * MIB, 4 * MIB + 100),
         PlannedPiece(3 * MIB, 3 * MIB + 7, 4 * MIB + 100),
     ]
-    assert plan_pieces(PATH, extents, 2 * MIB, 3 * MIB, whole_until_lsn=3 * MIB) == [
-        PlannedPiece(2 * MIB, 3 * MIB, UNLIMITED_LSN)
+    assert plan_pieces(PATH, extents, 2 * MIB, 4 * MIB, whole_until_lsn=4 * MIB) == [
+        PlannedPiece(2 * MIB, 3 * MIB, UNLIMITED_LSN),
+        PlannedPiece(3 * MIB, 4 * MIB, AS_NEEDED_LSN),
     ]
     # Within a page no record goes on behind a safe end, and nothing behind it may be there.
     assert plan_pieces(PATH, extents, 2 * MIB, 2 * MIB + 80, whole_until_lsn=2 * MIB + 96) == [
@@ -121,7 +130,7 @@ def test_gaps_that_are_allowed_are_passed_over_and_logged(caplog: pytest.LogCapt
     assert all(message.endswith(": passed over") for message in caplog.messages)
     assert plan_pieces(PATH, HOLED, MIB, 4 * MIB + PAGE_SIZE, allow_gaps=True, whole_until_lsn=4 * MIB + PAGE_SIZE) == [
         PlannedPiece(MIB, 2 * MIB, 2 * MIB),
-        PlannedPiece(4 * MIB, 4 * MIB + PAGE_SIZE, UNLIMITED_LSN),
+        PlannedPiece(4 * MIB, 4 * MIB + PAGE_SIZE, AS_NEEDED_LSN),
     ]
 
 
@@ -233,18 +242,66 @@ def test_below_the_safe_end_is_every_record_that_is_wholly_there_and_no_other(
     assert is_below <= {True}
 
 
+def streamed(wal: WalBuilder, position_lsn: Lsn, available_lsn: Lsn) -> tuple[list[Lsn], Lsn]:
+    """Return the records of the batch of a stream that stands at `position_lsn`, and where it stands then."""
+    wal_input = BuiltInput(wal, [Extent(MIB, available_lsn)])
+    end_lsn = safe_end(wal_input, PATH, position_lsn, available_lsn)
+    if end_lsn <= position_lsn:
+        return [], position_lsn
+    pieces = plan_pieces(PATH, wal_input.extents(PATH), position_lsn, end_lsn, whole_until_lsn=end_lsn)
+    # Pieces begin at pages; whoever reads on passes over what he has had.
+    return [lsn for lsn in starts(wal_input, pieces) if lsn >= position_lsn], end_lsn
+
+
+def test_a_record_that_ends_with_the_page_is_there_though_nothing_behind_it_is() -> None:
+    for segment_end in (False, True):
+        wal = make_log(2 * MIB - 50_000)
+        while True:
+            wal.data += bytes(-len(wal.data) % 8)
+            border_lsn = 2 * MIB if segment_end else wal.position + -wal.position % PAGE_SIZE
+            room = content_position(border_lsn, MIB) - content_position(wal.position, MIB)
+            if room > 100:
+                break
+            wal.add(of_length(3))
+        wal.add(of_length(room - RECORD_HEADER_SIZE))
+        assert wal.position == border_lsn
+        found, position_lsn = streamed(wal, MIB, border_lsn)
+        assert found == [record.start_lsn for record in wal.records]
+        before = len(wal.records)
+        extend(wal, wal.position + 30_000)
+        more, _ = streamed(wal, position_lsn, wal.records[-1].end_lsn - 8)
+        assert more == [record.start_lsn for record in wal.records[before:-1]]
+
+
+def test_a_switched_segment_is_streamed_though_the_next_one_is_not_there() -> None:
+    wal = make_log(MIB + 300_000)
+    wal.switch()
+    found, position_lsn = streamed(wal, MIB, 2 * MIB)
+    assert found == [record.start_lsn for record in wal.records]
+    before = len(wal.records)
+    extend(wal, 2 * MIB + 100_000)
+    more, _ = streamed(wal, position_lsn, wal.records[-1].start_lsn)
+    assert more == [record.start_lsn for record in wal.records[before:-1]]
+
+
+def test_what_a_stream_has_seen_of_a_record_behind_a_page_is_needed_when_it_is_read_again() -> None:
+    wal = make_log(3 * MIB)
+    record = next(record for record in wal.records if record.start_lsn < 2 * MIB < record.end_lsn)
+    seen = plan_pieces(PATH, [Extent(MIB, 3 * MIB)], MIB, 2 * MIB, whole_until_lsn=2 * MIB)
+    assert record.start_lsn in starts(BuiltInput(wal, [Extent(MIB, 3 * MIB)]), seen)
+    less = BuiltInput(wal, [Extent(MIB, 2 * MIB)])
+    again = plan_pieces(PATH, less.extents(PATH), MIB, 2 * MIB, whole_until_lsn=2 * MIB)
+    with pytest.raises(WalMissing, match="nothing from 0/200000 to"):
+        starts(less, again)
+
+
 def test_a_stream_that_goes_from_safe_end_to_safe_end_has_each_record_once() -> None:
     found: list[Lsn] = []
     position_lsn, available_lsn = MIB, MIB
     while available_lsn < LONG.position:
         available_lsn = min(available_lsn + 77_777, LONG.position)
-        wal_input = BuiltInput(LONG, [Extent(MIB, available_lsn)])
-        end_lsn = safe_end(wal_input, PATH, position_lsn, available_lsn)
-        if end_lsn > position_lsn:
-            pieces = plan_pieces(PATH, wal_input.extents(PATH), position_lsn, end_lsn, whole_until_lsn=end_lsn)
-            # Pieces begin at pages; whoever reads on passes over what he has had.
-            found += [lsn for lsn in starts(wal_input, pieces) if lsn >= position_lsn]
-            position_lsn = end_lsn
+        more, position_lsn = streamed(LONG, position_lsn, available_lsn)
+        found += more
     assert LONG.records[-1].end_lsn > LONG.position  # Its padding is not there.
     assert position_lsn == LONG.records[-1].start_lsn
     assert found == starts_in(LONG, MIB, position_lsn, LONG.position)

@@ -74,9 +74,11 @@ class ArchiveInput:
         """See WalInput."""
         segment_size = self.origin().segment_size
         listing = self._listing()
+        # In this order: a timeline's history file is archived before anything of it.
+        timelines = self._ask(listing.timelines)
         archived = self._ask(lambda: parse_keys(self._store.list(HISTORY_FOLDER), segment_size)).objects
         files = {each.file.tli: each for each in archived}
-        timelines = self._ask(listing.timelines) | files.keys()
+        timelines |= files.keys()
         if not timelines:
             raise WalMissing(f"{self.name} has no WAL yet")
         wanted = max(timelines) if tli is None else tli

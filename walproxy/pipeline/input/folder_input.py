@@ -29,7 +29,7 @@ from walproxy.pipeline.input.folder_listing import (
 from walproxy.pipeline.input.segment_index import by_segment, extents_along, missing, union
 from walproxy.pipeline.input.valid_end import ValidEnd
 from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing, room_for
-from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt
+from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt, SourceUnavailable
 
 
 class _Inventory(NamedTuple):
@@ -64,7 +64,10 @@ class FolderInput:
             return self._listing.origin()
 
     def log_path(self, tli: int | None = None) -> LogPath:
-        """See WalInput. A timeline without its history file is taken to have no ancestors."""
+        """See WalInput. A timeline without its history file is taken to have no ancestors, if that is all there can be.
+
+        A server that is promoted writes the first segment of its timeline before the history file.
+        """
         with self._lock:
             self._refresh()
             segment_size = self._listing.origin().segment_size
@@ -75,6 +78,11 @@ class FolderInput:
         wanted = max(timelines) if tli is None else tli
         if wanted in histories:
             return LogPath(wanted, self._lineage(wanted), segment_size)
+        if tli is None and wanted > min(timelines):
+            raise SourceUnavailable(
+                f"{self.name} has WAL of timeline {wanted}, but no {timeline_history_name(wanted)} yet, which says "
+                "where it begins: put that file there, or name the timeline"
+            )
         ancestors = {each for history in histories for each, _ in self._lineage(history)}
         if wanted not in timelines | ancestors:
             known = ", ".join(str(each) for each in sorted(timelines | ancestors))

@@ -29,6 +29,7 @@ _HEADERS_AT_ONCE = 8
 _HEADERS_AT_ONCE_MAX = 1024
 
 UNLIMITED_LSN: Final = (1 << 63) - 1
+AS_NEEDED_LSN: Final = UNLIMITED_LSN - 1
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class PlannedPiece(NamedTuple):
     Attributes:
         begin_lsn: a page's start.
         available_lsn: up to there the WAL was there without a hole when the piece was planned. Nothing beyond is read,
-            so that a task that is repeated finds the same. UNLIMITED_LSN: all that its records need is there.
+            so that a task that is repeated finds the same. UNLIMITED_LSN: all that its records need is there, and the
+            header of the page behind them. AS_NEEDED_LSN: all that its records need, and perhaps no byte behind them.
     """
 
     begin_lsn: Lsn
@@ -87,18 +89,26 @@ def plan_pieces(
         if not allow_gaps:
             raise WalMissing(problem)
         _log.warning("%s: passed over", problem)
-    # At a page's boundary a record may go on, and the header behind it says how far; within a page none does.
-    is_border = whole_until_lsn is not None and whole_until_lsn % PAGE_SIZE == 0
-    reach_lsn = UNLIMITED_LSN if is_border else whole_until_lsn
     return [
-        PlannedPiece(
-            part.begin_lsn,
-            part.end_lsn,
-            extent.end_lsn if reach_lsn is None or end_lsn > extent.end_lsn else reach_lsn,
-        )
+        PlannedPiece(*part, _available(part, extent, whole_until_lsn if end_lsn <= extent.end_lsn else None))
         for extent in extents
         for part in by_segment(max(begin_lsn, extent.begin_lsn), min(end_lsn, extent.end_lsn), path.segment_size)
     ]
+
+
+def _available(part: Extent, extent: Extent, whole_until_lsn: Lsn | None) -> Lsn:
+    """Return the `available_lsn` of a piece."""
+    if whole_until_lsn is None:
+        return extent.end_lsn
+    if whole_until_lsn % PAGE_SIZE:
+        return whole_until_lsn  # Within a page no record goes on behind a safe end.
+    # At a page's boundary one may. Or it ends there, and nothing behind it need be there.
+    return UNLIMITED_LSN if _page_end(part.end_lsn) < whole_until_lsn else AS_NEEDED_LSN
+
+
+def _page_end(lsn: Lsn) -> Lsn:
+    """Return the first page boundary at or behind `lsn`."""
+    return -(-lsn // PAGE_SIZE) * PAGE_SIZE
 
 
 def _gaps(extents: Sequence[Extent], begin_lsn: Lsn, end_lsn: Lsn) -> list[Extent]:
@@ -159,10 +169,12 @@ def read_piece(wal_input: WalInput, path: LogPath, piece: PlannedPiece, room: Ro
     from walproxy.pipeline.decoder.decode import straddler_end
 
     room = room or Room()
-    border_lsn = min(-(-piece.end_lsn // PAGE_SIZE) * PAGE_SIZE, piece.available_lsn)
+    border_lsn = min(_page_end(piece.end_lsn), piece.available_lsn)
     header_size = page_header_size(border_lsn, path.segment_size)
     if piece.available_lsn == UNLIMITED_LSN:
-        look_ahead = header_size  # So much is behind a safe end, and perhaps no more.
+        look_ahead = header_size
+    elif piece.available_lsn == AS_NEEDED_LSN:
+        look_ahead = 0
     else:
         look_ahead = min(_LOOK_AHEAD_BYTES, piece.available_lsn - border_lsn)
     wal = _extended(wal_input, path, piece, room, 0, border_lsn + look_ahead)

@@ -55,12 +55,12 @@ class _Host:
         """Return what it says of its WAL, over the connection of the last time if that is still good."""
         if self._connection is not None:
             try:
-                return self._ask(self._connection)
+                return self.ask(self._connection)
             except SourceUnavailable:
                 self.hang_up()  # It may have been restarted since.
         self._connection = self.server.connect()
         try:
-            return self._ask(self._connection)
+            return self.ask(self._connection)
         except SourceUnavailable:
             self.hang_up()
             raise
@@ -71,7 +71,8 @@ class _Host:
             self._connection.finish()
             self._connection = None
 
-    def _ask(self, connection: pq.abc.PGconn) -> ServedLog:
+    def ask(self, connection: pq.abc.PGconn) -> ServedLog:
+        """Return what it says of its WAL; what cannot have changed is not asked again."""
         with self.server.talking():
             system_id, tli, readable_lsn = self.server.identify(connection)
             path = self._paths.get(tli)
@@ -256,7 +257,7 @@ class SafekeeperInput:
 
     def _stream(self, host: _Host, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn) -> Iterator[memoryview]:
         with host.server.connected() as connection:
-            log = host.server.log(connection)
+            log = host.ask(connection)
             self._check_origin(host, log.origin)
             known_lsn = min(path.common_end(log.path), log.readable_lsn)
             if known_lsn < end_lsn:

@@ -98,7 +98,10 @@ def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
 
         return SafekeeperInput(path, options)
     if scheme == "file":
-        return _open_folder(path, Path(unquote(urlsplit(path).path)), options)
+        parts = urlsplit(path)
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigurationError(f"{path} names another host: write file:///path")
+        return _open_folder(path, Path(unquote(parts.path)), options)
     if scheme not in _REMOTE_SCHEMES:
         raise ConfigurationError(
             f"{scheme}:// is no input of WAL: give a folder, s3://, gs://, az:// or {SAFEKEEPER_SCHEME}://HOST:PORT"
