@@ -328,14 +328,7 @@ class LocalPostgres:
             # A socket's path has at most 107 bytes, so it cannot lie in a data folder that is deep down.
             self._socket_directory = Path(tempfile.mkdtemp(prefix="walproxy-pg-", dir="/tmp"))
             self._give(self._socket_directory)
-        options = {
-            "port": str(self.port),
-            "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": str(self._socket_directory),
-            "logging_collector": "off",
-            # In the data folder: after a crash whose server is never started again it would stay in the system.
-            "dynamic_shared_memory_type": "mmap",
-        }
+        options = self._options(self._socket_directory)
         # A change of user makes the kernel forget whose death ends a process: it comes first.
         reader = _as_reader_of_all(self._user) if self._reads_all and self._user is not None else ()
         with self.log_path.open("ab") as log:
@@ -356,6 +349,17 @@ class LocalPostgres:
                 start_new_session=True,  # Ctrl-C in the terminal is for us, not for the server
                 **({} if reader else self._as_user()),
             )
+
+    def _options(self, socket_directory: Path) -> dict[str, str]:
+        """Return the settings that no configuration file changes."""
+        return {
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": str(socket_directory),
+            "logging_collector": "off",
+            # In the data folder: after a crash whose server is never started again it would stay in the system.
+            "dynamic_shared_memory_type": "mmap",
+        }
 
     def _wait_until_ready(self, deadline: float) -> bool:
         """Return whether the server got ready; if it did not, no process of it is left."""

@@ -22,6 +22,7 @@ _COMMANDS: Final[dict[str, str]] = {
     "report": "show what wrote the WAL, as an HTML page",
     "waldump": "show records of the WAL, as pg_waldump does",
     "maintain": "merge small files of tables, remove what is old",
+    "page": "restore a page of a table as it was",
     "catalog": "write the names of relations into a file",
     "cdc": "publication and slot for row changes",
     "apply": "keep tables as the tables of a database are",

@@ -1,0 +1,276 @@
+"""One page as it was at an LSN, restored by a throw-away PostgreSQL and checked against the WAL.
+
+    which record is the last one that is complete at that LSN     the WAL itself        history.LogReader
+    can recovery get there                                        walproxy restore's    recovery.plan
+    recover up to and with that record, write all to the files    PostgreSQL            private_server
+    read the page                                                 its file              relation
+    what the page's header must say then                          the WAL               history.history_of
+
+The page is byte for byte what redo has made. PostgreSQL puts in the checksum when it writes a page, if the cluster has
+checksums; nothing else is added. On the primary the same page may have hints besides (walproxy/pipeline/pages/page.py).
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.lsn import Lsn, format_lsn, segment_start
+from walproxy.pipeline.input.pieces import PlannedPiece, plan_pieces
+from walproxy.pipeline.input.times import end_of_time
+from walproxy.pipeline.input.wal_input import Extent, WalInput, open_input
+from walproxy.pipeline.jobs.catalog import RelationId
+from walproxy.pipeline.pages.history import History, LogReader, Record, history_of
+from walproxy.pipeline.pages.page import PageHeader, header_of
+from walproxy.pipeline.pages.private_server import PrivatePostgres
+from walproxy.pipeline.pages.relation import PageId, RelationName, read_page
+from walproxy.recovery.base_backup import BackupFacts, BaseBackup
+from walproxy.recovery.config import SourceConfig, open_sources
+from walproxy.recovery.fetcher import Fetcher
+from walproxy.recovery.plan import LATEST, Plan, Target, choose_path, make_plan
+from walproxy.recovery.restore import Owner, recovery_settings, write_data_folder
+from walproxy.recovery.sources import LogPath
+from walproxy.server_binaries import ServerBinaries, find_servers, server_user
+
+_REMOVAL_TIMEOUT_S: Final = 10.0
+_RELATION_QUERY: Final = """
+    SELECT pg_catalog.pg_relation_filenode(c.oid)::text AS relation,
+           CASE WHEN c.relisshared THEN '0' ELSE d.oid::text END AS database,
+           coalesce(nullif(c.reltablespace, 0), d.dattablespace)::text AS tablespace
+    FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
+    WHERE n.nspname = {schema} AND c.relname = {name}
+"""
+
+
+class PageMismatch(WalproxyError):
+    """The restored page is not the one that the WAL's records make."""
+
+
+class PageRequest(NamedTuple):
+    """What is asked for.
+
+    Attributes:
+        at: the LSN, or a time: then the last commit at or before it.
+        sources: where the WAL is; an archive at least.
+        tables: a folder with the table `page_versions`, None to read the WAL alone.
+        timeline: as `walproxy restore --target-timeline`.
+        work_folder: where the throw-away data folder is made.
+    """
+
+    relation: RelationName | RelationId
+    fork: int
+    block: int
+    at: Lsn | datetime
+    backup: Path
+    sources: SourceConfig
+    tables: Path | None = None
+    timeline: str = LATEST
+    work_folder: Path | None = None
+
+
+class RestoredPage(NamedTuple):
+    """A page.
+
+    Attributes:
+        content: its 8 KiB.
+        at_lsn: the LSN that was asked for.
+        last_record: the last one of the whole log that is complete there.
+        history: which records made the page.
+        replayed_bytes: how much WAL PostgreSQL went through.
+    """
+
+    page: PageId
+    content: bytes
+    header: PageHeader
+    at_lsn: Lsn
+    last_record: Record
+    history: History
+    major: int
+    tli: int
+    replayed_bytes: int
+
+
+Progress = Callable[[str], None]
+"""Told what is being done, as it begins."""
+
+
+def restore_page(request: PageRequest, progress: Progress = lambda step: None) -> RestoredPage:
+    """Restore a page.
+
+    Raises:
+        ConfigurationError: what is asked for is not there: the relation, the block, the backup, the WAL.
+        PageMismatch: the WAL contradicts the page.
+        ArchiveRefused, SourceUnavailable, SourceCorrupt, WalMissing: the WAL cannot be had.
+        RecoveryFailed: PostgreSQL could not recover.
+    """
+    backup = BaseBackup(request.backup)
+    binaries = _binaries(backup)
+    progress("looking at the archive")
+    fetcher = Fetcher(
+        open_sources(request.sources), system_id=backup.facts.system_id, timeout_s=request.sources.timeout
+    )
+    path = choose_path(fetcher, backup.facts, request.timeline)
+    wal_input = _open_wal(request.sources)
+    at_lsn = _lsn_of(request.at, wal_input, path)
+    log = LogReader(wal_input, path, _pieces(wal_input, path, backup.facts, at_lsn))
+    last_record = log.last_record(at_lsn)
+    if last_record is None or last_record.lsn < max(backup.facts.end_lsn, backup.facts.checkpoint_lsn):
+        raise _too_early(request, backup.facts, at_lsn)
+    own_wal = {entry.path.name: entry.size for entry in backup.wal_entries()}
+    goal = Target(lsn=last_record.lsn, timeline=request.timeline)
+    plan = make_plan(fetcher, backup.facts, own_wal, goal)
+    folder = Path(tempfile.mkdtemp(prefix="walproxy-page-", dir=request.work_folder))
+    try:
+        folder.chmod(0o711)
+        with PrivatePostgres(binaries, folder / "data") as server:
+            page = _recover(server, backup, plan, goal, request, progress)
+            content = read_page(server.data_directory, page)
+    finally:
+        _remove(folder)
+    progress("comparing the page with the WAL")
+    history = history_of(log, page, at_lsn, request.tables)
+    header = header_of(content)
+    _check(history, header, page, at_lsn)
+    replayed_bytes = last_record.end_lsn - backup.facts.start_lsn
+    return RestoredPage(
+        page,
+        content,
+        header,
+        at_lsn,
+        last_record,
+        history,
+        binaries.major,
+        path.tli_of(last_record.lsn),
+        replayed_bytes,
+    )
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder; who fetched WAL for the recovery ahead may be removing his part of it at the same time."""
+    deadline = time.monotonic() + _REMOVAL_TIMEOUT_S
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _binaries(backup: BaseBackup) -> ServerBinaries:
+    major = backup.facts.major
+    servers = find_servers()
+    if major not in servers:
+        there = ", ".join(str(each) for each in sorted(servers)) or "none"
+        raise ConfigurationError(
+            f"{backup.path} is of PostgreSQL {major}, which is not installed here (there: {there}): install it"
+        )
+    return servers[major]
+
+
+def _open_wal(sources: SourceConfig) -> WalInput:
+    if sources.archive is None:
+        raise ConfigurationError("which records make a page is read from the archive: name it with --archive")
+    return open_input(sources.archive, sources.archive_options)
+
+
+def _lsn_of(at: Lsn | datetime, wal_input: WalInput, path: LogPath) -> Lsn:
+    if not isinstance(at, datetime):
+        return at
+    extents = wal_input.extents(path)
+    if not extents:
+        raise ConfigurationError(f"there is no WAL of timeline {path.tli} in {wal_input.name}")
+    return end_of_time(wal_input, path, extents, at)
+
+
+def _pieces(wal_input: WalInput, path: LogPath, backup: BackupFacts, at_lsn: Lsn) -> list[PlannedPiece]:
+    """Return the WAL from the backup on that is there without a hole around `at_lsn`.
+
+    What came before and is with the backup only is not needed to tell which records make the page.
+    """
+    begin_lsn = segment_start(backup.start_lsn, path.segment_size)
+    extents = wal_input.extents(path)
+    reached = next((extent for extent in extents if extent.begin_lsn <= at_lsn <= extent.end_lsn), None)
+    if reached is None:
+        if at_lsn < begin_lsn:
+            raise ConfigurationError(
+                f"--at {format_lsn(at_lsn)} lies before the backup's begin, {format_lsn(begin_lsn)}"
+            )
+        raise ConfigurationError(
+            f"{wal_input.name} does not reach --at {format_lsn(at_lsn)}: {_what_is_there(extents)}"
+        )
+    if reached.begin_lsn > begin_lsn and reached.begin_lsn > backup.end_lsn:
+        raise ConfigurationError(
+            f"{path.name_of(reached.begin_lsn - 1)} is missing in {wal_input.name}: the backup of "
+            f"{format_lsn(backup.start_lsn)} cannot be recovered up to {format_lsn(at_lsn)}; find that file, or name a "
+            "later backup"
+        )
+    return plan_pieces(path, [reached], max(begin_lsn, reached.begin_lsn), reached.end_lsn)
+
+
+def _what_is_there(extents: list[Extent]) -> str:
+    ranges = [f"{format_lsn(extent.begin_lsn)} to {format_lsn(extent.end_lsn)}" for extent in extents[-3:]]
+    return f"there is WAL from {', '.join(ranges)}" if ranges else "there is no WAL at all"
+
+
+def _too_early(request: PageRequest, backup: BackupFacts, at_lsn: Lsn) -> ConfigurationError:
+    end_lsn = backup.end_lsn or backup.checkpoint_lsn
+    return ConfigurationError(
+        f"{request.backup} is newer than --at {format_lsn(at_lsn)}: it can be recovered to what lies behind "
+        f"{format_lsn(end_lsn)} only; name an earlier backup"
+    )
+
+
+def _recover(
+    server: PrivatePostgres,
+    backup: BaseBackup,
+    plan: Plan,
+    goal: Target,
+    request: PageRequest,
+    progress: Progress,
+) -> PageId:
+    """Recover, and say which page is meant."""
+    user = server_user()
+    owner = Owner(user.uid, user.gid) if user is not None else None
+    progress("copying the backup")
+    write_data_folder(backup, server.data_directory, request.sources, plan, goal, owner, lambda size: None)
+    server.prepare({**recovery_settings(goal), "recovery_target_inclusive": "on"})
+    progress("recovering")
+    server.recover()
+    relation = request.relation
+    if isinstance(relation, RelationName):
+        relation = _relation_id(server, relation)
+    return PageId(relation, request.fork, request.block)
+
+
+def _relation_id(server: PrivatePostgres, relation: RelationName) -> RelationId:
+    query = _RELATION_QUERY.format(schema=_literal(relation.schema), name=_literal(relation.name))
+    found = server.ask_once(relation.database, query)
+    if found is None:
+        raise ConfigurationError(f"there was no relation {relation} at that LSN: correct --relation")
+    if found.get("relation") is None:
+        raise ConfigurationError(f"{relation} has no pages: it is a view or a partitioned table")
+    return RelationId(*(int(found[name] or 0) for name in ("tablespace", "database", "relation")))
+
+
+def _literal(text: str) -> str:
+    """Return a text for SQL in whatever encoding: single-user mode takes bytes as they come."""
+    return f"pg_catalog.convert_from('\\x{text.encode().hex()}', 'UTF8')"
+
+
+def _check(history: History, header: PageHeader, page: PageId, at_lsn: Lsn) -> None:
+    """Compare the page's header with what the WAL says.
+
+    Raises:
+        PageMismatch: they contradict each other.
+    """
+    if header.lsn > at_lsn or not history.allows(header.lsn):
+        expected = (
+            " or ".join(format_lsn(lsn) for lsn in history.possible_lsns) or "no record behind the backup's begin"
+        )
+        raise PageMismatch(
+            f"the restored block {page.block} of {page.relation} says that it was changed last at "
+            f"{format_lsn(header.lsn)}, the WAL up to {format_lsn(at_lsn)} says {expected}: archive and backup "
+            "contradict each other, walproxy archive verify tells more"
+        )
