@@ -376,3 +376,11 @@ def test_a_record_whose_length_is_not_there_yet_needs_that_first() -> None:
         assert decoded.lsn.tolist() == [first.start_lsn]
         assert (decoded.end.kind, decoded.end.lsn) == ("incomplete", second.start_lsn)
         assert decoded.end.needed_until_lsn == (second.start_lsn + 8 if more < 4 else second.end_lsn)
+
+
+def test_the_hole_of_an_image_is_a_number_of_16_bits() -> None:
+    wal = WalBuilder()
+    wal.add(image(9000, 9, 3))
+    decoded = decoded_all(wal)
+    assert decoded.end.kind == "complete"
+    assert decoded.hole_bytes.tolist() == [PAGE_SIZE - 9000 + (1 << 16)]
