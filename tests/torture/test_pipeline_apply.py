@@ -1,0 +1,95 @@
+"""The apply job, killed ten times under a workload with changes of tables, and its rows compared in the end."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.apply_fixtures import PGBENCH_TABLES, ApplyProcess, compare, make_bench, start_bench
+from tests.pipeline.logical_server import Source, logical_server
+from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
+from walproxy.pipeline.cdc.server import connect
+
+KILLS = 10
+LOAD_S = 60
+SEED = 7
+SCRIPT = """
+\\set id 2 * random(1, 250) + :client_id
+\\set other 2 * random(1, 250) + :client_id
+BEGIN;
+INSERT INTO wide VALUES (:id, :other, repeat('x', 4000)) ON CONFLICT (id) DO UPDATE SET n = wide.n + 1;
+DELETE FROM wide WHERE id = :other;
+UPDATE wide SET id = :other WHERE id = :id AND NOT EXISTS (SELECT FROM wide WHERE id = :other);
+INSERT INTO log SELECT :id, 'one of several' FROM generate_series(1, 3);
+SAVEPOINT s;
+UPDATE wide SET n = n + 1000 WHERE id = :other;
+ROLLBACK TO s;
+COMMIT;
+"""
+COLUMNS = (
+    "ALTER TABLE wide ADD COLUMN plain int",
+    "ALTER TABLE wide ADD COLUMN filled int DEFAULT 7",
+    "ALTER TABLE wide DROP COLUMN plain",
+    "ALTER TABLE wide RENAME COLUMN filled TO renamed",
+    "TRUNCATE log",
+    "ALTER TABLE log ADD COLUMN at timestamptz DEFAULT clock_timestamp()",
+)
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    with logical_server() as server, closing(Source(server)) as made:
+        yield made
+
+
+def change_tables(source: Source, stop: threading.Event) -> None:
+    """Change columns now and then, one after the other."""
+    with closing(connect(source.conninfo)) as connection:
+        for statement in COLUMNS:
+            if stop.wait(LOAD_S / 2 / len(COLUMNS)):
+                return
+            connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, table_format: FollowingFormat) -> None:
+    chance = random.Random(SEED)
+    script = tmp_path / "script.sql"
+    script.write_text(SCRIPT)
+    make_bench(source)
+    source.run(
+        "CREATE TABLE wide (id int PRIMARY KEY, n int, big text)",
+        "ALTER TABLE wide ALTER big SET STORAGE EXTERNAL",
+        "CREATE TABLE log (x int, y text)",
+    )
+    source.publish()
+    stop, folder = threading.Event(), tmp_path / "lake"
+    loads = [start_bench(source, LOAD_S, "--rate=200"), start_bench(source, LOAD_S, "--rate=50", f"--file={script}")]
+    changer = threading.Thread(target=change_tables, args=(source, stop))
+    changer.start()
+    job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
+    try:
+        for kill in range(KILLS):
+            time.sleep(chance.uniform(1.5, LOAD_S / KILLS))
+            assert job.is_running, job.log.read_text()
+            job.kill9()
+            job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
+            print(f"{table_format}: kill {kill + 1} of {KILLS}")
+        for load in loads:
+            assert load.wait(2 * LOAD_S) == 0, "a client of the workload gave up"
+    finally:
+        stop.set()
+        changer.join()
+        for load in loads:
+            load.kill()
+            load.wait()
+        job.kill9()
+    # A change of columns is seen with the next change of a row.
+    source.run("INSERT INTO wide (id, n) VALUES (-1, 0)", "INSERT INTO log (x) VALUES (-1)")
+    last = ApplyProcess(source, folder, table_format, ["--once"])
+    assert last.wait() == 0, last.log.read_text()
+    compare(source, folder, table_format, *PGBENCH_TABLES, "wide", "log")
