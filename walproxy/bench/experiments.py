@@ -7,11 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from walproxy.bench import archive_commits, archive_outage, levels, measure, pgbench, readers, tables, uploads
+from walproxy.bench import (
+    archive_commits,
+    archive_outage,
+    levels,
+    measure,
+    pgbench,
+    readers,
+    tables,
+    uploads,
+    wal_growth,
+    wal_tables,
+)
 from walproxy.bench.arms import ARMS
 from walproxy.bench.rounds import shuffled_rounds
 from walproxy.bench.slow_cluster import slow_cluster
 from walproxy.bench.standby_arms import LEVEL_ARMS
+from walproxy.bench.wal_folder import write_wal
 from walproxy.server_binaries import ServerBinaries
 
 _Cell = TypeVar("_Cell", bound=tuple[Any, ...])
@@ -35,7 +47,7 @@ class Work:
         directory: empty; the servers' user can enter it.
         clients: numbers of clients, each measured by itself.
         rounds, seconds: how often each cell has its turn, and how long a turn is.
-        scale: of pgbench's tables, or how much WAL is archived.
+        scale: of pgbench's tables, or how much WAL is archived or becomes tables.
         minutes: how long an archive is dead.
         seed: of the order of the turns.
         arms: only these, where there is a choice; all if empty.
@@ -161,12 +173,40 @@ def measure_outage(work: Work) -> Found:
     return Found(minutes, results, [tables.minutes_table(minutes), *map(tables.outage_line, results)])
 
 
+def measure_pipeline(work: Work) -> Found:
+    """Measure how fast WAL is decoded and becomes tables, beside pg_waldump."""
+    cells = [wal_tables.TableCell(case) for case in wal_tables.CASES]
+    work.progress.expect(2 + work.rounds * len(cells))
+    work.progress.begin("writing WAL")
+    wal = write_wal(work.directory / "server", work.binaries, work.scale * uploads.SCALE_BYTES)
+    work.progress.begin("starting Spark")
+    with wal_tables.warm_session(wal, work.directory) as subject:
+        turns = [subject.take_turn(number, cell.case) for number, cell in _turns(work, cells)]
+    results = wal_tables.compare_tables(turns)
+    rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds of {wal.wal_bytes / 1e6:.0f} MB"
+    return Found(turns, results, [tables.wal_tables_table(results, rounds)])
+
+
+def measure_growth(work: Work) -> Found:
+    """Measure whether tables of more WAL cost more for each gigabyte, or more memory."""
+    cells = wal_growth.cells()
+    work.progress.expect(1 + work.rounds * len(cells))
+    work.progress.begin("writing WAL")
+    wal = write_wal(work.directory / "server", work.binaries, work.scale * uploads.SCALE_BYTES * wal_growth.FACTORS[-1])
+    turns = [wal_growth.take_turn(wal, number, cell.factor, work.directory) for number, cell in _turns(work, cells)]
+    results = wal_growth.compare_growth(turns)
+    conditions = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds"
+    return Found(turns, results, [tables.growth_table(results, conditions)])
+
+
 EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "arms": measure_arms,
     "levels": measure_levels,
     "readers": measure_readers,
     "archive": measure_archive,
     "outage": measure_outage,
+    "pipeline": measure_pipeline,
+    "growth": measure_growth,
 }
 
 

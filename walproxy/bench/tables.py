@@ -12,6 +12,8 @@ from walproxy.bench.measure import Comparison
 from walproxy.bench.readers import ReaderResult
 from walproxy.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.bench.uploads import UploadResult
+from walproxy.bench.wal_growth import GrowthResult
+from walproxy.bench.wal_tables import TableResult
 from walproxy.cli.status import format_bytes
 
 
@@ -139,10 +141,43 @@ def outage_line(result: OutageResult) -> str:
     )
 
 
+def wal_tables_table(results: Sequence[TableResult], conditions: str) -> Table:
+    """Return how fast WAL became tables."""
+    columns = ("case", "seconds", "MB/s", "range", "to --stats", "to text")
+    table = _table(f"WAL decoded, and as tables {conditions}", columns)
+    for each in results:
+        table.add_row(
+            each.case,
+            f"{each.seconds:.2f}",
+            "-" if each.mb_s is None else f"{each.mb_s:.0f}",
+            "-" if each.low is None or each.high is None else f"{each.low:.0f}-{each.high:.0f}",
+            _ratio(each.to_stats),
+            _ratio(each.to_text),
+        )
+    table.caption = "to --stats, to text: speed over that of pg_waldump for the same WAL in the same round"
+    return table
+
+
+def growth_table(results: Sequence[GrowthResult], conditions: str) -> Table:
+    """Return what each gigabyte costs."""
+    columns = ("GB of WAL", "s/GB", "to the smallest", "range", "driver", "its JVM")
+    table = _table(f"Tables of more and more WAL {conditions}", columns)
+    for each in results:
+        table.add_row(
+            f"{each.wal_gb:.2f}",
+            f"{each.seconds_gb:.2f}",
+            _ratio(each.to_smallest),
+            _range(each.low, each.high),
+            format_bytes(each.driver_bytes),
+            format_bytes(each.jvm_bytes),
+        )
+    return table
+
+
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for name in columns:
-        words = name in ("arm", "level", "readers", "archive")
+        words = name in ("arm", "level", "readers", "archive", "case")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     return table
 

@@ -13,9 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from walproxy.bench.arms import ARMS
 from walproxy.bench.experiments import EXPERIMENTS, Work
+from walproxy.cli.pipeline import check_pipeline
 from walproxy.server_binaries import choose_server
 
 _DEFAULT_CLIENTS = {"arms": [1, 8, 32], "levels": [1, 4], "readers": [1, 4], "archive": [1, 4], "outage": [1, 4]}
+_NEEDS_SPARK = ("pipeline", "growth")
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
 
@@ -42,6 +44,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     type=click.FloatRange(0, min_open=True),
     help="With --archive, instead of rounds: one outage of the archive so long, minute by minute, and what follows.",
 )
+@click.option("--pipeline", is_flag=True, help="Measure how fast WAL is decoded and becomes tables.")
+@click.option(
+    "--grow", is_flag=True, help="With --pipeline: tables of once, twice and four times the WAL, and their memory."
+)
 @click.option("--clients", callback=_numbers, help="Numbers of clients. Default: 1,8,32; with another experiment 1,4.")
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="How often each has its turn.")
 @click.option("--seconds", default=5, show_default=True, type=click.IntRange(1), help="Length of a turn.")
@@ -50,7 +56,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="pgbench's scale factor; with --archive, times 50 MB of WAL.",
+    help="pgbench's scale factor; with --archive or --pipeline, times 50 MB of WAL.",
 )
 @click.option("--seed", type=int, help="Of the order of turns; a random one otherwise, which is printed.")
 @click.option(
@@ -66,6 +72,8 @@ def bench(
     readers: bool,
     archive: bool,
     minutes: float | None,
+    pipeline: bool,
+    grow: bool,
     clients: list[int],
     rounds: int,
     seconds: int,
@@ -89,15 +97,22 @@ def bench(
       walproxy bench --readers --clients 4
       walproxy bench --archive
       walproxy bench --archive --minutes 10 --clients 4
+      walproxy bench --pipeline
+      walproxy bench --pipeline --grow --rounds 3
     """
-    chosen = [name for name, is_chosen in (("levels", levels), ("readers", readers), ("archive", archive)) if is_chosen]
+    flags = {"levels": levels, "readers": readers, "archive": archive, "pipeline": pipeline}
+    chosen = [name for name, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
         raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
     if names and chosen:
         raise click.UsageError(f"--arm does not go with --{chosen[0]}")
     if minutes is not None and not archive:
         raise click.UsageError("--minutes goes with --archive only")
-    kind = "outage" if minutes is not None else chosen[0] if chosen else "arms"
+    if grow and not pipeline:
+        raise click.UsageError("--grow goes with --pipeline only")
+    kind = "outage" if minutes is not None else "growth" if grow else chosen[0] if chosen else "arms"
+    if kind in _NEEDS_SPARK:
+        check_pipeline()
     binaries = choose_server(major)
     seed = random.randrange(1 << 16) if seed is None else seed
     click.echo(f"seed {seed}", err=True)
@@ -107,7 +122,7 @@ def bench(
         work = Work(
             binaries,
             directory,
-            clients or _DEFAULT_CLIENTS[kind],
+            clients or _DEFAULT_CLIENTS.get(kind, []),
             rounds,
             seconds,
             scale,

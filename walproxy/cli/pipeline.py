@@ -82,6 +82,17 @@ def missing_extra_is_one_line() -> Iterator[None]:
         raise ConfigurationError(f"the pipeline needs {library}, which is not installed: {INSTALL}") from error
 
 
+def check_pipeline() -> None:
+    """See that the pipeline can be used, before anything is started for it.
+
+    Raises:
+        ConfigurationError: a library is missing, or Java.
+    """
+    with missing_extra_is_one_line():
+        from walproxy.pipeline.spark_session import find_java
+    find_java()
+
+
 @click.group(cls=_Commands)
 def pipeline() -> None:
     """WAL as tables: decode it from the archive or from safekeepers, and ask it with SQL.

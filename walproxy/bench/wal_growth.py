@@ -1,0 +1,95 @@
+"""Whether the tables of WAL cost the same for each gigabyte, however many there are, and whether memory stays.
+
+One `pipeline run --once` for the first part of a folder of WAL, for twice as much, and for four times as much: in an
+order drawn anew each round, each with a process, a JVM and tables of its own. A gigabyte is 10**9 bytes of WAL.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from walproxy.bench.rounds import ratio
+from walproxy.bench.wal_folder import WalFolder
+from walproxy.bench.wal_tables import run_once
+
+FACTORS = (1, 2, 4)
+
+
+class GrowthCell(NamedTuple):
+    """What is measured once a round: so many times the smallest part of the WAL."""
+
+    factor: int
+
+
+class GrowthTurn(msgspec.Struct, frozen=True):
+    """What one run measured.
+
+    Attributes:
+        seconds: of its batches, without Spark's start.
+        driver_bytes, jvm_bytes: the most memory of the driver's Python and of its JVM.
+    """
+
+    round: int
+    factor: int
+    wal_bytes: int
+    seconds: float
+    rows: int
+    driver_bytes: int
+    jvm_bytes: int
+
+
+class GrowthResult(msgspec.Struct, frozen=True):
+    """The medians for one amount of WAL.
+
+    Attributes:
+        to_smallest: median over the rounds of the time for a gigabyte, to that of the smallest amount in the same
+            round; between `low` and `high`.
+    """
+
+    wal_gb: float
+    seconds_gb: float
+    to_smallest: float
+    low: float
+    high: float
+    driver_bytes: int
+    jvm_bytes: int
+
+
+def cells() -> list[GrowthCell]:
+    """Return what is measured in each round."""
+    return [GrowthCell(factor) for factor in FACTORS]
+
+
+def take_turn(wal: WalFolder, number: int, factor: int, directory: Path) -> GrowthTurn:
+    """Make tables of the beginning of `wal`.
+
+    Raises:
+        WalproxyError: the command failed.
+    """
+    part = wal.beginning(wal.wal_bytes * factor // FACTORS[-1], directory / f"wal-{number}-{factor}")
+    run = run_once(part, directory / "tables")
+    return GrowthTurn(number, factor, part.wal_bytes, run.seconds, run.rows, run.driver_bytes, run.jvm_bytes)
+
+
+def compare_growth(turns: Sequence[GrowthTurn]) -> list[GrowthResult]:
+    """Return the medians by amount."""
+    figures = {(turn.round, GrowthCell(turn.factor)): turn.seconds / turn.wal_bytes for turn in turns}
+    results = []
+    for factor in FACTORS:
+        mine = [turn for turn in turns if turn.factor == factor]
+        to_smallest = ratio(figures, GrowthCell(factor), GrowthCell(FACTORS[0]))
+        if not mine or to_smallest is None:
+            continue
+        results.append(
+            GrowthResult(
+                mine[0].wal_bytes / 1e9,
+                median(turn.seconds / turn.wal_bytes * 1e9 for turn in mine),
+                *to_smallest,
+                round(median(turn.driver_bytes for turn in mine)),
+                round(median(turn.jvm_bytes for turn in mine)),
+            )
+        )
+    return results
