@@ -177,16 +177,17 @@ def test_arrays_grow_to_what_a_piece_needs_and_are_used_again() -> None:
         dense.add(body(blocks=[Block(index, block=index, same_relation=index > 0) for index in range(33)]))
     few = WalBuilder()
     few.add(of_length(10), xid=5)
-    workspace = Workspace()
-    for wal in (few, many, dense, few, many):
-        decoded = decode(bytes(wal.data), MIB, wal.position, MIB, workspace=workspace)
-        assert decoded.end.kind == "complete"
-        assert decoded.lsn.tolist() == [record.start_lsn for record in wal.records]
-        assert decoded.xid.tolist() == [record.xid for record in wal.records]
-        assert decoded.first_block[-1] == decoded.block_count == (9900 if wal is dense else 0)
-    room = workspace.records.lsn
-    decode(bytes(many.data), MIB, many.position, MIB, workspace=workspace)
-    assert workspace.records.lsn is room
+    for wals in ((few, many, few, many), (few, dense, few, many, dense)):
+        workspace = Workspace()
+        for wal in wals:
+            decoded = decode(bytes(wal.data), MIB, wal.position, MIB, workspace=workspace)
+            assert decoded.end.kind == "complete"
+            assert decoded.lsn.tolist() == [record.start_lsn for record in wal.records]
+            assert decoded.xid.tolist() == [record.xid for record in wal.records]
+            assert decoded.first_block[-1] == decoded.block_count == (9900 if wal is dense else 0)
+        room = workspace.records.lsn
+        decode(bytes(many.data), MIB, many.position, MIB, workspace=workspace)
+        assert workspace.records.lsn is room
 
 
 def test_any_buffer_will_do() -> None:
