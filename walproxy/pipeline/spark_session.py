@@ -36,6 +36,7 @@ from pyspark.conf import SparkConf
 from pyspark.core.context import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from safekeeper.errors import ConfigurationError, WalproxyError
@@ -166,8 +167,10 @@ def _settings(app_name: str, master: str, memory: str, folder: Path, java_option
 
 def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple[int, ...]) -> Any:
     """Start the JVM with its output in a file."""
-    # What it logs, with tracebacks over many lines, it raises as well.
+    # What these log, with a stack of many lines, is raised as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # Otherwise it looks up the name of this machine, and complains.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # It lives for half a second.
