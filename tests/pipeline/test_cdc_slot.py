@@ -220,7 +220,7 @@ def test_what_is_out_of_line_and_untouched_is_said_to_be_unchanged(source: Sourc
     source.run("CREATE TABLE t (id int PRIMARY KEY, v int, big text)", "ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
     source.publish("t")
     source.run("INSERT INTO t VALUES (1, 1, repeat('x', 4000))", "UPDATE t SET v = 2")
-    assert source.changes()[-1].after == [b"1", b"2", UNCHANGED]
+    assert source.changes()[-1].after == (b"1", b"2", UNCHANGED)
 
 
 class SafeUpTo(SafeLsn):
@@ -325,7 +325,7 @@ def test_a_publication_that_is_missing_or_younger_than_the_slot_is_refused(sourc
     except SourceRefused as error:
         assert "must be older than the slot" in str(error)
     else:
-        assert [change.after for change in found] == [[b"2"]]  # newer servers pass over what was before
+        assert [change.after for change in found] == [(b"2",)]  # newer servers pass over what was before
 
 
 @pytest.fixture

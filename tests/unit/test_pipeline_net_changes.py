@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safekeeper.errors import RemoteProtocolError
 from tests.unit import pgoutput_bytes as built
 from tests.unit.pgoutput_bytes import UNSENT
-from walproxy.pipeline.cdc.apply.net_changes import NetChanges, Row
+from walproxy.pipeline.cdc.apply.net_changes import NetChanges
 from walproxy.pipeline.cdc.changes import Changes
 from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Value
 from walproxy.pipeline.cdc.spool import Spool
@@ -37,12 +37,12 @@ def test_the_last_change_of_a_row_counts() -> None:
         built.delete(1, key=["2", None, None]),
         built.delete(1, key=["3", None, None]),
     )
-    assert found.rows == {(b"1",): Row([b"1", b"b", b"x"], None), (b"2",): None, (b"3",): None}
+    assert found.rows == {(b"1",): (b"1", b"b", b"x"), (b"2",): None, (b"3",): None}
 
 
 def test_an_update_of_the_key_removes_the_old_row() -> None:
     found = net(built.update(1, ["2", "b", "x"], key=["1", None, None]))
-    assert found.rows == {(b"1",): None, (b"2",): Row([b"2", b"b", b"x"], None)}
+    assert found.rows == {(b"1",): None, (b"2",): (b"2", b"b", b"x")}
 
 
 def test_what_was_not_sent_comes_from_the_row_before_or_from_where_the_table_has_it() -> None:
@@ -56,15 +56,18 @@ def test_what_was_not_sent_comes_from_the_row_before_or_from_where_the_table_has
     )
     assert found.rows == {
         (b"1",): None,
-        (b"2",): Row([b"2", b"c", b"big"], None),
+        (b"2",): (b"2", b"c", b"big"),
         (b"5",): None,
-        (b"6",): Row([b"6", b"b", UNCHANGED], (b"5",)),
+        (b"6",): (b"6", b"b", UNCHANGED),
     }
+    assert found.homes == {(b"6",): (b"5",)}
+    assert net(built.update(1, ["5", "a", UNSENT]), built.update(1, ["5", "a", "x"])).homes == {}
+    assert net(built.update(1, ["5", "a", UNSENT]), built.delete(1, key=["5", None, None])).homes == {}
 
 
 def test_with_a_full_identity_the_old_row_fills_what_was_not_sent() -> None:
     found = net(built.update(1, ["1", "b", UNSENT], before=["1", "a", "big"]), relation=FULL)
-    assert found.rows == {(b"1",): Row([b"1", b"b", b"big"], None)}
+    assert found.rows == {(b"1",): (b"1", b"b", b"big")}
 
 
 def test_a_truncate_removes_what_came_before_it() -> None:
@@ -75,7 +78,7 @@ def test_a_truncate_removes_what_came_before_it() -> None:
 
 def test_rows_without_a_key_are_added() -> None:
     found = net(built.insert(1, "1", "a", "x"), built.insert(1, "1", "a", "x"), relation=KEYLESS, key=())
-    assert found.appended == [[b"1", b"a", b"x"]] * 2
+    assert found.appended == [(b"1", b"a", b"x")] * 2
     assert found
 
 
@@ -137,7 +140,7 @@ def test_a_merge_of_what_is_left_gives_the_rows_that_the_changes_give(
     merged = {} if left.truncated else {key: row for key, row in table.items() if (key,) not in left.rows}
     for key, row in left.rows.items():
         if row is not None:
-            home = table[row.home[0]] if row.home is not None else row.values  # type: ignore[index]
-            new = [old if value is UNCHANGED else value for old, value in zip(home, row.values, strict=True)]
+            home = table[left.homes[key][0]] if key in left.homes else row  # type: ignore[index]
+            new = [old if value is UNCHANGED else value for old, value in zip(home, row, strict=True)]
             merged[key[0]] = new  # type: ignore[index]
     assert merged == rows

@@ -35,24 +35,24 @@ MESSAGES: list[tuple[int, bool, bytes, pgoutput.Message]] = [
     ),
     (1, False, built.type_name(99, "shop", "colour"), pgoutput.Type(0, 99, "shop", "colour")),
     (2, True, built.type_name(99, "", "colour", xid=8), pgoutput.Type(8, 99, "pg_catalog", "colour")),
-    (1, False, built.insert(1, "a", None, ""), pgoutput.Insert(0, 1, [b"a", None, b""])),
-    (2, True, built.insert(1, "a", xid=8), pgoutput.Insert(8, 1, [b"a"])),
-    (1, False, built.insert(1, b"\x00\x01"), pgoutput.Insert(0, 1, [Binary(b"\x00\x01")])),
-    (1, False, built.update(1, ["a", UNSENT]), pgoutput.Update(0, 1, None, None, [b"a", UNCHANGED])),
+    (1, False, built.insert(1, "a", None, ""), pgoutput.Insert(0, 1, (b"a", None, b""))),
+    (2, True, built.insert(1, "a", xid=8), pgoutput.Insert(8, 1, (b"a",))),
+    (1, False, built.insert(1, b"\x00\x01"), pgoutput.Insert(0, 1, (Binary(b"\x00\x01"),))),
+    (1, False, built.update(1, ["a", UNSENT]), pgoutput.Update(0, 1, None, None, (b"a", UNCHANGED))),
     (
         1,
         False,
         built.update(1, ["b", "x"], key=["a", None]),
-        pgoutput.Update(0, 1, [b"a", None], None, [b"b", b"x"]),
+        pgoutput.Update(0, 1, (b"a", None), None, (b"b", b"x")),
     ),
     (
         2,
         True,
         built.update(1, ["b", "x"], before=["a", "x"], xid=8),
-        pgoutput.Update(8, 1, None, [b"a", b"x"], [b"b", b"x"]),
+        pgoutput.Update(8, 1, None, (b"a", b"x"), (b"b", b"x")),
     ),
-    (1, False, built.delete(1, key=["a", None]), pgoutput.Delete(0, 1, [b"a", None], None)),
-    (2, True, built.delete(1, before=["a", "x"], xid=8), pgoutput.Delete(8, 1, None, [b"a", b"x"])),
+    (1, False, built.delete(1, key=["a", None]), pgoutput.Delete(0, 1, (b"a", None), None)),
+    (2, True, built.delete(1, before=["a", "x"], xid=8), pgoutput.Delete(8, 1, None, (b"a", b"x"))),
     (1, False, built.truncate([1, 2], 3), pgoutput.Truncate(0, (1, 2), True, True)),
     (2, True, built.truncate([1], 0, xid=8), pgoutput.Truncate(8, (1,), False, False)),
     (1, False, built.message("p", b"\x00x"), pgoutput.LogicalMessage(0, True, 9, "p", b"\x00x")),
@@ -170,6 +170,8 @@ def test_a_message_with_any_byte_changed_is_a_message_or_refused(
 def test_a_row_comes_out_as_it_went_in(cells: Sequence[object]) -> None:
     message = decode(built.insert(1, *cells), lsn=LSN, version=1)
     assert isinstance(message, pgoutput.Insert)
-    expected = [UNCHANGED if cell is UNSENT else cell.encode() if isinstance(cell, str) else cell for cell in cells]
+    expected = tuple(
+        UNCHANGED if cell is UNSENT else cell.encode() if isinstance(cell, str) else cell for cell in cells
+    )
     assert message.after == expected
     assert [type(value) is Binary for value in message.after] == [type(cell) is bytes for cell in cells]

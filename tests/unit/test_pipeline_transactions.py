@@ -42,7 +42,7 @@ def test_a_transaction_that_comes_whole_is_given_out_as_it_came() -> None:
     assert out(transaction(7, 0x100, "a", definitions=[TABLE])) == [
         Begin(0x100, 5, 7),
         Relation(0, 1, "public", "t", "d", ((("id", True, 23, -1)),)),  # type: ignore[arg-type]
-        Insert(0, 1, [b"a"]),
+        Insert(0, 1, (b"a",)),
         Commit(0x100, 0x130, 5),
     ]
 

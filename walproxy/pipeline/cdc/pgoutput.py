@@ -39,7 +39,8 @@ class Binary(bytes):
 
 Value: TypeAlias = bytes | Unchanged | None
 """The text of a value, null, or UNCHANGED."""
-Tuple: TypeAlias = list[Value]
+Tuple: TypeAlias = tuple[Value, ...]
+"""The values of a row. No list: the garbage collector lets go of tuples of bytes, and many of them may be held."""
 
 
 class Begin(NamedTuple):
@@ -313,7 +314,7 @@ class _Reader:
         data, position = self.data, self.position
         count = data[position] << 8 | data[position + 1]
         position += 2
-        values: Tuple = []
+        values: list[Value] = []
         for _ in range(count):
             kind = data[position]
             if kind == _TEXT:
@@ -335,7 +336,7 @@ class _Reader:
         if position > len(data):
             raise ValueError("cut short")
         self.position = position
-        return values
+        return tuple(values)
 
 
 def decode(data: bytes, *, lsn: Lsn, version: int, in_piece: bool = False) -> Message:

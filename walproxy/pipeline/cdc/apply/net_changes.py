@@ -7,8 +7,6 @@ A value that lies out of line and was not touched is not sent: it is the one tha
 among the changes, it is in the table, under the key that the row had there: its *home*.
 """
 
-from typing import NamedTuple
-
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import format_lsn
 from walproxy.pipeline.cdc.changes import Change
@@ -17,23 +15,13 @@ from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Tuple, Value
 Key = tuple[Value, ...]
 
 
-class Row(NamedTuple):
-    """The new content of a row.
-
-    Attributes:
-        home: the key under which the table has the values that are UNCHANGED; None if there are none.
-    """
-
-    values: Tuple
-    home: Key | None
-
-
 class NetChanges:
     """What is left of the changes of one table, all of one layout.
 
     Attributes:
         truncated: all rows that the table has are gone.
         rows: for each key that was touched its new row, or None if there is no such row any more.
+        homes: of rows that have values UNCHANGED, the key under which the table has them.
         appended: new rows of a table without key.
         size: bytes that the server sent for what is held.
     """
@@ -41,7 +29,8 @@ class NetChanges:
     def __init__(self, key: tuple[int, ...]) -> None:
         self._key = key
         self.truncated = False
-        self.rows: dict[Key, Row | None] = {}
+        self.rows: dict[Key, Tuple | None] = {}
+        self.homes: dict[Key, Key] = {}
         self.appended: list[Tuple] = []
         self.size = 0
 
@@ -58,6 +47,7 @@ class NetChanges:
         if change.kind == "truncate":
             self.truncated = True
             self.rows.clear()
+            self.homes.clear()
             self.appended.clear()
         elif change.kind == "insert":
             self._insert(change)
@@ -65,12 +55,12 @@ class NetChanges:
             self._update(change)
         elif change.kind == "delete":
             assert change.old is not None  # by pgoutput.decode
-            self.rows[self._key_of(change, change.old)] = None
+            self._put(self._key_of(change, change.old), None, None)
 
     def _insert(self, change: Change) -> None:
         assert change.after is not None  # by pgoutput.decode
         if self._key:
-            self.rows[self._key_of(change, change.after)] = Row(change.after, None)
+            self._put(self._key_of(change, change.after), change.after, None)
         else:
             self.appended.append(change.after)
 
@@ -78,27 +68,35 @@ class NetChanges:
         after = change.after
         assert after is not None  # by pgoutput.decode
         if not change.old_is_key and change.old is not None and UNCHANGED in after:
-            after = [old if new is UNCHANGED else new for old, new in zip(change.old, after, strict=True)]
-        new_key = self._key_of(change, [old if new is UNCHANGED else new for old, new in _pairs(change.old, after)])
-        old_key = new_key if change.old is None else self._key_of(change, change.old)
-        row = self._completed(change, after, old_key)
+            after = _filled(change.old, after)
+        old_key = new_key = self._key_of(change, after if change.old is None else _filled(change.old, after))
+        if change.old is not None:
+            old_key = self._key_of(change, change.old)
+        home = None
+        if UNCHANGED in after:
+            after, home = self._completed(change, after, old_key)
         if old_key != new_key:
-            self.rows[old_key] = None
-        self.rows[new_key] = row
+            self._put(old_key, None, None)
+        self._put(new_key, after, home)
 
-    def _completed(self, change: Change, after: Tuple, old_key: Key) -> Row:
-        """Fill in what was not sent from the row as it was before, as far as that is known here."""
-        if UNCHANGED not in after:
-            return Row(after, None)
+    def _completed(self, change: Change, after: Tuple, old_key: Key) -> tuple[Tuple, Key | None]:
+        """Fill in what was not sent from the row as it was before, as far as that is known here; else say its home."""
         if old_key not in self.rows:
             if self.truncated:
                 raise self._impossible(change, "its row is gone with a truncate")
-            return Row(after, old_key)
+            return after, old_key
         before = self.rows[old_key]
         if before is None:
             raise self._impossible(change, "its row was deleted before")
-        values = [old if new is UNCHANGED else new for old, new in zip(before.values, after, strict=True)]
-        return Row(values, before.home if UNCHANGED in values else None)
+        after = _filled(before, after)
+        return after, self.homes[old_key] if UNCHANGED in after else None
+
+    def _put(self, key: Key, row: Tuple | None, home: Key | None) -> None:
+        self.rows[key] = row
+        if home is not None:
+            self.homes[key] = home
+        elif self.homes:
+            self.homes.pop(key, None)
 
     def _key_of(self, change: Change, values: Tuple) -> Key:
         key = tuple(values[index] for index in self._key)
@@ -115,5 +113,6 @@ class NetChanges:
         )
 
 
-def _pairs(old: Tuple | None, new: Tuple) -> list[tuple[Value, Value]]:
-    return [(value, value) for value in new] if old is None else list(zip(old, new, strict=True))
+def _filled(old: Tuple, new: Tuple) -> Tuple:
+    """Return `new`, with the old values in place of what was not sent."""
+    return tuple(before if after is UNCHANGED else after for before, after in zip(old, new, strict=True))

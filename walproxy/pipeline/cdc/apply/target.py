@@ -20,10 +20,10 @@ from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import format_lsn
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
-from walproxy.pipeline.cdc.apply.net_changes import Key, NetChanges, Row
+from walproxy.pipeline.cdc.apply.net_changes import Key, NetChanges
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.column_types import arrow_type, to_arrow
-from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Relation, Value
+from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Relation, Tuple, Value
 from walproxy.pipeline.cdc.publication import PublishedTable, TableName, base_type, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused
 
@@ -210,15 +210,16 @@ class Target:
     def _merge(self) -> Merge:
         """Return what is held, as tables."""
         assert self._relation is not None  # something is held
-        rows = [row for row in self._net.rows.values() if row is not None]
-        rows += [Row(values, None) for values in self._net.appended]
+        kept = {key: row for key, row in self._net.rows.items() if row is not None}
+        rows = [*kept.values(), *self._net.appended]
+        homes = {number: self._net.homes[key] for number, key in enumerate(kept) if key in self._net.homes}
         where = {column.name: index for index, column in enumerate(self._relation.columns)}
         columns = {}
         for field in self._schema:
             index = where.get(field.name)
-            values: list[Value] = [None] * len(rows) if index is None else [row.values[index] for row in rows]
+            values: list[Value] = [None] * len(rows) if index is None else [row[index] for row in rows]
             columns[field.name] = to_arrow(values, field.type, f"{self.table}.{field.name}")
-        upserts = self._completed(pa.table(columns, self._schema), rows, where)
+        upserts = self._completed(pa.table(columns, self._schema), rows, homes, where)
         gone = [key for key, row in self._net.rows.items() if row is None]
         return Merge(self._net.truncated, upserts, self._keys(gone))
 
@@ -230,19 +231,18 @@ class Target:
         ]
         return pa.table(arrays, schema)
 
-    def _completed(self, upserts: pa.Table, rows: Sequence[Row], where: dict[str, int]) -> pa.Table:
-        """Fill in values that were not sent, from the table."""
-        homes = [(number, row.home) for number, row in enumerate(rows) if row.home is not None]
+    def _completed(
+        self, upserts: pa.Table, rows: Sequence[Tuple], homes: dict[int, Key], where: dict[str, int]
+    ) -> pa.Table:
+        """Fill in values that were not sent, from the table: `homes` says for which rows, and where they are."""
         if not homes:
             return upserts
-        missing = [
-            name for name, index in where.items() if any(rows[number].values[index] is UNCHANGED for number, _ in homes)
-        ]
-        wanted = self._keys([home for _, home in homes])
+        missing = [name for name, index in where.items() if any(rows[number][index] is UNCHANGED for number in homes)]
+        wanted = self._keys(list(homes.values()))
         found = self._following.lookup(wanted, missing)
         at = {key: number for number, key in enumerate(_tuples(found.select(self.known.key)))}
         source_of: dict[int, int] = {}
-        for (number, _), key in zip(homes, _tuples(wanted), strict=True):
+        for number, key in zip(homes, _tuples(wanted), strict=True):
             if key not in at:
                 raise RemoteProtocolError(
                     f"{self.table} has no row {key} at {format_lsn(self.position.lsn)}, though it was updated: copy it "
@@ -253,7 +253,7 @@ class Target:
             column = upserts[name].combine_chunks()
             known = found[name].combine_chunks().cast(column.type)
             indices = [
-                len(column) + source_of[number] if row.values[where[name]] is UNCHANGED else number
+                len(column) + source_of[number] if row[where[name]] is UNCHANGED else number
                 for number, row in enumerate(rows)
             ]
             filled = pa.concat_arrays([column, known]).take(pa.array(indices, pa.int64()))
