@@ -27,6 +27,8 @@ from safekeeper.wal.format import (
     page_header_size,
 )
 from walproxy.pipeline.decoder import stops
+from walproxy.pipeline.decoder.arrays import BLOCK_TYPES, RECORD_TYPES, BlockArrays, RecordArrays
+from walproxy.pipeline.decoder.page_walk import Span
 from walproxy.pipeline.decoder.pages import (
     HEADER_WORDS,
     content_position,
@@ -34,17 +36,8 @@ from walproxy.pipeline.decoder.pages import (
     page_headers,
     strip,
 )
-from walproxy.pipeline.decoder.walker import (
-    BEGIN,
-    BLOCK_TYPES,
-    BLOCKS_PER_RECORD_MAX,
-    RECORD_TYPES,
-    BlockArrays,
-    RecordArrays,
-    Span,
-    State,
-    walk,
-)
+from walproxy.pipeline.decoder.record_body import BLOCKS_PER_RECORD_MAX
+from walproxy.pipeline.decoder.walker import BEGIN, State, walk
 
 # Typical WAL has a record in 100 to 200 bytes and as many block references; the arrays grow where it has more.
 _BYTES_PER_RECORD: Final = 128
