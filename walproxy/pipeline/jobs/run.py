@@ -47,6 +47,7 @@ DEFAULT_TABLES: Final = tuple(view for view in VIEWS if view != "blocks")
 _WAIT_S: Final = 0.2
 _RETRY_S_MIN: Final = 1.0
 _RETRY_S_MAX: Final = 30.0
+_SILENCE_S: Final = 10.0
 
 
 class RunConfig(NamedTuple):
@@ -60,7 +61,7 @@ class RunConfig(NamedTuple):
         interval_s: how often it is looked for new WAL.
         batch_bytes_max: how much WAL a batch has at most.
         start: where to begin when there are no tables yet, an LSN; None for where the WAL begins.
-        checkpoint: the folder of Spark's own notes, made anew at each start; None for one beside the tables.
+        checkpoint: where the folder of Spark's own notes is, made anew at each start; None for beside the tables.
         cores: how many to use; None for all.
         memory: of Spark's JVM.
     """
@@ -179,6 +180,7 @@ class _Job:
         self._tables: dict[str, Table] = {}
         self._held: dict[str, Lsn] = {}
         self._committing = threading.Lock()
+        self._moved_s = 0.0
 
     def _source_options(self, start: Lsn | None) -> SourceOptions:
         return SourceOptions.parse(self._spark_options(start))
@@ -235,7 +237,8 @@ class _Job:
 
     def _stream(self, spark: SparkSession) -> None:
         start = self.lsn or None
-        checkpoint = self.config.checkpoint or self._folder.checkpoint
+        # A folder of ours in the one that was named: it is removed with all that is in it.
+        checkpoint = (self.config.checkpoint or self._folder.folder) / "walproxy-checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
         reader = spark.readStream.format("pgwal").options(**self._spark_options(start))
         with spark_errors():
@@ -248,11 +251,22 @@ class _Job:
             self._wait(writer.start())
 
     def _wait(self, query: StreamingQuery) -> None:
+        self._moved_s = time.monotonic()
         while not query.awaitTermination(_WAIT_S):
             if self._stop.is_set():
                 with self._committing:  # Until the batch that runs is in the tables.
                     query.stop()
                 return
+            if not self.config.once and time.monotonic() > self._moved_s + _SILENCE_S:
+                self._moved_s = time.monotonic()
+                self._ask_why()
+
+    def _ask_why(self) -> None:
+        """Nothing new has come for a while: tell it if that is because the input does not answer."""
+        try:
+            self._input.extents(self._input.log_path(self._options.tli))
+        except (SourceUnavailable, ArchiveUnavailable) as error:
+            self._report(Waiting(str(error)))
 
     def _batch(self, pieces: DataFrame, number: int) -> None:
         """Carry out one batch. Called by Spark, in a thread of its own."""
@@ -287,8 +301,10 @@ class _Job:
             rows[name] = sum(file.rows for file in files)
         self.lsn = min(self._held.values())
         self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))
-        extents = self._input.extents(path)
-        available_lsn = extents[-1].end_lsn if extents else end_lsn
+        available_lsn = end_lsn
+        with contextlib.suppress(SourceUnavailable, ArchiveUnavailable):
+            available_lsn = self._input.extents(path)[-1].end_lsn
+        self._moved_s = time.monotonic()
         self.batches += 1
         self.rows += sum(rows.values())
         self._report(BatchDone(begin_lsn, end_lsn, available_lsn, rows, time.monotonic() - began_s))

@@ -26,14 +26,13 @@ class RunFolder:
     """The folder `_run` of a folder of tables.
 
     Attributes:
-        checkpoint: where Spark keeps its notes by default.
+        folder: its path.
     """
 
     def __init__(self, tables: Path) -> None:
+        self.folder = tables / _FOLDER
         self._tables = tables
-        self._folder = tables / _FOLDER
-        self._state = self._folder / "run.json"
-        self.checkpoint = self._folder / "checkpoint"
+        self._state = self.folder / "run.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
@@ -43,9 +42,9 @@ class RunFolder:
             ConfigurationError: another run holds it.
             StorageFull, StorageFailed: the folder cannot be made.
         """
-        with storage_errors(f"make the folder {self._folder}"):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            lock_fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with storage_errors(f"make the folder {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             deadline = time.monotonic() + _LOCK_TIMEOUT_S
             while not _try_lock(lock_fd):
