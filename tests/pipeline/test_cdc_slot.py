@@ -355,10 +355,11 @@ def test_a_slot_in_use_is_waited_for(source: Source, hold: Callable[[], Connecti
     timer.join()
     timer = threading.Timer(0.3, hold().close)
     timer.start()
-    advance(source.connection, source.slot, source.end_lsn())
+    end_lsn = source.end_lsn()
+    advance(source.connection, source.slot, end_lsn)
     timer.join()
     state = read_slot(source.connection, source.slot)
-    assert state is not None and state.confirmed_flush_lsn == source.end_lsn()
+    assert state is not None and state.confirmed_flush_lsn == end_lsn
 
 
 def test_a_slot_is_not_waited_for_for_ever(
@@ -431,7 +432,7 @@ def test_only_what_is_on_the_quorum_is_safe(source: Source, walproxy_receiver: s
     assert list(source.reader(safe).read(source.connection, source.begin_lsn, reached_lsn)) == []
     with pytest.raises(SourceUnavailable, match=r"the quorum has not reached .*`walproxy status`"):
         safe.wait_for(source.connection, end_lsn, 0.01)
-    assert SafeLsn("none").read(source.connection) == end_lsn
+    assert SafeLsn("none").read(source.connection) >= end_lsn
     assert SafeLsn("standby:elsewhere").read(source.connection) == 0
     walproxy_receiver.send_signal(signal.SIGCONT)
     safe.wait_for(source.connection, end_lsn, 20)
