@@ -62,6 +62,7 @@ MESSAGES: list[tuple[int, bool, bytes, pgoutput.Message]] = [
         built.message("", b"", transactional=False, xid=8),
         pgoutput.LogicalMessage(8, False, 9, "", b""),
     ),
+    (2, True, built.origin(0x100, "berlin"), pgoutput.Origin(0x100, "berlin")),
     (2, False, built.stream_start(7, True), pgoutput.StreamStart(7, True)),
     (2, False, built.STREAM_STOP, pgoutput.StreamStop()),
     (2, False, built.stream_commit(7, 0x200, 0x230), pgoutput.StreamCommit(7, 0x200, 0x230, 5)),

@@ -125,6 +125,19 @@ def test_one_table_has_typed_columns_and_its_new_ones_beside_them() -> None:
     assert [row["_sequence"] for row in found] == [0, 2, 3, 4, 5]
 
 
+def test_with_a_full_identity_typed_rows_show_the_old_row_if_it_differs() -> None:
+    found = typed_rows(
+        changes(
+            FULL,
+            built.update(1, ["1", "y", UNSENT], before=["1", "x", "b"]),
+            built.update(1, ["1", "y", UNSENT], before=["1", "y", "b"]),
+            built.delete(1, before=["1", "y", "b"]),
+        )
+    )
+    assert [row["_key_before"] for row in found] == [{"id": "1", "a": "x", "b": "b"}, None, None]
+    assert [(row["id"], row["a"], row["_other"]) for row in found] == [(1, "y", {}), (1, "y", {}), (1, "y", {"b": "b"})]
+
+
 def test_a_column_that_is_gone_is_null_in_typed_rows() -> None:
     narrow = built.relation(1, "t", [("id", 23)], key=["id"])
     assert typed_rows(changes(narrow, built.insert(1, "1")))[0]["a"] is None

@@ -129,16 +129,16 @@ def test_a_range_has_the_transactions_whose_commit_record_begins_in_it() -> None
     assert values(out(messages, begin_lsn=0x200, end_lsn=0x301)) == ["b", "c"]
 
 
-def test_relations_are_given_out_also_from_transactions_outside_of_the_range() -> None:
+def test_relations_and_types_are_given_out_also_from_transactions_outside_of_the_range() -> None:
     in_piece = built.relation(2, "u", [("id", 23)], xid=8)
     messages = [
-        *transaction(7, 0x100, "a", definitions=[TABLE]),
+        *transaction(7, 0x100, "a", definitions=[built.type_name(5, "s", "e"), TABLE]),
         *piece(8, True, in_piece),
         built.stream_commit(8, 0x200, 0x230),
     ]
     found = out(messages, begin_lsn=0x300)
-    assert [each.name for each in found if isinstance(each, Relation)] == ["t", "u"]
-    assert all(isinstance(each, Relation) for each in found)
+    assert [each.name for each in found if isinstance(each, Relation | Type)] == ["e", "t", "u"]
+    assert len(found) == 3
 
 
 def test_a_message_of_no_transaction_is_left_out_and_one_of_a_transaction_is_not() -> None:

@@ -333,9 +333,7 @@ class _Reader:
                 values.append(Binary(data[begin:position]))
             else:
                 raise ValueError(f"a value of the unknown kind {kind}")
-        if position > len(data):
-            raise ValueError("cut short")
-        self.position = position
+        self.position = position  # beyond the end if a length lied, which `decode` sees
         return tuple(values)
 
 
@@ -363,7 +361,9 @@ def decode(data: bytes, *, lsn: Lsn, version: int, in_piece: bool = False) -> Me
         message = read(reader, xid, version)
     except (IndexError, struct.error, ValueError) as error:
         _refuse(data, lsn, "it is cut short" if isinstance(error, IndexError | struct.error) else str(error))
-    if reader.position != len(data):
+    if reader.position > len(data):
+        _refuse(data, lsn, "it is cut short")
+    if reader.position < len(data):
         _refuse(data, lsn, f"it has {len(data) - reader.position} bytes too many")
     return message
 
