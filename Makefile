@@ -15,8 +15,8 @@ help: ## list the targets
 
 install: .venv/.dev ## make .venv and install the project with everything that its tests need
 
-demo: .venv/.embedded ## the whole story on an embedded PostgreSQL: commits, crashes, losses, WAL as tables
-	$(BIN)/walproxy demo
+demo: .venv/.embedded ## the whole story on an embedded PostgreSQL: commits, crashes, losses, WAL as tables; QUICK=1: its first part
+	$(BIN)/walproxy demo $(if $(QUICK),--quick)
 
 lint: .venv/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -55,8 +55,10 @@ clean: ## remove .venv and every cache
 # A stamp for each set of extras: dev has all that embedded has.
 .venv/.embedded: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable '.[embedded,pipeline]'
+	$(BIN)/python -m walproxy.pipeline.decoder.warm
 	@touch $@
 
 .venv/.dev: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m walproxy.pipeline.decoder.warm
 	@touch $@ .venv/.embedded

@@ -4,15 +4,12 @@ What brings it back are the commands that an operator would type, run as an oper
 """
 
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from safekeeper.logs import one_line
-from safekeeper.lsn import format_lsn
+from safekeeper.lsn import format_lsn, parse_lsn
 from walproxy.cli.status import format_bytes
 from walproxy.demo.books import compare_books
 from walproxy.demo.stage import CATCH_UP_S_MAX, RESUME_S_MAX, SHORT_WATCH_S, Stage, Step
@@ -22,7 +19,6 @@ from walproxy.server_binaries import server_user
 _PARTIAL_INTERVAL_S = 2
 _KEEP = "--wal-keep"
 _KEEP_ALL, _KEEP_LITTLE = "16GiB", "1MiB"
-_COMMAND_S_MAX = 60.0
 _REACH = re.compile(r"^WAL: without a hole up to (\S+)", re.MULTILINE)
 _NEW_CLUSTER = re.compile(r"^cluster (\w+) begins", re.MULTILINE)
 
@@ -103,8 +99,7 @@ def _restore(stage: Stage) -> str:
     target = cluster.directory / "restored"
     user = server_user()
     began_at = time.monotonic()
-    said = _run(
-        stage,
+    said = stage.command(
         *("restore", "--backup", _backup_folder(stage), "--target", target),
         *("--archive", archive_folder(cluster.directory)),
         *("--data-dir", cluster.safekeeper_directory(stage.survivor), "--uncommitted"),
@@ -137,18 +132,23 @@ def _begin_anew(stage: Stage) -> str:
         lambda: all(process.status() for process in cluster.safekeepers.values()), "safekeepers answer", RESUME_S_MAX
     )
     options = ("--primary", cluster.postgres.conninfo(), "--safekeepers", cluster.safekeepers_option)
-    said = _run(stage, "rebootstrap", "--yes", *options)
+    said = stage.command("rebootstrap", "--yes", *options)
     begins = _NEW_CLUSTER.search(said)
     stage.require(begins is not None, f"walproxy rebootstrap did not name the new cluster: {one_line(said)}")
     assert begins is not None  # required above
-    _run(stage, "archive", "adopt", "--cluster-id", begins[1], "--archive", archive_folder(cluster.directory))
+    stage.command("archive", "adopt", "--cluster-id", begins[1], "--archive", archive_folder(cluster.directory))
     _start_proxies(stage)
+    [(flush_lsn, stage.old_transfers)] = cluster.postgres.execute(
+        "SELECT pg_current_wal_flush_lsn()::text, (SELECT count(*) FROM transfer)"
+    )
+    stage.new_log_lsn = parse_lsn(flush_lsn)
     began_at = time.monotonic()
     stage.start_load()
     stage.seconds_to_new_commit(began_at, began_at, RESUME_S_MAX)
+    stage.observe(SHORT_WATCH_S)
+    stage.stop_load()
     target_lsn = cluster.commit_lsn()
     stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive goes on, too", CATCH_UP_S_MAX)
-    stage.stop_load()
     return f"commits go on, and so does the archive; now {compare_books(stage)}"
 
 
@@ -160,19 +160,6 @@ def _start_proxies(stage: Stage) -> None:
     cluster.wait_for_state("streaming", proxy=serving)
     cluster.start_proxy(spare)
     stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the other proxy is a spare", RESUME_S_MAX)
-
-
-def _run(stage: Stage, *words: str | Path) -> str:
-    """Run a command of walproxy, as whoever has to; return what it printed.
-
-    Raises:
-        StepFailed: it failed.
-    """
-    command = [sys.executable, "-m", "walproxy", *map(str, words)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMMAND_S_MAX)
-    written = shlex.join(["walproxy", *map(str, words)])
-    stage.require(answer.returncode == 0, f"{written} failed: {one_line(answer.stderr.strip()[-500:])}")
-    return answer.stdout
 
 
 def _backup_folder(stage: Stage) -> Path:

@@ -1,10 +1,13 @@
-"""What the steps play on: the cluster, the load, and the clients' ledger, with the waits that steps share.
+"""What the steps play on: the cluster, the load, and the clients' ledger, with the waits and commands that steps share.
 
 A step makes something happen, checks what clients saw, and returns it as one line. A step that returns has held; one
 that has not raises. The bounds are those that the project promises on an idle machine (see docs/operations.md), or,
 where it promises no number, far above what is usual.
 """
 
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +16,7 @@ from typing import Any, NamedTuple
 
 from safekeeper.data_folder import WAL_FOLDER
 from safekeeper.errors import WalproxyError
+from safekeeper.logs import one_line
 from safekeeper.lsn import Lsn, parse_lsn
 from walproxy.demo.ledger import Ledger
 from walproxy.demo.workload import APPLICATION_NAME, Workload
@@ -22,6 +26,8 @@ TAKEOVER_S_MAX = 3.0
 RESUME_S_MAX = 10.0
 CATCH_UP_S_MAX = 20.0
 SHORT_WATCH_S = 1.0
+# Spark takes its time to start where other things run, too.
+COMMAND_S_MAX = 180.0
 
 _POLL_S = 0.005
 _WAITING_CLIENTS = f"""
@@ -48,6 +54,9 @@ class Stage:
         backed_up_lsn: the base backup is older than this.
         end_lsn: the end of the WAL that is compared, once PostgreSQL is shut down.
         survivor: the safekeeper that is left when all others are lost, once they are.
+        new_log_lsn: where the WAL of the load after the loss begins.
+        old_transfers: how many transfers were in the books by then.
+        report: where the page is written that outlives the demo.
     """
 
     cluster: LocalCluster
@@ -59,6 +68,9 @@ class Stage:
     backed_up_lsn: Lsn = 0
     end_lsn: Lsn = 0
     survivor: int = 0
+    new_log_lsn: Lsn = 0
+    old_transfers: int = 0
+    report: Path = Path("report.html")
 
     def start_load(self) -> None:
         """Let new clients commit at the primary."""
@@ -137,6 +149,21 @@ class Stage:
         """Return one position, e.g. "flush_lsn", as each safekeeper says it; 0 for one that is silent."""
         answers = {i: process.status() for i, process in self.cluster.safekeepers.items()}
         return {i: parse_lsn(answer[name]) if answer else 0 for i, answer in answers.items()}
+
+    def command(self, *words: str | Path, timeout_s: float = COMMAND_S_MAX) -> str:
+        """Run a command of walproxy, as an operator would; return what it printed.
+
+        Raises:
+            StepFailed: it failed, or takes longer.
+        """
+        command = [sys.executable, "-m", "walproxy", *map(str, words)]
+        written = shlex.join(["walproxy", *map(str, words)])
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise StepFailed(f"{written} did not end within {timeout_s:g} s") from error
+        self.require(answer.returncode == 0, f"{written} failed: {one_line(answer.stderr.strip()[-500:])}")
+        return answer.stdout
 
     def wal_folder(self, safekeeper_id: int) -> Path:
         """Return where a safekeeper keeps its segments."""

@@ -1,7 +1,7 @@
 """The steps of the demo, in order.
 
-The cluster under load, its standby (standby_steps.py), the books, the bytes, and the loss of nearly everything
-(loss_steps.py).
+The cluster under load, its standby (standby_steps.py), the books, the bytes, the loss of nearly everything
+(loss_steps.py), and the tables that come of it (pipeline_steps.py).
 """
 
 import time
@@ -11,6 +11,7 @@ from walproxy.cli.status import format_bytes
 from walproxy.demo.bank import CREATE
 from walproxy.demo.books import compare_books
 from walproxy.demo.loss_steps import LOSS_STEPS, TAKE_BASE_BACKUP
+from walproxy.demo.pipeline_steps import PIPELINE_STEPS
 from walproxy.demo.stage import (
     CATCH_UP_S_MAX,
     RESUME_S_MAX,
@@ -192,4 +193,9 @@ STEPS = (
     Step("compare the bytes with pg_wal", _compare_bytes),
     Step("read them with pg_waldump", _dump_records),
     *LOSS_STEPS,
+    *PIPELINE_STEPS,
 )
+"""The whole story."""
+
+QUICK_STEPS = STEPS[: STEPS.index(LOSS_STEPS[0]) + 1]
+"""Up to where everything is well and goes on: what needs neither Spark nor a minute."""

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.logs import one_line
 from walproxy.demo.left_running import commands_to_look
 from walproxy.demo.loss_steps import safekeeper_options
-from walproxy.demo.stage import Stage
+from walproxy.demo.stage import Stage, Step
 from walproxy.demo.standby_steps import PROXY_OPTIONS, STANDBY
 from walproxy.demo.steps import STEPS
 from walproxy.demo.view import View
@@ -53,14 +54,17 @@ class Outcome:
         return len(self.seen) + 1 if self.failure else 0
 
 
-def tell(binaries: ServerBinaries, clients: int, keep: Path | None, console: Console) -> bool:
-    """Tell the whole story; return whether every step held.
+def tell(
+    binaries: ServerBinaries, clients: int, keep: Path | None, console: Console, steps: Sequence[Step] = STEPS
+) -> bool:
+    """Tell the story; return whether every step held.
 
     Args:
         binaries: which PostgreSQL.
         clients: how many commit at the same time.
         keep: a new or empty folder to work in and to leave everything running in; None takes a temporary one.
         console: to print to.
+        steps: the first of all steps, or all.
 
     Raises:
         ConfigurationError: the folder cannot be used.
@@ -79,9 +83,9 @@ def tell(binaries: ServerBinaries, clients: int, keep: Path | None, console: Con
     cluster.proxies = [cluster.make_proxy("walproxy", *PROXY_OPTIONS)]
     processes_stay = False
     try:
-        stage = Stage(cluster, clients)
-        outcome = play(stage, console)
-        console.print(summary(outcome, stage))
+        stage = Stage(cluster, clients, report=_report_path(directory, files_stay))
+        outcome = play(stage, steps, console)
+        console.print(summary(outcome, steps, stage))
         if outcome.failure:
             files_stay = True
             console.print(f"Step {outcome.failed_step} FAILED: {outcome.failure}", style="bold red")
@@ -99,12 +103,12 @@ def tell(binaries: ServerBinaries, clients: int, keep: Path | None, console: Con
     return not outcome.failure
 
 
-def play(stage: Stage, console: Console) -> Outcome:
+def play(stage: Stage, steps: Sequence[Step], console: Console) -> Outcome:
     """Play the steps up to the first that does not hold. The processes are left as they are then."""
     outcome = Outcome()
     begin = time.monotonic()
     with View(console, stage.cluster, stage.ledger) as view:
-        for number, step in enumerate(STEPS, 1):
+        for number, step in enumerate(steps, 1):
             view.say(Text(f"{number:2}. {step.title}", style="bold"))
             try:
                 seen = step.act(stage)
@@ -118,12 +122,12 @@ def play(stage: Stage, console: Console) -> Outcome:
     return outcome
 
 
-def summary(outcome: Outcome, stage: Stage) -> Table:
+def summary(outcome: Outcome, steps: Sequence[Step], stage: Stage) -> Table:
     """Return all steps with what was seen."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("step", "", "seen"):
         table.add_column(name, overflow="fold")
-    for number, step in enumerate(STEPS, 1):
+    for number, step in enumerate(steps, 1):
         if number <= len(outcome.seen):
             result, seen = Text("held", style="green"), outcome.seen[number - 1]
         elif number == outcome.failed_step:
@@ -133,6 +137,13 @@ def summary(outcome: Outcome, stage: Stage) -> Table:
         table.add_row(f"{number:2}. {step.title}", result, Text(seen))
     table.caption = f"{len(stage.ledger.acknowledged):,} transfers acknowledged, {len(stage.ledger.in_doubt)} in doubt"
     return table
+
+
+def _report_path(directory: Path, files_stay: bool) -> Path:
+    """Return where the report goes: beside everything else, or to where it is when all of that is removed."""
+    if files_stay:
+        return directory / "report.html"
+    return directory.with_name(f"{directory.name.replace('demo', 'report')}.html")
 
 
 def _make_directory(keep: Path | None) -> Path:
