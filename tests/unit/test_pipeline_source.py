@@ -213,7 +213,7 @@ def test_a_checkpoint_of_other_wal_is_refused(tmp_path: Path) -> None:
     offset = reader.initialOffset()
     for content, problem in (
         ({**offset, "system_id": "8"}, "the checkpoint is of the system 8, and .* has the WAL of 7: name the input"),
-        ({**offset, "lsn": "5/0"}, "the checkpoint stands at 5/0, and the WAL of .* ends at 0/"),
+        ({**offset, "lsn": "5/0"}, "the stream stands at 5/0, and the WAL of .* ends at 0/"),
         ({"offset": 3}, "is not one of pgwal: begin anew"),
     ):
         with pytest.raises(ConfigurationError, match=problem):

@@ -49,7 +49,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin_lsn, _ = bounds_of(self._options, self._input, path, extents)
         if begin_lsn is None:
             begin_lsn = extents[0].begin_lsn
-        return self._offset(path, begin_lsn - begin_lsn % PAGE_SIZE)
+        return self._offset(path, begin_lsn)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         size = self._options.max_bytes_per_trigger
@@ -110,8 +110,8 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # One safekeeper may lag behind the one that was asked before; an archive never goes back.
             if reach_lsn < offset.lsn and not self._options.path.startswith(f"{SAFEKEEPER_SCHEME}:"):
                 raise ConfigurationError(
-                    f"the checkpoint stands at {format_lsn(offset.lsn)}, and the WAL of {self._input.name} ends at "
-                    f"{format_lsn(reach_lsn)}: name the archive that the checkpoint was made from"
+                    f"the stream stands at {format_lsn(offset.lsn)}, and the WAL of {self._input.name} ends at "
+                    f"{format_lsn(reach_lsn)}: name the archive that its checkpoint was made from"
                 )
         elif found.begin_lsn > offset.lsn and not self._options.allow_gaps:
             plan_pieces(path, extents, offset.lsn, found.begin_lsn + 1)  # It says what is missing.
@@ -132,7 +132,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pieces = plan_pieces(
             path, extents, begin.lsn, end_lsn, allow_gaps=self._options.allow_gaps, whole_until_lsn=reach.lsn
         )
-        return partitions_of(path, pieces, self._options, max(begin.lsn, self._options.start_lsn or 0))
+        return partitions_of(path, pieces, self._options, begin.lsn)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, WalPartition)  # by partitions() above
