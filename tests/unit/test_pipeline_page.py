@@ -11,7 +11,7 @@ from tests.unit.record_bodies import Block, Image, body
 from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import write_segments
 from walproxy.pipeline.decoder.views import Piece, view_batch
-from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
+from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece, plan_pieces
 from walproxy.pipeline.input.wal_input import open_input
 from walproxy.pipeline.jobs.catalog import RelationId
 from walproxy.pipeline.pages.history import LogReader, history_of
@@ -162,9 +162,11 @@ def test_a_page_lies_in_the_fork_s_file(tmp_path: Path) -> None:
 # Which records make a page.
 
 
-def change(wal: WalBuilder, *, image: bool = False, init: bool = False, block: int = 7, visible: bool = False) -> int:
-    """Add a record that changes a block; return where it begins."""
-    reference = Block(0, RELATION, 0, block, Image(2000, 24, 6192) if image else None, b"tuple", will_init=init)
+def change(
+    wal: WalBuilder, *, image: bool = False, init: bool = False, visible: bool = False, data: bytes = b"tuple"
+) -> int:
+    """Add a record that changes the page; return where it begins."""
+    reference = Block(0, RELATION, 0, PAGE.block, Image(2000, 24, 6192) if image else None, data, will_init=init)
     wal.add(body(bytes(3), [reference]), rmid=HEAP2 if visible else HEAP, info=VISIBLE if visible else INSERT)
     return wal.records[-1].start_lsn
 
@@ -188,7 +190,9 @@ def fill(wal: WalBuilder, until_lsn: int) -> None:
 def log(tmp_path: Path) -> tuple[LogReader, list[int], WalBuilder]:
     """Three segments. The page has an image in the first, changes in each, and is begun anew in the third."""
     wal = WalBuilder(begin_lsn=MIB, segment_size=MIB)
-    lsns = [change(wal), change(wal, image=True), change(wal)]
+    lsns = [change(wal)]
+    fill(wal, MIB + 20_000)
+    lsns += [change(wal, image=True), change(wal)]
     fill(wal, 2 * MIB + 50_000)
     lsns += [change(wal), change(wal, visible=True)]
     fill(wal, 3 * MIB + 50_000)
@@ -240,13 +244,33 @@ def test_the_last_record_at_an_lsn_is_the_last_that_is_complete(
     assert reader.last_record(MIB + 8) is None
 
 
+def test_a_record_that_ends_behind_its_piece_is_not_complete_at_the_piece_s_end(tmp_path: Path) -> None:
+    wal = WalBuilder(begin_lsn=MIB, segment_size=MIB)
+    image_lsn = change(wal, image=True)
+    fill(wal, 2 * MIB - 10_000)
+    change(wal, data=bytes(30_000))
+    end_lsn = wal.records[-1].end_lsn
+    fill(wal, 4 * MIB - 10_000)
+    reader = log_of(tmp_path / "wal", wal)
+    write_page_versions(reader, tmp_path / "wal", tmp_path / "tables")
+    for tables in (None, tmp_path / "tables"):
+        history = history_of(reader, PAGE, end_lsn - 8, tables)
+        assert history.last is not None
+        assert (history.last.lsn, history.records_since_image) == (image_lsn, 0)
+        assert history_of(reader, PAGE, end_lsn, tables).records_since_image == 1
+
+
 def write_page_versions(log: LogReader, folder: Path, tables: Path) -> None:
-    """Write the table of the first two segments; the third is to be read from the WAL."""
+    """Write the table of the first two segments, in two pieces each; the third is to be read from the WAL."""
     wal_input = open_input(str(folder))
     with open_table(tables, "page_versions", "parquet", arrow_schema("page_versions")) as table:
+        pieces = []
+        for begin_lsn, end_lsn, available_lsn in log.pieces[:2]:
+            cut_lsn = begin_lsn + PAGE_BYTES  # What was done to the page in its first segment is on both sides of it.
+            pieces += [PlannedPiece(begin_lsn, cut_lsn, available_lsn), PlannedPiece(cut_lsn, end_lsn, available_lsn)]
         batches = (
             view_batch("page_versions", decode_piece(wal_input, log.path, piece), Piece(piece.begin_lsn, piece.end_lsn))
-            for piece in log.pieces[:2]
+            for piece in pieces
         )
         made = table.new_file().write(batches)
         assert made is not None

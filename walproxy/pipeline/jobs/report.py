@@ -38,7 +38,7 @@ _SERIES_MAX: Final = 8
 _CHECKPOINTS_MAX: Final = 1000
 _WRITTEN_MAX: Final = 5
 # Pieces are as large as segments. Where they are fewer than bins, `records` has finer times, if it is not too much.
-_FINE_BYTES_MAX: Final = 8 << 30
+_FINE_BYTES_MAX: Final = 2 << 30
 _FAR_LSN: Final = LSN_MAX >> 1
 """Above every LSN; Spark has no unsigned numbers."""
 

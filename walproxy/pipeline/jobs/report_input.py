@@ -22,7 +22,7 @@ USED_TABLES: Final = (
     "page_versions",
     "tuple_stats",
 )
-_SMALL_BYTES: Final = 64 << 20
+_SMALL_ROWS: Final = 200_000
 _SMALL_SETTINGS: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -55,16 +55,16 @@ def parse_position(text: str) -> Position:
 
 
 class FoundTables(NamedTuple):
-    """Tables of a folder that a report can use, and how many bytes their files have."""
+    """Tables of a folder that a report can use, and how many rows they have together."""
 
     folder: Path
     names: list[str]
-    bytes: int
+    rows: int
 
     @property
     def are_small(self) -> bool:
         """Whether they are not worth the preparations with which Spark, and Java, get fast."""
-        return self.bytes < _SMALL_BYTES
+        return self.rows < _SMALL_ROWS
 
 
 def look_for_tables(folder: Path) -> FoundTables:
@@ -80,11 +80,11 @@ def look_for_tables(folder: Path) -> FoundTables:
             f"{folder} holds none of the tables that a report is made of ({', '.join(USED_TABLES)}): "
             "walproxy pipeline run writes them; correct --tables"
         )
-    total_bytes = 0
+    rows = 0
     for name in names:
         with open_table(folder, name, schema=arrow_schema(name), create=False) as table:
-            total_bytes += sum(file.bytes for file in table.live_files())
-    return FoundTables(folder, names, total_bytes)
+            rows += sum(file.rows for file in table.live_files())
+    return FoundTables(folder, names, rows)
 
 
 def read_tables(spark: SparkSession, found: FoundTables) -> dict[str, DataFrame]:
