@@ -8,15 +8,16 @@ commits of one writer at once conflict by Delta's own rules; those of different 
 syncs nothing, so the log's files are synced here before a commit returns.
 """
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -28,6 +29,8 @@ from walproxy.pipeline.tables.table_folder import TableFormat
 
 _PREFIX: Final = "walproxy."
 _MILLISECONDS: Final = 1000
+_READ_ATTEMPTS: Final = 5
+_Answer = TypeVar("_Answer")
 _WRITTEN_BACK_S: Final = 3600
 """After that time the operating system has written a file back by itself; it takes half a minute."""
 
@@ -68,16 +71,14 @@ class DeltaLakeTable(Table):
             sync_folder(self.folder)
 
     def last_batch(self, writer: str) -> int | None:
-        return self._refreshed().transaction_version(writer)
+        return self._read(lambda table: table.transaction_version(writer))
 
     def _append(
         self, writer: str | None, batch: int | None, files: Sequence[CheckedFile], properties: dict[str, str]
     ) -> bool | None:
-        table = self._refreshed()
-        if writer is not None and batch is not None:
-            last = table.transaction_version(writer)
-            if last is not None and last >= batch:
-                return False
+        table, last = self._read(lambda table: (table, table.transaction_version(writer) if writer else None))
+        if last is not None and batch is not None and last >= batch:
+            return False
         sync_folder(self.folder)
         now_ms = int(time.time() * _MILLISECONDS)
         actions = [AddAction(path.name, footer.bytes, {}, now_ms, True, _statistics(footer)) for path, footer in files]
@@ -93,20 +94,28 @@ class DeltaLakeTable(Table):
         before = table.version()
         try:
             table.create_write_transaction(
-                actions, "append", Schema.from_arrow(self.schema), commit_properties=properties
+                actions,
+                "append",
+                Schema.from_arrow(self.schema),
+                commit_properties=properties,
+                # Old entries are removed by `expire` only: two that remove the same ones disturb each other.
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         except CommitFailedError:
             self._opened = None
             return None
-        except DeltaError as error:
+        except (DeltaError, FileNotFoundError) as error:
+            # Perhaps what it had to look at was removed from the log meanwhile: then the log has gone on.
             self._opened = None
-            raise self._failure("commit to", error) from error
+            if self._read(DeltaTable.version) == before:
+                raise self._failure("commit to", error) from error
+            return None
         self._sync_log(before + 1)
         return True
 
     def _replace(self, old: Sequence[LiveFile], new: Sequence[CheckedFile]) -> bool:
-        table = self._refreshed()
-        current = {file.path for file in self._live(table)}
+        table, live = self._read(lambda table: (table, self._live(table)))
+        current = {file.path for file in live}
         if any(file.path not in current for file in old):
             return False
         sync_folder(self.folder)
@@ -122,7 +131,7 @@ class DeltaLakeTable(Table):
         with storage_errors(f"remove old states of the table {self.folder}"):
             try:
                 removed = remove_files(self._dead_files(keep_s, full=False), dry_run=dry_run)
-                entries = {path: path.stat().st_size for path in self._log_entries()}
+                entries = self._log_entries()
                 if dry_run:
                     gone = [path for path in entries if unused_since(path, keep_s)]
                 else:
@@ -139,9 +148,10 @@ class DeltaLakeTable(Table):
         if {name: table.metadata().configuration.get(name) for name in wanted} != wanted:
             table.alter.set_table_properties(wanted)
         table = self._refreshed()
-        table.create_checkpoint()
-        self._sync_log(table.version())
-        table.cleanup_metadata()
+        with contextlib.suppress(FileNotFoundError):  # Another process removes them, too.
+            table.create_checkpoint()
+            self._sync_log(table.version())
+            table.cleanup_metadata()
 
     def _orphans(self, older_than_s: float) -> Iterator[Path]:
         former = set(self._dead_files(older_than_s, full=False))
@@ -152,14 +162,19 @@ class DeltaLakeTable(Table):
     def _dead_files(self, age_s: float, *, full: bool) -> list[Path]:
         """Return files that are no longer part of the table for so long; `full`: also those that never were."""
         hours = math.ceil(age_s / 3600)
-        names = self._refreshed().vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
+        names = self._read(lambda table: table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full))
         return [self.folder / name for name in names]
 
-    def _log_entries(self) -> list[Path]:
-        return [path for path in self._delta_log.iterdir() if path.suffix == ".json" and path.stem.isdecimal()]
+    def _log_entries(self) -> dict[Path, int]:
+        """Return the entries of the log with their sizes."""
+        sizes = {}
+        for path in self._delta_log.glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[path] = path.stat().st_size
+        return sizes
 
     def live_files(self) -> list[LiveFile]:
-        return self._live(self._refreshed())
+        return self._read(self._live)
 
     def _live(self, table: DeltaTable) -> list[LiveFile]:
         if (
@@ -177,15 +192,22 @@ class DeltaLakeTable(Table):
             files.append(LiveFile(path, rows, action["size_bytes"], _bounds(action)))
         return files
 
+    def _read(self, read: Callable[[DeltaTable], _Answer]) -> _Answer:
+        """Ask the table as it is now. The log may be shortened meanwhile; then it is opened and asked again."""
+        for attempt in range(1, _READ_ATTEMPTS + 1):
+            try:
+                return read(self._refreshed())
+            except (DeltaError, FileNotFoundError) as error:
+                self._opened = None
+                if attempt == _READ_ATTEMPTS:
+                    raise self._failure("read", error) from error
+        raise AssertionError("the last attempt returns or raises above")
+
     def _refreshed(self) -> DeltaTable:
-        try:
-            if self._opened is None:
-                self._opened = DeltaTable(str(self.folder))
-            else:
-                self._opened.update_incremental()
-        except DeltaError as error:
-            self._opened = None
-            raise self._failure("read", error) from error
+        if self._opened is None:
+            self._opened = DeltaTable(str(self.folder))
+        else:
+            self._opened.update_incremental()
         return self._opened
 
     def _sync_log(self, version: int) -> None:
@@ -195,14 +217,15 @@ class DeltaLakeTable(Table):
             self._delta_log / f"{version:020d}.checkpoint.parquet",
             self._delta_log / "_last_checkpoint",
         ):
-            if path.exists():
+            with contextlib.suppress(FileNotFoundError):
                 sync_file(path)
         sync_folder(self._delta_log)
 
     def _settle(self) -> None:
         for path in self._delta_log.iterdir():
             if not unused_since(path, _WRITTEN_BACK_S):
-                sync_file(path)
+                with contextlib.suppress(FileNotFoundError):
+                    sync_file(path)
         sync_folder(self._delta_log)
 
     def _failure(self, verb: str, error: Exception) -> StorageFailed:

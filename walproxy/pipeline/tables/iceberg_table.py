@@ -40,7 +40,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId
 from pyiceberg.types import LongType
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from safekeeper.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.tables.disk import sync_folder
@@ -86,17 +86,22 @@ class IcebergTable(Table):
                 self._loaded = catalog.load_table(self._identifier)
             except NoSuchTableError:
                 self._loaded = self._created(catalog)
+            except FileNotFoundError as error:
+                raise ConfigurationError(
+                    f"the Iceberg table {self.folder} is not where its catalog says: such a table "
+                    "cannot be moved, move it back"
+                ) from error
         where = self._loaded.location()
         if Path(where) != self.folder:
             raise ConfigurationError(
-                f"the Iceberg table {self.folder} was made as {where}: an Iceberg table cannot be moved, move it back"
+                f"the Iceberg table {self.folder} is a copy of {where}: such a table cannot be copied, use that one"
             )
 
     def _created(self, catalog: SqlCatalog) -> PyIcebergTable:
         self._new_files.mkdir(exist_ok=True)
         (self.folder / "metadata").mkdir(exist_ok=True)
         sync_folder(self.folder)
-        with contextlib.suppress(NamespaceAlreadyExistsError):
+        with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
             catalog.create_namespace(NAMESPACE)
         with contextlib.suppress(TableAlreadyExistsError):
             catalog.create_table(self._identifier, self.schema, location=str(self.folder), properties=_PROPERTIES)

@@ -14,6 +14,7 @@ from walproxy.pipeline.tables.parquet_files import normal_schema
 from walproxy.pipeline.tables.table import Table
 from walproxy.pipeline.tables.table_folder import (
     FORMATS,
+    Identity,
     TableFormat,
     check_identity,
     folder_of,
@@ -59,28 +60,31 @@ def open_table(
     if format is not None and format not in FORMATS:
         raise ConfigurationError(f"there is no table format {format!r}: it is one of {', '.join(FORMATS)}")
     with storage_errors(f"open the table {folder}"):
-        identity = read_identity(folder)
-        if identity is None:
-            foreign = what_is_in(folder)
-            if foreign is not None:
-                raise ConfigurationError(
-                    f"{folder} holds no table of ours, but {foreign}: name another folder or table"
-                )
-            if not create or format is None or schema is None:
-                raise ConfigurationError(f"there is no table {name!r} in {folder.parent}: create it by writing to it")
-            if format != "parquet" and set(str(folder)) & _FOREIGN:
-                raise ConfigurationError(
-                    f"the path {folder} has a '%' or '?', which {format}'s libraries take for something else: "
-                    "name another folder"
-                )
-            schema = normal_schema(schema)
-            _table_class(format).check_schema(schema)
-            identity = identity_of(format, schema)
-            write_identity(Disk(), folder, identity)
+        identity = read_identity(folder) or _made(folder, name, format, schema, create=create)
         check_identity(folder, identity, format, schema)
         table = _table_class(identity.format)(folder, identity.schema())
         table.prepare()
         return table
+
+
+def _made(folder: Path, name: str, format: TableFormat | None, schema: pa.Schema | None, *, create: bool) -> Identity:
+    """Give a folder the identity of a new table, unless another process is faster."""
+    foreign = what_is_in(folder)
+    if foreign is not None:
+        identity = read_identity(folder)  # Another process may have made the table just now.
+        if identity is None:
+            raise ConfigurationError(f"{folder} holds no table of ours, but {foreign}: name another folder or table")
+        return identity
+    if not create or format is None or schema is None:
+        raise ConfigurationError(f"there is no table {name!r} in {folder.parent}: create it by writing to it")
+    if format != "parquet" and set(str(folder)) & _FOREIGN:
+        raise ConfigurationError(
+            f"the path {folder} has a '%' or '?', which {format}'s libraries take for something else: "
+            "name another folder"
+        )
+    schema = normal_schema(schema)
+    _table_class(format).check_schema(schema)
+    return write_identity(Disk(), folder, identity_of(format, schema))
 
 
 def _table_class(table_format: TableFormat) -> type[Table]:

@@ -108,15 +108,22 @@ def read_identity(folder: Path) -> Identity | None:
     return identity
 
 
-def write_identity(disk: Disk, folder: Path, identity: Identity) -> None:
-    """Write the identity of a new table, durably; its folders are made. Raises OSError."""
+def write_identity(disk: Disk, folder: Path, identity: Identity) -> Identity:
+    """Write the identity of a new table, durably; its folders are made. Return the one that it has.
+
+    It is another one if another process has made the table meanwhile. Raises OSError.
+    """
     own = folder / OWN_FOLDER
     new = [path for path in (own, *own.parents) if not path.exists()]
     disk.make_folder(own)
     for path in new:
         disk.sync_folder(path.parent)
-    content = msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n"
-    replace_durably(disk, own / TABLE_FILE, content)
+    with disk.locked(own / LOCK_FILE):
+        made = read_identity(folder)
+        if made is None:
+            content = msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n"
+            replace_durably(disk, own / TABLE_FILE, content)
+        return made or identity
 
 
 def what_is_in(folder: Path) -> str | None:
