@@ -130,11 +130,12 @@ def run(*words: str) -> Result:
 
 def test_a_version_is_byte_for_byte_what_the_server_had(bank: Bank, tmp_path: Path) -> None:
     version = bank.versions[bank.table][0]
+    changed_lsn = header_of(version.content).lsn  # The very end of the record that has made it.
     output = tmp_path / "page.bin"
-    answer = run(*bank.words(bank.numbers(bank.table), 0, version.at_lsn), "--output", str(output), "--hex")
+    answer = run(*bank.words(bank.numbers(bank.table), 0, changed_lsn), "--output", str(output), "--hex")
     assert answer.exit_code == 0, answer.exception
     assert output.read_bytes() == version.content
-    assert f"changed last at {format_lsn(header_of(version.content).lsn)}" in answer.output
+    assert f"changed last at {format_lsn(changed_lsn)}" in answer.output
     assert version.content[:8].hex(" ") in answer.output
 
 
@@ -203,9 +204,19 @@ def test_asking_for_a_relation_changes_no_page() -> None:
     folder.chmod(0o755)
     try:
         binaries = servers[max(servers)]
-        LocalPostgres(binaries, folder / "data").init()
+        with LocalPostgres(binaries, folder / "data") as made:
+            made.init().start()
+            made.execute("CREATE TABLE accounts (id int)")  # Nobody has read its row of pg_class, and set hints there.
+            made.stop()
         server = PrivatePostgres(binaries, folder / "data")
-        before = {path: path.read_bytes() for path in (folder / "data" / "base").rglob("*") if path.is_file()}
+        assert server._options(folder)["listen_addresses"] == ""
+        before = {
+            path: path.read_bytes()
+            for path in (folder / "data" / "base").rglob("*")
+            if path.name[0].isdigit() and path.is_file()
+        }
+        assert _relation_id(server, RelationName("postgres", "public", "accounts")).relation >= 16384
+        assert before == {path: path.read_bytes() for path in before}
         assert _relation_id(server, RelationName("postgres", "pg_catalog", "pg_authid"))[:2] == (1664, 0)
         with pytest.raises(ConfigurationError, match=r"there was no relation postgres\.public\.it's"):
             _relation_id(server, RelationName("postgres", "public", "it's"))
@@ -220,6 +231,5 @@ def test_asking_for_a_relation_changes_no_page() -> None:
             read_page(folder / "data", PageId(relation, 0, 9999))
         with pytest.raises(ConfigurationError, match="has no file at that LSN"):
             read_page(folder / "data", PageId(RelationId(1663, 5, 99_999), 0, 0))
-        assert before == {path: path.read_bytes() for path in before}
     finally:
         shutil.rmtree(folder)
