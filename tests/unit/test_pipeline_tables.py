@@ -168,6 +168,17 @@ def test_a_filter_opens_only_files_that_can_match(table: Table) -> None:
     assert sorted(found["lsn"].to_pylist()) == list(range(12, 20))
 
 
+def test_a_filter_for_nulls_finds_them(tmp_path: Path, table_format: TableFormat) -> None:
+    schema = pa.schema([pa.field("lsn", pa.int64(), False), pa.field("origin", pa.int64())])
+    with open_table(tmp_path, "rows", table_format, schema) as table:
+        for batch, origins in enumerate([[None, 5], [6, 7]]):
+            file = table.new_file().write([pa.record_batch([[batch, batch], pa.array(origins)], schema=schema)])
+            assert file is not None
+            table.commit("me", batch, [file])
+        assert table.to_arrow(["lsn"], ds.field("origin").is_null())["lsn"].to_pylist() == [0]
+        assert table.to_arrow(["lsn"], ds.field("origin") > 5)["lsn"].to_pylist() == [1, 1]
+
+
 def test_other_columns_are_refused_by_name_and_nothing_is_written(table: Table) -> None:
     before = tree(table.folder)
     for schema, complaint in [

@@ -8,14 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake.transaction import AddAction
 from pyiceberg.catalog.sql import SqlCatalog
 
 from safekeeper.errors import ConfigurationError, StorageFailed
 from tests.unit.table_rows import RECORDS, SMALL, lsns_of, records, small, tree, written
 from walproxy.pipeline.tables import TableFormat, iceberg_table, open_table
 from walproxy.pipeline.tables.delta_table import DeltaLakeTable
+from walproxy.pipeline.tables.disk import Disk
 from walproxy.pipeline.tables.iceberg_table import CATALOG_NAME, NAMESPACE, IcebergTable
+from walproxy.pipeline.tables.table_folder import identity_of, read_identity, write_identity
 
 
 def test_the_library_of_delta_reads_the_table_and_knows_the_batch(tmp_path: Path) -> None:
@@ -62,6 +65,16 @@ def test_rows_that_the_library_of_delta_adds_and_changes_are_read_and_compacted(
         assert lsns_of(table) == [0, 1, 2, 4, 7, 8]
         assert table.compact().rows == 6
         assert table.to_arrow(["lsn"])["lsn"].to_pylist() == [0, 1, 2, 4, 7, 8]
+
+
+def test_a_file_that_was_added_to_delta_without_statistics_is_counted(tmp_path: Path) -> None:
+    with open_table(tmp_path, "t", "delta", SMALL) as table:
+        file = written(table, [1, 2, 3])
+        action = AddAction(Path(file.path).name, file.bytes, {}, 0, True, "{}")
+        DeltaTable(str(table.folder)).create_write_transaction([action], "append", Schema.from_arrow(SMALL))
+        (live,) = table.live_files()
+        assert (live.rows, live.bounds) == (3, {})
+        assert table.to_arrow(filter=ds.field("lsn") > 1).num_rows == 2
 
 
 def test_a_writer_that_slept_while_delta_s_log_was_shortened_goes_on(tmp_path: Path) -> None:
@@ -163,6 +176,13 @@ def test_a_catalog_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "iceberg.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(StorageFailed, match=r"could not make the Iceberg table .*: .*not a database"):
         open_table(tmp_path, "t")
+
+
+def test_of_two_identities_the_first_one_stays(tmp_path: Path) -> None:
+    first, second = identity_of("parquet", SMALL), identity_of("delta", RECORDS)
+    assert write_identity(Disk(), tmp_path / "t", first) == first
+    assert write_identity(Disk(), tmp_path / "t", second) == first
+    assert read_identity(tmp_path / "t") == first
 
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta", "parquet"])

@@ -225,6 +225,29 @@ def test_a_log_without_an_entry_in_the_middle_is_not_continued(folder: Path) -> 
         opened(folder)
 
 
+def test_the_age_of_an_old_state_begins_with_its_end(folder: Path) -> None:
+    table = opened(folder)
+    begun = table.live_files()
+    long_ago = time.time() - 86400
+    os.utime(folder / "_walproxy" / "generations" / "000001", (long_ago, long_ago))
+    table.compact()
+    assert table.expire(3600).files == 0
+    assert all(Path(file.path).exists() for file in begun)
+
+
+def test_removing_an_old_state_leaves_and_does_not_count_files_that_are_still_used(folder: Path) -> None:
+    table = opened(folder)
+    table.commit("me", 2, [written(table, range(1000, 9000))])
+    small = [file for file in table.live_files() if file.rows < 3]
+    entries = list((folder / "_walproxy" / "commits").iterdir())
+    target = 2 * max(file.bytes for file in table.live_files()) - 2
+    assert table.compact(target).files_removed == len(small) == 4
+    removed = table.expire(0)
+    assert removed.versions == 1
+    assert removed.files == len(small) + len(entries) + 1
+    assert len(lsns_in(folder / "data")) == 8005
+
+
 def test_an_entry_of_the_log_is_never_written_twice(folder: Path) -> None:
     """Not even where locks do not work: two processes that both think that theirs is the next entry."""
     first, second = (CommitLog(disk, folder / "_walproxy") for disk in (StopsBehindTheEntry(), Disk()))
