@@ -213,7 +213,7 @@ def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
     make_bench(empty)
     empty.publish()
     folder = tmp_path / "lake"
-    load = start_bench(empty, 4)
+    load = start_bench(empty, 60)
     try:
         job = ApplyProcess(empty, folder, table_format)
         job.wait_for_steps(1)
@@ -221,7 +221,7 @@ def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
         job.kill9()
         job = ApplyProcess(empty, folder, table_format)
         job.wait_for_steps(2)
-        load.wait(60)
+        load.kill()
         assert job.stop() == 0, job.log.read_text()
     finally:
         load.kill()

@@ -28,7 +28,7 @@ from walproxy.pipeline.cdc.publication import TableName, create_publication, par
 from walproxy.pipeline.cdc.rows import TypedTable, change_batches, typed_batches
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, patiently
-from walproxy.pipeline.cdc.slot import advance, create_slot, read_slot, usable_slot
+from walproxy.pipeline.cdc.slot import advance, create_slot, protocol_version, read_slot, usable_slot
 
 MAJORS = sorted({min(find_servers()), max(find_servers())})
 
@@ -221,6 +221,11 @@ def test_what_is_out_of_line_and_untouched_is_said_to_be_unchanged(source: Sourc
     source.publish("t")
     source.run("INSERT INTO t VALUES (1, 1, repeat('x', 4000))", "UPDATE t SET v = 2")
     assert source.changes()[-1].after == (b"1", b"2", UNCHANGED)
+
+
+@pytest.mark.parametrize(("major", "version"), [(13, 1), (14, 2), (15, 3), (16, 4), (17, 4), (18, 4), (19, 4)])
+def test_the_newest_protocol_that_both_sides_know_is_spoken(major: int, version: int) -> None:
+    assert protocol_version(major) == version
 
 
 class SafeUpTo(SafeLsn):
