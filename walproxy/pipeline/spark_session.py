@@ -79,7 +79,7 @@ def spark_session(
         ConfigurationError: there is no Java.
         SparkFailed: Spark does not start.
     """
-    if SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+    if _exists():
         yield SparkSession.builder.appName(app_name).getOrCreate()
         return
     java = find_java()
@@ -127,6 +127,21 @@ def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_DEATH_S)
     return None
+
+
+def check_java() -> None:
+    """Make sure that a session can be had, before anything else is done for it.
+
+    Raises:
+        ConfigurationError: there is no Java.
+    """
+    if not _exists():
+        find_java()
+
+
+def _exists() -> bool:
+    """Whether there is a session already, or spark-submit has made ready for one."""
+    return SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def find_java() -> Path:

@@ -2,7 +2,6 @@
 
 import sys
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,20 +18,19 @@ from safekeeper.lsn import format_lsn
 from walproxy.pipeline.jobs.query import is_small
 from walproxy.pipeline.jobs.query import query as run_query
 from walproxy.pipeline.spark_session import spark_session
+from walproxy.pipeline.tables.table_folder import local_folder
 
 _SHOWN_MAX = 1000
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("sql", required=False)
-@click.option(
-    "--tables", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder of the tables."
-)
+@click.option("--tables", required=True, metavar="DIR", help="The folder of the tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @click.option("--memory", default="2g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
-def query(sql: str | None, tables: Path, as_json: bool, as_csv: bool, cores: int | None, memory: str) -> None:
+def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int | None, memory: str) -> None:
     """Ask the tables that `walproxy pipeline run` writes, whatever their format, with Spark's SQL.
 
     Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, and transaction_sizes
@@ -52,7 +50,7 @@ def query(sql: str | None, tables: Path, as_json: bool, as_csv: bool, cores: int
     if not statement:
         raise click.UsageError("there is no SQL: give it as an argument or on standard input")
     logs.configure(lambda: "walproxy pipeline query", "warning")
-    folder = tables.absolute()
+    folder = local_folder(tables)
     quick = is_small(folder)
     master = f"local[{cores or '*'}]"
     with spark_session("walproxy pipeline query", master=master, memory=memory, quick=quick) as spark:

@@ -22,6 +22,7 @@ from walproxy.pipeline.jobs.run import DEFAULT_TABLES, BatchDone, Finished, Repo
 from walproxy.pipeline.jobs.run import run as run_job
 from walproxy.pipeline.source.options import parse_size
 from walproxy.pipeline.tables import FORMATS, TableFormat
+from walproxy.pipeline.tables.table_folder import local_folder
 
 
 def _lsn(context: click.Context, parameter: click.Parameter, value: str | None) -> Lsn | None:
@@ -62,7 +63,7 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source")
-@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder of the tables.")
+@click.option("--to", required=True, metavar="DIR", help="The folder of the tables.")
 @click.option(
     "--format",
     "table_format",
@@ -113,7 +114,7 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
 )
 def run(
     source: str,
-    to: Path,
+    to: str,
     table_format: TableFormat,
     tables: tuple[str, ...],
     once: bool,
@@ -147,7 +148,7 @@ def run(
         options["allowGaps"] = "true"
     config = RunConfig(
         source,
-        to.absolute(),
+        local_folder(to),
         table_format,
         tables,
         tuple(options.items()),

@@ -37,7 +37,7 @@ from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
 from walproxy.pipeline.spark_errors import spark_errors
-from walproxy.pipeline.spark_session import spark_session
+from walproxy.pipeline.spark_session import check_java, spark_session
 from walproxy.pipeline.tables import DataFile, Table, TableFormat, open_table
 from walproxy.recovery.sources import LogPath, SourceUnavailable
 
@@ -136,10 +136,11 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
         stop: the batch that runs is finished, no other one begun.
 
     Raises:
-        ConfigurationError: the tables hold something else, or another run is at work.
+        ConfigurationError: the tables hold something else, another run is at work, or there is no Java.
         WalMissing, SourceCorrupt: the input does not have what comes next.
         SourceUnavailable, ArchiveUnavailable: with `once`, it does not answer.
     """
+    check_java()
     for name in config.tables:
         arrow_schema(name)
     folder = RunFolder(config.folder)
