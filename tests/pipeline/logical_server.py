@@ -3,7 +3,8 @@
 import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,11 @@ class Source:
 def places(changes: Sequence[Change]) -> list[tuple[int, int]]:
     """Return what tells changes apart."""
     return [(change.transaction.commit_lsn, change.sequence) for change in changes]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,6 +1,8 @@
 """Tables that follow a database: whatever happens to either side, the rows are the same in the end."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -19,14 +21,14 @@ from tests.pipeline.apply_fixtures import (
     rows_here,
     start_bench,
 )
-from tests.pipeline.logical_server import Source, logical_server
+from tests.pipeline.logical_server import Source, logical_server, wait_until
 from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
 from walproxy.pipeline.cdc.publication import TableName, parse_table
-from walproxy.pipeline.cdc.server import SourceRefused
+from walproxy.pipeline.cdc.server import SourceRefused, connect
 from walproxy.pipeline.cdc.slot import advance, drop_slot, usable_slot
 
 SETUP = (
@@ -232,6 +234,30 @@ def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
     assert last.wait() == 0, last.log.read_text()
     assert empty.rows("SELECT count(*) > 20 FROM pgbench_history") == [(True,)]
     compare(empty, folder, table_format, *PGBENCH_TABLES)
+
+
+def test_a_server_that_is_away_is_waited_for_and_a_job_ends_when_it_is_asked_to(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job_module, "_RETRY_S", 0.1)
+    options = options_of(source, tmp_path, interval_s=0.05)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(run_apply, options, once=False, stop=stop)
+        try:
+            wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] > source.begin_lsn)
+            source.connection.close()
+            source.server.stop("fast")
+            wait_until(lambda: job.done() or "trying again" in caplog.text)
+            source.server.start()
+            source.connection = connect(source.conninfo)
+            source.run("DELETE FROM t WHERE id < 100")
+            end_lsn = source.end_lsn()
+            wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= end_lsn)
+        finally:
+            stop.set()
+        job.result(60)
+    compare(source, options.folder, "delta", *TABLES)
 
 
 def refused(options: ApplyOptions, says: str, kind: type[WalproxyError] = SourceRefused) -> None:

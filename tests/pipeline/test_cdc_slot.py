@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import format_lsn, parse_lsn
-from tests.pipeline.logical_server import Source, logical_server, places
+from tests.pipeline.logical_server import Source, logical_server, places, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.local_postgres import LocalPostgres, find_servers
 from walproxy.pipeline.cdc.column_types import arrow_type
@@ -31,13 +31,6 @@ from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavai
 from walproxy.pipeline.cdc.slot import advance, create_slot, protocol_version, read_slot, usable_slot
 
 MAJORS = sorted({min(find_servers()), max(find_servers())})
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module", params=MAJORS, ids=lambda major: f"pg{major}")

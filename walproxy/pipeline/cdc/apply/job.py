@@ -218,7 +218,7 @@ class _ApplyJob:
             self._tidy(table)
 
     def step(self, target_lsn: Lsn | None = None) -> bool:
-        """Read and apply one range; False if there is nothing new.
+        """Read and apply one range; return whether more is there to be read at once.
 
         Raises:
             WalproxyError: nothing that was done is lost; the range is read again.
@@ -235,7 +235,7 @@ class _ApplyJob:
         advance(self._asking, self._options.slot, end_lsn)
         if count:
             _log.info("%d changes, up to %s", count, format_lsn(end_lsn))
-        return True
+        return end_lsn < safe_lsn
 
     def _take(self, begin_lsn: Lsn, end_lsn: Lsn) -> int:
         """Hold the changes of a range, as many as may be held; return their number."""
