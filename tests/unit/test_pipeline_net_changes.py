@@ -11,7 +11,7 @@ from tests.unit import pgoutput_bytes as built
 from tests.unit.pgoutput_bytes import UNSENT
 from walproxy.pipeline.cdc.apply.net_changes import NetChanges
 from walproxy.pipeline.cdc.changes import Changes
-from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Value
+from walproxy.pipeline.cdc.messages import UNCHANGED, Value
 from walproxy.pipeline.cdc.spool import Spool
 from walproxy.pipeline.cdc.transactions import committed
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import LSN_MAX
 from tests.unit import pgoutput_bytes as built
-from walproxy.pipeline.cdc.pgoutput import Begin, Commit, Insert, LogicalMessage, Message, Relation, Type
+from walproxy.pipeline.cdc.messages import Begin, Commit, Insert, LogicalMessage, Message, Relation, Type
 from walproxy.pipeline.cdc.spool import Spool
 from walproxy.pipeline.cdc.transactions import committed
 

@@ -16,7 +16,10 @@ PURE = sorted(
         ROOT / "safekeeper" / "timelines.py",
         *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py", "archiving_plan.py")),
         *(ROOT / "safekeeper" / "pgwire").glob("*.py"),
-        *(ROOT / "walproxy" / "pipeline" / "cdc" / name for name in ("pgoutput.py", "transactions.py", "changes.py")),
+        *(
+            ROOT / "walproxy" / "pipeline" / "cdc" / name
+            for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py")
+        ),
         ROOT / "walproxy" / "pipeline" / "cdc" / "apply" / "net_changes.py",
     ]
 )
@@ -50,6 +53,7 @@ PURE_ROOMS_AND_FILES = (
     "safekeeper.timelines",
     "safekeeper.archive.objects",
     "safekeeper.pgwire",
+    "walproxy.pipeline.cdc.messages",
     "walproxy.pipeline.cdc.pgoutput",
     "walproxy.pipeline.cdc.transactions",
     "walproxy.pipeline.cdc.changes",

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
-from walproxy.pipeline.cdc.pgoutput import (
+from walproxy.pipeline.cdc.messages import (
     Begin,
     Commit,
     Delete,

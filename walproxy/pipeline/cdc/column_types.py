@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Binary, Value
+from walproxy.pipeline.cdc.messages import UNCHANGED, Binary, Value
 from walproxy.pipeline.cdc.server import SourceRefused
 
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID = 16, 17, 20, 21, 23, 25, 26

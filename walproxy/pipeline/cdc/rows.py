@@ -23,7 +23,7 @@ from safekeeper.errors import ConfigurationError
 from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.column_types import to_arrow
-from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Relation, Tuple, Value
+from walproxy.pipeline.cdc.messages import UNCHANGED, Relation, Tuple, Value
 from walproxy.pipeline.cdc.publication import TableName
 
 _TEXTS: Final = pa.map_(pa.string(), pa.string())

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
-from walproxy.pipeline.cdc.pgoutput import (
+from walproxy.pipeline.cdc.messages import (
     Begin,
     BeginPrepare,
     Commit,
@@ -40,8 +40,8 @@ from walproxy.pipeline.cdc.pgoutput import (
     Truncate,
     Type,
     Update,
-    decode,
 )
+from walproxy.pipeline.cdc.pgoutput import decode
 
 Piece = tuple[Lsn, int, bytes]
 """(LSN, xid of the subtransaction or 0, the message as it came)."""

@@ -10,7 +10,7 @@ among the changes, it is in the table, under the key that the row had there: its
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import format_lsn
 from walproxy.pipeline.cdc.changes import Change
-from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Tuple, Value
+from walproxy.pipeline.cdc.messages import UNCHANGED, Tuple, Value
 
 Key = tuple[Value, ...]
 

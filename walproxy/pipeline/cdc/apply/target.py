@@ -23,7 +23,7 @@ from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.net_changes import Key, NetChanges
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.column_types import arrow_type, to_arrow
-from walproxy.pipeline.cdc.pgoutput import UNCHANGED, Relation, Tuple, Value
+from walproxy.pipeline.cdc.messages import UNCHANGED, Relation, Tuple, Value
 from walproxy.pipeline.cdc.publication import PublishedTable, TableName, base_type, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused
 

@@ -1,0 +1,229 @@
+"""What PostgreSQL's output plugin `pgoutput` says, as values. pgoutput.py makes them of bytes. Pure."""
+
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
+
+from safekeeper.lsn import Lsn
+
+
+class Unchanged(Enum):
+    """Stands for a value that lies out of line and that an update did not touch: the server does not send it."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+
+
+class Binary(bytes):
+    """A value in its type's binary form. The server sends it only to those who ask."""
+
+
+Value: TypeAlias = bytes | Unchanged | None
+"""The text of a value, null, or UNCHANGED."""
+Tuple: TypeAlias = tuple[Value, ...]
+"""The values of a row. No list: the garbage collector lets go of tuples of bytes, and many of them may be held."""
+
+
+class Begin(NamedTuple):
+    """Everything up to Commit belongs to this transaction. `commit_lsn` is where its commit record begins."""
+
+    commit_lsn: Lsn
+    commit_time_us: int
+    xid: int
+
+
+class Commit(NamedTuple):
+    """It is committed: the record begins at `commit_lsn` and ends at `end_lsn`."""
+
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_time_us: int
+
+
+class Origin(NamedTuple):
+    """The transaction came by replication from `name`, where it was committed at `commit_lsn`."""
+
+    commit_lsn: Lsn
+    name: str
+
+
+class Column(NamedTuple):
+    """A column of a relation. `type_modifier` is -1 for none, as in pg_attribute.atttypmod."""
+
+    name: str
+    is_key: bool
+    type_oid: int
+    type_modifier: int
+
+
+class Relation(NamedTuple):
+    """What a table looks like to the changes that follow.
+
+    `replica_identity` is d(efault), n(othing), f(ull) or i(ndex); with f every column is marked as key.
+    """
+
+    xid: int
+    oid: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[Column, ...]
+
+
+class Type(NamedTuple):
+    """The name of a type that a later relation uses."""
+
+    xid: int
+    oid: int
+    schema: str
+    name: str
+
+
+class Insert(NamedTuple):
+    """`xid` is 0 outside a piece, here and below."""
+
+    xid: int
+    relation: int
+    after: Tuple
+
+
+class Update(NamedTuple):
+    """`key` holds the old values of the key's columns if they changed (null elsewhere), `before` the whole old row."""
+
+    xid: int
+    relation: int
+    key: Tuple | None
+    before: Tuple | None
+    after: Tuple
+
+
+class Delete(NamedTuple):
+    """One of `key` and `before` is there."""
+
+    xid: int
+    relation: int
+    key: Tuple | None
+    before: Tuple | None
+
+
+class Truncate(NamedTuple):
+    """All rows of these relations are gone."""
+
+    xid: int
+    relations: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+class LogicalMessage(NamedTuple):
+    """What somebody wrote with pg_logical_emit_message."""
+
+    xid: int
+    is_transactional: bool
+    lsn: Lsn
+    prefix: str
+    content: bytes
+
+
+class StreamStart(NamedTuple):
+    """A piece of a transaction that is under way; `is_first` is its first one."""
+
+    xid: int
+    is_first: bool
+
+
+class StreamStop(NamedTuple):
+    """The piece ends."""
+
+
+class StreamCommit(NamedTuple):
+    """All pieces of `xid` are committed."""
+
+    xid: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_time_us: int
+
+
+class StreamAbort(NamedTuple):
+    """`subxid` is rolled back; it is `xid` itself if all is. LSN and time are 0 where the server does not say them."""
+
+    xid: int
+    subxid: int
+    abort_lsn: Lsn
+    abort_time_us: int
+
+
+class BeginPrepare(NamedTuple):
+    """Everything up to Prepare belongs to this transaction, which is prepared under the name `gid`."""
+
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_time_us: int
+    xid: int
+    gid: str
+
+
+class Prepare(NamedTuple):
+    """It is prepared."""
+
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_time_us: int
+    xid: int
+    gid: str
+
+
+class StreamPrepare(NamedTuple):
+    """All pieces of `xid` are prepared."""
+
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_time_us: int
+    xid: int
+    gid: str
+
+
+class CommitPrepared(NamedTuple):
+    """The prepared transaction is committed."""
+
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_time_us: int
+    xid: int
+    gid: str
+
+
+class RollbackPrepared(NamedTuple):
+    """The prepared transaction is rolled back."""
+
+    prepare_end_lsn: Lsn
+    end_lsn: Lsn
+    prepare_time_us: int
+    rollback_time_us: int
+    xid: int
+    gid: str
+
+
+Message: TypeAlias = (
+    Begin
+    | Commit
+    | Origin
+    | Relation
+    | Type
+    | Insert
+    | Update
+    | Delete
+    | Truncate
+    | LogicalMessage
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+    | BeginPrepare
+    | Prepare
+    | StreamPrepare
+    | CommitPrepared
+    | RollbackPrepared
+)
