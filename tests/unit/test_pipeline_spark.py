@@ -1,5 +1,6 @@
 """What surrounds Spark, without it: its errors in one line, its home, and what is said when something is missing."""
 
+import logging
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,7 @@ from pyspark.errors import PySparkException
 from safekeeper.errors import ConfigurationError, WalproxyError
 from walproxy.cli.pipeline import missing_extra_is_one_line, pipeline
 from walproxy.pipeline import spark_home as homes
+from walproxy.pipeline import spark_session as spark_sessions
 from walproxy.pipeline.input.wal_input import WalMissing
 from walproxy.pipeline.spark_errors import SparkFailed, error_of, spark_errors
 from walproxy.pipeline.spark_home import SparkHome, spark_home
@@ -158,6 +160,14 @@ def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: p
         spark_session("walproxy test"),
     ):
         raise AssertionError("a session")
+
+
+def test_of_what_is_logged_only_the_stacks_of_libraries_are_left_out() -> None:
+    def record(path: str) -> logging.LogRecord:
+        return logging.LogRecord("root", logging.ERROR, path, 1, "Exception while sending command", None, None)
+
+    assert not spark_sessions._is_not_of_py4j(record("/lib/python3.11/site-packages/py4j/java_gateway.py"))
+    assert spark_sessions._is_not_of_py4j(record("/lib/python3.11/site-packages/walproxy/pipeline/jobs/run.py"))
 
 
 def test_a_missing_library_is_one_line() -> None:

@@ -182,10 +182,7 @@ def _settings(app_name: str, master: str, memory: str, folder: Path, java_option
 
 def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple[int, ...]) -> Any:
     """Start the JVM with its output in a file."""
-    # What these log, with a stack of many lines, is raised as well.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    _quiet_libraries()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # Otherwise it looks up the name of this machine, and complains.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # It lives for half a second.
@@ -205,6 +202,18 @@ def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple
                 f"Spark {pyspark.__version__} did not start; it needs Java 17 or newer, and says: "
                 + (" | ".join(lines[-3:]) or "nothing")
             ) from error
+
+
+def _quiet_libraries() -> None:
+    """Keep from stderr what Spark's libraries log with stacks of many lines: they raise it as well."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    for handler in logging.getLogger().handlers:  # Some of it py4j logs under no name.
+        handler.addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
 
 
 def _end(gateway: Any) -> None:
