@@ -25,6 +25,7 @@ import safekeeper.config
 import safekeeper.errors
 import safekeeper.settings
 import walproxy.cli
+import walproxy.cli.pipeline
 import walproxy.config
 import walproxy.proxy
 from safekeeper.consensus.acceptor import Acceptor
@@ -392,6 +393,38 @@ def test_every_command_and_option_is_described(name: str, command: click.Command
     ]
     missing = [option for option in options if not re.search(rf"`{option}(?![\w-])", text + tables)]
     assert not missing
+
+
+def pipeline_commands() -> Iterator[tuple[str, click.Command]]:
+    """The commands of `walproxy pipeline`, a group of them as one."""
+    context = click.Context(walproxy.cli.pipeline.pipeline)
+    for name in walproxy.cli.pipeline.pipeline.list_commands(context):
+        command = walproxy.cli.pipeline.pipeline.get_command(context, name)
+        assert command is not None
+        yield f"walproxy pipeline {name}", command
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), list(pipeline_commands()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_command_of_the_pipeline_and_its_options_are_described(name: str, command: click.Command) -> None:
+    text = section("cli.md", name)
+    assert f"\n{name}" in text, f"docs/cli.md shows no example of {name}"
+    tables = (DOCS / "configuration.md").read_text() + section("cli.md", "walproxy restore")
+    parts = command.commands.values() if isinstance(command, click.Group) else [command]
+    options = {
+        option
+        for part in parts
+        for parameter in part.params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+    }
+    assert not sorted(option for option in options if not re.search(rf"`{option}(?![\w-])", text + tables))
+
+
+def test_no_command_of_the_pipeline_is_described_that_does_not_exist() -> None:
+    described = set(re.findall(r"^### (walproxy pipeline [\w-]+)$", (DOCS / "cli.md").read_text(), re.MULTILINE))
+    assert described == {name for name, _ in pipeline_commands()}
 
 
 def test_no_command_is_described_that_does_not_exist() -> None:
