@@ -132,15 +132,16 @@ def make_night(seed: int = 1) -> Night:
         if since == timedelta(minutes=20):
             night.write("Heap", "INSERT", ENDLESS_XID, (NAMELESS, 0, 0, 5000))
         if second % 60 == 0:
-            night.write("Heap2", "PRUNE_VACUUM_SCAN", 0, (ORDERS, random_numbers.randrange(50), 0, 300))
+            pages = (ORDERS, random_numbers.randrange(50), 0, 300), (ORDERS_KEY, random_numbers.randrange(10), 0, 100)
+            night.write("Heap2", "PRUNE_VACUUM_SCAN", 0, *pages, main_bytes=90)
         if PAUSE[0] < since < PAUSE[1]:
             continue
         xid += 1
         table = ORDERS if random_numbers.random() < 0.7 else CUSTOMERS
-        pages = [(table, random_numbers.randrange(50))]
+        changed = [(table, random_numbers.randrange(50))]
         if table == ORDERS:
-            pages.append((ORDERS_KEY, random_numbers.randrange(10)))
-        for number, page in enumerate(pages):
+            changed.append((ORDERS_KEY, random_numbers.randrange(10)))
+        for number, page in enumerate(changed):
             image_bytes = 0 if page in imaged else 4000
             imaged.add(page)
             if number == 0:

@@ -43,8 +43,8 @@ from walproxy.pipeline.jobs.report_data import Report
 from walproxy.pipeline.jobs.report_html import write_page
 from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
 
-# A name that would be a script if anybody took it for HTML.
-EVIL = "<img src=x onerror=stop()>"
+# A name that would end a script, and begin an element, if anybody took it for HTML.
+EVIL = "</script><b onclick=stop()>"
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -138,14 +138,13 @@ def test_the_bulk_load_is_one_transaction_with_its_subtransactions(stage: Stage)
 
 
 def test_the_longest_time_without_a_commit_is_the_pause(stage: Stage) -> None:
-    first, second, *_ = stage.report.gaps
+    first = stage.report.gaps[0]
     commits = sorted(each["time"] for each in stage.night.transactions if each["outcome"] == "commit")
     begin = max(time for time in commits if time < BEGIN + PAUSE[0] + (PAUSE[1] - PAUSE[0]) / 2)
     end = min(time for time in commits if time > begin)
     assert (datetime.fromisoformat(first.begin_time), datetime.fromisoformat(first.end_time)) == (begin, end)
-    assert first.duration == (end - begin).total_seconds() * 1e6
     longest = sorted((right - left for left, right in pairwise(commits)), reverse=True)
-    assert second.duration == longest[1].total_seconds() * 1e6
+    assert [gap.duration for gap in stage.report.gaps] == [gap.total_seconds() * 1e6 for gap in longest[:15]]
 
 
 def test_bytes_fall_into_the_minutes_in_which_they_were_written(stage: Stage) -> None:
@@ -178,11 +177,13 @@ def test_pieces_give_the_same_sums_as_records(stage: Stage) -> None:
 def test_a_range_of_time_is_that_of_the_pieces_in_which_it_lies(stage: Stage) -> None:
     begin, end = parse_position("2026-11-20T23:05:00Z"), parse_position("2026-11-20T23:10:00Z")
     report = stage.report_on(["relation_volume", "transactions"], begin=begin, end=end)
-    inside = [each for each in stage.night.transactions if 65 * 60 <= (each["time"] - BEGIN).total_seconds() <= 70 * 60]
-    first, last = (record["lsn"] // MIB * MIB for record in (inside[0], inside[-1]))
+    ended = stage.night.transactions
+    before = max(each["end_lsn"] for each in ended if (each["time"] - BEGIN).total_seconds() < 65 * 60)
+    behind = min(each["lsn"] for each in ended if (each["time"] - BEGIN).total_seconds() > 70 * 60)
+    first, last = before // MIB * MIB, (behind - 1) // MIB * MIB
     assert (report.headline.begin_lsn, report.headline.end_lsn) == (format_lsn(first), format_lsn(last + MIB))
-    ended = [each["outcome"] for each in stage.night.transactions if first <= each["lsn"] < last + MIB]
-    assert (report.headline.commits, report.headline.aborts) == (ended.count("commit"), ended.count("abort"))
+    outcomes = [each["outcome"] for each in ended if first <= each["lsn"] < last + MIB]
+    assert (report.headline.commits, report.headline.aborts) == (outcomes.count("commit"), outcomes.count("abort"))
     assert report.headline.wal_bytes == sum(
         each["total_length"] for each in stage.night.records if first <= each["lsn"] < last + MIB
     )
