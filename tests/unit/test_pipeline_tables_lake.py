@@ -158,6 +158,41 @@ def test_iceberg_keeps_so_many_snapshots_and_no_more(tmp_path: Path, monkeypatch
         assert table.remove_orphans(0).files == 0
 
 
+@pytest.mark.parametrize("tagged", [False, True])
+def test_files_that_only_old_snapshots_of_iceberg_need_are_removed(tmp_path: Path, tagged: bool) -> None:
+    with open_table(tmp_path, "t", "iceberg", SMALL) as table:
+        assert isinstance(table, IcebergTable)
+        for batch in range(30):
+            table.commit("me", batch, [written(table, [batch])])
+            if batch in (7, 20):
+                table.compact()
+            if batch == 10 and tagged:
+                loaded = table._refreshed()
+                snapshot = loaded.current_snapshot()
+                assert snapshot is not None
+                loaded.manage_snapshots().create_tag(snapshot.snapshot_id, "ten").commit()
+        table.expire(0)
+        table.remove_orphans(0)
+        names = [snapshot.snapshot_id for snapshot in table._refreshed().snapshots()]
+        assert len(names) == 1 + tagged
+        rows = [table._refreshed().scan(snapshot_id=name).to_arrow().num_rows for name in names]
+        assert sorted(rows) == ([11, 30] if tagged else [30])
+        data = {str(path) for path in (table.folder / "data").iterdir()}
+        live = {file.path for file in table.live_files()}
+        assert live <= data
+        assert len(data - live) == (4 if tagged else 0)
+        assert len(list((table.folder / "metadata").glob("snap-*"))) == 1 + tagged
+
+
+def test_an_iceberg_table_whose_metadata_lost_a_file_is_told_in_one_line(tmp_path: Path) -> None:
+    with open_table(tmp_path, "t", "iceberg", SMALL) as table:
+        table.commit("me", 0, [written(table, [0])])
+        for path in (table.folder / "metadata").glob("snap-*"):
+            path.unlink()
+        with pytest.raises(StorageFailed, match=r"could not read the Iceberg table .*: No such file or directory"):
+            table.live_files()
+
+
 def test_an_iceberg_table_that_was_moved_is_refused(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     open_table(old, "t", "iceberg", SMALL).close()
