@@ -410,6 +410,8 @@ def walproxy_receiver(source: Source, tmp_path: Any) -> Iterator[subprocess.Pope
         ],
         stderr=subprocess.DEVNULL,
     )
+    known = "SELECT count(flush_lsn) FROM pg_stat_replication WHERE application_name = 'walproxy'"
+    wait_until(lambda: source.server.execute(known) == [(1,)])
     yield receiver
     receiver.send_signal(signal.SIGCONT)
     receiver.terminate()
