@@ -127,9 +127,9 @@ def _writer_options(schema: pa.Schema) -> dict[str, object]:
 
     Positions in the log rise in small steps, so their differences are stored. Of other numbers a dictionary pays, but
     not of transactions and blocks. Measured with a million records of 155 MB of WAL, all columns of `records`, on one
-    core: 190 to 240 MB of WAL a second and 10.6 MB of Parquet. With a dictionary for every column 160 and 14.1 MB, with
-    one for texts only 210 and 13.4 MB, with lz4 240 and 16.5 MB, with level 3 the same as with level 1. Most of the
-    time goes into the levels of the nested columns: without `blocks` it is 730.
+    core: 220 MB of WAL a second and 10.6 MB of Parquet. With a dictionary for every column 150 and 15.7 MB, with one
+    for texts only 180 and 13.4 MB, with lz4 240 and 16.5 MB, with level 3 200 and 10.4 MB. Sizes of pages and batches
+    make no difference. Most of the time goes into the levels of the nested columns: without `blocks` it is 570.
     """
     leaves = [leaf for field in schema for leaf in _leaves(field)]
     positions = [name for name, type_ in leaves if type_ == pa.int64() and _is_position(name)]
