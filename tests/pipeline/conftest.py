@@ -1,11 +1,24 @@
 """One Spark session for all tests of a process: starting it takes longer than most of them."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from walproxy.pipeline.spark_session import spark_session
+
+
+@pytest.fixture(scope="session", autouse=True)
+def handlers_keep_their_format() -> Iterator[None]:
+    """A logger of PySpark that does not propagate is given pytest's handlers, and makes them write JSON from then on.
+
+    Every later test of the process would see records that no ordinary formatter has filled in.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PySparkLogger, "addHandler", logging.Logger.addHandler)
+        yield
 
 
 @pytest.fixture(scope="session")
