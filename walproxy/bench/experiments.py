@@ -184,6 +184,7 @@ def measure_pipeline(work: Work) -> Found:
         turns = [subject.take_turn(number, cell.case) for number, cell in _turns(work, cells)]
     results = wal_tables.compare_tables(turns)
     rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds of {wal.wal_bytes / 1e6:.0f} MB"
+    rounds += f", {subject.records / 1e6:.1f} million records"
     return Found(turns, results, [tables.wal_tables_table(results, rounds)])
 
 

@@ -1,7 +1,8 @@
 """Whether the tables of WAL cost the same for each gigabyte, however many there are, and whether memory stays.
 
 One `pipeline run --once` for the first part of a folder of WAL, for twice as much, and for four times as much: in an
-order drawn anew each round, each with a process, a JVM and tables of its own. A gigabyte is 10**9 bytes of WAL.
+order drawn anew each round, each with a process, a JVM and tables of its own. A gigabyte is 10**9 bytes of WAL. A
+run's first batch, in which Spark starts its workers, is left out: it would make a gigabyte cheaper the more there are.
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,15 @@ class GrowthTurn(msgspec.Struct, frozen=True):
     """What one run measured.
 
     Attributes:
-        seconds: of its batches, without Spark's start.
+        wal_bytes: of the smallest amount, twice or four times as much.
+        seconds: for a gigabyte, once Spark has started.
         driver_bytes, jvm_bytes: the most memory of the driver's Python and of its JVM.
     """
 
     round: int
     factor: int
     wal_bytes: int
-    seconds: float
+    seconds_gb: float
     rows: int
     driver_bytes: int
     jvm_bytes: int
@@ -71,12 +73,13 @@ def take_turn(wal: WalFolder, number: int, factor: int, directory: Path) -> Grow
     """
     part = wal.beginning(wal.wal_bytes * factor // FACTORS[-1], directory / f"wal-{number}-{factor}")
     run = run_once(part, directory / "tables")
-    return GrowthTurn(number, factor, part.wal_bytes, run.seconds, run.rows, run.driver_bytes, run.jvm_bytes)
+    seconds_gb = run.seconds / run.wal_bytes * 1e9
+    return GrowthTurn(number, factor, part.wal_bytes, seconds_gb, run.rows, run.driver_bytes, run.jvm_bytes)
 
 
 def compare_growth(turns: Sequence[GrowthTurn]) -> list[GrowthResult]:
     """Return the medians by amount."""
-    figures = {(turn.round, GrowthCell(turn.factor)): turn.seconds / turn.wal_bytes for turn in turns}
+    figures = {(turn.round, GrowthCell(turn.factor)): turn.seconds_gb for turn in turns}
     results = []
     for factor in FACTORS:
         mine = [turn for turn in turns if turn.factor == factor]
@@ -86,7 +89,7 @@ def compare_growth(turns: Sequence[GrowthTurn]) -> list[GrowthResult]:
         results.append(
             GrowthResult(
                 mine[0].wal_bytes / 1e9,
-                median(turn.seconds / turn.wal_bytes * 1e9 for turn in mine),
+                median(turn.seconds_gb for turn in mine),
                 *to_smallest,
                 round(median(turn.driver_bytes for turn in mine)),
                 round(median(turn.jvm_bytes for turn in mine)),

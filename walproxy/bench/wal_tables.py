@@ -8,7 +8,7 @@
     next-query                    a query of a session that is warm, in seconds, whatever the WAL's size
 
 Everything reads the same folder of segments, which the page cache holds. Figures are per second of WAL, in megabytes
-of 10**6 bytes. A session's start is not in them.
+of 10**6 bytes. The session is warm: its start, and the compiling that a first query takes, are not in them.
 """
 
 import json
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from statistics import median
+from threading import Event
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ import msgspec
 
 from safekeeper.errors import WalproxyError
 from safekeeper.logs import one_line
-from safekeeper.lsn import format_lsn
+from safekeeper.lsn import format_lsn, parse_lsn
 from walproxy.bench.rounds import ratio
 from walproxy.bench.wal_folder import WalFolder
 
@@ -69,9 +70,14 @@ class TableResult(msgspec.Struct, frozen=True):
 
 
 class Subject:
-    """What turns are taken with: WAL, and a Spark session that is warm."""
+    """What turns are taken with: WAL, and a Spark session that is warm.
+
+    Attributes:
+        records: how many there are in the WAL.
+    """
 
     def __init__(self, wal: WalFolder, spark: Any, directory: Path) -> None:
+        self.records = _decode(wal)
         self._wal = wal
         self._spark = spark
         self._directory = directory
@@ -96,7 +102,7 @@ class Subject:
         if case == "decode":
             return _timed(lambda: _decode(self._wal))
         if case == "parquet":
-            return run_once(self._wal, self._directory / "tables", ("--tables", "records")).seconds
+            return self._write_table()
         if case == NEXT_QUERY:
             return _timed(self._query)
         view = case if case in _AGGREGATED else "records"
@@ -108,6 +114,23 @@ class Subject:
         if columns:
             reader = reader.option("columns", columns)
         reader.load().write.format("noop").mode("overwrite").save()
+
+    def _write_table(self) -> float:
+        """Write all columns of `records` into a new table; return the seconds of its batches."""
+        from walproxy.pipeline.jobs.run import BatchDone, RunConfig, run
+
+        folder = self._directory / "tables"
+        batches: list[float] = []
+
+        def note(event: object) -> None:
+            if isinstance(event, BatchDone):
+                batches.append(event.seconds)
+
+        try:
+            run(RunConfig(str(self._wal.folder), folder, "parquet", ("records",), once=True), note, Event())
+        finally:
+            rmtree(folder, ignore_errors=True)
+        return sum(batches)
 
     def _query(self) -> None:
         """Ask a question about a little WAL."""
@@ -121,19 +144,21 @@ class OnceRun(NamedTuple):
     """One `pipeline run --once`.
 
     Attributes:
-        seconds: of its batches, without Spark's start.
+        seconds: of its batches but the first, in which Spark starts what carries out tasks; of the first if it is all.
+        wal_bytes: of these batches.
         rows: that were added to all tables.
         driver_bytes, jvm_bytes: the most memory that the driver's Python and its JVM had (VmHWM).
     """
 
     seconds: float
+    wal_bytes: int
     rows: int
     driver_bytes: int
     jvm_bytes: int
 
 
-def run_once(wal: WalFolder, tables: Path, options: Sequence[str] = ()) -> OnceRun:
-    """Write all of the WAL into new tables, and remove them.
+def run_once(wal: WalFolder, tables: Path) -> OnceRun:
+    """Write all of the WAL into new tables, in processes of its own, and remove them.
 
     Raises:
         WalproxyError: the command failed.
@@ -143,7 +168,7 @@ def run_once(wal: WalFolder, tables: Path, options: Sequence[str] = ()) -> OnceR
     lines = []
     try:
         with subprocess.Popen(
-            [*command, "--json", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None and process.stderr is not None  # pipes, as asked for
             for line in process.stdout:
@@ -156,8 +181,10 @@ def run_once(wal: WalFolder, tables: Path, options: Sequence[str] = ()) -> OnceR
     finally:
         rmtree(tables, ignore_errors=True)
     batches = [line for line in lines if line["event"] == "batch"]
+    counted = batches[1:] or batches
     return OnceRun(
-        sum(batch["seconds"] for batch in batches),
+        sum(batch["seconds"] for batch in counted),
+        sum(parse_lsn(batch["lsn"]) - parse_lsn(batch["begin_lsn"]) for batch in counted),
         sum(sum(batch["rows"].values()) for batch in batches),
         peaks["python"],
         peaks["java"],
