@@ -189,7 +189,7 @@ def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Com
             if declared.environment_only:
                 continue
             notes = [f"[{environment_variable(prefix, name)}]"]
-            if declared.default is not _REQUIRED and declared.default is not None:
+            if declared.default is not _REQUIRED and declared.default not in (None, ""):
                 notes.insert(0, f"Default: {declared.default}.")
             described = f"{declared.help}. {' '.join(notes)}"
             if declared.is_flag:
@@ -342,11 +342,12 @@ def seconds(written: Any) -> float:
     return float(number)
 
 
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
+_UNITS = {"": 1, "B": 1} | {letter + ending: 1 << power for letter, power in _POWERS.items() for ending in ("B", "IB")}
 
 
 def size_bytes(written: Any) -> int:
-    """A number of bytes, also with a unit: `1048576`, `64MiB`, `1 GiB`."""
+    """A number of bytes, also with a unit, a power of 1024 as for PostgreSQL: `1048576`, `64MB`, `64MiB`, `1 GiB`."""
     if isinstance(written, str):
         digits = written.strip().rstrip("BbIiKkMmGgTt").strip()
         unit = _UNITS.get(written.strip()[len(digits) :].strip().upper())
@@ -354,7 +355,15 @@ def size_bytes(written: Any) -> int:
             return int(digits) * unit
     elif type(written) is int and written >= 0:
         return written
-    raise ValueError(f"{written!r} is not a size: write bytes, or a number with KiB, MiB, GiB or TiB")
+    raise ValueError(f"{written!r} is not a size: write bytes, or a number with kB, MB, GB or TB")
+
+
+def positive_size(written: Any) -> int:
+    """A number of bytes above 0, as `size_bytes` takes it."""
+    size = size_bytes(written)
+    if size == 0:
+        raise ValueError(f"{written!r} is too small: write a size like 256MB")
+    return size
 
 
 def address(written: Any) -> Address:

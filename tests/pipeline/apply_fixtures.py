@@ -67,7 +67,7 @@ class ApplyProcess:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "walproxy", "pipeline", "apply", *words),
-                    *("--to", str(folder), "--format", table_format, "--interval", "0.1", *options),
+                    *("--to", str(folder), "--format", table_format, "--interval", "100ms", *options),
                 ],
                 stdout=log,
                 stderr=log,

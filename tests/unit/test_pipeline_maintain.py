@@ -87,4 +87,4 @@ def test_the_command_shows_a_table_or_json(folder: Path) -> None:
 def test_what_is_no_time_or_size_is_told(folder: Path, option: str, value: str) -> None:
     result = CliRunner().invoke(command, [str(folder), option, value])
     assert result.exit_code == 2
-    assert "write one like" in result.output
+    assert ": write " in result.output

@@ -90,7 +90,17 @@ def test_no_text_breaks_a_parser(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "expected"),
-    [("5", 5), (7, 7), ("64MiB", 64 << 20), ("1 GiB", 1 << 30), ("2tib", 2 << 40), ("10B", 10), ("0", 0)],
+    [
+        ("5", 5),
+        (7, 7),
+        ("64MiB", 64 << 20),
+        ("1 GiB", 1 << 30),
+        ("2tib", 2 << 40),
+        ("10B", 10),
+        ("0", 0),
+        ("1 kB", 1024),
+        ("256MB", 256 << 20),
+    ],
 )
 def test_sizes_have_units(written: object, expected: int) -> None:
     assert size_bytes(written) == expected

@@ -13,29 +13,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from safekeeper import logs, settings
 from safekeeper.lsn import format_lsn, parse_lsn
+from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.recovery.base_backup import BaseBackup
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
-from walproxy.recovery.plan import CURRENT, LATEST, Plan, Target, format_time, make_plan
+from walproxy.recovery.plan import LATEST, Plan, Target, format_time, make_plan
 from walproxy.recovery.restore import check_target_folder, owner_of, warn_of_unreachable, write_data_folder
 
 _log = logging.getLogger(__name__)
-
-
-def _timeline(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if value in (LATEST, CURRENT) or (value.isascii() and value.isdecimal() and int(value) > 0):
-        return value
-    raise click.BadParameter("write latest, current or the number of a timeline")
-
-
-def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter("write a time like 2026-11-21T14:16:05+01:00") from None
-    return time.astimezone()  # One without a zone is of this machine's.
 
 
 @click.command()
@@ -47,15 +32,14 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
     help="What pg_basebackup has written: a folder, a folder of tars, or base.tar (also .gz, .zst).",
 )
 @click.option("--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The new data folder.")
-@click.option("--target-time", callback=_time, metavar="TIME", help="Recover up to this time (ISO 8601).")
+@click.option("--target-time", type=INSTANT, help="Recover up to this time (ISO 8601).")
 @click.option("--target-lsn", metavar="LSN", help="Recover up to this LSN.")
 @click.option("--target-name", metavar="NAME", help="Recover up to this restore point.")
 @click.option(
     "--target-timeline",
     default=LATEST,
     show_default=True,
-    callback=_timeline,
-    metavar="TLI",
+    type=TARGET_TIMELINE,
     help="Which timeline to follow: latest, current (the backup's) or a number.",
 )
 @click.option(

@@ -10,11 +10,11 @@ import click
 
 from safekeeper import logs
 from safekeeper.errors import ConfigurationError
+from walproxy.cli.parameters import DURATION, SIZE
 from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
-from walproxy.pipeline.source.options import parse_size
 from walproxy.pipeline.tables.table_folder import local_folder
 
 
@@ -25,7 +25,14 @@ from walproxy.pipeline.tables.table_folder import local_folder
 @click.option("--slot", required=True, metavar="NAME", help="The logical slot, for this job alone.")
 @click.option("--publication", "publications", required=True, multiple=True, metavar="NAME", help="Can be repeated.")
 @click.option("--to", "folder", required=True, metavar="FOLDER", help="Where the tables are.")
-@click.option("--format", "table_format", type=click.Choice(FORMATS), default="delta", show_default=True)
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(FORMATS),
+    default="delta",
+    show_default=True,
+    help="What new tables are.",
+)
 @click.option(
     "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Follow this one; can be repeated. All without it."
 )
@@ -37,17 +44,13 @@ from walproxy.pipeline.tables.table_folder import local_folder
     help="Keep this column as PostgreSQL prints it; can be repeated.",
 )
 @click.option("--once", is_flag=True, help="End when everything that is on the quorum now is in the tables.")
-@click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds between looks."
-)
+@click.option("--interval", type=DURATION, default="5s", show_default=True, help="Look for changes so often.")
 @click.option(
     "--status", metavar="SOURCE", help="Who knows what is on a quorum: walproxy's URL, standby:NAME, or none."
 )
-@click.option("--max-bytes", default="256MB", show_default=True, metavar="SIZE", help="WAL that one step reads.")
-@click.option("--memory", default="128MB", show_default=True, metavar="SIZE", help="Changes that are held at once.")
-@click.option(
-    "--keep", type=click.FloatRange(min=0.0), default=24.0, show_default=True, help="Hours that old versions are kept."
-)
+@click.option("--max-bytes", type=SIZE, default="256MB", show_default=True, help="WAL that one step reads.")
+@click.option("--memory", type=SIZE, default="128MB", show_default=True, help="Changes that are held at once.")
+@click.option("--keep", type=DURATION, default="1d", show_default=True, help="How long old states can be read.")
 @click.option("--copy-again", multiple=True, metavar="SCHEMA.NAME", help="Copy this table again; can be repeated.")
 @click.option("--start-over", is_flag=True, help="Copy all tables again, with a new slot if it is gone.")
 def apply(
@@ -61,8 +64,8 @@ def apply(
     once: bool,
     interval: float,
     status: str | None,
-    max_bytes: str,
-    memory: str,
+    max_bytes: int,
+    memory: int,
     keep: float,
     copy_again: tuple[str, ...],
     start_over: bool,
@@ -96,9 +99,9 @@ def apply(
         start_over,
         status,
         interval,
-        parse_size(max_bytes),
-        parse_size(memory),
-        timedelta(hours=keep),
+        max_bytes,
+        memory,
+        timedelta(seconds=keep),
     )
     stop = threading.Event()
 

@@ -11,43 +11,24 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from safekeeper import logs
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
+from walproxy.cli.parameters import DURATION, SIZE
 from walproxy.cli.status import format_bytes
 from walproxy.pipeline.jobs.maintain import Maintained
 from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
-from walproxy.pipeline.source.options import parse_size
 from walproxy.pipeline.tables.table import Removal
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _size(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    try:
-        return parse_size(value)
-    except ConfigurationError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _age(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    number, unit = value[:-1], value[-1:]
-    if not (number.isascii() and number.isdecimal()) or unit not in _UNITS_S or int(number) > 100_000:
-        raise click.BadParameter(f"{value!r} is not a time: write one like 7d, 12h, 30m or 90s")
-    return float(int(number) * _UNITS_S[unit])
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--table", "names", multiple=True, metavar="NAME", help="Only this table; can be given several times.")
-@click.option("--target-size", default="128MB", show_default=True, callback=_size, metavar="SIZE", help="Of new files.")
-@click.option(
-    "--keep", default="7d", show_default=True, callback=_age, metavar="TIME", help="How long old states can be read."
-)
+@click.option("--target-size", default="128MB", show_default=True, type=SIZE, help="Of new files.")
+@click.option("--keep", default="7d", show_default=True, type=DURATION, help="How long old states can be read.")
 @click.option(
     "--orphans-after",
     default="1d",
     show_default=True,
-    callback=_age,
-    metavar="TIME",
+    type=DURATION,
     help="When files of killed tasks are removed; longer than any batch takes.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")

@@ -12,29 +12,15 @@ from rich.console import Console
 from safekeeper import logs, settings
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
 from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.pipeline.pages.page import hex_dump
 from walproxy.pipeline.pages.primary import Verdict, verify
 from walproxy.pipeline.pages.relation import FORKS, parse_relation
 from walproxy.pipeline.pages.restore import PageRequest, RestoredPage, restore_page
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, SourceConfig
-from walproxy.recovery.plan import CURRENT, LATEST
+from walproxy.recovery.plan import LATEST
 
 _TIMEOUT_S = 60.0
-
-
-def _timeline(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if value in (LATEST, CURRENT) or (value.isascii() and value.isdecimal() and int(value) > 0):
-        return value
-    raise click.BadParameter("write latest, current or the number of a timeline")
-
-
-def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        return datetime.fromisoformat(value).astimezone()  # One without a zone is of this machine's.
-    except ValueError:
-        raise click.BadParameter("write a time like 2026-11-21T14:16:05+01:00") from None
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,9 +28,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--block", required=True, type=click.IntRange(0, 2**32 - 2), metavar="N", help="Number of the block.")
 @click.option("--fork", type=click.Choice(FORKS), default="main", show_default=True, help="Which of its forks.")
 @click.option("--at", metavar="LSN", help="Of all that was complete at this LSN.")
-@click.option(
-    "--at-time", callback=_time, metavar="TIME", help="Instead: of all that had committed at this time (ISO 8601)."
-)
+@click.option("--at-time", type=INSTANT, help="Instead: of all that had committed at this time (ISO 8601).")
 @click.option(
     "--backup",
     required=True,
@@ -62,8 +46,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
     "--target-timeline",
     default=LATEST,
     show_default=True,
-    callback=_timeline,
-    metavar="TLI",
+    type=TARGET_TIMELINE,
     help="Which timeline to follow: latest, current (the backup's) or a number.",
 )
 @click.option(

@@ -15,46 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from safekeeper import logs
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
-from safekeeper.settings import key_values
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
 from walproxy.pipeline.jobs.run import DEFAULT_TABLES, BatchDone, Finished, Report, RunConfig, Waiting
 from walproxy.pipeline.jobs.run import run as run_job
-from walproxy.pipeline.source.options import parse_size
 from walproxy.pipeline.tables import FORMATS, TableFormat
 from walproxy.pipeline.tables.table_folder import local_folder
-
-
-def _lsn(context: click.Context, parameter: click.Parameter, value: str | None) -> Lsn | None:
-    try:
-        return None if value is None else parse_lsn(value)
-    except ConfigurationError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _size(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    try:
-        return parse_size(value)
-    except ConfigurationError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _interval(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    number, unit = (value[:-2], 0.001) if value.endswith("ms") else (value.removesuffix("s"), 1.0)
-    try:
-        interval_s = float(number) * unit
-    except ValueError:
-        interval_s = -1.0
-    if not 0 <= interval_s < 1e6:
-        raise click.BadParameter("write a time like 1s, 0.2s or 500ms")
-    return interval_s
-
-
-def _options(context: click.Context, parameter: click.Parameter, value: str) -> Mapping[str, str]:
-    try:
-        return key_values(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def _tables(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -80,18 +46,15 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     help="Which tables; by default all but blocks.",
 )
 @click.option("--once", is_flag=True, help="End when what is there now is in the tables.")
-@click.option(
-    "--interval", default="1s", show_default=True, callback=_interval, metavar="TIME", help="Look for WAL so often."
-)
+@click.option("--interval", default="1s", show_default=True, type=DURATION, help="Look for WAL so often.")
 @click.option(
     "--max-bytes-per-trigger",
     default="256MB",
     show_default=True,
-    callback=_size,
-    metavar="SIZE",
+    type=SIZE,
     help="A batch has so much WAL at most.",
 )
-@click.option("--start", callback=_lsn, metavar="LSN", help="Where new tables begin; by default where the WAL begins.")
+@click.option("--start", type=LSN, help="Where new tables begin; by default where the WAL begins.")
 @click.option(
     "--timeline", type=click.IntRange(1), metavar="TLI", help="Stay on it; by default promotions are followed."
 )
@@ -108,8 +71,7 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
 @click.option(
     "--archive-options",
     default="",
-    callback=_options,
-    metavar="KEY=VALUE,...",
+    type=KEY_VALUES,
     help="Settings of the archive's store, as obstore calls them, e.g. endpoint and region.",
 )
 def run(

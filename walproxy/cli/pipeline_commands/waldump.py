@@ -16,10 +16,9 @@ from safekeeper.lsn import (
     LSN_MAX,
     Lsn,
     format_lsn,
-    parse_lsn,
     parse_segment_name,
 )
-from safekeeper.settings import key_values
+from walproxy.cli.parameters import KEY_VALUES, LSN, Parameter
 from walproxy.pipeline.input.wal_input import open_input
 from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
 from walproxy.pipeline.jobs.waldump_selection import (
@@ -37,27 +36,11 @@ from walproxy.recovery.sources import SourceCorrupt
 _Result = TypeVar("_Result")
 
 
-def _lsn(context: click.Context, parameter: click.Parameter, value: str | None) -> Lsn | None:
-    try:
-        return None if value is None else parse_lsn(value)
-    except ConfigurationError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _relation(context: click.Context, parameter: click.Parameter, value: str | None) -> Relation | None:
-    if value is None:
-        return None
+def _relation(value: str) -> Relation:
     words = value.split("/")
     if len(words) != 3 or not all(word.isascii() and word.isdecimal() for word in words):
-        raise click.BadParameter("write tablespace/database/file by their numbers, for example 1663/5/16384")
+        raise ValueError("write tablespace/database/file by their numbers, for example 1663/5/16384")
     return Relation(*map(int, words))
-
-
-def _options(context: click.Context, parameter: click.Parameter, value: str) -> Mapping[str, str]:
-    try:
-        return key_values(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 class _Waldump(click.Command):
@@ -69,14 +52,14 @@ class _Waldump(click.Command):
 
 @click.command(cls=_Waldump)
 @click.argument("path")
-@click.option("-s", "--start", callback=_lsn, metavar="LSN", help="Begin here; by default where the WAL begins.")
-@click.option("-e", "--end", callback=_lsn, metavar="LSN", help="End here; by default where the WAL ends.")
+@click.option("-s", "--start", type=LSN, help="Begin here; by default where the WAL begins.")
+@click.option("-e", "--end", type=LSN, help="End here; by default where the WAL ends.")
 @click.option("-t", "--timeline", type=click.IntRange(1), metavar="TLI", help="Follow this one, not the newest.")
 @click.option(
     "-r", "--rmgr", multiple=True, metavar="NAME", help="Only of this resource manager; repeatable; `list` lists them."
 )
 @click.option("-x", "--xid", type=click.IntRange(0, 2**32 - 1), metavar="XID", help="Only of this transaction.")
-@click.option("-R", "--relation", callback=_relation, metavar="T/D/R", help="Only those that change this relation.")
+@click.option("-R", "--relation", type=Parameter("T/D/R", _relation), help="Only those that change this relation.")
 @click.option(
     "-B", "--block", type=click.IntRange(0, 2**32 - 2), metavar="N", help="Only those that change this block."
 )
@@ -96,8 +79,7 @@ class _Waldump(click.Command):
 @click.option(
     "--archive-options",
     default="",
-    callback=_options,
-    metavar="KEY=VALUE,...",
+    type=KEY_VALUES,
     help="Settings of the archive's store, as obstore calls them, e.g. endpoint and region.",
 )
 def waldump(

@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.settings import positive_size
 from walproxy.conninfo import parse_conninfo
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.spool import MEMORY_BYTES
-from walproxy.pipeline.source.options import parse_size
 
 _KNOWN: Final = (
     "conninfo",
@@ -82,7 +82,6 @@ class CdcOptions(NamedTuple):
                 raise ConfigurationError(f"pgcdc needs the option {name}")
         parse_conninfo(given["conninfo"])
         SafeLsn(given.get("status"))
-        max_bytes, memory = given.get("maxbytespertrigger"), given.get("memorybytes")
         start, end = given.get("startlsn"), given.get("endlsn")
         return cls(
             given["conninfo"],
@@ -93,15 +92,23 @@ class CdcOptions(NamedTuple):
             given.get("status"),
             parse_lsn(start) if start is not None else None,
             parse_lsn(end) if end is not None else None,
-            parse_size(max_bytes) if max_bytes is not None else None,
+            _size(given, "maxBytesPerTrigger"),
             _flag(given, "streaming"),
-            parse_size(memory) if memory is not None else MEMORY_BYTES,
+            _size(given, "memoryBytes") or MEMORY_BYTES,
             _seconds(given, "quorumTimeout"),
         )
 
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _size(given: Mapping[str, str], name: str) -> int | None:
+    value = given.get(name.lower())
+    try:
+        return None if value is None else positive_size(value)
+    except ValueError:
+        raise ConfigurationError(f"{name} cannot be {value!r}: write a size like 256MB") from None
 
 
 def _flag(given: Mapping[str, str], name: str) -> bool:

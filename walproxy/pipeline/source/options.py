@@ -16,7 +16,6 @@
 | archive.NAME | an option of the archive's store |
 """
 
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -25,6 +24,7 @@ import pyarrow as pa
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.settings import positive_size
 from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 
 PIECES: Final = "pieces"
@@ -50,8 +50,6 @@ _KNOWN: Final = (
     "checkCrc",
     "cores",
 )
-_SIZE: Final = re.compile(r"(\d+)\s*(|b|k|kb|kib|m|mb|mib|g|gb|gib)", re.IGNORECASE)
-_POWERS: Final = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30}
 
 
 class SourceOptions(NamedTuple):
@@ -177,8 +175,8 @@ class _Reader(NamedTuple):
         if value is None:
             return None
         try:
-            return parse_size(value)
-        except ConfigurationError:
+            return positive_size(value)
+        except ValueError:
             raise self._refuse(name, "a size like 256MB") from None
 
     def flag(self, name: str, default: bool) -> bool:
@@ -188,15 +186,3 @@ class _Reader(NamedTuple):
         if value.lower() not in ("true", "false"):
             raise self._refuse(name, "true or false")
         return value.lower() == "true"
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that `text` names: a number with B, kB, MB or GB behind it, which are powers of 1024.
-
-    Raises:
-        ConfigurationError: it is no size, or none above zero.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or int(match[1]) == 0:
-        raise ConfigurationError(f"{text!r} is not a size: write one like 256MB")
-    return int(match[1]) << _POWERS[match[2][:1].lower()]
