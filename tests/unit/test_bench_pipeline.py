@@ -25,7 +25,7 @@ def test_speeds_are_compared_within_each_round() -> None:
 
 def test_growth_is_the_time_for_a_gigabyte_over_that_of_the_smallest_amount() -> None:
     def turn(number: int, factor: int, seconds: float) -> GrowthTurn:
-        return GrowthTurn(number, factor, factor * 500 * MB, seconds, 1, 1000 + factor, 5000)
+        return GrowthTurn(number, factor, factor * 500 * MB, seconds, 1000 + factor, 5000)
 
     turns = [turn(0, 1, 2.0), turn(0, 2, 2.2), turn(0, 4, 2.0), turn(1, 1, 4.0), turn(1, 2, 4.0), turn(1, 4, 4.4)]
     one, two, four = compare_growth(turns)

@@ -1,8 +1,8 @@
 """Whether the tables of WAL cost the same for each gigabyte, however many there are, and whether memory stays.
 
-One `pipeline run --once` for the first part of a folder of WAL, for twice as much, and for four times as much: in an
-order drawn anew each round, each with a process, a JVM and tables of its own. A gigabyte is 10**9 bytes of WAL. A
-run's first batch, in which Spark starts its workers, is left out: it would make a gigabyte cheaper the more there are.
+One run of the job for the first part of a folder of WAL, for twice as much, and for four times as much: in an
+order drawn anew each round, each with a process, a JVM and tables of its own. A gigabyte is 10**9 bytes of WAL. Each
+process makes tables of half a gigabyte before: Spark's start would make a gigabyte cheaper the more there are.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ import msgspec
 
 from walproxy.bench.rounds import ratio
 from walproxy.bench.wal_folder import WalFolder
-from walproxy.bench.wal_tables import run_once
+from walproxy.bench.wal_runs import write_tables_apart
 
 FACTORS = (1, 2, 4)
+_WARM_UP_BYTES = 1 << 29
 
 
 class GrowthCell(NamedTuple):
@@ -30,7 +31,7 @@ class GrowthTurn(msgspec.Struct, frozen=True):
 
     Attributes:
         wal_bytes: of the smallest amount, twice or four times as much.
-        seconds: for a gigabyte, once Spark has started.
+        seconds_gb: for a gigabyte.
         driver_bytes, jvm_bytes: the most memory of the driver's Python and of its JVM.
     """
 
@@ -38,7 +39,6 @@ class GrowthTurn(msgspec.Struct, frozen=True):
     factor: int
     wal_bytes: int
     seconds_gb: float
-    rows: int
     driver_bytes: int
     jvm_bytes: int
 
@@ -72,9 +72,11 @@ def take_turn(wal: WalFolder, number: int, factor: int, directory: Path) -> Grow
         WalproxyError: the command failed.
     """
     part = wal.beginning(wal.wal_bytes * factor // FACTORS[-1], directory / f"wal-{number}-{factor}")
-    run = run_once(part, directory / "tables")
-    seconds_gb = run.seconds / run.wal_bytes * 1e9
-    return GrowthTurn(number, factor, part.wal_bytes, seconds_gb, run.rows, run.driver_bytes, run.jvm_bytes)
+    warm_up = wal.beginning(min(_WARM_UP_BYTES, part.wal_bytes), directory / f"warm-up-{number}-{factor}")
+    run = write_tables_apart(warm_up.folder, part.folder, directory / "tables")
+    return GrowthTurn(
+        number, factor, part.wal_bytes, run.seconds / part.wal_bytes * 1e9, run.driver_bytes, run.jvm_bytes
+    )
 
 
 def compare_growth(turns: Sequence[GrowthTurn]) -> list[GrowthResult]:

@@ -11,15 +11,11 @@ Everything reads the same folder of segments, which the page cache holds. Figure
 of 10**6 bytes. The session is warm: its start, and the compiling that a first query takes, are not in them.
 """
 
-import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import rmtree
 from statistics import median
-from threading import Event
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -27,9 +23,10 @@ import msgspec
 
 from safekeeper.errors import WalproxyError
 from safekeeper.logs import one_line
-from safekeeper.lsn import format_lsn, parse_lsn
+from safekeeper.lsn import format_lsn
 from walproxy.bench.rounds import ratio
 from walproxy.bench.wal_folder import WalFolder
+from walproxy.bench.wal_runs import write_tables
 
 STATS, TEXT, NEXT_QUERY = "waldump-stats", "waldump-text", "next-query"
 _AGGREGATED = ("relation_volume", "page_versions", "transactions", "tuple_stats")
@@ -102,7 +99,7 @@ class Subject:
         if case == "decode":
             return _timed(lambda: _decode(self._wal))
         if case == "parquet":
-            return self._write_table()
+            return write_tables(self._wal.folder, self._directory / "tables", ("records",))
         if case == NEXT_QUERY:
             return _timed(self._query)
         view = case if case in _AGGREGATED else "records"
@@ -115,80 +112,12 @@ class Subject:
             reader = reader.option("columns", columns)
         reader.load().write.format("noop").mode("overwrite").save()
 
-    def _write_table(self) -> float:
-        """Write all columns of `records` into a new table; return the seconds of its batches."""
-        from walproxy.pipeline.jobs.run import BatchDone, RunConfig, run
-
-        folder = self._directory / "tables"
-        batches: list[float] = []
-
-        def note(event: object) -> None:
-            if isinstance(event, BatchDone):
-                batches.append(event.seconds)
-
-        try:
-            run(RunConfig(str(self._wal.folder), folder, "parquet", ("records",), once=True), note, Event())
-        finally:
-            rmtree(folder, ignore_errors=True)
-        return sum(batches)
-
     def _query(self) -> None:
         """Ask a question about a little WAL."""
         reader = self._spark.read.format("pgwal").option("path", str(self._wal.folder))
         reader = reader.option("view", "relation_volume").option("endLsn", format_lsn(self._wal.begin_lsn + (1 << 20)))
         if not reader.load().groupBy("rmgr").sum("wal_bytes").collect():
             raise WalproxyError("a query of the first MiB of WAL has found no record")
-
-
-class OnceRun(NamedTuple):
-    """One `pipeline run --once`.
-
-    Attributes:
-        seconds: of its batches but the first, in which Spark starts what carries out tasks; of the first if it is all.
-        wal_bytes: of these batches.
-        rows: that were added to all tables.
-        driver_bytes, jvm_bytes: the most memory that the driver's Python and its JVM had (VmHWM).
-    """
-
-    seconds: float
-    wal_bytes: int
-    rows: int
-    driver_bytes: int
-    jvm_bytes: int
-
-
-def run_once(wal: WalFolder, tables: Path) -> OnceRun:
-    """Write all of the WAL into new tables, in processes of its own, and remove them.
-
-    Raises:
-        WalproxyError: the command failed.
-    """
-    command = [sys.executable, "-m", "walproxy", "pipeline", "run", str(wal.folder), "--to", str(tables), "--once"]
-    peaks = {"python": 0, "java": 0}
-    lines = []
-    try:
-        with subprocess.Popen(
-            [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None and process.stderr is not None  # pipes, as asked for
-            for line in process.stdout:
-                lines.append(json.loads(line))
-                peaks["python"] = max(peaks["python"], _peak_bytes(process.pid))
-                peaks["java"] = max(peaks["java"], *map(_peak_bytes, _javas_of(process.pid)), 0)
-            said = process.stderr.read()
-        if process.returncode:
-            raise WalproxyError(f"walproxy pipeline run failed: {one_line(said[-500:])}")
-    finally:
-        rmtree(tables, ignore_errors=True)
-    batches = [line for line in lines if line["event"] == "batch"]
-    counted = batches[1:] or batches
-    return OnceRun(
-        sum(batch["seconds"] for batch in counted),
-        sum(parse_lsn(batch["lsn"]) - parse_lsn(batch["begin_lsn"]) for batch in counted),
-        sum(sum(batch["rows"].values()) for batch in batches),
-        peaks["python"],
-        peaks["java"],
-    )
 
 
 @contextmanager
@@ -258,25 +187,3 @@ def _decode(wal: WalFolder) -> int:
     path = wal_input.log_path()
     pieces = plan_pieces(path, wal_input.extents(path), wal.begin_lsn, wal.end_lsn)
     return sum(decode_piece(wal_input, path, piece, workspace=workspace()).count for piece in pieces)
-
-
-def _peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has had in RAM; 0 if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
-
-
-def _javas_of(pid: int) -> list[int]:
-    """Return the JVMs among the children of a process and their children."""
-    found = []
-    try:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        for child in children:
-            name = Path(f"/proc/{child}/comm").read_text().strip()
-            found += [child] if name == "java" else _javas_of(child)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    return found
