@@ -76,7 +76,10 @@ def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -
     "--status", metavar="SOURCE", help="Who knows what is on a quorum: walproxy's URL, standby:NAME, or none."
 )
 def status(primary: str, slot: str, publication: str | None, status: str | None) -> None:
-    """Say where a slot is, how much WAL it keeps, and whether it can be read."""
+    """Say where a slot is, and how much WAL it keeps.
+
+    An error says why it cannot be read, if it cannot.
+    """
     with closing(connect(primary)) as connection:
         state, confirmed_lsn = usable_slot(connection, slot)
         safe_lsn = SafeLsn(status).read(connection)
