@@ -9,23 +9,14 @@ from safekeeper.archive.catalog import Catalog
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import ArchivedObject
 from safekeeper.archive.store import ObjectStore
-from safekeeper.errors import (
-    ArchiveConflict,
-    ArchiveCorrupt,
-    ArchiveRefused,
-    ArchiveUnavailable,
-    ConfigurationError,
-    ObjectMissing,
-)
 from safekeeper.lsn import Lsn
+from walproxy.recovery.archive_access import archive_origin, ask_archive, existing_archive
 from walproxy.recovery.sources import (
     LogPath,
     Offer,
     Origin,
     Pieces,
-    SourceCorrupt,
     SourceLacks,
-    SourceUnavailable,
     later_of,
     next_of,
     reach_of,
@@ -38,8 +29,7 @@ class ArchiveSource:
     """An archive. Its listing as a whole is read once, when it is needed; single files are looked for each time."""
 
     def __init__(self, url: str, options: Mapping[str, str], *, timeout_s: float = 30.0) -> None:
-        _require_folder(url)
-        store = ObjectStore.open(url, options=options, timeout_s=timeout_s)
+        store = ObjectStore.open(existing_archive(url), options=options, timeout_s=timeout_s)
         self.name = f"the archive {store.url}"
         self.store = store
         self._reader = ArchiveReader(store)
@@ -51,12 +41,7 @@ class ArchiveSource:
         """See WalSource."""
         with self._lock:
             if self._origin is None:
-                manifest = self._ask(self._reader.manifest)
-                if manifest is None:
-                    raise ArchiveRefused(
-                        f"{self.name} has no manifest: nothing was ever archived there; correct the URL"
-                    )
-                self._origin = Origin(manifest.system_id, manifest.segment_size)
+                self._origin = archive_origin(self.name, self._reader)
             return self._origin
 
     def offers(self, tli: int, begin_lsn: Lsn) -> list[Offer]:
@@ -100,20 +85,4 @@ class ArchiveSource:
         return lambda path: self._ask(lambda: self._reader.fetch(archived, path))
 
     def _ask(self, question: Callable[[], _Result]) -> _Result:
-        """Ask the archive; return its answer, or raise what its failure means to a recovery."""
-        try:
-            return question()
-        except ArchiveUnavailable as error:
-            raise SourceUnavailable(str(error)) from error
-        except (ArchiveConflict, ArchiveCorrupt) as error:
-            raise SourceCorrupt(str(error)) from error
-        except ObjectMissing as error:
-            raise SourceLacks(str(error)) from error
-
-
-def _require_folder(url: str) -> None:
-    """Refuse a local folder that is not there, which would be made otherwise: who reads has mistyped it."""
-    scheme, has_scheme, rest = url.partition("://")
-    path = Path(rest if has_scheme else url)
-    if (not has_scheme or scheme == "file") and not path.is_dir():
-        raise ConfigurationError(f"there is no archive in {path}, which is no folder: correct --archive")
+        return ask_archive(question, SourceLacks)

@@ -7,19 +7,14 @@ there, so an object that is gone is looked for once more.
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from safekeeper.archive.fetch import ArchiveReader, conflict
-from safekeeper.archive.objects import HISTORY_FOLDER, MANIFEST_KEY, ArchivedObject, parse_keys
+from safekeeper.archive.objects import HISTORY_FOLDER, ArchivedObject, parse_keys
 from safekeeper.archive.store import ObjectStore
 from safekeeper.errors import (
-    ArchiveConflict,
     ArchiveCorrupt,
-    ArchiveRefused,
     ArchiveUnavailable,
-    ConfigurationError,
     ObjectMissing,
     RemoteProtocolError,
 )
@@ -29,6 +24,7 @@ from walproxy.pipeline.input.archive_listing import ArchiveListing
 from walproxy.pipeline.input.archived_bytes import read_object
 from walproxy.pipeline.input.segment_index import by_segment, check_first_page, extents_along, missing
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, Buffer, Extent, WalMissing, room_for
+from walproxy.recovery.archive_access import archive_origin, ask_archive, existing_archive
 from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt, SourceUnavailable
 
 _ATTEMPTS = 3
@@ -45,7 +41,7 @@ class ArchiveInput:
         Raises:
             ConfigurationError: the URL or an option cannot work, or the local folder does not exist.
         """
-        self._url, self._options = _existing(url), dict(options)
+        self._url, self._options = existing_archive(url), dict(options)
         self._store = ObjectStore.open(self._url, options=self._options, timeout_s=_TIMEOUT_S)
         self.name = f"the archive {self._store.url}"
         self._reader = ArchiveReader(self._store)
@@ -62,12 +58,7 @@ class ArchiveInput:
         """See WalInput."""
         with self._lock:
             if self._known_origin is None:
-                manifest = self._ask(self._reader.manifest)
-                if manifest is None:
-                    raise ArchiveRefused(
-                        f"{self.name} has no {MANIFEST_KEY}: nothing was ever archived there; correct the URL"
-                    )
-                self._known_origin = Origin(manifest.system_id, manifest.segment_size)
+                self._known_origin = archive_origin(self.name, self._reader)
             return self._known_origin
 
     def log_path(self, tli: int | None = None) -> LogPath:
@@ -181,23 +172,4 @@ class ArchiveInput:
         return self._histories[tli]
 
     def _ask(self, question: Callable[[], _Result]) -> _Result:
-        """Ask the archive; return its answer, or raise what its failure means to a reader."""
-        try:
-            return question()
-        except ArchiveUnavailable as error:
-            raise SourceUnavailable(str(error)) from error
-        except (ArchiveConflict, ArchiveCorrupt) as error:
-            raise SourceCorrupt(str(error)) from error
-        except ObjectMissing as error:
-            raise WalMissing(str(error)) from error
-
-
-def _existing(url: str) -> str:
-    """Return the URL, a local folder's absolute; one that is not there is refused, as opening would make it."""
-    scheme, has_scheme, _ = url.partition("://")
-    if has_scheme and scheme != "file":
-        return url
-    folder = Path(unquote(urlsplit(url).path) if has_scheme else url).absolute()
-    if not folder.is_dir():
-        raise ConfigurationError(f"{folder} is no folder: correct the archive's URL")
-    return str(folder)
+        return ask_archive(question, WalMissing)
