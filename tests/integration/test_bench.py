@@ -11,7 +11,7 @@ import pytest
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import parse_lsn
 from tests.integration.conftest import NEWEST, NewCluster
-from walproxy.bench import archive_commits, commit_load, pgbench, uploads
+from walproxy.bench import archive_commits, commit_load, members, pgbench, uploads
 from walproxy.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
 from walproxy.bench.reader_process import ReaderProcess
 from walproxy.bench.readers import CASES
@@ -53,6 +53,14 @@ def test_the_price_of_readers_is_measured_and_they_have_read(folder: Path) -> No
     assert turns["one stopped on each"]["read_bytes"] == [0, 0, 0]
     # Each of the three disks takes 2 ms longer, and a commit waits for two of them.
     assert min(turn["p50_ms"] for turn in turns.values()) > SYNC_DELAY_MS
+
+
+def test_a_slow_and_a_dead_member_are_measured_and_a_quorum_does_not_wait_for_them(folder: Path) -> None:
+    found = bench(folder, "--members")
+    turns = {turn["case"]: turn for turn in found["turns"]}
+    assert set(turns) == set(members.CASES)
+    assert all(SYNC_DELAY_MS < turn["p50_ms"] < members.SLOW_MS for turn in turns.values())
+    assert {each["case"]: each["to_well"] for each in found["medians"]}[members.WELL] == 1.0
 
 
 def test_uploads_are_measured_and_commits_with_the_archive_alive_dead_and_without_one(folder: Path) -> None:

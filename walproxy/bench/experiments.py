@@ -12,6 +12,7 @@ from walproxy.bench import (
     archive_outage,
     levels,
     measure,
+    members,
     pgbench,
     readers,
     tables,
@@ -133,6 +134,19 @@ def measure_readers(work: Work) -> Found:
     return Found(turns, results, [tables.readers_table(results, work.conditions)])
 
 
+def measure_members(work: Work) -> Found:
+    """Measure what a safekeeper that is slow or dead costs those who commit."""
+    cells = members.cells(work.clients)
+    work.progress.expect(1 + work.rounds * len(cells))
+    turns = []
+    work.progress.begin("preparing the cluster")
+    with slow_cluster(work.directory / "cluster", work.binaries) as cluster:
+        for number, cell in _turns(work, cells):
+            turns.append(members.take_turn(cluster, number, cell, work.seconds))
+    results = members.compare_members(turns)
+    return Found(turns, results, [tables.members_table(results, work.conditions)])
+
+
 def measure_archive(work: Work) -> Found:
     """Measure how fast WAL is archived, and what an archive costs those who commit, alive and dead."""
     upload_cells = [uploads.UploadCell(case) for case in uploads.CASES]
@@ -204,6 +218,7 @@ EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "arms": measure_arms,
     "levels": measure_levels,
     "readers": measure_readers,
+    "members": measure_members,
     "archive": measure_archive,
     "outage": measure_outage,
     "pipeline": measure_pipeline,

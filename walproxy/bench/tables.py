@@ -9,6 +9,7 @@ from walproxy.bench.archive_commits import CommitResult
 from walproxy.bench.archive_outage import Minute, OutageResult
 from walproxy.bench.levels import LevelResult, SingleClient
 from walproxy.bench.measure import Comparison
+from walproxy.bench.members import SLOW_MS, MemberResult
 from walproxy.bench.readers import ReaderResult
 from walproxy.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.bench.uploads import UploadResult
@@ -76,6 +77,18 @@ def readers_table(results: Sequence[ReaderResult], conditions: str) -> Table:
             _range(each.low, each.high),
             _ratio(each.p99_to_nobody),
         )
+    return table
+
+
+def members_table(results: Sequence[MemberResult], conditions: str) -> Table:
+    """Return what a slow or dead member costs those who commit."""
+    columns = ("clients", "case", "tps", "p50 ms", "p99 ms", "p50 to all well", "range", "p99 to all well")
+    table = _table(f"Commits with a bad member of three, each sync {SYNC_DELAY_MS:g} ms slower {conditions}", columns)
+    for each in results:
+        table.add_row(
+            *_commit_cells(each), _ratio(each.to_well, 3), _range(each.low, each.high), _ratio(each.p99_to_well)
+        )
+    table.caption = f"one slow: each of its syncs takes {SLOW_MS:g} ms longer"
     return table
 
 
@@ -182,7 +195,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _commit_cells(each: ReaderResult | CommitResult) -> tuple[str, ...]:
+def _commit_cells(each: ReaderResult | CommitResult | MemberResult) -> tuple[str, ...]:
     """Return the first cells of a row about commits: clients, case, tps, p50 and p99."""
     return str(each.clients), each.case, f"{each.tps:.0f}", f"{each.p50_ms:.2f}", f"{each.p99_ms:.2f}"
 

@@ -16,7 +16,14 @@ from walproxy.bench.experiments import EXPERIMENTS, Work
 from walproxy.cli.pipeline import check_pipeline
 from walproxy.server_binaries import choose_server
 
-_DEFAULT_CLIENTS = {"arms": [1, 8, 32], "levels": [1, 4], "readers": [1, 4], "archive": [1, 4], "outage": [1, 4]}
+_DEFAULT_CLIENTS = {
+    "arms": [1, 8, 32],
+    "levels": [1, 4],
+    "readers": [1, 4],
+    "members": [1, 4],
+    "archive": [1, 4],
+    "outage": [1, 4],
+}
 _NEEDS_SPARK = ("pipeline", "growth")
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
@@ -36,6 +43,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.command()
 @click.option("--levels", is_flag=True, help="Compare the levels of synchronous_commit.")
 @click.option("--readers", is_flag=True, help="Measure what readers of WAL cost those who commit.")
+@click.option("--members", is_flag=True, help="Measure what a slow or dead safekeeper costs those who commit.")
 @click.option(
     "--archive", is_flag=True, help="Measure how fast WAL is archived, and commits while the archive is dead."
 )
@@ -70,6 +78,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 def bench(
     levels: bool,
     readers: bool,
+    members: bool,
     archive: bool,
     minutes: float | None,
     pipeline: bool,
@@ -95,12 +104,13 @@ def bench(
       walproxy bench --clients 8 --rounds 10 --json > bench.json
       walproxy bench --levels
       walproxy bench --readers --clients 4
+      walproxy bench --members
       walproxy bench --archive
       walproxy bench --archive --minutes 10 --clients 4
       walproxy bench --pipeline
       walproxy bench --pipeline --grow --rounds 3
     """
-    flags = {"levels": levels, "readers": readers, "archive": archive, "pipeline": pipeline}
+    flags = {"levels": levels, "readers": readers, "members": members, "archive": archive, "pipeline": pipeline}
     chosen = [name for name, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
         raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
