@@ -1,8 +1,8 @@
-"""A virtual proxy: the real `Proposer`, a window of bytes, connections to safekeepers and to one primary.
+"""A virtual proxy: the real `Proposer`, the real `Window`, connections to safekeepers and to one primary.
 
 Its process may be killed and started at any time; each start is another run. It carries out the proposer's actions in
 order, sends the last status again and again for as long as a COPY is open, and keeps the checksums that the proposer
-asks for when the primary comes back.
+asks for when the primary comes back. What the window refuses ends the run of the simulation, as it would end the proxy.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, previous_link
 from walproxy.primary_hosts import HostRota, HostState, PrimaryHost
+from walproxy.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ TICK_S = 0.1
 CONNECT_RETRY_S = 0.2
 REFUSED_RETRY_S = 1.5
 WINDOW_BYTES = 24 << 10
+READ_BYTES_MAX = 24 << 10
 
 
 class PrimaryLink:
@@ -102,8 +104,7 @@ class SimProxy:
         self._listed = self.others
         self._link: PrimaryLink | None = None
         self._status: ReportStatus | None = None
-        self._window_begin_lsn = 0
-        self._window = bytearray()
+        self._window = Window(WINDOW_BYTES)
         self._tail_begin_lsn = 0
         self._tail = bytearray()
         self._unlinked = bytearray()
@@ -166,10 +167,7 @@ class SimProxy:
         if isinstance(action, SendAppend):
             leadership = proposer.leadership
             if leadership is not None:
-                begin, end = action.begin_lsn - self._window_begin_lsn, action.end_lsn - self._window_begin_lsn
-                if begin != end and not 0 <= begin <= end <= len(self._window):
-                    raise AssertionError(f"{self.name} is to send {action}, which its window does not hold")
-                payload = bytes(self._window[begin:end]) if begin != end else b""
+                payload = b"".join(self._window.slices(action.begin_lsn, action.end_lsn))
                 message = leadership.append_request(action.begin_lsn, now, payload)
                 self._send(action.safekeeper_id, message)
             return
@@ -180,6 +178,7 @@ class SimProxy:
         if isinstance(action, ReportStatus):
             self._status = action
             self._send_status()
+            self._evict(proposer)
             self._schedule_pump()
         elif isinstance(action, Disconnect):
             connection = self._connections.pop(action.safekeeper_id, None)
@@ -191,7 +190,7 @@ class SimProxy:
                 self._later(self._primary_delay_s(), self._identify, self._link)
         elif isinstance(action, StartReplication):
             if not action.resumes:
-                self._window_begin_lsn, self._window = action.begin_lsn, bytearray()
+                self._window.reset(action.begin_lsn)
                 self._tail_begin_lsn, self._tail = action.begin_lsn, bytearray()
             if self._link is not None:
                 self._later(self._primary_delay_s(), self._open_copy, self._link, action)
@@ -367,10 +366,12 @@ class SimProxy:
         if link is None or proposer is None or not self._link_stands(link) or not link.copying or not link.checked:
             return
         self._evict(proposer)
-        primary, begin_lsn = link.primary, self._window_begin_lsn + len(self._window) + len(self._unlinked)
+        primary, begin_lsn = link.primary, self._window.end_lsn + len(self._unlinked)
         tli_end = primary.tli_end(link.tli)
         assert tli_end is not None  # the COPY was opened on it
-        size = min(tli_end - begin_lsn, WINDOW_BYTES - len(self._window))
+        size = min(tli_end - begin_lsn, READ_BYTES_MAX)
+        if self._uncommitted_bytes(proposer) >= WINDOW_BYTES:
+            return
         if size > 0:
             size = self.world.rng.choice((size, self.world.rng.randint(1, size)))
             self._take(link, proposer, primary.read(begin_lsn, begin_lsn + size))
@@ -391,24 +392,30 @@ class SimProxy:
                 return
             data, link.links_to_lsn = bytes(self._unlinked), None
             self._unlinked.clear()
-        self._window += data
+        self._window.append(self._window.end_lsn, [memoryview(data)])
         self._tail += data
         surplus = segment_start(self._tail_begin_lsn + len(self._tail) - 1, SEGMENT_SIZE) - self._tail_begin_lsn
         if surplus > 0:
             del self._tail[:surplus]
             self._tail_begin_lsn += surplus
-        self._step(proposer.wal_received(self._window_begin_lsn + len(self._window), now))
+        self._step(proposer.wal_received(self._window.end_lsn, now))
+
+    def _uncommitted_bytes(self, proposer: Proposer) -> int:
+        leadership = proposer.leadership
+        commit_lsn = leadership.commit_lsn if leadership is not None else 0
+        return self._window.end_lsn - max(commit_lsn, self._window.begin_lsn)
 
     def _evict(self, proposer: Proposer) -> None:
         """Make room: what is committed may go."""
         leadership = proposer.leadership
-        if leadership is None or leadership.commit_lsn <= self._window_begin_lsn:
+        if leadership is None or leadership.commit_lsn <= self._window.begin_lsn:
             return
-        if len(self._window) > WINDOW_BYTES // 2 or self.world.rng.random() < self.world.profile.evict_early:
-            surplus = min(leadership.commit_lsn - self._window_begin_lsn, len(self._window))
-            del self._window[:surplus]
-            self._window_begin_lsn += surplus
-            proposer.wal_evicted(self._window_begin_lsn)
+        # Little is written here. A window that is small for a moment stands for the WAL of hours.
+        probability = self.world.profile.evict_early
+        is_small = probability > 0 and self.world.rng.random() < probability
+        self._window.capacity_bytes = 0 if is_small else WINDOW_BYTES
+        if self._window.evict(leadership.truncate_lsn, leadership.commit_lsn):
+            proposer.wal_evicted(self._window.begin_lsn)
 
     def primary_hung_up(self) -> None:
         """The primary closed the connection: it died, or another proxy has taken the slot."""

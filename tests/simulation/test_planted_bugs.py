@@ -23,7 +23,7 @@ QUICK = (
     "timeline_shown_at_its_fork",
     "commit_told_with_wal_only",
 )
-SEEDS = 90
+SEEDS = 150
 
 
 @pytest.mark.parametrize("bug", QUICK)
