@@ -162,6 +162,7 @@ class LocalCluster:
         candidates: names of standbys to come; the proxies know where they will be, and follow one that is promoted.
         safekeeper_program: what runs a safekeeper, behind the interpreter.
         safekeeper_options: what else each is given, e.g. where the archive is.
+        through: returns the port at which proxies reach what listens at a port, a relay's for instance.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class LocalCluster:
         outlives_us: bool = False,
         safekeeper_program: Sequence[str] = SAFEKEEPER,
         safekeeper_options: Sequence[str] = (),
+        through: Callable[[int], int] = lambda port: port,
     ) -> None:
         self.outlives_us = outlives_us
         self.directory = directory
@@ -186,6 +188,7 @@ class LocalCluster:
         self._safekeeper_options = tuple(safekeeper_options)
         ids = range(1, safekeeper_count + 1)
         self._listen_ports = {i: free_port() for i in ids}
+        self._reached_ports = {i: through(port) for i, port in self._listen_ports.items()}
         self._pg_listen_ports = {i: free_port() for i in ids}
         self.safekeepers = {i: self._make_safekeeper(i) for i in self._listen_ports}
         self.proxies = [self.make_proxy("walproxy")]
@@ -206,7 +209,7 @@ class LocalCluster:
     @property
     def safekeepers_option(self) -> str:
         """The value of --safekeepers."""
-        return ",".join(f"{i}=127.0.0.1:{port}" for i, port in self._listen_ports.items())
+        return ",".join(f"{i}=127.0.0.1:{port}" for i, port in self._reached_ports.items())
 
     def safekeeper_directory(self, safekeeper_id: int) -> Path:
         """Return the data folder of a safekeeper."""

@@ -35,6 +35,15 @@ def bench(folder: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+def test_more_safekeepers_and_a_far_network_are_measured(folder: Path) -> None:
+    found = bench(folder, "--arm", "walproxy", "--arm", "walproxy-5", "--delay", "20ms")
+    three, five = found["medians"]
+    assert (three["arm"], five["arm"]) == ("walproxy", "walproxy-5")
+    # A commit's WAL is under way for 20 ms, and so is the answer.
+    assert min(three["latency_ms"], five["latency_ms"]) > 40
+    assert five["to_three"] == pytest.approx(five["tps"] / three["tps"])
+
+
 def test_the_levels_are_measured_with_a_stock_standby_and_through_walproxy(folder: Path) -> None:
     found = bench(folder, "--levels", "--seed", "7")
     measured = {(turn["arm"], turn["level"]) for turn in found["turns"]}

@@ -30,6 +30,12 @@ def test_without_the_native_quorum_the_range_is_that_of_the_ratio_to_local() -> 
     assert walproxy.spread == (0.25, 0.25)
 
 
+def test_more_safekeepers_are_compared_with_three() -> None:
+    turns = [Turn(0, "walproxy", 8, 100.0, 1.0, 0.0, 1.0), Turn(0, "walproxy-5", 8, 80.0, 1.0, 0.0, 1.0)]
+    [three, five] = compare(turns)
+    assert (three.to_three, five.to_three, five.spread) == (1.0, 0.8, (0.8, 0.8))
+
+
 def test_the_time_of_a_transaction_is_the_third_word_of_its_line_in_microseconds() -> None:
     assert parse_log(["0 199 2241 0 1175850568 995598", "1 4 507 0 1175850568 1000"]) == [2.241, 0.507]
 

@@ -1,15 +1,17 @@
 """The arms of the benchmark: PostgreSQL servers whose commits become durable in different ways."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from safekeeper.errors import WalproxyError
+from walproxy.bench.delay_relay import DelayRelays
 from walproxy.local_cluster import LocalCluster
 from walproxy.local_postgres import LocalPostgres, ServerBinaries, end_with_parent
 
@@ -48,20 +50,24 @@ def make_server(directory: Path, binaries: ServerBinaries) -> LocalPostgres:
 
 
 @contextmanager
-def local_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
-    """No standby at all."""
+def local_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.0) -> Iterator[Arm]:
+    """No standby at all, and nobody who could be far away."""
     with make_server(directory, binaries) as postgres:
         postgres.start()
         yield Arm("local", postgres, list)
 
 
 @contextmanager
-def native_quorum_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
-    """PostgreSQL's own receivers, two of three must have flushed."""
+def native_quorum_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.0) -> Iterator[Arm]:
+    """PostgreSQL's own receivers, two of three must have flushed; each is `delay_ms` away."""
     with make_server(directory, binaries) as postgres, contextlib.ExitStack() as stack:
         postgres.start()
         names = [f"receiver{number}" for number in range(1, _RECEIVERS + 1)]
-        receivers = [stack.enter_context(_receiver(directory, binaries, postgres, name)) for name in names]
+        relays = stack.enter_context(DelayRelays(delay_ms))
+        receivers = [
+            stack.enter_context(_receiver(directory, binaries, postgres, name, _through(relays, delay_ms)))
+            for name in names
+        ]
         postgres.configure({"synchronous_standby_names": f"ANY 2 ({', '.join(names)})"})
         postgres.reload()
         wait_until_synchronous(postgres, _RECEIVERS)
@@ -70,18 +76,19 @@ def native_quorum_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm
 
 @contextmanager
 def _receiver(
-    directory: Path, binaries: ServerBinaries, postgres: LocalPostgres, name: str
+    directory: Path, binaries: ServerBinaries, postgres: LocalPostgres, name: str, through: Callable[[int], int]
 ) -> Iterator["subprocess.Popen[bytes]"]:
     folder = directory / name
     folder.mkdir()
     postgres.execute("SELECT pg_create_physical_replication_slot(%s, true)", name)
+    conninfo = postgres.conninfo(dbname="replication", application_name=name, port=str(through(postgres.port)))
     with (directory / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             [
                 *end_with_parent("KILL"),
                 str(binaries.path("pg_receivewal")),
                 *("--directory", str(folder), "--slot", name, "--synchronous", "--no-loop"),
-                *("--dbname", postgres.conninfo(dbname="replication", application_name=name)),
+                *("--dbname", conninfo),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -96,16 +103,36 @@ def _receiver(
 
 
 @contextmanager
-def walproxy_arm(directory: Path, binaries: ServerBinaries) -> Iterator[Arm]:
-    """Three safekeepers behind a proxy."""
+def walproxy_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.0, count: int = 3) -> Iterator[Arm]:
+    """Safekeepers behind a proxy, each `delay_ms` away from it."""
     postgres = make_server(directory, binaries)
-    with LocalCluster(directory, postgres) as cluster:
+    with (
+        DelayRelays(delay_ms) as relays,
+        LocalCluster(directory, postgres, count, through=_through(relays, delay_ms)) as cluster,
+    ):
         cluster.start()
         processes = [cluster.proxy, *cluster.safekeepers.values()]
-        yield Arm("walproxy", postgres, lambda: [p.pid for p in processes if p.pid is not None])
+        yield Arm(
+            "walproxy" if count == 3 else f"walproxy-{count}",
+            postgres,
+            lambda: [p.pid for p in processes if p.pid is not None],
+        )
 
 
-ARMS = {"local": local_arm, "native-quorum": native_quorum_arm, "walproxy": walproxy_arm}
+def _through(relays: DelayRelays, delay_ms: float) -> Callable[[int], int]:
+    """Return how a port is reached: directly, unless there is a delay."""
+    return relays.through if delay_ms else lambda port: port
+
+
+MakeArm = Callable[[Path, ServerBinaries, float], AbstractContextManager[Arm]]
+
+ARMS: dict[str, MakeArm] = {"local": local_arm, "native-quorum": native_quorum_arm, "walproxy": walproxy_arm}
+SIZES: dict[str, MakeArm] = {
+    "walproxy": walproxy_arm,
+    "walproxy-5": functools.partial(walproxy_arm, count=5),
+    "walproxy-7": functools.partial(walproxy_arm, count=7),
+}
+"""Clusters of three, five and seven safekeepers."""
 
 
 def wait_until_synchronous(postgres: LocalPostgres, count: int) -> None:

@@ -20,7 +20,7 @@ from walproxy.bench import (
     wal_growth,
     wal_tables,
 )
-from walproxy.bench.arms import ARMS
+from walproxy.bench.arms import ARMS, SIZES
 from walproxy.bench.rounds import shuffled_rounds
 from walproxy.bench.slow_cluster import slow_cluster
 from walproxy.bench.standby_arms import LEVEL_ARMS
@@ -51,7 +51,8 @@ class Work:
         scale: of pgbench's tables, or how much WAL is archived or becomes tables.
         minutes: how long an archive is dead.
         seed: of the order of the turns.
-        arms: only these, where there is a choice; all if empty.
+        arms: only these, where there is a choice; the usual ones if empty.
+        delay_ms: how far away receivers and safekeepers are.
     """
 
     binaries: ServerBinaries
@@ -63,6 +64,7 @@ class Work:
     seed: int
     minutes: float
     arms: tuple[str, ...]
+    delay_ms: float
     progress: Progress
 
     @property
@@ -85,6 +87,7 @@ class Found:
 
 def measure_arms(work: Work) -> Found:
     """Compare no standby, PostgreSQL's own quorum, and walproxy."""
+    makers = ARMS | SIZES
     names = work.arms or tuple(ARMS)
     cells = [measure.ArmCell(name, count) for count in work.clients for name in names]
     work.progress.expect(len(names) + work.rounds * len(cells))
@@ -93,12 +96,13 @@ def measure_arms(work: Work) -> Found:
         arms = {}
         for name in names:
             work.progress.begin(f"preparing {name}")
-            arms[name] = stack.enter_context(ARMS[name](work.directory / name, work.binaries))
+            arms[name] = stack.enter_context(makers[name](work.directory / name, work.binaries, work.delay_ms))
             pgbench.prepare(arms[name].postgres, work.scale)
         for number, cell in _turns(work, cells):
             turns.append(measure.take_turn(arms[cell.arm], number, cell.clients, work.seconds))
     results = measure.compare(turns)
-    return Found(turns, results, [tables.arms_table(results, work.conditions)])
+    conditions = work.conditions + (f", each receiver {work.delay_ms:g} ms away" if work.delay_ms else "")
+    return Found(turns, results, [tables.arms_table(results, conditions)])
 
 
 def measure_levels(work: Work) -> Found:

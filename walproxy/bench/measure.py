@@ -43,8 +43,10 @@ class Comparison(msgspec.Struct, frozen=True):
     """The medians of one arm at one number of clients.
 
     Attributes:
-        to_local, to_native: median over the rounds of (tps of the arm / tps of that arm in the same round).
-        spread: the lowest and the highest of `to_native`, or of `to_local` where native-quorum was not run.
+        to_local, to_native, to_three: median over the rounds of (tps of the arm / tps of that arm in the same round);
+            three is walproxy with three safekeepers, with which only other numbers of them are compared.
+        spread: the lowest and the highest of `to_native`, or of `to_local` where native-quorum was not run, or of
+            `to_three` where local was not either.
         cpu_us: CPU time of the arm's own processes for a transaction, in microseconds.
     """
 
@@ -55,6 +57,7 @@ class Comparison(msgspec.Struct, frozen=True):
     cpu_us: float
     to_local: float | None
     to_native: float | None
+    to_three: float | None
     spread: tuple[float, float] | None
 
 
@@ -79,7 +82,8 @@ def compare(turns: Iterable[Turn]) -> list[Comparison]:
         mine = [turn for (_, each), turn in by_place.items() if each == cell]
         to_local = ratio(tps, cell, ArmCell("local", cell.clients))
         to_native = ratio(tps, cell, ArmCell("native-quorum", cell.clients))
-        shown = to_native or to_local
+        to_three = ratio(tps, cell, ArmCell("walproxy", cell.clients)) if cell.arm.startswith("walproxy") else None
+        shown = to_native or to_local or to_three
         result.append(
             Comparison(
                 *cell,
@@ -88,6 +92,7 @@ def compare(turns: Iterable[Turn]) -> list[Comparison]:
                 statistics.median(1e6 * turn.cpu_s / (turn.tps * turn.seconds) for turn in mine),
                 to_local and to_local.median,
                 to_native and to_native.median,
+                to_three and to_three.median,
                 (shown.low, shown.high) if shown else None,
             )
         )

@@ -20,7 +20,7 @@ from walproxy.cli.status import format_bytes
 
 def arms_table(results: Sequence[Comparison], conditions: str) -> Table:
     """Return the comparison with PostgreSQL's own quorum."""
-    columns = ("clients", "arm", "tps", "ms", "to local", "to native", "range", "CPU us/tx")
+    columns = ("clients", "arm", "tps", "ms", "to local", "to native", "to three", "range", "CPU us/tx")
     table = _table(f"pgbench -N {conditions}", columns)
     for each in results:
         low, high = each.spread or (None, None)
@@ -31,6 +31,7 @@ def arms_table(results: Sequence[Comparison], conditions: str) -> Table:
             f"{each.latency_ms:.2f}",
             _ratio(each.to_local),
             _ratio(each.to_native),
+            _ratio(each.to_three),
             _range(low, high),
             f"{each.cpu_us:.0f}",
         )

@@ -11,8 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from walproxy.bench.arms import ARMS
+from walproxy.bench.arms import ARMS, SIZES
 from walproxy.bench.experiments import EXPERIMENTS, Work
+from walproxy.cli.parameters import DURATION
 from walproxy.cli.pipeline import check_pipeline
 from walproxy.server_binaries import choose_server
 
@@ -70,7 +71,14 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--postgres", "major", type=int, metavar="MAJOR", help="Major version to use; the newest found otherwise."
 )
-@click.option("--arm", "names", multiple=True, type=click.Choice(list(ARMS)), help="Only these arms; repeatable.")
+@click.option(
+    "--arm", "names", multiple=True, type=click.Choice(list(ARMS | SIZES)), help="Only these arms; repeatable."
+)
+@click.option(
+    "--delay",
+    type=DURATION,
+    help="Put receivers and safekeepers so far away: each byte takes so long, both ways.",
+)
 @click.option(
     "--dir", "parent", type=click.Path(path_type=Path), help="Where the data goes; a temporary folder otherwise."
 )
@@ -90,6 +98,7 @@ def bench(
     seed: int | None,
     major: int | None,
     names: tuple[str, ...],
+    delay: float | None,
     parent: Path | None,
     as_json: bool,
 ) -> None:
@@ -102,6 +111,8 @@ def bench(
     Examples:
       walproxy bench
       walproxy bench --clients 8 --rounds 10 --json > bench.json
+      walproxy bench --delay 1ms --clients 1,32
+      walproxy bench --arm walproxy --arm walproxy-5 --arm walproxy-7
       walproxy bench --levels
       walproxy bench --readers --clients 4
       walproxy bench --members
@@ -116,6 +127,8 @@ def bench(
         raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
     if names and chosen:
         raise click.UsageError(f"--arm does not go with --{chosen[0]}")
+    if delay is not None and chosen:
+        raise click.UsageError(f"--delay does not go with --{chosen[0]}")
     if minutes is not None and not archive:
         raise click.UsageError("--minutes goes with --archive only")
     if grow and not pipeline:
@@ -139,6 +152,7 @@ def bench(
             seed,
             minutes or 0.0,
             names,
+            1000 * (delay or 0.0),
             bar,
         )
         found = EXPERIMENTS[kind](work)
