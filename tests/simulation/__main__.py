@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.simulation.bugs import BUGS, Bug, planted
+from tests.simulation.counts import RUNS_THAT_REACH_ALL, added, never_reached, table
 from tests.simulation.profiles import PROFILES
-from tests.simulation.runner import Failure, Outcome, Task, attempt_all
+from tests.simulation.runner import Failure, Outcome, Task, attempt_all, cores_for
 from tests.simulation.scenario import SCENARIOS, ScenarioFailed, play
 from tests.simulation.world import SimulationFailed
 
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         f"profile {options.profile or 'each in turn'}, bug {options.bug or 'none'}",
         flush=True,
     )
+    for name, profile in {task.profile_name: task.faults() for task in tasks}.items():
+        print(f"{name}: {profile.describe()}")
     began_at = time.monotonic()
     held: list[Outcome] = []
     for outcome in _with_progress(attempt_all(tasks), len(tasks)):
@@ -42,15 +45,23 @@ def main(arguments: list[str] | None = None) -> int:
             _print_failure(outcome)
             return 1
         held.append(outcome)
-    took_s = time.monotonic() - began_at
-    print(
-        f"all {len(tasks)} held in {took_s:.1f} s ({len(tasks) / took_s:.1f} seeds/s): "
-        f"{sum(o.steps for o in held)} steps, {sum(o.terms for o in held)} terms won, "
-        f"{sum(o.acks for o in held)} acknowledgements compared byte by byte, "
-        f"{sum(o.trims for o in held)} removals of old WAL, {sum(o.set_forwards for o in held)} members set forward, "
-        f"{sum(o.archiver_changes for o in held)} archivers named"
-    )
+    _print_reached(held, time.monotonic() - began_at, is_all_profiles=options.profile is None)
     return 0
+
+
+def _print_reached(held: list[Outcome], took_s: float, is_all_profiles: bool) -> None:
+    """Say what the runs were about, and what none of them got to."""
+    total = added(outcome.counts for outcome in held)
+    steps = sum(outcome.steps for outcome in held)
+    cores = cores_for(len(held))
+    print(table(total))
+    if is_all_profiles and len(held) >= RUNS_THAT_REACH_ALL:
+        for name in never_reached(total):
+            print(f"warning: {len(held)} seeds never reached: {name}")
+    print(
+        f"all {len(held)} held in {took_s:.1f} s ({len(held) / took_s / cores:.1f} seeds/s on each of {cores} cores, "
+        f"{steps // len(held)} events a seed): {total['commits released']} acknowledgements compared byte by byte"
+    )
 
 
 def _positive(text: str) -> int:

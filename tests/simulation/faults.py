@@ -33,6 +33,7 @@ class Faults:
         if world.clock.now >= self.ends_at:
             return
         kind = self.rng.choices(self.kinds, self.weights)[0]
+        world.counts.count(f"fault {kind}")
         getattr(self, kind)()
         world.clock.after(self.rng.expovariate(1.0) * world.profile.fault_every_s, self._happen)
 

@@ -1,6 +1,6 @@
 """How much of which fault: each profile puts other rules under strain."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,13 @@ class Profile:
     several_hosts: float = 0.0
     trims: float = 0.0
     archive: float = 0.0
+
+    def describe(self) -> str:
+        """Return all probabilities and times in one line: what share of the faults each kind is, then the rest."""
+        total = sum(self.weights.values())
+        shares = ", ".join(f"{kind} {100 * weight / total:.0f}%" for kind, weight in self.weights.items())
+        rest = ", ".join(f"{f.name} {getattr(self, f.name):g}" for f in fields(self) if f.name != "weights")
+        return f"{shares}; {rest}"
 
 
 _BALANCED = {

@@ -23,7 +23,7 @@ from safekeeper.consensus.actions import (
 from safekeeper.consensus.messages import AppendRequest, ArchiveOrder, Elected, ProposerMessage
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import ProposerConfig
-from safekeeper.errors import WalproxyError
+from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, segment_start
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
@@ -167,6 +167,8 @@ class SimProxy:
         if isinstance(action, SendAppend):
             leadership = proposer.leadership
             if leadership is not None:
+                if action.begin_lsn == action.end_lsn:
+                    self.world.counts.count("heartbeats")
                 payload = b"".join(self._window.slices(action.begin_lsn, action.end_lsn))
                 message = leadership.append_request(action.begin_lsn, now, payload)
                 self._send(action.safekeeper_id, message)
@@ -198,6 +200,7 @@ class SimProxy:
             self._close_link()
             self._later(CONNECT_RETRY_S, self._connect_primary)
         elif isinstance(action, RefusePrimary):
+            self.world.counts.count("primaries refused")
             self._put_aside(action.reason)
         elif isinstance(action, Finish):
             self._finish(action.error)
@@ -211,6 +214,7 @@ class SimProxy:
 
     def _finish(self, error: WalproxyError) -> None:
         self.refusal = error
+        self.world.counts.count("primaries refused", int(isinstance(error, PrimaryRefused)))
         self.world.proxy_finished(self)
         self.stop()
 
@@ -245,7 +249,7 @@ class SimProxy:
             self.world.checker.archive.on_told(self.name, order.archived_lsn, leadership.elected.history)
         if order.archiver != self.world.archiver_named:
             self.world.archiver_named = order.archiver
-            self.world.archiver_changes += 1
+            self.world.counts.count("archivers named")
 
     def received(self, connection: Connection, message: Any) -> None:
         """A safekeeper's message has arrived."""
@@ -347,6 +351,7 @@ class SimProxy:
         if crcs:
             assert self.proposer is not None
             now = self.world.clock.now
+            self.world.counts.count("primaries' tails compared")
             self._step(self.proposer.primary_checked(action.check_begin_lsn, action.begin_lsn, crcs, now))
         self._schedule_pump()
 
@@ -415,6 +420,7 @@ class SimProxy:
         is_small = probability > 0 and self.world.rng.random() < probability
         self._window.capacity_bytes = 0 if is_small else WINDOW_BYTES
         if self._window.evict(leadership.truncate_lsn, leadership.commit_lsn):
+            self.world.counts.count("window evictions")
             proposer.wal_evicted(self._window.begin_lsn)
 
     def primary_hung_up(self) -> None:

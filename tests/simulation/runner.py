@@ -5,8 +5,10 @@ import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.simulation.bugs import BUGS, planted
+from tests.simulation.counts import Counts
 from tests.simulation.faults import Faults
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.world import SimulationFailed, World
@@ -29,9 +31,7 @@ class Outcome:
     terms: int
     acks: int
     acked_bytes: int
-    trims: int
-    set_forwards: int
-    archiver_changes: int
+    counts: Counts
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,17 @@ def run_world(world: World) -> Outcome:
     world.converge()
     world.check_all()
     checker = world.checker
+    world.counts.count("terms won", len(checker.won))
+    world.counts.count("commits released", checker.acks)
+    histories = [won.history for _, won in sorted(checker.won.items())]
+    switches = sum(new[-1].tli > old[-1].tli for old, new in pairwise(histories) if old and new)
+    world.counts.count("timeline switches", switches)
     return Outcome(
         world.clock.steps,
         len(checker.won),
         checker.acks,
         max(0, checker.acked_lsn - checker.base_lsn),
-        world.trims,
-        world.set_forwards,
-        world.archiver_changes,
+        world.counts,
     )
 
 
@@ -135,10 +138,15 @@ def attempt(task: Task) -> Outcome | Failure:
         return Failure(task, failed.invariant, str(failed), failed.trace)
 
 
+def cores_for(seeds: int) -> int:
+    """Return on how many cores so many seeds are run."""
+    return multiprocessing.cpu_count() if seeds >= SEEDS_FOR_ALL_CORES else 1
+
+
 def attempt_all(tasks: list[Task]) -> Iterator[Outcome | Failure]:
     """Run all seeds, on every core if they are many; yield how they went, in their order."""
-    cores = multiprocessing.cpu_count()
-    if len(tasks) < SEEDS_FOR_ALL_CORES or cores < 2:
+    cores = cores_for(len(tasks))
+    if cores < 2:
         yield from map(attempt, tasks)
         return
     with multiprocessing.Pool(cores) as pool:

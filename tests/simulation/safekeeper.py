@@ -27,6 +27,7 @@ from safekeeper.consensus.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.consensus.messages import AcceptorMessage, AppendResponse, PreVoteResponse, Refusal, VoteResponse
 from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.errors import StorageFailed, StorageFull
 from safekeeper.lsn import Lsn
@@ -117,7 +118,11 @@ class SimSafekeeper:
         self._inbox.clear()
         self._flush = None
         self._flush_is_due = False
+        self.world.counts.count("power cuts" if power_cut else "safekeepers killed")
+        written_lsn = self.disk.write_lsn
         self.disk.crash(power_cut)
+        if self.disk.write_lsn < written_lsn:
+            self.world.counts.count("unsynced WAL lost")
         silent = power_cut and self.world.rng.random() < 0.5
         for connection in self._connections.values():
             self.world.network.break_connection(connection, silent)
@@ -133,6 +138,7 @@ class SimSafekeeper:
         self.world.note(self.name, "loses its disk")
         self.disk.wipe()
         self.wiped += 1
+        self.world.counts.count("members wiped")
         self.world.checker.on_wipe(self)
 
     def _dies_here(self) -> bool:
@@ -203,6 +209,7 @@ class SimSafekeeper:
                         flush_lsn = self.disk.finish_flush(content[0])
                     except (StorageFailed, VirtualCrash) as failure:
                         self.world.note(self.name, "fails", failure)
+                        self.world.counts.count("disk errors")
                         self.crash(power_cut=self.world.rng.random() < 0.5)
                         return
                     self._run(acceptor.flushed(flush_lsn))
@@ -243,6 +250,7 @@ class SimSafekeeper:
                 break
             except StorageFull as full:
                 self.world.note(self.name, "is full", full)
+                self.world.counts.count("full disks met")
                 break
             error = result = None
             if self._dies_here():
@@ -254,6 +262,7 @@ class SimSafekeeper:
                 continue
             except (StorageFailed, VirtualCrash) as failure:
                 self.world.note(self.name, "fails", failure)
+                self.world.counts.count("disk errors")
                 self.crash(power_cut=self.world.rng.random() < 0.5)
                 return
             if type(effect).__name__ == self.dies_after:
@@ -272,6 +281,7 @@ class SimSafekeeper:
             readable_lsn = self.acceptor.readable_lsn
             for standby in self.readers:
                 if standby.received_lsn != readable_lsn:
+                    self.world.counts.count("readers sent WAL")
                     standby.wake()
         if self._flush_is_due and self._flush is None:
             self._begin_flush()
@@ -282,6 +292,7 @@ class SimSafekeeper:
             world.note(self.name, "does", effect)
         if isinstance(effect, Send):
             world.note(self.name, "says", effect.message, effect.connection)
+            self._count_said(effect.message)
             world.checker.on_acceptor_says(self, effect.message)
             connection = self._connections.get(effect.connection)
             if connection is not None:
@@ -304,20 +315,23 @@ class SimSafekeeper:
             before = disk.control
             disk.persist(effect.control)
             if effect.control.base_lsn is not None and before is not None and before.wal_begin_lsn:
-                world.set_forwards += 1
+                world.counts.count("members set forward")
             world.checker.on_persist(self)
         elif isinstance(effect, TruncateWal):
+            world.counts.count("truncations", int(effect.lsn < disk.write_lsn))
             disk.truncate(effect.lsn, effect.tli)
             world.checker.on_cut(self)
         elif isinstance(effect, ResetWal):
+            world.counts.count("logs begun anew")
             disk.reset(effect.base_lsn, effect.tli)
             world.checker.on_cut(self)
         elif isinstance(effect, TrimWal):
-            world.trims += disk.begin_lsn < effect.lsn
+            world.counts.count("old WAL removed", int(disk.begin_lsn < effect.lsn))
             disk.trim(effect.lsn)
         elif isinstance(effect, SetWalAside):
             disk.set_aside()
         elif isinstance(effect, ReadWal):
+            world.counts.count("reads from peers")
             return disk.read(effect.begin_lsn, effect.end_lsn)
         elif isinstance(effect, DigestWal):
             return disk.digests(effect.begin_lsn, effect.end_lsn)
@@ -327,6 +341,17 @@ class SimSafekeeper:
             assert isinstance(effect, FindRecords)
             return disk.find_records(effect.lsn)
         return None
+
+    def _count_said(self, message: AcceptorMessage) -> None:
+        counts = self.world.counts
+        if isinstance(message, AppendResponse):
+            counts.count("appends answered")
+        elif isinstance(message, PreVoteResponse):
+            counts.count("pre-votes granted" if message.granted else "pre-votes refused")
+        elif isinstance(message, VoteResponse):
+            counts.count("votes granted" if message.granted else "votes refused")
+        elif isinstance(message, Refusal):
+            counts.count("messages refused")
 
     # ------------------------------------------------------------------ flushing beside the handlers
 

@@ -26,6 +26,7 @@ from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock
+from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.network import Network
 from tests.simulation.primary import VirtualPrimary
@@ -79,7 +80,8 @@ class World:
         apply_rule: whom remote_apply waits for, as every proxy is told that starts.
         retention: how safekeepers remove what need not be kept.
         archive: where they archive it before, None if there is none.
-        trims, set_forwards, archiver_changes: how often that happened; `archiver_named` is who archives.
+        counts: how often what happened.
+        archiver_named: who archives.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
     """
 
@@ -101,6 +103,7 @@ class World:
         self.profile = profile
         self.timing = TIMING
         self.clock = Clock()
+        self.counts = Counts()
         self.network = Network(self.clock, self.rng, profile.delay_s)
         self.checker = Checker(self)
         self.is_healing = False
@@ -113,7 +116,7 @@ class World:
         self.proxies: list[SimProxy] = []
         self.standbys = standbys_of(self, standby_count, seed)
         self.apply_rule = parse_apply_rule(apply_rule)
-        self.trims = self.set_forwards = self.archiver_changes = self.archiver_named = 0
+        self.archiver_named = 0
         self.retention = SimRetention(self, seed)
         self.archive: ModelArchive | None = None
         if self.retention.has_archive:
@@ -149,6 +152,7 @@ class World:
     def new_run(self) -> str:
         """Return the id of a new run of a proxy."""
         self._runs += 1
+        self.counts.count("proxies' runs")
         return f"{self._runs:08x}{self.rng.getrandbits(96):024x}"
 
     def rebootstrap(self, safekeepers: list[SimSafekeeper]) -> Rebootstrap:

@@ -1,0 +1,101 @@
+"""What runs reached, counted: a simulator that never gets to a truncation has shown nothing about truncations.
+
+Every name that may be counted is in `REACHED`, so that one that stays 0 is seen. A run counts in `World.counts`; the
+counts of many runs are added, and printed as one table.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+FAULT_KINDS = (
+    "crash_safekeeper",
+    "stay_away",
+    "wipe",
+    "slow_disk",
+    "fill_disk",
+    "fail_disk",
+    "break_connection",
+    "block",
+    "unblock",
+    "restart_proxy",
+    "take_over",
+    "lose_primary",
+    "repoint",
+    "crash_primary",
+    "switch_segment",
+    "recycle",
+    "promote",
+    "restore_backup",
+    "go_back",
+)
+REACHED = (
+    "terms won",
+    "pre-votes granted",
+    "pre-votes refused",
+    "votes granted",
+    "votes refused",
+    "appends answered",
+    "messages refused",
+    "heartbeats",
+    "commits released",
+    "timeline switches",
+    "truncations",
+    "logs begun anew",
+    "reads from peers",
+    "readers sent WAL",
+    "old WAL removed",
+    "members set forward",
+    "archivers named",
+    "window evictions",
+    "primaries refused",
+    "primaries' tails compared",
+    "proxies' runs",
+    "safekeepers killed",
+    "power cuts",
+    "unsynced WAL lost",
+    "disk errors",
+    "full disks met",
+    "members wiped",
+    *(f"fault {kind}" for kind in FAULT_KINDS),
+)
+# So many runs, under all profiles in turn, reach everything.
+RUNS_THAT_REACH_ALL = 500
+_COLUMNS = 3
+
+
+class Counts(Counter[str]):
+    """How often each thing of `REACHED` happened."""
+
+    def count(self, name: str, times: int = 1) -> None:
+        """Count something.
+
+        Raises:
+            KeyError: `REACHED` does not have it, so that nobody would notice if it were never reached.
+        """
+        if name not in _KNOWN:
+            raise KeyError(f"{name} is not among what is counted")
+        self[name] += times
+
+
+_KNOWN = frozenset(REACHED)
+
+
+def added(counts: Iterable[Counts]) -> Counts:
+    """Return the sums."""
+    total = Counts()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def table(total: Counts) -> str:
+    """Return the counts as lines, several columns side by side."""
+    rows = -(-len(REACHED) // _COLUMNS)
+    width = max(map(len, REACHED))
+    cells = [f"{name:<{width}} {total[name]:>9}" for name in REACHED]
+    return "\n".join("   ".join(cells[row::rows]).rstrip() for row in range(rows))
+
+
+def never_reached(total: Counts) -> list[str]:
+    """Return what did not happen at all."""
+    return [name for name in REACHED if not total[name]]

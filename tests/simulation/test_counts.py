@@ -1,0 +1,48 @@
+"""What runs reached is counted, added and printed, and what they never reached is named."""
+
+import pytest
+
+from tests.simulation import __main__ as command
+from tests.simulation.counts import FAULT_KINDS, REACHED, Counts, added, never_reached, table
+from tests.simulation.profiles import PROFILES
+from tests.simulation.runner import Task, build, run_world
+
+
+def test_every_kind_of_fault_is_counted() -> None:
+    assert set(FAULT_KINDS) == {kind for profile in PROFILES.values() for kind in profile.weights}
+
+
+def test_what_is_not_in_the_table_cannot_be_counted() -> None:
+    with pytest.raises(KeyError, match="dances is not among what is counted"):
+        Counts().count("dances")
+
+
+def test_counts_of_runs_are_added_and_each_is_in_the_table() -> None:
+    first, second = Counts(), Counts()
+    first.count("truncations", 2)
+    second.count("truncations", 40)
+    total = added([first, second])
+    assert total["truncations"] == 42
+    assert "42" in table(total)
+    assert all(name in table(total) for name in REACHED)
+    assert never_reached(total) == [name for name in REACHED if name != "truncations"]
+
+
+def test_a_run_counts_what_its_checkers_saw() -> None:
+    world = build(Task(0))
+    outcome = run_world(world)
+    assert outcome.counts["terms won"] == len(world.checker.won) > 0
+    assert outcome.counts["commits released"] == outcome.acks > 0
+    assert outcome.counts["appends answered"] > 0
+
+
+def test_a_toothless_run_is_warned_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command.main(["--seeds", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "balanced: crash_safekeeper 12%" in printed
+    assert "crashy: crash_safekeeper 41%" in printed
+    assert "calm:" not in printed
+    assert "warning" not in printed
+    monkeypatch.setattr(command, "RUNS_THAT_REACH_ALL", 2)
+    assert command.main(["--seeds", "2"]) == 0
+    assert "warning: 2 seeds never reached: fault stay_away" in capsys.readouterr().out
