@@ -12,6 +12,7 @@ from safekeeper.errors import WalproxyError
 from safekeeper.lsn import parse_lsn
 from tests.integration.conftest import NEWEST, NewCluster
 from walproxy.bench import archive_commits, commit_load, members, pgbench, uploads
+from walproxy.bench.arms import ARMS
 from walproxy.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
 from walproxy.bench.reader_process import ReaderProcess
 from walproxy.bench.readers import CASES
@@ -42,6 +43,18 @@ def test_more_safekeepers_and_a_far_network_are_measured(folder: Path) -> None:
     # A commit's WAL is under way for 20 ms, and so is the answer.
     assert min(three["latency_ms"], five["latency_ms"]) > 40
     assert five["to_three"] == pytest.approx(five["tps"] / three["tps"])
+
+
+def test_a_copy_is_measured_with_postgresql_s_quorum_and_through_walproxy(folder: Path) -> None:
+    found = bench(folder, "--bulk")
+    turns = {turn["arm"]: turn for turn in found["turns"]}
+    assert set(turns) == set(ARMS)
+    assert all(turn["wal_bytes"] > 50 * 10**6 for turn in turns.values())
+    native = {each["arm"]: each for each in found["medians"]}["native-quorum"]
+    assert (native["to_native"], native["mb_s"]) == (
+        1.0,
+        pytest.approx(turns["native-quorum"]["wal_bytes"] / 1e6 / turns["native-quorum"]["seconds"]),
+    )
 
 
 def test_the_levels_are_measured_with_a_stock_standby_and_through_walproxy(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from walproxy.bench import (
     archive_commits,
     archive_outage,
+    bulk,
     levels,
     measure,
     members,
@@ -48,7 +49,7 @@ class Work:
         directory: empty; the servers' user can enter it.
         clients: numbers of clients, each measured by itself.
         rounds, seconds: how often each cell has its turn, and how long a turn is.
-        scale: of pgbench's tables, or how much WAL is archived or becomes tables.
+        scale: of pgbench's tables, or how much WAL is archived, loaded or becomes tables.
         minutes: how long an archive is dead.
         seed: of the order of the turns.
         arms: only these, where there is a choice; the usual ones if empty.
@@ -103,6 +104,24 @@ def measure_arms(work: Work) -> Found:
     results = measure.compare(turns)
     conditions = work.conditions + (f", each receiver {work.delay_ms:g} ms away" if work.delay_ms else "")
     return Found(turns, results, [tables.arms_table(results, conditions)])
+
+
+def measure_bulk(work: Work) -> Found:
+    """Compare how fast a COPY becomes durable without a standby, with PostgreSQL's own quorum, and through walproxy."""
+    cells = [bulk.BulkCell(name) for name in ARMS]
+    work.progress.expect(len(cells) + work.rounds * len(cells))
+    turns = []
+    with contextlib.ExitStack() as stack:
+        arms = {}
+        for name, make in ARMS.items():
+            work.progress.begin(f"preparing {name}")
+            arms[name] = stack.enter_context(make(work.directory / name, work.binaries, work.delay_ms))
+            bulk.prepare(arms[name].postgres)
+        for number, cell in _turns(work, cells):
+            turns.append(bulk.take_turn(arms[cell.arm], number, work.scale * uploads.SCALE_BYTES))
+    results = bulk.compare_bulk(turns)
+    rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds"
+    return Found(turns, results, [tables.bulk_table(results, rounds)])
 
 
 def measure_levels(work: Work) -> Found:
@@ -220,6 +239,7 @@ def measure_growth(work: Work) -> Found:
 
 EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "arms": measure_arms,
+    "bulk": measure_bulk,
     "levels": measure_levels,
     "readers": measure_readers,
     "members": measure_members,

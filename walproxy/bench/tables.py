@@ -7,6 +7,7 @@ from rich.table import Table
 
 from walproxy.bench.archive_commits import CommitResult
 from walproxy.bench.archive_outage import Minute, OutageResult
+from walproxy.bench.bulk import BulkResult
 from walproxy.bench.levels import LevelResult, SingleClient
 from walproxy.bench.measure import Comparison
 from walproxy.bench.members import SLOW_MS, MemberResult
@@ -35,6 +36,14 @@ def arms_table(results: Sequence[Comparison], conditions: str) -> Table:
             _range(low, high),
             f"{each.cpu_us:.0f}",
         )
+    return table
+
+
+def bulk_table(results: Sequence[BulkResult], conditions: str) -> Table:
+    """Return how fast a COPY became durable."""
+    table = _table(f"A COPY until it is acknowledged {conditions}", ("arm", "MB of WAL/s", "to native", "range"))
+    for each in results:
+        table.add_row(each.arm, f"{each.mb_s:.0f}", _ratio(each.to_native), _range(each.low, each.high))
     return table
 
 

@@ -42,6 +42,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 @click.command()
+@click.option("--bulk", is_flag=True, help="Measure how fast a COPY becomes durable.")
 @click.option("--levels", is_flag=True, help="Compare the levels of synchronous_commit.")
 @click.option("--readers", is_flag=True, help="Measure what readers of WAL cost those who commit.")
 @click.option("--members", is_flag=True, help="Measure what a slow or dead safekeeper costs those who commit.")
@@ -65,7 +66,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="pgbench's scale factor; with --archive or --pipeline, times 50 MB of WAL.",
+    help="pgbench's scale factor; with --archive, --bulk or --pipeline, times 50 MB.",
 )
 @click.option("--seed", type=int, help="Of the order of turns; a random one otherwise, which is printed.")
 @click.option(
@@ -84,6 +85,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every turn and the medians.")
 def bench(
+    bulk: bool,
     levels: bool,
     readers: bool,
     members: bool,
@@ -113,6 +115,7 @@ def bench(
       walproxy bench --clients 8 --rounds 10 --json > bench.json
       walproxy bench --delay 1ms --clients 1,32
       walproxy bench --arm walproxy --arm walproxy-5 --arm walproxy-7
+      walproxy bench --bulk
       walproxy bench --levels
       walproxy bench --readers --clients 4
       walproxy bench --members
@@ -121,13 +124,20 @@ def bench(
       walproxy bench --pipeline
       walproxy bench --pipeline --grow --rounds 3
     """
-    flags = {"levels": levels, "readers": readers, "members": members, "archive": archive, "pipeline": pipeline}
+    flags = {
+        "bulk": bulk,
+        "levels": levels,
+        "readers": readers,
+        "members": members,
+        "archive": archive,
+        "pipeline": pipeline,
+    }
     chosen = [name for name, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
         raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
     if names and chosen:
         raise click.UsageError(f"--arm does not go with --{chosen[0]}")
-    if delay is not None and chosen:
+    if delay is not None and chosen not in ([], ["bulk"]):
         raise click.UsageError(f"--delay does not go with --{chosen[0]}")
     if minutes is not None and not archive:
         raise click.UsageError("--minutes goes with --archive only")
