@@ -29,7 +29,8 @@ def parse_timeline_history(tli: int, content: bytes) -> Lineage:
     """
     lineage: list[tuple[int, Lsn]] = []
     before_tli, before_lsn = 0, 0
-    for line in content.decode(errors="replace").splitlines():
+    # Not splitlines: the name of a restore point may hold what Unicode takes for the end of a line.
+    for line in content.decode(errors="replace").split("\n"):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _HISTORY_LINE.fullmatch(line)

@@ -75,6 +75,7 @@ DIGEST_RANGE_BYTES_MAX = SEGMENT_SIZE_MAX
 STANDBYS_MAX = 1000
 STANDBY_NAME_BYTES_MAX = 63
 PROBLEM_BYTES_MAX = 1000
+_QUOTED_CHARACTERS_MAX = 200
 
 _MAGIC = 0x5750
 _CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE, _AUTHENTICATION = 1, 2, 3, 4, 5
@@ -458,7 +459,7 @@ class FrameDecoder(Generic[_Message]):
             if msgspec.msgpack.encode(message) != body:
                 raise RemoteProtocolError(f"{type(message).__name__} has fields or a form that is not known here")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise RemoteProtocolError(f"a control frame is malformed: {error}") from error
+            raise RemoteProtocolError(f"a control frame is malformed: {_quotable(error)}") from error
         _check_control(message)
         return message
 
@@ -468,6 +469,11 @@ class FrameDecoder(Generic[_Message]):
             _check_somebody(node_id)
             self._term, self._run, self._node_id = term, run, node_id
         return self._node_id
+
+
+def _quotable(error: Exception) -> str:
+    """What msgspec says of bytes quotes them: as much as may stand in one line of a log."""
+    return "".join(each if each.isprintable() else "?" for each in str(error)[:_QUOTED_CHARACTERS_MAX])
 
 
 # What no honest peer sends, whatever the MessagePack type says. Each check raises RemoteProtocolError.
@@ -546,7 +552,7 @@ def _check_membership(membership: Membership) -> None:
     for half in membership.halves():
         ids = [member.id for member in half]
         if ids != sorted(set(ids)) or ids[0] <= 0:
-            raise RemoteProtocolError(f"the ids {ids} are not positive and ascending")
+            raise RemoteProtocolError(f"the ids {str(ids)[:_QUOTED_CHARACTERS_MAX]} are not positive and ascending")
         for member in half:
             _check_word(member.incarnation)
 
@@ -562,7 +568,7 @@ def _check_crcs(page_crcs: tuple[int, ...]) -> None:
 
 def _check_log_tail(tail: LogTail) -> None:
     if len(tail.record_head) > RECORD_HEADER_SIZE or tail.record_crc > 0xFFFFFFFF or tail.previous_lsn >= tail.end_lsn:
-        raise RemoteProtocolError(f"{tail} is the end of no log")
+        raise RemoteProtocolError(f"{str(tail)[:_QUOTED_CHARACTERS_MAX]} is the end of no log")
 
 
 def _check_standbys(standbys: tuple[Standby, ...]) -> None:

@@ -26,8 +26,10 @@ _HOT_STANDBY_FEEDBACK = struct.Struct(">cqIIII")
 _XLOG_DATA_SIZE = _XLOG_DATA.size
 _TAG_XLOG_DATA = ord("w")
 _TAG_KEEPALIVE = ord("k")
+# Of what is not understood, in an error.
+_QUOTED_CHARACTERS_MAX = 200
 
-_SIZE = re.compile(r"(\d+)\s*(kB|MB|GB|B)?")
+_SIZE = re.compile(r"(\d{1,10})\s*(kB|MB|GB|B)?")
 _SIZE_UNITS = {None: 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
@@ -114,9 +116,11 @@ def parse_identify_system(row: list[str | None]) -> tuple[int, int, Lsn]:
     try:
         system_id, tli, flush_lsn = int(row[0] or ""), int(row[1] or ""), parse_lsn(row[2] or "")
     except (ValueError, IndexError, ConfigurationError):
-        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {row}") from None
+        raise RemoteProtocolError(
+            f"PostgreSQL answered IDENTIFY_SYSTEM with {str(row)[:_QUOTED_CHARACTERS_MAX]}"
+        ) from None
     if not 0 < system_id <= LSN_MAX or not 0 < tli <= TLI_MAX:
-        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {row}")
+        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {str(row)[:_QUOTED_CHARACTERS_MAX]}")
     return system_id, tli, flush_lsn
 
 
@@ -125,7 +129,7 @@ def parse_segment_size(setting: str) -> int:
     match = _SIZE.fullmatch(setting)
     size = int(match[1]) * _SIZE_UNITS[match[2]] if match else 0
     if not SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX or size & (size - 1):
-        raise RemoteProtocolError(f"PostgreSQL says that wal_segment_size is {setting!r}")
+        raise RemoteProtocolError(f"PostgreSQL says that wal_segment_size is {setting[:_QUOTED_CHARACTERS_MAX]!r}")
     return size
 
 
@@ -134,7 +138,7 @@ def parse_timeline_end(row: list[str | None]) -> tuple[int, Lsn]:
     try:
         next_tli, begin_lsn = int(row[0] or ""), parse_lsn(row[1] or "")
     except (ValueError, IndexError, ConfigurationError):
-        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {row}") from None
+        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {str(row)[:_QUOTED_CHARACTERS_MAX]}") from None
     if not 1 < next_tli <= TLI_MAX:
-        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {row}")
+        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {str(row)[:_QUOTED_CHARACTERS_MAX]}")
     return next_tli, begin_lsn

@@ -42,6 +42,7 @@ from safekeeper.errors import (
     StorageFailed,
     StorageFull,
 )
+from safekeeper.logs import one_line
 from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, segment_start
 from safekeeper.timelines import Lineage, parse_timeline_history
 
@@ -182,7 +183,9 @@ def read_manifest(store: ObjectStore) -> Manifest | None:
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is not understood: {error}") from error
+        # It quotes what it does not understand.
+        said = one_line(str(error)[:200])
+        raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is not understood: {said}") from error
     size = manifest.segment_size
     if manifest.format_version != MANIFEST_VERSION:
         what = f"format version {manifest.format_version}; a newer walproxy wrote it"

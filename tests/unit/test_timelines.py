@@ -20,6 +20,12 @@ def test_history_lists_the_ancestors_oldest_first() -> None:
     assert parse_timeline_history(2, b"# a comment\n\n  1 0/10  \n") == ((1, 0x10),)
 
 
+@pytest.mark.parametrize("character", ["\x0b", "\x1c", "\u2028", "\r"])
+def test_a_restore_point_may_be_called_whatever_postgresql_lets_it(character: str) -> None:
+    content = f'1\t0/10\tat restore point "before{character}after"\n\n2\t0/20\tx\r\n'.encode()
+    assert parse_timeline_history(3, content) == ((1, 0x10), (2, 0x20))
+
+
 def test_history_is_written_as_postgresql_writes_it() -> None:
     assert format_timeline_history(((1, 0x3000148), (2, 0x30003C0))) == HISTORY
     assert format_timeline_history(()) == b""

@@ -249,6 +249,8 @@ VOTE = {"type": "vote_request", "node_id": [7, "run7"], "generation": 1}
         ("run that is a path", control(VOTE | {"node_id": [7, "../x"]})),
         ("run of 33 bytes", control(VOTE | {"node_id": [7, "x" * 33]})),
         ("too large a number", control(VOTE | {"generation": 1.5})),
+        ("message whose name has two lines", control(VOTE | {"type": "coup\nINFO all is well"})),
+        ("message with an endless name", control(VOTE | {"type": "coup" * 100_000})),
         ("deep nesting", struct.pack("<HBBI", 0x5750, 1, 1, 100_000) + b"\x91" * 100_000),
         ("text that is not UTF-8", struct.pack("<HBBI", 0x5750, 1, 1, 7) + b"\x81\xa4type\xff"),
     ],
@@ -256,7 +258,7 @@ VOTE = {"type": "vote_request", "node_id": [7, "run7"], "generation": 1}
 def test_what_is_not_understood_is_refused_with_one_line(name: str, data: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         FrameDecoder(PROPOSER_DIALECT).feed(data)
-    assert "\n" not in str(caught.value), name
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500, name
 
 
 def append_frame(**changes: int) -> bytes:

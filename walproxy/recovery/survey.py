@@ -169,7 +169,7 @@ def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin,
             check_pages(path, file.tli, file.begin_lsn, file.end_lsn - file.begin_lsn, origin, archived.key)
     except (ArchiveCorrupt, SourceCorrupt, RemoteProtocolError) as error:
         return str(error)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return f"{archived.receipt_key} is no receipt: {error}"
     except ObjectMissing as error:
         # An archiver removes a partial once something longer is there.
