@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.simulation.bugs import BUGS, Bug, planted
 from tests.simulation.counts import RUNS_THAT_REACH_ALL, added, never_reached, table
 from tests.simulation.profiles import PROFILES
-from tests.simulation.runner import Failure, Outcome, Task, attempt_all, cores_for
+from tests.simulation.runner import Failure, Outcome, Task, attempt_all
 from tests.simulation.scenario import SCENARIOS, ScenarioFailed, play
 from tests.simulation.world import SimulationFailed
 
@@ -53,13 +53,13 @@ def _print_reached(held: list[Outcome], took_s: float, is_all_profiles: bool) ->
     """Say what the runs were about, and what none of them got to."""
     total = added(outcome.counts for outcome in held)
     steps = sum(outcome.steps for outcome in held)
-    cores = cores_for(len(held))
+    cpu_s = sum(outcome.cpu_s for outcome in held)
     print(table(total))
     if is_all_profiles and len(held) >= RUNS_THAT_REACH_ALL:
         for name in never_reached(total):
             print(f"warning: {len(held)} seeds never reached: {name}")
     print(
-        f"all {len(held)} held in {took_s:.1f} s ({len(held) / took_s / cores:.1f} seeds/s on each of {cores} cores, "
+        f"all {len(held)} held in {took_s:.1f} s ({len(held) / cpu_s:.1f} seeds per second of a core, "
         f"{steps // len(held)} events a seed): {total['commits released']} acknowledgements compared byte by byte"
     )
 

@@ -36,3 +36,7 @@ def test_a_seed_decides_everything(seed: int) -> None:
     assert run_world(first) == run_world(again)
     assert first.trace() == again.trace()
     assert first.checker.committed == again.checker.committed
+
+
+def test_clusters_have_one_to_seven_safekeepers() -> None:
+    assert {len(build(Task(seed)).safekeepers) for seed in range(200)} == {1, 2, 3, 4, 5, 6, 7}

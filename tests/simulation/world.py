@@ -43,6 +43,7 @@ from tests.simulation.violation import Violation
 TRACE_LINES = 60
 LIVENESS_S = 40.0
 SETTLE_S = 3.0
+WORKLOAD_S = 0.3
 CHECKPOINT_S = 1.0
 TIMING = Timing(
     heartbeat_interval_s=0.25,
@@ -319,8 +320,8 @@ class World:
         written_at = None
         acked_before = self.checker.acked_lsn
         while self.clock.now < began_at + LIVENESS_S:
-            self.run(self.clock.now + 0.25)
-            if written_at is None and self.clock.now > began_at + 1.0 and self.checker.acked_lsn > acked_before:
+            self.run(self.clock.now + 0.1)
+            if written_at is None and self.clock.now > began_at + WORKLOAD_S and self.checker.acked_lsn > acked_before:
                 # Commits advance: let the workload end, so that all can catch up.
                 written_at = self.clock.now
                 self.profile = _quiet(self.profile)
