@@ -1,0 +1,371 @@
+"""Every interleaving of a small world, of the real state machines: `python -m tests.simulation.exhaustive --terms 2`.
+
+Theory of operation. A breadth-first search. A state is three safekeepers, the runs of the proposers, the messages
+between them (a queue for each connection and direction) and the truth so far: who won which term, what was committed.
+A step delivers the first message of any queue, lets a flush return, a run start, a primary write, a safekeeper die. Who
+is in a state that was seen before has nothing new ahead. The invariants are checked in every state; the first one in
+which one does not hold is reached by a shortest path, which is printed.
+
+What is small about this world is written in exhaustive_world.py, and how big it is, the options say.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from safekeeper.consensus.control_state import NOBODY, NodeId
+from safekeeper.consensus.term_history import TermHistory, cut_history
+from safekeeper.lsn import Lsn
+from tests.simulation.bugs import BUGS, Bug, planted
+from tests.simulation.exhaustive_world import (
+    BASE_LSN,
+    ENDED,
+    NOTHING,
+    SAFEKEEPERS,
+    SWAPS,
+    Machines,
+    Moved,
+    entry,
+    letter,
+)
+from tests.simulation.violation import Violation
+
+_UNBORN = -1
+_QUORUM = 2
+_WORLD = Bug("S10", BUGS["primary_unchecked"].profile, SWAPS)
+
+
+class Truth(NamedTuple):
+    """What has happened: (term, run, history) of each term won; the committed log as the term of each record.
+
+    `committed_in` is the term in which each of them was first counted as committed.
+    """
+
+    won: tuple[tuple[int, int, TermHistory], ...] = ()
+    committed: tuple[int, ...] = ()
+    committed_in: tuple[int, ...] = ()
+
+
+class State(NamedTuple):
+    """All of the world. Queues are by run * 3 + safekeeper, None once their connection is closed."""
+
+    nodes: tuple[int, ...]
+    runners: tuple[int, ...]
+    requests: tuple[tuple[int, ...] | None, ...]
+    answers: tuple[tuple[int, ...] | None, ...]
+    truth: Truth
+    crashes: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How big the world is.
+
+    Attributes:
+        terms: how many runs campaign, one term each.
+        records: how many records the log may have.
+        crashes: how often any safekeeper may die.
+        figure_8: begin where two terms have left different logs: one wrote two records on safekeeper 1, the next one
+            record on safekeeper 2.
+        prompt: answers arrive, and flushes return, before anything else happens: far fewer states.
+    """
+
+    terms: int = 2
+    records: int = 2
+    crashes: int = 0
+    figure_8: bool = False
+    prompt: bool = False
+
+
+@dataclass
+class Found:
+    """What a search has come to: `violation` is None if all held, then the path is empty."""
+
+    states: int
+    transitions: int
+    depth: int
+    seconds: float
+    violation: Violation | None
+    path: list[str]
+
+
+class Search:
+    """One search."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.before = 2 if bounds.figure_8 else 0
+        self.machines = Machines(bounds.terms + self.before, bounds.records)
+        self.transitions = 0
+
+    def beginning(self) -> State:
+        """Return the first state."""
+        runs = self.bounds.terms + self.before
+        logs: tuple[tuple[NodeId, TermHistory, bytes], ...] = ((NOBODY, (), b""),) * 3
+        truth = Truth()
+        if self.before:
+            first, second = (NodeId(run + 1, letter(run).decode() * 32) for run in range(2))
+            old, new = (entry(1, 0),), (entry(2, 0),)
+            logs = ((first, old, 2 * letter(0)), (second, new, letter(1)), (second, (), b""))
+            truth = Truth(((1, 0, old), (2, 1, new)))
+        nodes = tuple(self.machines.new_node(i, *log) for i, log in zip(SAFEKEEPERS, logs, strict=True))
+        empty: tuple[tuple[int, ...], ...] = ((),) * (runs * 3)
+        runners = (ENDED,) * self.before + (_UNBORN,) * self.bounds.terms
+        return State(nodes, runners, empty, empty, truth, self.bounds.crashes)
+
+    def run(self) -> Found:
+        """Look at everything that can be reached; stop at the first violation."""
+        began_at = time.monotonic()
+        first = self.beginning()
+        came_from: dict[State, tuple[State, str] | None] = {first: None}
+        layer, depth = [first], 0
+        while layer:
+            following: list[State] = []
+            for state in layer:
+                what = "a step"
+                try:
+                    for what, after in self.steps(state):
+                        self.transitions += 1
+                        known = after in came_from
+                        if not known:
+                            came_from[after] = (state, what)
+                            following.append(after)
+                except Violation as violation:
+                    path = [*self._path(came_from, state), f"(next) {violation}"]
+                    return Found(
+                        len(came_from), self.transitions, depth + 1, time.monotonic() - began_at, violation, path
+                    )
+            layer = following
+            depth += bool(layer)
+        return Found(len(came_from), self.transitions, depth, time.monotonic() - began_at, None, [])
+
+    def _path(self, came_from: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+        path: list[str] = []
+        while (step := came_from[state]) is not None:
+            state, what = step
+            path.append(what)
+        return path[::-1]
+
+    # ------------------------------------------------------------------ steps
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield every step that is possible, and where it leads.
+
+        Raises:
+            Violation: an invariant does not hold there.
+        """
+        pending = list(self._answered_or_flushed(state))
+        yield from pending
+        if pending and self.bounds.prompt:
+            return
+        for queue, waiting in enumerate(state.requests):
+            if waiting:
+                run, index = divmod(queue, 3)
+                yield from self._delivered(state, queue, run, index, waiting)
+        if state.crashes:
+            for index, node in enumerate(state.nodes):
+                for keeps in (False, True) if self.machines.nodes[node].unflushed else (False,):
+                    yield f"S{index + 1} dies", self._died(state, index, self.machines.crashed(node, keeps))
+        yield from self._runs(state)
+
+    def _answered_or_flushed(self, state: State) -> Iterator[tuple[str, State]]:
+        machines = self.machines
+        for queue, waiting in enumerate(state.answers):
+            run, index = divmod(queue, 3)
+            if waiting and state.runners[run] > ENDED:
+                rest = state._replace(answers=_put(state.answers, queue, waiting[1:]))
+                moved = machines.tell(state.runners[run], index + 1, waiting[0])
+                what = machines.messages[waiting[0]]
+                yield f"P{run + 1} gets from S{index + 1}: {what}", self._runner_moved(rest, run, moved)
+        for index, node in enumerate(state.nodes):
+            if machines.nodes[node].unflushed:
+                moved_node = machines.hear(node, 0, NOTHING)
+                assert moved_node is not None  # it does not die
+                yield f"S{index + 1}'s flush returns", self._node_moved(state, index, moved_node)
+
+    def _delivered(
+        self, state: State, queue: int, run: int, index: int, waiting: tuple[int, ...]
+    ) -> Iterator[tuple[str, State]]:
+        """The first message of a queue arrives; the safekeeper may die behind any effect of it."""
+        machines, node = self.machines, state.nodes[index]
+        what = f"S{index + 1} gets from P{run + 1}: {machines.messages[waiting[0]]}"
+        rest = state._replace(requests=_put(state.requests, queue, waiting[1:]))
+        moved = machines.hear(node, run, waiting[0])
+        assert moved is not None  # it does not die
+        yield what, self._node_moved(rest, index, moved)
+        effect = 0
+        while state.crashes and (dead := machines.hear(node, run, waiting[0], effect)) is not None:
+            said = self._node_moved(rest, index, dead)
+            yield f"{what}, and dies behind effect {effect + 1}", self._died(said, index, dead.number)
+            effect += 1
+
+    def _runs(self, state: State) -> Iterator[tuple[str, State]]:
+        machines = self.machines
+        for run, number in enumerate(state.runners):
+            if number == _UNBORN:
+                moved, nodes = machines.start(run, state.nodes)
+                yield f"P{run + 1} starts", self._runner_moved(state._replace(nodes=nodes), run, moved)
+                # The next one is its like.
+                return
+            runner = machines.runners[number]
+            if runner.node_id is not None and runner.received_lsn < machines.end_lsn:
+                moved = machines.tell(number, 0, NOTHING)
+                yield f"P{run + 1}'s primary writes a record", self._runner_moved(state, run, moved)
+
+    def _node_moved(self, state: State, index: int, moved: Moved) -> State:
+        """Put a safekeeper's step into effect."""
+        answers, requests = list(state.answers), list(state.requests)
+        for run, message in moved.said:
+            queue = answers[run * 3 + index]
+            if queue is not None and state.runners[run] != ENDED:
+                answers[run * 3 + index] = (*queue, message)
+        for run in moved.parted:
+            queue = answers[run * 3 + index]
+            requests[run * 3 + index] = None
+            if queue is not None and state.runners[run] != ENDED:
+                answers[run * 3 + index] = (*queue, NOTHING)
+        after = state._replace(
+            nodes=_put(state.nodes, index, moved.number), requests=tuple(requests), answers=tuple(answers)
+        )
+        if moved.number != state.nodes[index]:
+            self._check_logs(after)
+        return after
+
+    def _runner_moved(self, state: State, run: int, moved: Moved) -> State:
+        """Put a run's step into effect."""
+        requests, answers = list(state.requests), list(state.answers)
+        nodes = list(state.nodes)
+        for safekeeper_id, message in moved.said:
+            queue = requests[run * 3 + safekeeper_id - 1]
+            if queue is not None:
+                requests[run * 3 + safekeeper_id - 1] = (*queue, message)
+        for safekeeper_id in moved.parted:
+            at = run * 3 + safekeeper_id - 1
+            requests[at] = answers[at] = None
+            nodes[safekeeper_id - 1] = self.machines.hang_up(nodes[safekeeper_id - 1], run)
+        if moved.number == ENDED:
+            answers[run * 3 : run * 3 + 3] = [None] * 3
+        after = State(
+            tuple(nodes),
+            _put(state.runners, run, moved.number),
+            tuple(requests),
+            tuple(answers),
+            state.truth,
+            state.crashes,
+        )
+        return after._replace(truth=self._truth(after, run))
+
+    def _died(self, state: State, index: int, number: int) -> State:
+        """A safekeeper has died: what was on its way to it is lost, what it had said arrives, and then the end."""
+        requests, answers = list(state.requests), list(state.answers)
+        for run, runner in enumerate(state.runners):
+            queue = answers[run * 3 + index]
+            if runner != _UNBORN:
+                requests[run * 3 + index] = None
+                if runner != ENDED and queue is not None and queue[-1:] != (NOTHING,):
+                    answers[run * 3 + index] = (*queue, NOTHING)
+        nodes = _put(state.nodes, index, number)
+        after = state._replace(nodes=nodes, requests=tuple(requests), answers=tuple(answers), crashes=state.crashes - 1)
+        self._check_logs(after)
+        return after
+
+    # ------------------------------------------------------------------ invariants
+
+    def _truth(self, state: State, run: int) -> Truth:
+        """Return what is known after a run's step: it may have won a term, or committed something."""
+        truth = state.truth
+        runner = self.machines.runners[state.runners[run]]
+        if runner.node_id is None:
+            return truth
+        term, history = runner.node_id.term, runner.history
+        known = next((won for won in truth.won if won[0] == term), None)
+        if known is None:
+            truth = truth._replace(won=tuple(sorted((*truth.won, (term, run, history)))))
+            self._check_complete(truth)
+        elif known[1:] != (run, history):
+            raise Violation("ElectionSafety", f"term {term} is won by P{known[1] + 1} and by P{run + 1}")
+        if runner.commit_lsn > BASE_LSN:
+            log = terms_of(history, runner.commit_lsn)
+            shared = min(len(log), len(truth.committed))
+            if log[:shared] != truth.committed[:shared]:
+                raise Violation("CommittedNotOverwritten", f"P{run + 1} commits {log}, {truth.committed} was committed")
+            if len(log) > shared:
+                committed_in = (*truth.committed_in, *[term] * (len(log) - shared))
+                truth = truth._replace(committed=log, committed_in=committed_in)
+                self._check_complete(truth)
+                self._check_logs(state._replace(truth=truth))
+        return truth
+
+    def _check_complete(self, truth: Truth) -> None:
+        """Whoever won a term has on its log what was committed in earlier ones (LeaderCompleteness)."""
+        for term, run, history in truth.won:
+            count = max((i + 1 for i, earlier in enumerate(truth.committed_in) if earlier < term), default=0)
+            log = terms_of(history, history[-1].start_lsn)[:count]
+            if log != truth.committed[:count]:
+                raise Violation("LeaderCompleteness", f"P{run + 1} leads term {term} on {log}: {truth} is committed")
+
+    def _check_logs(self, state: State) -> None:
+        """Every log is what its history says (LogMatching); a quorum holds what is committed."""
+        writers = {term: letter(run) for term, run, _ in state.truth.won}
+        committed, holders = state.truth.committed, 0
+        for index, number in enumerate(state.nodes):
+            node = self.machines.nodes[number]
+            if node.control.truncate_to is not None or node.control.base_lsn is not None:
+                continue
+            log = terms_of(node.control.history, BASE_LSN + len(node.wal))
+            if node.wal != b"".join(writers.get(term, b"?") for term in log):
+                raise Violation("LogMatching", f"S{index + 1} holds {node.wal!r} under {log} of {writers}")
+            holders += log[: len(committed)] == committed
+            known = max(node.commit_lsn - BASE_LSN, 0)
+            if log[:known] != committed[:known]:
+                raise Violation("CommittedNotOverwritten", f"S{index + 1} believes {log[:known]} to be committed")
+        if holders < _QUORUM:
+            raise Violation("CommittedNotOverwritten", f"{committed} is on {holders} disks only")
+
+
+def terms_of(history: TermHistory, end_lsn: Lsn) -> tuple[int, ...]:
+    """Return the term of every record of a log."""
+    return tuple(cut_history(history, lsn)[-1].term for lsn in range(BASE_LSN, end_lsn)) if history else ()
+
+
+def _put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def search(bounds: Bounds, bug: str | None = None) -> Found:
+    """Look at everything within the bounds, with a planted bug if one is named."""
+    with ExitStack() as stack:
+        stack.enter_context(planted(_WORLD))
+        if bug is not None:
+            stack.enter_context(planted(BUGS[bug]))
+        return Search(bounds).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Search as the options say; return the exit code: 1 says that something does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.exhaustive", description=__doc__)
+    parser.add_argument("--terms", type=int, default=2, help="how many runs campaign (default: %(default)s)")
+    parser.add_argument("--records", type=int, default=2, help="how long the log may get (default: %(default)s)")
+    parser.add_argument("--crashes", type=int, default=0, help="how often a safekeeper may die (default: %(default)s)")
+    parser.add_argument("--figure-8", action="store_true", help="begin with the logs that two earlier terms have left")
+    parser.add_argument("--prompt", action="store_true", help="answers and flushes come before anything else happens")
+    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
+    options = parser.parse_args(arguments)
+    bounds = Bounds(options.terms, options.records, options.crashes, options.figure_8, options.prompt)
+    found = search(bounds, options.bug)
+    for number, step in enumerate(found.path, 1):
+        print(f"{number:3} {step}")
+    verdict = "all hold" if found.violation is None else f"{found.violation.invariant} does not hold"
+    print(
+        f"{found.states} distinct states, {found.transitions} transitions, depth {found.depth}, "
+        f"{found.seconds:.1f} s: {verdict}"
+    )
+    return 0 if found.violation is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""All of a small world holds, and a rule that is dropped is found in it."""
+
+import pytest
+
+from tests.simulation.exhaustive import Bounds, main, search
+
+
+def test_every_interleaving_of_one_term_holds() -> None:
+    found = search(Bounds(terms=1, records=1))
+    assert found.violation is None
+    assert found.states > 1000
+
+
+def test_a_term_on_what_two_older_ones_have_left_holds() -> None:
+    found = search(Bounds(terms=1, records=3, figure_8=True, prompt=True))
+    assert found.violation is None
+    assert found.states > 1000
+
+
+def test_a_commit_before_the_terms_start_is_found_to_be_lost() -> None:
+    found = search(Bounds(terms=2, records=2, figure_8=True, prompt=True), "commit_before_term_start")
+    assert found.violation is not None
+    assert found.violation.invariant == "LeaderCompleteness"
+
+
+def test_a_log_that_is_not_cut_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--terms", "2", "--records", "1", "--prompt", "--bug", "no_truncate"]) == 1
+    printed = capsys.readouterr().out
+    assert "P2 starts" in printed
+    assert "LogMatching does not hold" in printed
