@@ -10,6 +10,7 @@ from collections.abc import Iterable
 FAULT_KINDS = (
     "crash_safekeeper",
     "stay_away",
+    "hang",
     "wipe",
     "slow_disk",
     "fill_disk",

@@ -66,6 +66,13 @@ class Faults:
         if safekeeper.acceptor is not None:
             safekeeper.crash(power_cut=self.rng.random() < 0.5)
 
+    def hang(self) -> None:
+        """It accepts bytes and answers nothing, to anybody; what it was sent is handled late."""
+        safekeeper = self._safekeeper()
+        if safekeeper.acceptor is not None:
+            safekeeper.is_hung = True
+            self.world.clock.after(self._soon(), safekeeper.wake_up)
+
     def wipe(self) -> None:
         """Lose a disk: a minority in a run, and only of a cluster that has begun."""
         world = self.world

@@ -77,7 +77,7 @@ BALANCED = Profile(weights=_BALANCED, trims=0.4, archive=0.7)
 PROFILES: dict[str, Profile] = {
     "balanced": BALANCED,
     "crashy": replace(BALANCED, weights=_with(crash_safekeeper=30), slow_effect=0.4, flush_delay_s=0.1),
-    "partitions": replace(BALANCED, weights=_with(block=25, unblock=20, break_connection=10)),
+    "partitions": replace(BALANCED, weights=_with(block=25, unblock=20, break_connection=10, hang=10)),
     "elections": replace(
         BALANCED, weights=_with(restart_proxy=15, take_over=25, break_connection=10, block=8, unblock=8), spare=1.0
     ),

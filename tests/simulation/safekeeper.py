@@ -54,6 +54,7 @@ class SimSafekeeper:
         dies_after: the process dies right after the next effect of this name, empty for never.
         flush_delay_s: how long an fdatasync may take.
         wiped: how often its disk was lost.
+        is_hung: whether it takes what arrives and handles none of it, until it wakes up.
         away_until_s: nobody starts it before.
         readers: the standbys that stream from it.
     """
@@ -72,6 +73,7 @@ class SimSafekeeper:
         self.flush_delay_s = world.profile.flush_delay_s
         self.wiped = 0
         self.away_until_s = 0.0
+        self.is_hung = False
         self.readers: list[SimStandby] = []
         self._inbox: deque[tuple[str, Any, Any]] = deque()
         self._task: Effects | None = None
@@ -114,6 +116,7 @@ class SimSafekeeper:
         self.life += 1
         self.acceptor = None
         self.is_serving = False
+        self.is_hung = False
         self._task = None
         self._inbox.clear()
         self._flush = None
@@ -132,6 +135,11 @@ class SimSafekeeper:
             standby.lost_connection()
         self.world.checker.on_crash(self)
         self.world.safekeeper_died(self)
+
+    def wake_up(self) -> None:
+        """Go on after it hung: everything that arrived meanwhile is handled now, late."""
+        self.is_hung = False
+        self._pump()
 
     def wipe(self) -> None:
         """Lose the disk: what starts next is a new incarnation (S8). The process must be down."""
@@ -190,7 +198,7 @@ class SimSafekeeper:
             self._pump()
 
     def _pump(self) -> None:
-        while self.acceptor is not None and self._task is None and self._inbox:
+        while self.acceptor is not None and self._task is None and self._inbox and not self.is_hung:
             kind, connection, content = self._inbox.popleft()
             acceptor, now = self.acceptor, self.world.clock.now
             if kind == "message":
