@@ -26,6 +26,7 @@ from tests.simulation.exhaustive_world import (
     ENDED,
     NOTHING,
     SAFEKEEPERS,
+    SLOW_FLUSH,
     SWAPS,
     Machines,
     Moved,
@@ -186,6 +187,9 @@ class Search:
                 moved_node = machines.hear(node, 0, NOTHING)
                 assert moved_node is not None  # it does not die
                 yield f"S{index + 1}'s flush returns", self._node_moved(state, index, moved_node)
+                moved_node = machines.hear(node, SLOW_FLUSH, NOTHING)
+                assert moved_node is not None  # it does not die
+                yield f"S{index + 1}'s flush takes its time", self._node_moved(state, index, moved_node)
 
     def _delivered(
         self, state: State, queue: int, run: int, index: int, waiting: tuple[int, ...]

@@ -52,6 +52,8 @@ BASE_LSN = SEGMENT_SIZE
 SAFEKEEPERS = (1, 2, 3)
 ENDED = 0
 NOTHING = 0
+# In the place of a run: a flush takes its time.
+SLOW_FLUSH = -1
 _SYSTEM_ID, _SERVER_VERSION, _CLUSTER = 7, 150018, "c" * 32
 _MEMBERSHIP = Membership(1, tuple(Member(i, f"{i}" * 32) for i in SAFEKEEPERS))
 _TIMING = Timing(vote_grace_s=0.0)
@@ -173,7 +175,7 @@ class Machines:
         return self._numbers[key]
 
     def hear(self, node: int, run: int, message: int, dies_after: int | None = None) -> Moved | None:
-        """A safekeeper gets a message, or nothing: then its flush has returned.
+        """A safekeeper gets a message, or nothing: then its flush has returned, or is found to be slow.
 
         With `dies_after` it dies behind the effect of that number, counted from 0, and starts again on what is on its
         disk; None if there is no such effect.
@@ -188,9 +190,13 @@ class Machines:
     def _hear(self, acceptor: Acceptor, disk: Disk, run: int, message: Any, dies_after: int | None) -> Moved | None:
         said: list[tuple[int, Any]] = []
         closed: list[int] = []
-        effects = acceptor.flushed(BASE_LSN + len(disk.wal)) if message is None else acceptor.receive(run, message, 0.0)
-        if message is None:
+        if message is not None:
+            effects = acceptor.receive(run, message, 0.0)
+        elif run == SLOW_FLUSH:
+            effects = acceptor.report_write()
+        else:
             disk.durable = len(disk.wal)
+            effects = acceptor.flushed(BASE_LSN + disk.durable)
         lived = _carry_out(effects, disk, said, closed, dies_after)
         if dies_after is not None:
             if lived:

@@ -28,3 +28,9 @@ def test_a_log_that_is_not_cut_is_found(capsys: pytest.CaptureFixture[str]) -> N
     printed = capsys.readouterr().out
     assert "P2 starts" in printed
     assert "LogMatching does not hold" in printed
+
+
+def test_wal_that_is_called_flushed_before_it_is_is_found() -> None:
+    found = search(Bounds(terms=1, records=1), "ack_before_flush")
+    assert found.violation is not None
+    assert found.violation.invariant == "AckImpliesFlushed"
