@@ -3,12 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 300
+SECONDS_EACH ?= 60
 SEED ?= 0
 # Tests that run at the same time. They wait for processes and disks most of the time.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test sim torture bench clean
+.PHONY: help install demo lint check test sim fuzz torture bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +35,9 @@ test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (wh
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
+
+fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: make fuzz SECONDS_EACH=600 TARGET=session
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_EACH) $(TARGET)
 
 torture: .venv/.dev ## what takes minutes: kills during uploads, gigabytes through small disks
 	$(BIN)/pytest -v -s tests/torture
