@@ -9,7 +9,7 @@ SEED ?= 0
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test sim fuzz torture bench clean
+.PHONY: help install demo lint check test sim exhaustive fuzz torture bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (wh
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
+
+exhaustive: .venv/.dev ## every interleaving of two terms in a small world, where answers and flushes come first
+	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1 --prompt
 
 fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: make fuzz SECONDS_EACH=600 TARGET=session
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_EACH) $(TARGET)
