@@ -116,12 +116,14 @@ def parse_identify_system(row: list[str | None]) -> tuple[int, int, Lsn]:
     try:
         system_id, tli, flush_lsn = int(row[0] or ""), int(row[1] or ""), parse_lsn(row[2] or "")
     except (ValueError, IndexError, ConfigurationError):
-        raise RemoteProtocolError(
-            f"PostgreSQL answered IDENTIFY_SYSTEM with {str(row)[:_QUOTED_CHARACTERS_MAX]}"
-        ) from None
+        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {_quoted(row)}") from None
     if not 0 < system_id <= LSN_MAX or not 0 < tli <= TLI_MAX:
-        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {str(row)[:_QUOTED_CHARACTERS_MAX]}")
+        raise RemoteProtocolError(f"PostgreSQL answered IDENTIFY_SYSTEM with {_quoted(row)}")
     return system_id, tli, flush_lsn
+
+
+def _quoted(row: list[str | None]) -> str:
+    return str(row)[:_QUOTED_CHARACTERS_MAX]
 
 
 def parse_segment_size(setting: str) -> int:
@@ -138,7 +140,7 @@ def parse_timeline_end(row: list[str | None]) -> tuple[int, Lsn]:
     try:
         next_tli, begin_lsn = int(row[0] or ""), parse_lsn(row[1] or "")
     except (ValueError, IndexError, ConfigurationError):
-        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {str(row)[:_QUOTED_CHARACTERS_MAX]}") from None
+        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {_quoted(row)}") from None
     if not 1 < next_tli <= TLI_MAX:
-        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {str(row)[:_QUOTED_CHARACTERS_MAX]}")
+        raise RemoteProtocolError(f"PostgreSQL ended a timeline with {_quoted(row)}")
     return next_tli, begin_lsn

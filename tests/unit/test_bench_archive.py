@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from walproxy.bench import archive_commits, uploads
-from walproxy.bench.archive_commits import ALIVE, NONE, CommitTurn, compare_commits
+from walproxy.bench.archive_commits import ALIVE, NONE, compare_commits
 from walproxy.bench.archive_outage import AFTER, BEFORE, DEAD, REVIVED, Minute, minutes_of, sum_up
+from walproxy.bench.commit_cases import CommitTurn, cells_of
 from walproxy.bench.local_archive import LocalArchive
 from walproxy.bench.uploads import DISK, PLAIN, ZSTD, UploadTurn, compare_uploads
 
@@ -18,7 +19,7 @@ def test_a_dead_archive_is_compared_with_one_that_lives_and_with_none_in_the_sam
         # The machine is twice as slow in each round as in the one before.
         CommitTurn(number, *cell, 100.0, P50_MS[cell.case] * 2**number, 10.0)
         for number in range(3)
-        for cell in archive_commits.cells([1, 4])
+        for cell in cells_of(archive_commits.CASES, [1, 4])
     ]
     results = {(each.case, each.clients): each for each in compare_commits(turns)}
     assert len(results) == 6

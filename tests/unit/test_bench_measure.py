@@ -2,10 +2,11 @@
 
 import pytest
 
+from walproxy.bench.commit_cases import cells_of
 from walproxy.bench.commit_load import percentile
-from walproxy.bench.measure import Turn, compare
+from walproxy.bench.measure import ArmCell, Turn, compare
 from walproxy.bench.pgbench import parse_log
-from walproxy.bench.readers import CASES, NOBODY, ReaderTurn, cells, compare_readers
+from walproxy.bench.readers import CASES, NOBODY, ReaderTurn, compare_readers
 
 
 def test_arms_are_compared_with_the_baseline_and_with_postgresql_s_own_quorum() -> None:
@@ -15,7 +16,7 @@ def test_arms_are_compared_with_the_baseline_and_with_postgresql_s_own_quorum() 
         for number in range(3)
         for arm, tps in shares.items()
     ]
-    found = {each.arm: each for each in compare(turns)}
+    found = {each.arm: each for each in compare(turns, [ArmCell(arm, 8) for arm in shares])}
     assert found["walproxy"].to_local == pytest.approx(0.4)
     assert found["walproxy"].to_native == pytest.approx(0.8)
     assert found["walproxy"].spread == (pytest.approx(0.8), pytest.approx(0.8))
@@ -25,14 +26,14 @@ def test_arms_are_compared_with_the_baseline_and_with_postgresql_s_own_quorum() 
 
 def test_without_the_native_quorum_the_range_is_that_of_the_ratio_to_local() -> None:
     turns = [Turn(0, "local", 1, 100.0, 1.0, 0.0, 1.0), Turn(0, "walproxy", 1, 25.0, 1.0, 0.0, 1.0)]
-    [local, walproxy] = compare(turns)
+    [local, walproxy] = compare(turns, [ArmCell("local", 1), ArmCell("walproxy", 1)])
     assert (local.to_native, walproxy.to_native) == (None, None)
     assert walproxy.spread == (0.25, 0.25)
 
 
-def test_more_safekeepers_are_compared_with_three() -> None:
-    turns = [Turn(0, "walproxy", 8, 100.0, 1.0, 0.0, 1.0), Turn(0, "walproxy-5", 8, 80.0, 1.0, 0.0, 1.0)]
-    [three, five] = compare(turns)
+def test_more_safekeepers_are_compared_with_three_whichever_had_its_turn_first() -> None:
+    turns = [Turn(0, "walproxy-5", 8, 80.0, 1.0, 0.0, 1.0), Turn(0, "walproxy", 8, 100.0, 1.0, 0.0, 1.0)]
+    [three, five] = compare(turns, [ArmCell("walproxy", 8), ArmCell("walproxy-5", 8)])
     assert (three.to_three, five.to_three, five.spread) == (1.0, 0.8, (0.8, 0.8))
 
 
@@ -58,7 +59,7 @@ def test_readers_are_compared_with_nobody_reading_at_the_same_number_of_clients(
     turns = [
         ReaderTurn(number, cell.case, cell.clients, 100.0, cell.clients * usual * (number + 1), slowest, [])
         for number in range(3)
-        for cell in cells([1, 4])
+        for cell in cells_of(CASES, [1, 4])
         for usual, slowest in [(1.0, 10.0) if cell.case == NOBODY else (1.05, 15.0)]
     ]
     results = compare_readers(turns)

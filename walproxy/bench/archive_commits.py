@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.bench import commit_load
+from walproxy.bench.commit_cases import CommitFigures, CommitTurn
 from walproxy.bench.local_archive import LocalArchive
-from walproxy.bench.rounds import median, ratio
 from walproxy.bench.slow_cluster import slow_cluster
 from walproxy.local_cluster import LocalCluster
 from walproxy.server_binaries import ServerBinaries
@@ -31,24 +30,6 @@ CASES = (NONE, ALIVE, DEAD)
 PARTIAL_INTERVAL_S = 5.0
 
 _NOTICED_S_MAX = 60.0
-
-
-class CommitCell(NamedTuple):
-    """What is measured once a round: one of CASES, and how many clients commit."""
-
-    case: str
-    clients: int
-
-
-class CommitTurn(msgspec.Struct, frozen=True):
-    """What one turn measured."""
-
-    round: int
-    case: str
-    clients: int
-    tps: float
-    p50_ms: float
-    p99_ms: float
 
 
 class CommitResult(msgspec.Struct, frozen=True):
@@ -96,11 +77,6 @@ class ArchiveArm:
         return CommitTurn(number, self.case, clients, *times)
 
 
-def cells(clients: Sequence[int]) -> list[CommitCell]:
-    """Return all that is measured in a round."""
-    return [CommitCell(case, count) for count in clients for case in CASES]
-
-
 @contextmanager
 def archive_arms(directory: Path, binaries: ServerBinaries) -> Iterator[dict[str, ArchiveArm]]:
     """Yield the clusters, by case, ready for the load."""
@@ -123,23 +99,15 @@ def archive_arms(directory: Path, binaries: ServerBinaries) -> Iterator[dict[str
 
 def compare_commits(turns: Sequence[CommitTurn]) -> list[CommitResult]:
     """Return the medians of each case, by clients and then in the order of CASES."""
-    places = {(turn.round, CommitCell(turn.case, turn.clients)): turn for turn in turns}
-    tps = {place: turn.tps for place, turn in places.items()}
-    p50_ms = {place: turn.p50_ms for place, turn in places.items()}
-    p99_ms = {place: turn.p99_ms for place, turn in places.items()}
-    measured = {cell for _, cell in places}
+    figures = CommitFigures(turns, CASES)
     results = []
-    for cell in cells(sorted({cell.clients for cell in measured})):
-        if cell not in measured:
-            continue
-        to_none = ratio(p50_ms, cell, cell._replace(case=NONE))
-        to_alive = ratio(p50_ms, cell, cell._replace(case=ALIVE)) if cell.case == DEAD else None
+    for cell in figures.cells:
+        to_none = figures.p50_to(cell, NONE)
+        to_alive = figures.p50_to(cell, ALIVE) if cell.case == DEAD else None
         results.append(
             CommitResult(
                 *cell,
-                median(tps, cell),
-                median(p50_ms, cell),
-                median(p99_ms, cell),
+                *figures.medians(cell),
                 to_none and to_none.median,
                 to_alive and to_alive.median,
                 to_alive and to_alive.low,

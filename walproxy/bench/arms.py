@@ -64,10 +64,7 @@ def native_quorum_arm(directory: Path, binaries: ServerBinaries, delay_ms: float
         postgres.start()
         names = [f"receiver{number}" for number in range(1, _RECEIVERS + 1)]
         relays = stack.enter_context(DelayRelays(delay_ms))
-        receivers = [
-            stack.enter_context(_receiver(directory, binaries, postgres, name, _through(relays, delay_ms)))
-            for name in names
-        ]
+        receivers = [stack.enter_context(_receiver(directory, binaries, postgres, name, relays)) for name in names]
         postgres.configure({"synchronous_standby_names": f"ANY 2 ({', '.join(names)})"})
         postgres.reload()
         wait_until_synchronous(postgres, _RECEIVERS)
@@ -76,12 +73,12 @@ def native_quorum_arm(directory: Path, binaries: ServerBinaries, delay_ms: float
 
 @contextmanager
 def _receiver(
-    directory: Path, binaries: ServerBinaries, postgres: LocalPostgres, name: str, through: Callable[[int], int]
+    directory: Path, binaries: ServerBinaries, postgres: LocalPostgres, name: str, relays: DelayRelays
 ) -> Iterator["subprocess.Popen[bytes]"]:
     folder = directory / name
     folder.mkdir()
     postgres.execute("SELECT pg_create_physical_replication_slot(%s, true)", name)
-    conninfo = postgres.conninfo(dbname="replication", application_name=name, port=str(through(postgres.port)))
+    conninfo = postgres.conninfo(dbname="replication", application_name=name, port=str(relays.through(postgres.port)))
     with (directory / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -106,10 +103,7 @@ def _receiver(
 def walproxy_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.0, count: int = 3) -> Iterator[Arm]:
     """Safekeepers behind a proxy, each `delay_ms` away from it."""
     postgres = make_server(directory, binaries)
-    with (
-        DelayRelays(delay_ms) as relays,
-        LocalCluster(directory, postgres, count, through=_through(relays, delay_ms)) as cluster,
-    ):
+    with DelayRelays(delay_ms) as relays, LocalCluster(directory, postgres, count, through=relays.through) as cluster:
         cluster.start()
         processes = [cluster.proxy, *cluster.safekeepers.values()]
         yield Arm(
@@ -117,11 +111,6 @@ def walproxy_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.
             postgres,
             lambda: [p.pid for p in processes if p.pid is not None],
         )
-
-
-def _through(relays: DelayRelays, delay_ms: float) -> Callable[[int], int]:
-    """Return how a port is reached: directly, unless there is a delay."""
-    return relays.through if delay_ms else lambda port: port
 
 
 MakeArm = Callable[[Path, ServerBinaries, float], AbstractContextManager[Arm]]

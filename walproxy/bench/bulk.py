@@ -4,7 +4,7 @@ One client loads rows of a kilobyte into an empty table of one of the arms, in t
 server has written meanwhile; a megabyte is 10**6 bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from time import monotonic
 from typing import NamedTuple
 
@@ -67,11 +67,11 @@ def take_turn(arm: Arm, number: int, row_bytes: int) -> BulkTurn:
     return BulkTurn(number, arm.name, int(wal_bytes), seconds)
 
 
-def compare_bulk(turns: Sequence[BulkTurn]) -> list[BulkResult]:
-    """Return the medians, in the order in which the arms first came."""
+def compare_bulk(turns: Iterable[BulkTurn], cells: Iterable[BulkCell]) -> list[BulkResult]:
+    """Return the medians of cells, in their order. Each has had a turn."""
     speeds = {(turn.round, BulkCell(turn.arm)): turn.wal_bytes / 1e6 / turn.seconds for turn in turns}
     results = []
-    for cell in dict.fromkeys(cell for _, cell in speeds):
+    for cell in cells:
         to_native = ratio(speeds, cell, BulkCell("native-quorum"))
         results.append(
             BulkResult(

@@ -1,24 +1,22 @@
-"""A network that takes its time: `python -m walproxy.bench.delay_relay MS LISTEN_PORT TARGET_PORT`.
+"""A network that takes its time: `python -m walproxy.bench.delay_relay MS TARGET_PORT`.
 
-Passes TCP connections on, each byte MS milliseconds later, both ways. How much is under way is not bounded but by what
-the ends send. The loop waits with select(), whose timeouts are of microseconds; those of epoll are of milliseconds.
+Prints the port that it listens at, and passes TCP connections on, each byte MS milliseconds later, both ways. How much
+is under way is not bounded but by what the ends send. The loop waits with select(), whose timeouts are of microseconds;
+those of epoll are of milliseconds.
 """
 
 import asyncio
 import selectors
-import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
 from safekeeper.errors import WalproxyError
-from walproxy.local_postgres import end_with_parent, free_port
+from walproxy.local_postgres import end_with_parent
 
 _CHUNK_BYTES = 1 << 18
-_START_TIMEOUT_S = 10.0
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
@@ -49,7 +47,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, d
         writer.close()
 
 
-async def _serve(delay_s: float, listen_port: int, target_port: int) -> None:
+async def _serve(delay_s: float, target_port: int) -> None:
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target_port, limit=_CHUNK_BYTES)
@@ -58,12 +56,14 @@ async def _serve(delay_s: float, listen_port: int, target_port: int) -> None:
             return
         await asyncio.gather(_pass_on(reader, far_writer, delay_s), _pass_on(far_reader, writer, delay_s))
 
-    server = await asyncio.start_server(connect, "127.0.0.1", listen_port, limit=_CHUNK_BYTES)
+    server = await asyncio.start_server(connect, "127.0.0.1", 0, limit=_CHUNK_BYTES)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
     await server.serve_forever()
 
 
 class DelayRelays:
-    """Relays of one delay, each a process of its own; they end with the block."""
+    """Relays of one delay, each a process of its own; they end with the block. No delay needs none."""
 
     def __init__(self, delay_ms: float) -> None:
         self._delay_ms = delay_ms
@@ -83,28 +83,22 @@ class DelayRelays:
         Raises:
             WalproxyError: the relay does not start.
         """
-        listen_port = free_port()
-        arguments = [str(self._delay_ms), str(listen_port), str(target_port)]
-        process = subprocess.Popen([*end_with_parent("KILL"), sys.executable, "-m", __name__, *arguments])
-        self._processes.callback(process.wait)
+        if not self._delay_ms:
+            return target_port
+        command = [sys.executable, "-m", __name__, str(self._delay_ms), str(target_port)]
+        process = subprocess.Popen([*end_with_parent("KILL"), *command], stdout=subprocess.PIPE, text=True)
+        self._processes.enter_context(process)
         self._processes.callback(process.kill)
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _listens(listen_port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise WalproxyError(f"the relay to port {target_port} does not listen at port {listen_port}")
-            time.sleep(0.02)
-        return listen_port
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        assert process.stdout is not None  # a pipe, as asked for
+        port = process.stdout.readline()
+        if not port:
+            raise WalproxyError(f"the relay to port {target_port} has ended with code {process.wait()}")
+        return int(port)
 
 
 def _main() -> None:
-    delay_ms, listen_port, target_port = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        runner.run(_serve(delay_ms / 1000, listen_port, target_port))
+        runner.run(_serve(float(sys.argv[1]) / 1000, int(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,13 +22,16 @@ from walproxy.bench import (
     wal_tables,
 )
 from walproxy.bench.arms import ARMS, SIZES
+from walproxy.bench.commit_cases import CommitCell, cells_of
 from walproxy.bench.rounds import shuffled_rounds
 from walproxy.bench.slow_cluster import slow_cluster
 from walproxy.bench.standby_arms import LEVEL_ARMS
 from walproxy.bench.wal_folder import write_wal
+from walproxy.local_cluster import LocalCluster
 from walproxy.server_binaries import ServerBinaries
 
 _Cell = TypeVar("_Cell", bound=tuple[Any, ...])
+_Turn = TypeVar("_Turn")
 
 
 class Progress(Protocol):
@@ -101,7 +104,7 @@ def measure_arms(work: Work) -> Found:
             pgbench.prepare(arms[name].postgres, work.scale)
         for number, cell in _turns(work, cells):
             turns.append(measure.take_turn(arms[cell.arm], number, cell.clients, work.seconds))
-    results = measure.compare(turns)
+    results = measure.compare(turns, cells)
     conditions = work.conditions + (f", each receiver {work.delay_ms:g} ms away" if work.delay_ms else "")
     return Found(turns, results, [tables.arms_table(results, conditions)])
 
@@ -119,7 +122,7 @@ def measure_bulk(work: Work) -> Found:
             bulk.prepare(arms[name].postgres)
         for number, cell in _turns(work, cells):
             turns.append(bulk.take_turn(arms[cell.arm], number, work.scale * uploads.SCALE_BYTES))
-    results = bulk.compare_bulk(turns)
+    results = bulk.compare_bulk(turns, cells)
     rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds"
     return Found(turns, results, [tables.bulk_table(results, rounds)])
 
@@ -146,34 +149,33 @@ def measure_levels(work: Work) -> Found:
 
 def measure_readers(work: Work) -> Found:
     """Measure what readers of WAL cost those who commit."""
-    cells = readers.cells(work.clients)
-    work.progress.expect(1 + work.rounds * len(cells))
-    turns = []
-    work.progress.begin("preparing the cluster")
-    with slow_cluster(work.directory / "cluster", work.binaries) as cluster:
-        for number, cell in _turns(work, cells):
-            turns.append(readers.take_turn(cluster, number, cell, work.seconds))
+    turns = _on_slow_cluster(work, readers.CASES, readers.take_turn)
     results = readers.compare_readers(turns)
     return Found(turns, results, [tables.readers_table(results, work.conditions)])
 
 
 def measure_members(work: Work) -> Found:
     """Measure what a safekeeper that is slow or dead costs those who commit."""
-    cells = members.cells(work.clients)
-    work.progress.expect(1 + work.rounds * len(cells))
-    turns = []
-    work.progress.begin("preparing the cluster")
-    with slow_cluster(work.directory / "cluster", work.binaries) as cluster:
-        for number, cell in _turns(work, cells):
-            turns.append(members.take_turn(cluster, number, cell, work.seconds))
+    turns = _on_slow_cluster(work, members.CASES, members.take_turn)
     results = members.compare_members(turns)
     return Found(turns, results, [tables.members_table(results, work.conditions)])
+
+
+def _on_slow_cluster(
+    work: Work, cases: Iterable[str], take_turn: Callable[[LocalCluster, int, CommitCell, float], _Turn]
+) -> list[_Turn]:
+    """Return the turns of cases that one cluster on slow disks can be put into."""
+    cells = cells_of(cases, work.clients)
+    work.progress.expect(1 + work.rounds * len(cells))
+    work.progress.begin("preparing the cluster")
+    with slow_cluster(work.directory / "cluster", work.binaries) as cluster:
+        return [take_turn(cluster, number, cell, work.seconds) for number, cell in _turns(work, cells)]
 
 
 def measure_archive(work: Work) -> Found:
     """Measure how fast WAL is archived, and what an archive costs those who commit, alive and dead."""
     upload_cells = [uploads.UploadCell(case) for case in uploads.CASES]
-    commit_cells = archive_commits.cells(work.clients)
+    commit_cells = cells_of(archive_commits.CASES, work.clients)
     work.progress.expect(2 + work.rounds * (len(upload_cells) + len(commit_cells)))
     uploaded, committed = [], []
     work.progress.begin("writing WAL")

@@ -73,12 +73,12 @@ def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
     return Turn(number, arm.name, clients, measured.tps, measured.average_ms, cpu_s, float(seconds))
 
 
-def compare(turns: Iterable[Turn]) -> list[Comparison]:
-    """Return the medians, by clients and then in the order in which the arms first came."""
+def compare(turns: Iterable[Turn], cells: Iterable[ArmCell]) -> list[Comparison]:
+    """Return the medians of cells, in their order. Each has had a turn."""
     by_place = {(turn.round, ArmCell(turn.arm, turn.clients)): turn for turn in turns}
     tps = {place: turn.tps for place, turn in by_place.items()}
     result = []
-    for cell in sorted(dict.fromkeys(cell for _, cell in by_place), key=lambda cell: cell.clients):
+    for cell in cells:
         mine = [turn for (_, each), turn in by_place.items() if each == cell]
         to_local = ratio(tps, cell, ArmCell("local", cell.clients))
         to_native = ratio(tps, cell, ArmCell("native-quorum", cell.clients))

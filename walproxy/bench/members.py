@@ -6,14 +6,12 @@ commit time over that with all members well in the same round. Before each turn 
 wants it, and has caught up, so that only its present state is measured.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 
 from walproxy.bench import commit_load
-from walproxy.bench.rounds import median, ratio
+from walproxy.bench.commit_cases import CommitCell, CommitFigures, CommitTurn
 from walproxy.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.local_cluster import LocalCluster
 
@@ -23,24 +21,6 @@ SLOW_MS = 200.0
 _MEMBER = 3
 _CATCH_UP_TIMEOUT_S = 120.0
 _DELAY_ARGUMENT = 2  # Behind -m and the name of the module.
-
-
-class MemberCell(NamedTuple):
-    """What is measured once a round: one of CASES, and how many clients commit."""
-
-    case: str
-    clients: int
-
-
-class MemberTurn(msgspec.Struct, frozen=True):
-    """What one turn measured."""
-
-    round: int
-    case: str
-    clients: int
-    tps: float
-    p50_ms: float
-    p99_ms: float
 
 
 class MemberResult(msgspec.Struct, frozen=True):
@@ -60,12 +40,7 @@ class MemberResult(msgspec.Struct, frozen=True):
     p99_to_well: float | None
 
 
-def cells(clients: Sequence[int]) -> list[MemberCell]:
-    """Return all that is measured in a round."""
-    return [MemberCell(case, count) for count in clients for case in CASES]
-
-
-def take_turn(cluster: LocalCluster, number: int, cell: MemberCell, seconds: float) -> MemberTurn:
+def take_turn(cluster: LocalCluster, number: int, cell: CommitCell, seconds: float) -> CommitTurn:
     """Measure the load while a member is as the case wants it.
 
     Args:
@@ -74,48 +49,20 @@ def take_turn(cluster: LocalCluster, number: int, cell: MemberCell, seconds: flo
     Raises:
         WalproxyError: a process has failed.
     """
-    with _member(cluster, cell.case):
-        times = commit_load.measure(cluster.postgres, cell.clients, seconds)
-    return MemberTurn(number, *cell, *times)
-
-
-def compare_members(turns: Sequence[MemberTurn]) -> list[MemberResult]:
-    """Return the medians of each case, by clients and then in the order of CASES."""
-    places = {(turn.round, MemberCell(turn.case, turn.clients)): turn for turn in turns}
-    tps = {place: turn.tps for place, turn in places.items()}
-    p50_ms = {place: turn.p50_ms for place, turn in places.items()}
-    p99_ms = {place: turn.p99_ms for place, turn in places.items()}
-    results = []
-    for cell in cells(sorted({turn.clients for turn in turns})):
-        if all(each != cell for _, each in places):
-            continue
-        base = cell._replace(case=WELL)
-        usual, slowest = ratio(p50_ms, cell, base), ratio(p99_ms, cell, base)
-        results.append(
-            MemberResult(
-                *cell,
-                median(tps, cell),
-                median(p50_ms, cell),
-                median(p99_ms, cell),
-                usual and usual.median,
-                usual and usual.low,
-                usual and usual.high,
-                slowest and slowest.median,
-            )
-        )
-    return results
-
-
-@contextmanager
-def _member(cluster: LocalCluster, case: str) -> Iterator[None]:
-    """Let one member be as the case wants it while the block runs; it has caught up when the block begins."""
-    _start_member(cluster, SLOW_MS if case == SLOW else SYNC_DELAY_MS)
-    if case == DEAD:
+    _start_member(cluster, SLOW_MS if cell.case == SLOW else SYNC_DELAY_MS)
+    if cell.case == DEAD:
         cluster.safekeepers[_MEMBER].kill9()
-    yield
+    return CommitTurn(number, *cell, *commit_load.measure(cluster.postgres, cell.clients, seconds))
+
+
+def compare_members(turns: Sequence[CommitTurn]) -> list[MemberResult]:
+    """Return the medians of each case, by clients and then in the order of CASES."""
+    figures = CommitFigures(turns, CASES)
+    return [MemberResult(cell.case, cell.clients, *figures.against(cell, WELL)) for cell in figures.cells]
 
 
 def _start_member(cluster: LocalCluster, delay_ms: float) -> None:
+    """Start the member anew on a disk of this delay, and wait until it has caught up."""
     member = cluster.safekeepers[_MEMBER]
     member.kill9()
     member.arguments[_DELAY_ARGUMENT] = str(delay_ms)

@@ -14,8 +14,8 @@ import msgspec
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import parse_lsn, segment_start
 from walproxy.bench import commit_load
+from walproxy.bench.commit_cases import CommitCell, CommitFigures, CommitTurn
 from walproxy.bench.reader_process import ReaderProcess
-from walproxy.bench.rounds import median, ratio
 from walproxy.bench.wal_readers import READING, SLOW, STOPPED
 from walproxy.local_cluster import LocalCluster
 
@@ -43,22 +43,9 @@ CASES = {
 }
 
 
-class ReaderCell(NamedTuple):
-    """What is measured once a round: a name in CASES, and how many clients commit."""
-
-    case: str
-    clients: int
-
-
-class ReaderTurn(msgspec.Struct, frozen=True):
+class ReaderTurn(CommitTurn, frozen=True):
     """What one turn measured; `read_bytes` is the WAL that each reader got."""
 
-    round: int
-    case: str
-    clients: int
-    tps: float
-    p50_ms: float
-    p99_ms: float
     read_bytes: list[int]
 
 
@@ -79,12 +66,7 @@ class ReaderResult(msgspec.Struct, frozen=True):
     p99_to_nobody: float | None
 
 
-def cells(clients: Sequence[int]) -> list[ReaderCell]:
-    """Return all that is measured in a round."""
-    return [ReaderCell(case, count) for count in clients for case in CASES]
-
-
-def take_turn(cluster: LocalCluster, number: int, cell: ReaderCell, seconds: float) -> ReaderTurn:
+def take_turn(cluster: LocalCluster, number: int, cell: CommitCell, seconds: float) -> ReaderTurn:
     """Let the case's readers stream, and measure the load.
 
     Raises:
@@ -102,29 +84,8 @@ def take_turn(cluster: LocalCluster, number: int, cell: ReaderCell, seconds: flo
 
 def compare_readers(turns: Sequence[ReaderTurn]) -> list[ReaderResult]:
     """Return the medians of each case, by clients and then in the order of CASES."""
-    places = {(turn.round, ReaderCell(turn.case, turn.clients)): turn for turn in turns}
-    tps = {place: turn.tps for place, turn in places.items()}
-    p50_ms = {place: turn.p50_ms for place, turn in places.items()}
-    p99_ms = {place: turn.p99_ms for place, turn in places.items()}
-    results = []
-    for cell in cells(sorted({turn.clients for turn in turns})):
-        if all(each != cell for _, each in places):
-            continue
-        base = cell._replace(case=NOBODY)
-        usual, slowest = ratio(p50_ms, cell, base), ratio(p99_ms, cell, base)
-        results.append(
-            ReaderResult(
-                *cell,
-                median(tps, cell),
-                median(p50_ms, cell),
-                median(p99_ms, cell),
-                usual and usual.median,
-                usual and usual.low,
-                usual and usual.high,
-                slowest and slowest.median,
-            )
-        )
-    return results
+    figures = CommitFigures(turns, CASES)
+    return [ReaderResult(cell.case, cell.clients, *figures.against(cell, NOBODY)) for cell in figures.cells]
 
 
 def _readers(cluster: LocalCluster, case: Case) -> ReaderProcess:

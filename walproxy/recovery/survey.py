@@ -13,6 +13,7 @@ from safekeeper.archive.catalog import ArchivedRange, Catalog, Hole
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import ArchivedObject, Manifest
 from safekeeper.errors import ArchiveCorrupt, ArchiveRefused, ObjectMissing, RemoteProtocolError
+from safekeeper.logs import one_line
 from safekeeper.lsn import Lsn, format_lsn, segment_start
 from safekeeper.timelines import parse_timeline_history
 from walproxy.recovery.pages import check_pages
@@ -170,7 +171,7 @@ def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin,
     except (ArchiveCorrupt, SourceCorrupt, RemoteProtocolError) as error:
         return str(error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return f"{archived.receipt_key} is no receipt: {error}"
+        return f"{archived.receipt_key} is no receipt: {one_line(str(error)[:200])}"
     except ObjectMissing as error:
         # An archiver removes a partial once something longer is there.
         return "" if file.kind == "partial" else str(error)
