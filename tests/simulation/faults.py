@@ -1,10 +1,14 @@
 """What goes wrong in the first phase: one fault at a time, drawn by the profile's weights."""
 
+import random
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
+from tests.simulation.schedule import Draws, Fault
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 
 if TYPE_CHECKING:
@@ -12,30 +16,55 @@ if TYPE_CHECKING:
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.world import World
 
+STARTS_S = 1.0
+
 
 class Faults:
-    """Draws and does faults until its time is over."""
+    """Draws and does faults until its time is over, or does those that were planned.
 
-    def __init__(self, world: "World") -> None:
+    Attributes:
+        rng: what a fault draws from, everybody's source of chance between faults.
+        done: what was done, with all that was drawn for it.
+    """
+
+    def __init__(self, world: "World", planned: Sequence[Fault] | None = None) -> None:
         self.world = world
         self.rng = world.rng
-        self.kinds = list(world.profile.weights)
-        self.weights = list(world.profile.weights.values())
+        self.done: list[Fault] = []
         self.ends_at = 0.0
+        self._coming = self._drawn(random.Random(f"{world.seed} faults")) if planned is None else iter(planned)
 
-    def begin(self, first_after_s: float, ends_at_s: float) -> None:
-        """Let faults happen from then to then."""
+    def begin(self, ends_at_s: float) -> None:
+        """Let faults happen until then."""
         self.ends_at = ends_at_s
-        self.world.clock.after(first_after_s, self._happen)
+        self._await_next()
 
-    def _happen(self) -> None:
-        world = self.world
-        if world.clock.now >= self.ends_at:
-            return
-        kind = self.rng.choices(self.kinds, self.weights)[0]
-        world.counts.count(f"fault {kind}")
-        getattr(self, kind)()
-        world.clock.after(self.rng.expovariate(1.0) * world.profile.fault_every_s, self._happen)
+    def _drawn(self, rng: random.Random) -> Iterator[Fault]:
+        """Yield faults without an end, drawn by the profile's weights."""
+        profile = self.world.profile
+        kinds, weights = list(profile.weights), list(profile.weights.values())
+        at_s = rng.random() * STARTS_S
+        while True:
+            at_s = round(at_s, 4)
+            yield Fault(at_s, rng.choices(kinds, weights)[0])
+            at_s += rng.expovariate(1.0) * profile.fault_every_s
+
+    def _await_next(self) -> None:
+        fault = next(self._coming, None)
+        if fault is not None and fault.at_s < self.ends_at:
+            self.world.clock.after(max(0.0, fault.at_s - self.world.clock.now), self._happen, fault)
+
+    def _happen(self, fault: Fault) -> None:
+        """Do one fault. What it draws is its own; what follows from it later draws as everybody does."""
+        draws = Draws(crc32(f"{self.world.seed} {fault.at_s}".encode()), fault.words)
+        self.world.counts.count(f"fault {fault.kind}")
+        self.rng = draws
+        try:
+            getattr(self, fault.kind)()
+        finally:
+            self.rng = self.world.rng
+            self.done.append(Fault(fault.at_s, fault.kind, tuple(draws.words)))
+        self._await_next()
 
     def _safekeeper(self) -> "SimSafekeeper":
         return self.rng.choice(list(self.world.safekeepers.values()))

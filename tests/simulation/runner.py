@@ -4,20 +4,20 @@ import multiprocessing
 import random
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
-from tests.simulation.faults import Faults
+from tests.simulation.faults import STARTS_S, Faults
 from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.schedule import Schedule
 from tests.simulation.world import SimulationFailed, World
 
 # The project's storage and its codec take part in some of the seeds; the others go faster without.
 STORAGE_ONE_IN = 8
 WIRE_ONE_IN = 8
-STARTS_S = 1.0
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
@@ -87,13 +87,17 @@ def run_seed(seed: int, profile: str | None = None, bug: str | None = None) -> O
     Raises:
         SimulationFailed: something that must hold did not.
     """
-    task = Task(seed, profile, bug)
-    with planted(BUGS[bug]) if bug is not None else nullcontext():
-        return run_world(build(task))
+    with planting(bug):
+        return run_world(build(Task(seed, profile, bug)))
 
 
-def build(task: Task) -> World:
-    """Return the cluster of a seed, before anything has happened in it."""
+def planting(bug: str | None) -> AbstractContextManager[None]:
+    """Plant a bug, or none, while the block runs."""
+    return planted(BUGS[bug]) if bug else nullcontext()
+
+
+def plan(task: Task) -> Schedule:
+    """Return what a seed decides before anything has happened; its faults are still to be drawn."""
     shape = random.Random(task.seed ^ 0x5EED)
     count = shape.choice((3, 3, 3, 3, MANY, 1, 2))
     real_storage = shape.randrange(STORAGE_ONE_IN) == 0
@@ -102,25 +106,61 @@ def build(task: Task) -> World:
     apply_rule = shape.choice(APPLY_RULES[standby_count])
     if count == MANY:
         count = shape.choice((4, 5, 6, 7))
-    world = World(task.seed, task.faults(), count, real_storage, standby_count, apply_rule)
-    world.network.uses_wire = uses_wire
+    return Schedule(
+        task.seed,
+        task.faults(),
+        task.bug or "",
+        safekeepers=count,
+        standbys=standby_count,
+        apply_rule=apply_rule,
+        real_storage=real_storage,
+        uses_wire=uses_wire,
+        ends_at_s=STARTS_S + task.faults().faults_s,
+    )
+
+
+def stage(schedule: Schedule) -> World:
+    """Return the cluster of a schedule, before anything has happened in it."""
+    world = World(
+        schedule.seed,
+        schedule.rates,
+        schedule.safekeepers,
+        schedule.real_storage,
+        schedule.standbys,
+        schedule.apply_rule,
+    )
+    world.network.uses_wire = schedule.uses_wire
     return world
 
 
+def build(task: Task) -> World:
+    """Return the cluster of a seed, before anything has happened in it."""
+    return stage(plan(task))
+
+
 def run_world(world: World) -> Outcome:
-    """Run a cluster through both phases."""
-    profile = world.profile
+    """Run a cluster through both phases, with the faults that its seed draws."""
+    run_phases(world, Faults(world), STARTS_S + world.profile.faults_s, heals=True)
+    return _outcome(world)
+
+
+def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> None:
+    """Let faults happen up to then, and see that everything holds; heal it and see that it converges."""
     world.start()
     world.start_workload(world.current)
     world.add_proxy()
-    if world.rng.random() < profile.spare:
+    if world.rng.random() < world.profile.spare:
         world.add_proxy()
-    Faults(world).begin(STARTS_S * world.rng.random(), STARTS_S + profile.faults_s)
-    world.run(STARTS_S + profile.faults_s)
+    faults.begin(ends_at_s)
+    world.run(ends_at_s)
     world.check_all()
-    world.heal()
-    world.converge()
-    world.check_all()
+    if heals:
+        world.heal()
+        world.converge()
+        world.check_all()
+
+
+def _outcome(world: World) -> Outcome:
     checker = world.checker
     world.counts.count("terms won", len(checker.won))
     world.counts.count("commits released", checker.acks)

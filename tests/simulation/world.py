@@ -75,7 +75,8 @@ class World:
     """Everything that there is.
 
     Attributes:
-        rng: the only source of chance.
+        seed: what every source of chance comes from.
+        rng: the source of chance for all that has none of its own.
         current: the primary that the operator believes to be the right one.
         standbys: the standbys, whether or not they stream.
         apply_rule: whom remote_apply waits for, as every proxy is told that starts.
@@ -100,6 +101,7 @@ class World:
         standby_count: int = 0,
         apply_rule: str = "",
     ) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
         self.profile = profile
         self.timing = TIMING
