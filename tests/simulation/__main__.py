@@ -4,6 +4,8 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,10 +15,16 @@ from tests.simulation.counts import RUNS_THAT_REACH_ALL, added, never_reached, t
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Failure, Outcome, Task, attempt_all
 from tests.simulation.scenario import SCENARIOS, ScenarioFailed, play
+from tests.simulation.schedule import ScheduleUnreadable, read
+from tests.simulation.shrink import Failing, Shrunk, replay, shrink
 from tests.simulation.world import SimulationFailed
 
 PLAIN_EVERY = 500
 SEEDS_TO_FIND_A_BUG = 2000
+SHRINK_S = 30.0
+SHRINKING_EVERY_S = 2.0
+SHORT_TRACE_LINES = 20
+SCHEDULES = Path("build")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +35,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--profile", choices=PROFILES, help="run all under one profile; otherwise they take turns")
     parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
     parser.add_argument("--bugs", action="store_true", help="plant every bug in turn; exit 1 if any is not found")
+    parser.add_argument(
+        "--shrink-s",
+        type=float,
+        default=SHRINK_S,
+        metavar="SECONDS",
+        help="how long a failing seed may take to be made short, 0 to leave it as it is (default: %(default)g)",
+    )
+    parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit 1 says that it fails")
     options = parser.parse_args(arguments)
+    if options.play is not None:
+        try:
+            return _play(options.play)
+        except ScheduleUnreadable as error:
+            parser.error(str(error))
     if options.bugs:
         return _hunt_all(options.first)
     tasks = [Task(seed, options.profile, options.bug) for seed in range(options.first, options.first + options.seeds)]
@@ -40,11 +61,18 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {profile.describe()}")
     began_at = time.monotonic()
     held: list[Outcome] = []
-    for outcome in _with_progress(attempt_all(tasks), len(tasks)):
-        if isinstance(outcome, Failure):
-            _print_failure(outcome)
-            return 1
-        held.append(outcome)
+    failure = None
+    with closing(attempt_all(tasks)) as outcomes:
+        for outcome in _with_progress(outcomes, len(tasks)):
+            if isinstance(outcome, Failure):
+                failure = outcome
+                break
+            held.append(outcome)
+    if failure is not None:
+        _print_failure(failure)
+        if options.shrink_s > 0:
+            _print_shrunk(failure, options.shrink_s)
+        return 1
     _print_reached(held, time.monotonic() - began_at, is_all_profiles=options.profile is None)
     return 0
 
@@ -89,6 +117,52 @@ def _print_failure(failure: Failure) -> None:
     print(f"\nseed {task.seed}, profile {task.profile_name}: {failure.invariant} does not hold\n")
     print("\n".join(failure.trace))
     print(f"\n{failure.text}\n\nTo run only this again, paste it into a test:\n\n{task.as_test()}")
+
+
+def _print_shrunk(failure: Failure, within_s: float) -> None:
+    """Make the failing run short, and say where it is and how to replay it."""
+    task = failure.task
+    with Console().status("making it short") as status:
+        began_at = told_at = time.monotonic()
+
+        def tell(shrunk: Shrunk) -> None:
+            nonlocal told_at
+            text = f"making it short: {_size(shrunk.best)} left after {shrunk.trials} trials"
+            status.update(text)
+            if not sys.stdout.isatty() and time.monotonic() > told_at + SHRINKING_EVERY_S:
+                told_at = time.monotonic()
+                print(text, flush=True)
+
+        shrunk = shrink(task, within_s, tell)
+    if shrunk is None:
+        print(f"\nseed {task.seed} does not fail again: it depends on more than its seed")
+        return
+    best, took_s = shrunk.best, time.monotonic() - began_at
+    SCHEDULES.mkdir(exist_ok=True)
+    path = SCHEDULES / f"seed-{task.seed}-{best.invariant}.txt"
+    command = f"python -m tests.simulation --play {path}"
+    path.write_text(f"# {command}\n# {best.text}\n{best.schedule}")
+    print(f"\nShort: {_size(shrunk.before)} became {_size(best)} ({shrunk.trials} trials in {took_s:.1f} s)\n")
+    print("\n".join([*map(str, best.schedule.faults or ()), "", *best.trace[-SHORT_TRACE_LINES:]]))
+    print(f"\n{best.text}\n\n{path}: replay it with {command}")
+
+
+def _size(failing: Failing) -> str:
+    return f"{failing.faults} fault{'s' * (failing.faults != 1)} and {failing.events} events"
+
+
+def _play(path: Path) -> int:
+    """Replay a schedule; return the exit code."""
+    schedule = read(path)
+    if schedule.bug not in ("", *BUGS):
+        raise ScheduleUnreadable(f"{path} names a bug that there is not: {schedule.bug!r}")
+    failing = replay(schedule)
+    if failing is None:
+        print(f"{path} holds")
+        return 0
+    print("\n".join(failing.trace))
+    print(f"\n{failing.text}\n\n{path}: {failing.invariant} does not hold ({_size(failing)})")
+    return 1
 
 
 def _hunt_all(first: int) -> int:

@@ -3,7 +3,7 @@
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -186,7 +186,7 @@ def attempt(task: Task) -> Outcome | Failure:
         return Failure(task, failed.invariant, str(failed), failed.trace)
 
 
-def attempt_all(tasks: list[Task]) -> Iterator[Outcome | Failure]:
+def attempt_all(tasks: list[Task]) -> Generator[Outcome | Failure, None, None]:
     """Run all seeds, on every core if they are many; yield how they went, in their order."""
     cores = multiprocessing.cpu_count()
     if len(tasks) < SEEDS_FOR_ALL_CORES or cores < 2:

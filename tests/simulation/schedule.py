@@ -16,7 +16,7 @@ out, gives way to another one, always the same.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
@@ -121,6 +121,11 @@ class Schedule:
     ends_at_s: float = 7.0
     heals: bool = True
     faults: tuple[Fault, ...] | None = None
+
+    def with_faults(self, faults: Sequence[Fault]) -> "Schedule":
+        """Return it with these faults, and without what they would be drawn by."""
+        nothing_drawn = {name: getattr(Profile, name) for name in ("faults_s", "fault_every_s")}
+        return replace(self, rates=replace(self.rates, weights={}, **nothing_drawn), faults=tuple(faults))
 
     def __str__(self) -> str:
         """Return it as a text that `parse` understands."""

@@ -40,7 +40,7 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 
 
 def test_a_failure_names_its_seed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "20", "--bug", "ack_before_flush"]) == 1
+    assert main(["--seeds", "20", "--bug", "ack_before_flush", "--shrink-s", "0"]) == 1
     printed = capsys.readouterr().out
     assert printed.startswith("seeds 0..19")
     assert "CommittedNotOverwritten" in printed
