@@ -6,19 +6,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import parse_lsn
 from tests.integration.conftest import NEWEST, NewCluster
-from walproxy.bench import archive_commits, commit_load, members, pgbench, uploads
+from walproxy.bench import archive_commits, commit_load, crashes, members, memory, pgbench, uploads
 from walproxy.bench.arms import ARMS
+from walproxy.bench.experiments import Work, measure_crashes
 from walproxy.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
 from walproxy.bench.reader_process import ReaderProcess
 from walproxy.bench.readers import CASES
 from walproxy.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.bench.wal_readers import READING, SLOW, STOPPED
-from walproxy.local_postgres import LocalPostgres
+from walproxy.local_postgres import LocalPostgres, ServerBinaries
 from walproxy.local_standby import current_lsn, make_standby, received_lsn, replay_lsn, wait_until_replayed
 
 BENCH = [sys.executable, "-m", "walproxy", "bench"]
@@ -42,6 +44,8 @@ def test_more_safekeepers_and_a_far_network_are_measured(folder: Path) -> None:
     assert (three["arm"], five["arm"]) == ("walproxy", "walproxy-5")
     # A commit's WAL is under way for 20 ms, and so is the answer.
     assert min(three["latency_ms"], five["latency_ms"]) > 40
+    assert set(three["resident_bytes"]) == {"walproxy", *(f"safekeeper {number}" for number in (1, 2, 3))}
+    assert min(five["resident_bytes"].values()) > 10**7
     assert five["to_three"] == pytest.approx(five["tps"] / three["tps"])
 
 
@@ -83,6 +87,45 @@ def test_a_slow_and_a_dead_member_are_measured_and_a_quorum_does_not_wait_for_th
     assert set(turns) == set(members.CASES)
     assert all(SYNC_DELAY_MS < turn["p50_ms"] < members.SLOW_MS for turn in turns.values())
     assert {each["case"]: each["to_well"] for each in found["medians"]}[members.WELL] == 1.0
+
+
+class Steps:
+    """What an experiment says that it does."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.begun: list[str] = []
+
+    def expect(self, steps: int) -> None:
+        self.expected += steps
+
+    def begin(self, what: str) -> None:
+        self.begun.append(what)
+
+
+@NEWEST
+def test_crashes_are_measured_and_memory_while_a_member_is_dead(
+    folder: Path, servers: dict[int, ServerBinaries], major: int
+) -> None:
+    # No seconds: a turn ends with the first commit that is acknowledged again.
+    steps = Steps()
+    work = Work(
+        servers[major], folder, [], rounds=1, seconds=0, scale=1, seed=7, minutes=0, arms=(), delay_ms=0, progress=steps
+    )
+    found = json.loads(msgspec.json.encode(measure_crashes(work).turns))
+    assert len(steps.begun) == steps.expected
+    turns = {turn["case"]: turn for turn in found if "case" in turn}
+    assert set(turns) == set(crashes.CASES)
+    began = {case for case, turn in turns.items() if turn["streaming_s"] is not None}
+    assert began == {crashes.START, crashes.RESTART, crashes.SPARE, crashes.HUNG}
+    # While the proxy is gone, or believed to live, a commit waits; nobody waits for one safekeeper of three.
+    assert min(turns[case]["longest_s"] for case in began) > turns[crashes.SAFEKEEPER]["commit_s"] > 0
+    assert turns[crashes.HUNG]["commit_s"] > 0.5
+    weighed = {turn["process"]: turn for turn in found if "process" in turn}
+    assert list(weighed) == [memory.PROXY, "safekeeper 1", "safekeeper 2"]
+    for turn in weighed.values():
+        assert turn["wal_bytes"] > 50 * 10**6
+        assert 10**7 < turn["before_bytes"] <= turn["peak_bytes"] <= turn["fed_peak_bytes"]
 
 
 def test_uploads_are_measured_and_commits_with_the_archive_alive_dead_and_without_one(folder: Path) -> None:

@@ -135,6 +135,7 @@ def test_a_wrong_connection_string_is_one_error_and_exit_code_3(conninfo: str) -
         ("bench", "--levels", "--readers"),
         ("bench", "--levels", "--arm", "local"),
         ("bench", "--archive", "--readers"),
+        ("bench", "--crashes", "--members"),
         ("bench", "--minutes", "1"),
         ("bench", "--clients", "1,0"),
     ],

@@ -33,10 +33,10 @@ class Arm:
     Attributes:
         name: of the arm.
         postgres: the server that pgbench talks to.
-        process_ids: returns the pids whose CPU time is the price of the arm.
+        process_ids: returns the pids by name of those whose CPU time and memory are the price of the arm.
     """
 
-    def __init__(self, name: str, postgres: LocalPostgres, process_ids: Callable[[], list[int]]) -> None:
+    def __init__(self, name: str, postgres: LocalPostgres, process_ids: Callable[[], dict[str, int]]) -> None:
         self.name = name
         self.postgres = postgres
         self.process_ids = process_ids
@@ -54,7 +54,7 @@ def local_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.0) 
     """No standby at all, and nobody who could be far away."""
     with make_server(directory, binaries) as postgres:
         postgres.start()
-        yield Arm("local", postgres, list)
+        yield Arm("local", postgres, dict)
 
 
 @contextmanager
@@ -68,7 +68,8 @@ def native_quorum_arm(directory: Path, binaries: ServerBinaries, delay_ms: float
         postgres.configure({"synchronous_standby_names": f"ANY 2 ({', '.join(names)})"})
         postgres.reload()
         wait_until_synchronous(postgres, _RECEIVERS)
-        yield Arm("native-quorum", postgres, lambda: [receiver.pid for receiver in receivers])
+        pids = {name: receiver.pid for name, receiver in zip(names, receivers, strict=True)}
+        yield Arm("native-quorum", postgres, lambda: pids)
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def walproxy_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.
         yield Arm(
             "walproxy" if count == 3 else f"walproxy-{count}",
             postgres,
-            lambda: [p.pid for p in processes if p.pid is not None],
+            lambda: {p.name: p.pid for p in processes if p.pid is not None},
         )
 
 

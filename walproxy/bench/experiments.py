@@ -11,9 +11,11 @@ from walproxy.bench import (
     archive_commits,
     archive_outage,
     bulk,
+    crashes,
     levels,
     measure,
     members,
+    memory,
     pgbench,
     readers,
     tables,
@@ -172,6 +174,27 @@ def _on_slow_cluster(
         return [take_turn(cluster, number, cell, work.seconds) for number, cell in _turns(work, cells)]
 
 
+def measure_crashes(work: Work) -> Found:
+    """Measure how long commits wait when a process starts or dies, and memory while a safekeeper is dead."""
+    crash_cells, memory_cells = [crashes.CrashCell(case) for case in crashes.CASES], [memory.MemoryCell()]
+    work.progress.expect(1 + work.rounds * (len(crash_cells) + len(memory_cells)))
+    crashed, weighed = [], []
+    work.progress.begin("preparing the cluster")
+    with crashes.crash_site(work.directory / "cluster", work.binaries) as site:
+        for number, crash in _turns(work, crash_cells):
+            crashed.append(site.take_turn(number, crash.case, work.seconds))
+        bulk.prepare(site.cluster.postgres)
+        for number, _ in _turns(work, memory_cells):
+            weighed += memory.take_turn(site.cluster, number, work.scale * uploads.SCALE_BYTES)
+    crash_results, memory_results = crashes.compare_crashes(crashed), memory.compare_memory(weighed)
+    rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds"
+    shown = [
+        tables.crashes_table(crash_results, f"{rounds}, seed {work.seed}"),
+        tables.memory_table(memory_results, rounds),
+    ]
+    return Found([*crashed, *weighed], [*crash_results, *memory_results], shown)
+
+
 def measure_archive(work: Work) -> Found:
     """Measure how fast WAL is archived, and what an archive costs those who commit, alive and dead."""
     upload_cells = [uploads.UploadCell(case) for case in uploads.CASES]
@@ -245,6 +268,7 @@ EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "levels": measure_levels,
     "readers": measure_readers,
     "members": measure_members,
+    "crashes": measure_crashes,
     "archive": measure_archive,
     "outage": measure_outage,
     "pipeline": measure_pipeline,

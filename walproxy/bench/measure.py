@@ -8,6 +8,7 @@ import msgspec
 
 from walproxy.bench import pgbench
 from walproxy.bench.arms import Arm
+from walproxy.bench.process_memory import resident_bytes
 from walproxy.bench.process_time import cpu_seconds
 from walproxy.bench.rounds import median, ratio
 
@@ -28,6 +29,7 @@ class Turn(msgspec.Struct, frozen=True):
         latency_ms: average, of a transaction.
         cpu_s: CPU time that the arm's receivers (or proxy and safekeepers) used.
         seconds: how long it ran.
+        resident_bytes: what each of them has in RAM at its end, by name.
     """
 
     round: int
@@ -37,6 +39,7 @@ class Turn(msgspec.Struct, frozen=True):
     latency_ms: float
     cpu_s: float
     seconds: float
+    resident_bytes: dict[str, int]
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -48,6 +51,7 @@ class Comparison(msgspec.Struct, frozen=True):
         spread: the lowest and the highest of `to_native`, or of `to_local` where native-quorum was not run, or of
             `to_three` where local was not either.
         cpu_us: CPU time of the arm's own processes for a transaction, in microseconds.
+        resident_bytes: what each of them has in RAM, by name.
     """
 
     arm: str
@@ -59,6 +63,7 @@ class Comparison(msgspec.Struct, frozen=True):
     to_native: float | None
     to_three: float | None
     spread: tuple[float, float] | None
+    resident_bytes: dict[str, float]
 
 
 def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
@@ -67,10 +72,13 @@ def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
     Raises:
         WalproxyError: it failed, or printed what is not understood.
     """
-    cpu_before_s = cpu_seconds(arm.process_ids())
+    cpu_before_s = cpu_seconds(arm.process_ids().values())
     measured = pgbench.run(arm.postgres, clients, seconds)
-    cpu_s = cpu_seconds(arm.process_ids()) - cpu_before_s
-    return Turn(number, arm.name, clients, measured.tps, measured.average_ms, cpu_s, float(seconds))
+    pids = arm.process_ids()
+    cpu_s = cpu_seconds(pids.values()) - cpu_before_s
+    return Turn(
+        number, arm.name, clients, measured.tps, measured.average_ms, cpu_s, float(seconds), resident_bytes(pids)
+    )
 
 
 def compare(turns: Iterable[Turn], cells: Iterable[ArmCell]) -> list[Comparison]:
@@ -94,6 +102,10 @@ def compare(turns: Iterable[Turn], cells: Iterable[ArmCell]) -> list[Comparison]
                 to_native and to_native.median,
                 to_three and to_three.median,
                 (shown.low, shown.high) if shown else None,
+                {
+                    name: statistics.median(turn.resident_bytes[name] for turn in mine)
+                    for name in mine[0].resident_bytes
+                },
             )
         )
     return result

@@ -61,16 +61,27 @@ def compare_members(turns: Sequence[CommitTurn]) -> list[MemberResult]:
     return [MemberResult(cell.case, cell.clients, *figures.against(cell, WELL)) for cell in figures.cells]
 
 
+def wait_until_caught_up(cluster: LocalCluster, *safekeeper_ids: int) -> None:
+    """Wait until the first proxy feeds these safekeepers, and they have everything.
+
+    Raises:
+        LocalProcessFailed: they do not within two minutes.
+    """
+
+    def have_caught_up() -> bool:
+        status = cluster.proxy.status()
+        rows = status["safekeepers"] if status is not None else []
+        fed = {row["id"] for row in rows if row["state"] == "streaming" and row["lag_bytes"] == 0}
+        return fed.issuperset(safekeeper_ids)
+
+    what = f"safekeeper {', '.join(map(str, safekeeper_ids))} has caught up"
+    cluster.wait_until(have_caught_up, what, _CATCH_UP_TIMEOUT_S)
+
+
 def _start_member(cluster: LocalCluster, delay_ms: float) -> None:
     """Start the member anew on a disk of this delay, and wait until it has caught up."""
     member = cluster.safekeepers[_MEMBER]
     member.kill9()
     member.arguments[_DELAY_ARGUMENT] = str(delay_ms)
     member.start()
-
-    def has_caught_up() -> bool:
-        status = cluster.proxy.status()
-        rows = status["safekeepers"] if status is not None else []
-        return any(row["id"] == _MEMBER and row["state"] == "streaming" and row["lag_bytes"] == 0 for row in rows)
-
-    cluster.wait_until(has_caught_up, f"safekeeper {_MEMBER} has caught up", _CATCH_UP_TIMEOUT_S)
+    wait_until_caught_up(cluster, _MEMBER)

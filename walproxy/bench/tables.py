@@ -8,9 +8,11 @@ from rich.table import Table
 from walproxy.bench.archive_commits import CommitResult
 from walproxy.bench.archive_outage import Minute, OutageResult
 from walproxy.bench.bulk import BulkResult
+from walproxy.bench.crashes import COMMIT_GOAL_S, START_GOAL_S, CrashResult, Spread
 from walproxy.bench.levels import LevelResult, SingleClient
 from walproxy.bench.measure import Comparison
 from walproxy.bench.members import SLOW_MS, MemberResult
+from walproxy.bench.memory import GOAL_BYTES, MemoryResult
 from walproxy.bench.readers import ReaderResult
 from walproxy.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.bench.uploads import UploadResult
@@ -21,7 +23,7 @@ from walproxy.cli.status import format_bytes
 
 def arms_table(results: Sequence[Comparison], conditions: str) -> Table:
     """Return the comparison with PostgreSQL's own quorum."""
-    columns = ("clients", "arm", "tps", "ms", "to local", "to native", "to three", "range", "CPU us/tx")
+    columns = ("clients", "arm", "tps", "ms", "to local", "to native", "to three", "range", "CPU us/tx", "MB")
     table = _table(f"pgbench -N {conditions}", columns)
     for each in results:
         low, high = each.spread or (None, None)
@@ -35,7 +37,9 @@ def arms_table(results: Sequence[Comparison], conditions: str) -> Table:
             _ratio(each.to_three),
             _range(low, high),
             f"{each.cpu_us:.0f}",
+            f"{sum(each.resident_bytes.values()) / 1e6:.0f}",
         )
+    table.caption = "MB: in RAM, of all receivers, or of the proxy and all safekeepers; --json has each"
     return table
 
 
@@ -99,6 +103,31 @@ def members_table(results: Sequence[MemberResult], conditions: str) -> Table:
             *_commit_cells(each), _ratio(each.to_well, 3), _range(each.low, each.high), _ratio(each.p99_to_well)
         )
     table.caption = f"one slow: each of its syncs takes {SLOW_MS:g} ms longer"
+    return table
+
+
+def crashes_table(results: Sequence[CrashResult], conditions: str) -> Table:
+    """Return how long commits waited when a process started or died."""
+    columns = ("case", "streaming s", "range", "next commit s", "range", "longest commit s", "range")
+    table = _table(f"Commits of one client when something happens {conditions}", columns)
+    for each in results:
+        table.add_row(each.case, *_spread(each.streaming_s), *_spread(each.commit_s), *_spread(each.longest_s))
+    table.caption = (
+        f"goals: proxy started to streaming under {START_GOAL_S:g} s, "
+        f"proxy killed to the next commit under {COMMIT_GOAL_S:g} s"
+    )
+    return table
+
+
+def memory_table(results: Sequence[MemoryResult], conditions: str) -> Table:
+    """Return the memory of the processes while a member was dead and WAL went by."""
+    wal_bytes = max((each.wal_bytes for each in results), default=0)
+    columns = ("process", "MB before", "MB after", "peak", "peak, the dead one fed", "most")
+    table = _table(f"Memory in RAM with one of three dead and {wal_bytes / 1e9:.2f} GB of WAL {conditions}", columns)
+    for each in results:
+        figures = (each.before_bytes, each.after_bytes, each.peak_bytes, each.fed_peak_bytes, each.most_bytes)
+        table.add_row(each.process, *(f"{figure / 1e6:.0f}" for figure in figures))
+    table.caption = f"goal: the proxy under {GOAL_BYTES / 1e6:g} MB; most: of the peaks of all rounds"
     return table
 
 
@@ -200,7 +229,7 @@ def growth_table(results: Sequence[GrowthResult], conditions: str) -> Table:
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for name in columns:
-        words = name in ("arm", "level", "readers", "archive", "case")
+        words = name in ("arm", "level", "readers", "archive", "case", "process")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     return table
 
@@ -208,6 +237,11 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 def _commit_cells(each: ReaderResult | CommitResult | MemberResult) -> tuple[str, ...]:
     """Return the first cells of a row about commits: clients, case, tps, p50 and p99."""
     return str(each.clients), each.case, f"{each.tps:.0f}", f"{each.p50_ms:.2f}", f"{each.p99_ms:.2f}"
+
+
+def _spread(figures: Spread | None) -> tuple[str, str]:
+    """Return two cells: the median, and the range."""
+    return ("-", "-") if figures is None else (f"{figures.median:.3f}", f"{figures.low:.3f}-{figures.high:.3f}")
 
 
 def _ratio(value: float | None, digits: int = 2) -> str:

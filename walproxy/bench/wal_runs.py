@@ -17,6 +17,7 @@ import msgspec
 
 from safekeeper.errors import WalproxyError
 from safekeeper.logs import one_line
+from walproxy.bench.process_memory import memory_of
 
 
 class ApartRun(msgspec.Struct, frozen=True):
@@ -76,14 +77,8 @@ def _main(warm_up: Path, wal: Path, tables: Path) -> None:
         write_tables(warm_up, tables)
         seconds = write_tables(wal, tables)
         pid = os.getpid()
-        run = ApartRun(seconds, _peak_bytes(pid), max(map(_peak_bytes, _javas_of(pid))))
+        run = ApartRun(seconds, memory_of(pid).peak_bytes, max(memory_of(java).peak_bytes for java in _javas_of(pid)))
     click.echo(msgspec.json.encode(run).decode())
-
-
-def _peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has had in RAM."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def _javas_of(pid: int) -> list[int]:

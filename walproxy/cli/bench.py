@@ -47,6 +47,11 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--readers", is_flag=True, help="Measure what readers of WAL cost those who commit.")
 @click.option("--members", is_flag=True, help="Measure what a slow or dead safekeeper costs those who commit.")
 @click.option(
+    "--crashes",
+    is_flag=True,
+    help="Measure how long commits wait when a process starts or dies, and memory while a safekeeper is dead.",
+)
+@click.option(
     "--archive", is_flag=True, help="Measure how fast WAL is archived, and commits while the archive is dead."
 )
 @click.option(
@@ -66,7 +71,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="pgbench's scale factor; with --archive, --bulk or --pipeline, times 50 MB.",
+    help="pgbench's scale factor; with --archive, --bulk, --crashes or --pipeline, times 50 MB.",
 )
 @click.option("--seed", type=int, help="Of the order of turns; a random one otherwise, which is printed.")
 @click.option(
@@ -89,6 +94,7 @@ def bench(
     levels: bool,
     readers: bool,
     members: bool,
+    crashes: bool,
     archive: bool,
     minutes: float | None,
     pipeline: bool,
@@ -119,6 +125,7 @@ def bench(
       walproxy bench --levels
       walproxy bench --readers --clients 4
       walproxy bench --members
+      walproxy bench --crashes --rounds 3
       walproxy bench --archive
       walproxy bench --archive --minutes 10 --clients 4
       walproxy bench --pipeline
@@ -129,6 +136,7 @@ def bench(
         "levels": levels,
         "readers": readers,
         "members": members,
+        "crashes": crashes,
         "archive": archive,
         "pipeline": pipeline,
     }
