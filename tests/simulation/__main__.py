@@ -10,17 +10,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.simulation.bugs import BUGS, Bug, planted
+from tests.simulation.bugs import BUGS
 from tests.simulation.counts import RUNS_THAT_REACH_ALL, added, never_reached, table
+from tests.simulation.hunt import hunt_all
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Failure, Outcome, Task, attempt_all
-from tests.simulation.scenario import SCENARIOS, ScenarioFailed, play
 from tests.simulation.schedule import ScheduleUnreadable, read
 from tests.simulation.shrink import Failing, Shrunk, replay, shrink
-from tests.simulation.world import SimulationFailed
 
 PLAIN_EVERY = 500
-SEEDS_TO_FIND_A_BUG = 2000
 SHRINK_S = 30.0
 SHRINKING_EVERY_S = 2.0
 SHORT_TRACE_LINES = 20
@@ -50,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         except ScheduleUnreadable as error:
             parser.error(str(error))
     if options.bugs:
-        return _hunt_all(options.first)
+        return hunt_all(options.first)
     tasks = [Task(seed, options.profile, options.bug) for seed in range(options.first, options.first + options.seeds)]
     print(
         f"seeds {options.first}..{options.first + options.seeds - 1}, "
@@ -163,38 +161,6 @@ def _play(path: Path) -> int:
     print("\n".join(failing.trace))
     print(f"\n{failing.text}\n\n{path}: {failing.invariant} does not hold ({_size(failing)})")
     return 1
-
-
-def _hunt_all(first: int) -> int:
-    """Plant each bug until a seed finds it."""
-    print(f"seeds {first}.., at most {SEEDS_TO_FIND_A_BUG} for each of {len(BUGS)} bugs", flush=True)
-    missed = 0
-    for name, bug in BUGS.items():
-        began_at = time.monotonic()
-        found = _hunt_in_scenario(bug) if bug.scenario else _hunt_in_seeds(name, first)
-        missed += not found
-        print(f"{bug.rule:>4} {name}: {found or 'NOT FOUND'} ({time.monotonic() - began_at:.1f} s)", flush=True)
-    return 1 if missed else 0
-
-
-def _hunt_in_seeds(name: str, first: int) -> str:
-    failure = find(name, first, SEEDS_TO_FIND_A_BUG)
-    return f"seed {failure.task.seed}, {failure.invariant}" if failure is not None else ""
-
-
-def _hunt_in_scenario(bug: Bug) -> str:
-    with planted(bug):
-        try:
-            play(SCENARIOS / f"{bug.scenario}.txt")
-        except (ScenarioFailed, SimulationFailed) as failed:
-            return f"scenario {bug.scenario}, {str(failed).splitlines()[0]}"
-    return ""
-
-
-def find(bug: str, first: int, seeds: int) -> Failure | None:
-    """Return the first failure that a planted bug causes, None if none of the seeds does."""
-    outcomes = attempt_all([Task(seed, None, bug) for seed in range(first, first + seeds)])
-    return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
 
 
 if __name__ == "__main__":

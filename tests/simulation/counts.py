@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 FAULT_KINDS = (
     "crash_safekeeper",
+    "crash_after_effect",
     "stay_away",
     "hang",
     "wipe",
@@ -20,6 +21,7 @@ FAULT_KINDS = (
     "unblock",
     "restart_proxy",
     "take_over",
+    "strand",
     "lose_primary",
     "repoint",
     "crash_primary",
@@ -48,6 +50,7 @@ REACHED = (
     "members set forward",
     "archivers named",
     "window evictions",
+    "leaders stranded",
     "primaries refused",
     "primaries' tails compared",
     "proxies' runs",
@@ -57,6 +60,7 @@ REACHED = (
     "disk errors",
     "full disks met",
     "members wiped",
+    "minorities not missed",
     *(f"fault {kind}" for kind in FAULT_KINDS),
 )
 # So many runs, under all profiles in turn, reach everything.

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from safekeeper.consensus.control_state import NOBODY, NodeId
 from safekeeper.consensus.term_history import TermHistory, cut_history
 from safekeeper.lsn import Lsn
-from tests.simulation.bugs import BUGS, Bug, planted
+from tests.simulation.bugs import BUGS, planted, swapped
 from tests.simulation.exhaustive_world import (
     BASE_LSN,
     ENDED,
@@ -37,7 +37,6 @@ from tests.simulation.violation import Violation
 
 _UNBORN = -1
 _QUORUM = 2
-_WORLD = Bug("S10", BUGS["primary_unchecked"].profile, SWAPS)
 
 
 class Truth(NamedTuple):
@@ -70,8 +69,8 @@ class Bounds:
         terms: how many runs campaign, one term each.
         records: how many records the log may have.
         crashes: how often any safekeeper may die.
-        figure_8: begin where two terms have left different logs: one wrote two records on safekeeper 1, the next one
-            record on safekeeper 2.
+        figure_8: begin where two terms have left different logs behind a record that all have: the one wrote two more
+            on safekeeper 1, the next one more on safekeeper 2.
         prompt: answers arrive, and flushes return, before anything else happens: far fewer states.
     """
 
@@ -110,9 +109,10 @@ class Search:
         truth = Truth()
         if self.before:
             first, second = (NodeId(run + 1, letter(run).decode() * 32) for run in range(2))
-            old, new = (entry(1, 0),), (entry(2, 0),)
-            logs = ((first, old, 2 * letter(0)), (second, new, letter(1)), (second, (), b""))
-            truth = Truth(((1, 0, old), (2, 1, new)))
+            old, new = (entry(1, 0),), (entry(1, 0), entry(2, 1))
+            zero = letter(0)
+            logs = ((first, old, zero + 2 * letter(0)), (second, new, zero + letter(1)), (second, old, zero))
+            truth = Truth(((1, 0, old), (2, 1, new)), (1,), (1,))
         nodes = tuple(self.machines.new_node(i, *log) for i, log in zip(SAFEKEEPERS, logs, strict=True))
         empty: tuple[tuple[int, ...], ...] = ((),) * (runs * 3)
         runners = (ENDED,) * self.before + (_UNBORN,) * self.bounds.terms
@@ -343,7 +343,7 @@ def _put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-
 def search(bounds: Bounds, bug: str | None = None) -> Found:
     """Look at everything within the bounds, with a planted bug if one is named."""
     with ExitStack() as stack:
-        stack.enter_context(planted(_WORLD))
+        stack.enter_context(swapped(SWAPS))
         if bug is not None:
             stack.enter_context(planted(BUGS[bug]))
         return Search(bounds).run()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from safekeeper.consensus.run import Phase
 from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 STARTS_S = 1.0
+_LOOK_EVERY_S = 0.005
 
 
 class Faults:
@@ -87,6 +89,14 @@ class Faults:
             safekeeper.crash(safekeeper.dies_of_power_cut)
         else:
             safekeeper.effects_left = self.rng.randint(1, 12)
+
+    def crash_after_effect(self) -> None:
+        """Right after the next effect of some kind, so that what comes before what else is seen."""
+        safekeeper = self._safekeeper()
+        safekeeper.dies_of_power_cut = self.rng.random() < 0.5
+        effect = self.rng.choice(("TruncateWal", "TruncateWal", "ResetWal", "Persist"))
+        if safekeeper.dies_after != "TruncateWal":
+            safekeeper.dies_after = effect
 
     def stay_away(self) -> None:
         """Be down for long, while others go on without it."""
@@ -175,6 +185,39 @@ class Faults:
             proxy.stop()
             proxy.takeover = True
             proxy.start()
+
+    def strand(self) -> None:
+        """A proxy takes over, on any primary; once it leads, it reaches one safekeeper only, and both end soon."""
+        world = self.world
+        proxy = self._proxy()
+        proxy.stop()
+        proxy.takeover = True
+        world.point(proxy, self.rng.choice(world.primaries[-2:]))
+        proxy.start()
+        world.clock.after(_LOOK_EVERY_S, self._strand_when_it_leads, proxy, proxy.life, world.clock.now + 2.0)
+
+    def _strand_when_it_leads(self, proxy: "SimProxy", life: int, give_up_at_s: float) -> None:
+        world, proposer = self.world, proxy.proposer
+        if proxy.life != life or proposer is None or world.clock.now > min(give_up_at_s, self.ends_at):
+            return
+        if proposer.phase is not Phase.LEADING:
+            world.clock.after(_LOOK_EVERY_S, self._strand_when_it_leads, proxy, life, give_up_at_s)
+            return
+        world.counts.count("leaders stranded")
+        reached = self._safekeeper()
+        for safekeeper in world.safekeepers.values():
+            if safekeeper is not reached:
+                world.network.blocked.add((proxy.name, safekeeper.id, TO_SAFEKEEPER))
+        world.clock.after(0.25 * self._soon(), self._end_stranded, proxy, reached)
+
+    def _end_stranded(self, proxy: "SimProxy", reached: "SimSafekeeper") -> None:
+        proxy.stop()
+        for safekeeper_id in self.world.safekeepers:
+            self.world.network.unblock(proxy.name, safekeeper_id, TO_SAFEKEEPER)
+        reached.away_until_s = self.world.clock.now + 0.3 + self.rng.random()
+        if reached.acceptor is not None:
+            reached.crash(power_cut=self.rng.random() < 0.5)
+        self.world.clock.after(self._soon(), proxy.start)
 
     def lose_primary(self) -> None:
         proxy = self._proxy()

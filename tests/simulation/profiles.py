@@ -22,6 +22,7 @@ class Profile:
         several_hosts: probability that a proxy is pointed at a list of primaries, the right one somewhere in it.
         trims: probability that safekeepers remove old WAL, after long and after short, whoever may need it.
         archive: probability that such a run has an archive: then they remove also what a member lacks.
+        minority: probability that commits must go through again while a minority is still out of reach.
     """
 
     faults_s: float = 6.0
@@ -38,6 +39,7 @@ class Profile:
     several_hosts: float = 0.0
     trims: float = 0.0
     archive: float = 0.0
+    minority: float = 0.2
 
     def describe(self) -> str:
         """Return all probabilities and times in one line: what share of the faults each kind is, then the rest."""
@@ -49,6 +51,7 @@ class Profile:
 
 _BALANCED = {
     "crash_safekeeper": 6,
+    "crash_after_effect": 2,
     "break_connection": 5,
     "block": 5,
     "unblock": 5,
@@ -80,6 +83,25 @@ PROFILES: dict[str, Profile] = {
     "partitions": replace(BALANCED, weights=_with(block=25, unblock=20, break_connection=10, hang=10)),
     "elections": replace(
         BALANCED, weights=_with(restart_proxy=15, take_over=25, break_connection=10, block=8, unblock=8), spare=1.0
+    ),
+    "figure8": replace(
+        BALANCED,
+        weights={
+            "strand": 20,
+            "promote": 4,
+            "go_back": 2,
+            "crash_safekeeper": 4,
+            "stay_away": 2,
+            "unblock": 2,
+            "take_over": 2,
+        },
+        faults_s=10.0,
+        fault_every_s=0.4,
+        record_every_s=0.02,
+        spare=1.0,
+        isolated_promotion=0.0,
+        low_fork=0.0,
+        trims=0.0,
     ),
     "switches": replace(
         BALANCED,

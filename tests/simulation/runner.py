@@ -11,6 +11,7 @@ from itertools import pairwise
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.faults import STARTS_S, Faults
+from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.schedule import Schedule
 from tests.simulation.world import SimulationFailed, World
@@ -155,7 +156,9 @@ def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> N
     world.run(ends_at_s)
     world.check_all()
     if heals:
-        world.heal()
+        minority = Minority(world)
+        world.heal(minority.missing)
+        minority.is_not_missed()
         world.converge()
         world.check_all()
 

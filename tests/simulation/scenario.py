@@ -264,7 +264,7 @@ class Stage(World):
             if lost:
                 raise ScenarioFailed(f"acknowledged and not on {safekeeper.name}: {lost}")
 
-    def best_primary(self) -> VirtualPrimary:
+    def best_primary(self, without: frozenset[int] = frozenset()) -> VirtualPrimary:
         """The scenario says which."""
         return self._chosen
 

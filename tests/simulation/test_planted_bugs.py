@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.simulation.__main__ import find, main
+from tests.simulation.__main__ import main
 from tests.simulation.bugs import BUGS
+from tests.simulation.hunt import find
 from tests.simulation.runner import Failure, Task, attempt
 
 QUICK = (

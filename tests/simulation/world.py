@@ -261,22 +261,26 @@ class World:
 
     # ------------------------------------------------------------------ the second phase
 
-    def heal(self) -> None:
-        """Repair everything that can be repaired; when all is still, settle on the primary that the log came from."""
+    def heal(self, without: frozenset[int] = frozenset()) -> None:
+        """Repair everything that can be repaired; when all is still, settle on the primary that the log came from.
+
+        Args:
+            without: safekeepers that will be out of reach, so that their logs do not matter.
+        """
         self.is_healing = True
         for proxy in self.proxies:
             proxy.stop()
         self.proxies, proxies = [], self.proxies[:2]
         self.clock.after(0.0, self.network.unblock_all)
         for safekeeper in self.safekeepers.values():
-            safekeeper.effects_left = None
+            safekeeper.effects_left, safekeeper.dies_after = None, ""
             safekeeper.disk.full = False
             safekeeper.flush_delay_s = self.profile.flush_delay_s
         for primary in self.primaries:
             primary.quiet = False
             primary.start()
         self.run(self.clock.now + SETTLE_S)
-        self.current = self.best_primary()
+        self.current = self.best_primary(without)
         self.note("operator", "settles on", self.current.name)
         self.current.flush()
         self.start_workload(self.current)
@@ -290,13 +294,13 @@ class World:
                     self.start_workload(host)
             proxy.start()
 
-    def best_primary(self) -> VirtualPrimary:
+    def best_primary(self, without: frozenset[int] = frozenset()) -> VirtualPrimary:
         """Return a primary that the newest log among the voters came from: there is one, disks of primaries last."""
         best = None
         for safekeeper in self.safekeepers.values():
             disk = safekeeper.disk
             control = disk.control
-            if control is None or not safekeeper_is_voter(safekeeper) or not disk.begin_lsn:
+            if safekeeper.id in without or control is None or not safekeeper_is_voter(safekeeper) or not disk.begin_lsn:
                 continue
             history = [e for e in control.history if e.start_lsn <= disk.durable_lsn]
             rank = (last_term(tuple(history)), disk.durable_lsn)

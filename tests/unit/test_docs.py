@@ -37,6 +37,7 @@ from safekeeper.wire import WIRE_VERSION
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
+from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.scenario import SCENARIOS, play
@@ -262,13 +263,21 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
 def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
-    functions = {
-        f"{kind.__name__}.{name}" for kind in (Checker, ReaderChecker, ArchiveChecker, World) for name in vars(kind)
-    }
-    assert names <= functions | set(BUGS) | {"Checker", "ReaderChecker", "ArchiveChecker", "World"} | set(
-        re.findall(r"tests/[\w/]+\.py", text)
-    )
+    kinds = (Checker, ReaderChecker, ArchiveChecker, Minority, World)
+    functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
+    files = set(re.findall(r"tests/[\w/]+\.py", text))
+    assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files
     assert set(BUGS) <= names | {name for name, bug in BUGS.items() if bug.rule == "S2"}
+
+
+def test_the_table_of_planted_bugs_says_what_the_hunt_hunts() -> None:
+    rows = re.findall(r"^\| (.*) \|$", section("invariants.md", "The planted bugs"), re.MULTILINE)[1:]
+    assert len(rows) == len(BUGS)
+    for row, (name, bug) in zip(rows, BUGS.items(), strict=True):
+        faults = f"scenario `{bug.scenario}`" if bug.scenario else bug.faults
+        *cells, seeds = row.split(" |")
+        assert " |".join(cells) == f"{bug.rule} | `{name}` | {bug.without} | {faults}"
+        assert re.fullmatch(" " if bug.scenario else r" \d+ \(\d+ to \d+\)", seeds), row
 
 
 def test_every_scenario_is_named_with_the_bug_with_which_it_fails() -> None:

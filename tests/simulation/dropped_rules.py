@@ -1,0 +1,293 @@
+"""What a planted bug puts in the place of what keeps a rule: each of these leaves one rule out, and nothing else.
+
+Subclasses of the state machines, and functions in the place of others. `tests/simulation/bugs.py` says which rule it is
+that goes, and under which faults that is found.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.actions import Action
+from safekeeper.consensus.campaign import Campaign
+from safekeeper.consensus.commitment import quorum_lsn
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TrimWal, TruncateWal
+from safekeeper.consensus.leadership import Leadership, Progress
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
+from safekeeper.consensus.roster import Cluster, Peers, greetings_of
+from safekeeper.consensus.standbys import Standbys
+from safekeeper.consensus.term_history import tli_at
+from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
+from safekeeper.errors import LocalProtocolError, StorageFull
+from safekeeper.lsn import Lsn, format_lsn, segment_start
+from tests.simulation.archive import SimArchiver
+from tests.simulation.disk import ModelDisk
+from tests.simulation.primary import SYSTEM_ID
+from tests.simulation.proxy import SimProxy
+from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
+from tests.simulation.world import World
+from walproxy.window import Window
+
+
+class AckBeforeFlush(Acceptor):
+    """Says that it has flushed what it has only received."""
+
+    def _answer_append(self) -> Effects:
+        for effect in super()._answer_append():
+            if isinstance(effect, Send) and isinstance(effect.message, AppendResponse):
+                message = msgspec.structs.replace(effect.message, flush_lsn=effect.message.write_lsn)
+                effect = Send(effect.connection, message)
+            yield effect
+
+
+class VoteNotPersisted(Acceptor):
+    """Keeps a promise in memory only, as if the control file needed no fsync."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if changes.keys() == {"promised"}:
+            self.control = msgspec.structs.replace(self.control, **changes)
+            return
+        yield from super()._persist(**changes)
+
+
+class ComparedAsPair(Acceptor):
+    """Votes for (5, runB) after (5, runA), because the pair is higher."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        promised = self.control.promised
+        if message.node_id.term == promised.term and message.node_id.run > promised.run:
+            lower = NodeId(promised.term - 1, promised.run)
+            self.control = msgspec.structs.replace(self.control, promised=lower)
+        yield from super()._vote(connection, message, now)
+
+
+class NoTruncate(Acceptor):
+    """Takes the new history over whatever WAL it has."""
+
+    def _finish_adoption(self) -> Effects:
+        if self.control.truncate_to is not None:
+            yield from self._persist(truncate_to=None)
+        else:
+            yield from super()._finish_adoption()
+
+
+class CutBeforeHistory(Acceptor):
+    """Cuts first and writes down why afterwards; a crash in between leaves a log that seems older than it is."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        cut_lsn = changes.get("truncate_to")
+        if cut_lsn is not None:
+            yield TruncateWal(cut_lsn, tli_at(changes["history"], cut_lsn))
+        yield from super()._persist(**changes)
+
+
+class CommitAboveCut(Acceptor):
+    """Keeps its commit_lsn through a cut below it."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if "truncate_to" in changes:
+            changes["commit_lsn"] = max(self.commit_lsn, changes.get("commit_lsn", 0))
+        yield from super()._persist(**changes)
+
+
+class ArchivedAboveCut(Acceptor):
+    """Believes that the archive reaches as far as before, although the log was cut below."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if changes.get("archived_lsn", self.archived_lsn) < self.archived_lsn and changes.get("base_lsn") is None:
+            changes["archived_lsn"] = self.archived_lsn
+        yield from super()._persist(**changes)
+
+
+class TrimBeforeControlFile(Acceptor):
+    """Removes old WAL first, and writes down afterwards where its WAL begins."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if changes.keys() == {"wal_begin_lsn"}:
+            yield TrimWal(changes["wal_begin_lsn"])
+        yield from super()._persist(**changes)
+
+
+class GapAccepted(Acceptor):
+    """Drops a frame when the disk is full, and takes the next one."""
+
+    def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
+        if not isinstance(message, AppendRequest):
+            yield from super().receive(connection, message, now)
+            return
+        try:
+            yield from self._append(connection, message, now)
+        except StorageFull:
+            return
+
+    def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
+        if message.node_id == self.leader and message.begin_lsn > self.write_lsn:
+            self.write_lsn = message.begin_lsn
+        yield from super()._append(connection, message, now)
+
+
+class CutUnfenced(Acceptor):
+    """Lets any cut pass."""
+
+    def _refusal_of_cut(self, lsn: Lsn, tli_changes: bool, message: Elected) -> EffectsThen[Any]:
+        return None
+        yield Persist(self.control)  # Never reached: it makes this a generator.
+
+
+class JoinsUnwiped(Acceptor):
+    """Lets a member of another cluster vote, and be fed, with the WAL and the history that it has."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        membership = self.control.membership
+        if membership is not None and message.generation > membership.generation:
+            joined = msgspec.structs.replace(membership, generation=message.generation)
+            self.control = msgspec.structs.replace(self.control, membership=joined)
+        yield from super()._vote(connection, message, now)
+
+    def _elected(self, connection: int, message: Elected, now: float) -> Effects:
+        self.control = msgspec.structs.replace(self.control, cluster_id=message.cluster_id)
+        yield from super()._elected(connection, message, now)
+
+
+class ReadersAheadOfCommit(Acceptor):
+    """Lets readers see whatever is on the disk."""
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        return self.flush_lsn
+
+
+class TimelineAtItsFork(Acceptor):
+    """Tells readers of a timeline once it has adopted it and all before is committed: without the leader's commit."""
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        return min(self.commit_lsn, self.flush_lsn)
+
+    @property
+    def readable_tli(self) -> int:
+        return tli_at(self.control.history, self.readable_lsn)
+
+
+class TimelineWithItsTerm(TimelineAtItsFork):
+    """Tells readers of a timeline when its term is committed, as if nobody could fork off at the same place then."""
+
+    @property
+    def readable_tli(self) -> int:
+        history, lsn = self.control.history, self.readable_lsn
+        is_committed = self.leader is not None and self._leader_commit_lsn >= history[-1].start_lsn
+        return tli_at(history, lsn if is_committed else lsn - 1)
+
+
+class TrimsWithinRecords(Acceptor):
+    """Removes the beginning of a record, whether or not all of it can be read."""
+
+    def _before_open_record(self, lsn: Lsn) -> EffectsThen[Lsn]:
+        return lsn
+        yield Persist(self.control)  # Never reached: it makes this a generator.
+
+
+class RescanningDisk(ModelDisk):
+    """Finds the end of its WAL by looking for the last whole record, and drops what was acked of the next one."""
+
+    def crash(self, power_cut: bool) -> None:
+        super().crash(power_cut)
+        if self.begin_lsn:
+            self.durable_lsn = last_complete_end(self.wal, self.begin_lsn, self.durable_lsn)
+            del self.wal[self.durable_lsn - self.begin_lsn :]
+
+
+def quorum_without_term_start(positions: Any, membership: Membership, term_start_lsn: Lsn) -> Lsn:
+    return quorum_lsn(positions, membership, 0)
+
+
+def nothing_committed(*_: Any) -> Lsn:
+    return 0
+
+
+def known_commit(votes: Any, donor: int, *_: Any) -> Lsn:
+    return max(0, *(int(vote.commit_lsn) for vote in votes.values()))
+
+
+def voters_of_any_cluster(peers: Peers, cluster: Cluster) -> set[int]:
+    greetings = greetings_of(peers)
+    return {i for i, greeting in greetings.items() if cluster.membership.is_voter(i, greeting.incarnation)}
+
+
+def not_by_itself(*_: Any) -> Iterator[Action]:
+    return iter(())
+
+
+def newest_wal(leadership: Leadership, safekeeper_id: int, progress: Progress) -> Lsn:
+    """Let a member that lags go on where others end, instead of where the oldest WAL begins that they keep."""
+    others = [p.flush_lsn for i, p in leadership.members.items() if i != safekeeper_id and p.answered]
+    return segment_start(max(others, default=0), SEGMENT_SIZE)
+
+
+_slices = Window.slices
+
+
+def slices_within(window: Window, begin_lsn: Lsn, end_lsn: Lsn) -> list[bytes | memoryview]:
+    """Look for an empty range in the window, too: a heartbeat for whoever is behind it is at none of its bytes."""
+    if not window.begin_lsn <= begin_lsn <= end_lsn <= window.end_lsn:
+        raise LocalProtocolError(f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not in the window")
+    return _slices(window, begin_lsn, end_lsn)
+
+
+_elected, _oldest_wal = Campaign.elected, Leadership._oldest_wal
+
+
+def elected_by_greetings(campaign: Campaign) -> Elected:
+    """Believe of everybody who has greeted that it has its WAL to give, whether or not it adopts the term's log."""
+    begins = [g.wal_begin_lsn for g in greetings_of(campaign._roster.peers).values() if g.wal_begin_lsn]
+    elected = _elected(campaign)
+    return msgspec.structs.replace(elected, base_lsn=min(begins, default=elected.base_lsn))
+
+
+def oldest_of_anybody(leadership: Leadership, safekeeper_id: int, progress: Progress) -> Lsn:
+    oldest_lsn = _oldest_wal(leadership, safekeeper_id, progress)
+    return min(oldest_lsn, leadership.elected.base_lsn) if oldest_lsn else 0
+
+
+def trim_to_flush(kept: Kept, request: TrimRequest) -> Lsn:
+    """Remove what takes too much room, also if it is not archived, or not committed yet."""
+    return trim_to(kept._replace(readable_lsn=kept.flush_lsn, archived_lsn=kept.flush_lsn), request)
+
+
+def trim_to_commit(kept: Kept, request: TrimRequest) -> Lsn:
+    """Remove all that is committed, up to a segment's border, if there is enough WAL behind it."""
+    next_segment_lsn = segment_start(kept.readable_lsn, kept.segment_size) + 1
+    return min(trim_to(kept._replace(readable_lsn=next_segment_lsn), request), kept.readable_lsn)
+
+
+def flushed(archiver: SimArchiver, acceptor: Acceptor) -> Lsn:
+    return acceptor.flush_lsn
+
+
+def apply_as_flush(standbys: Standbys, commit_lsn: Lsn) -> Lsn:
+    return commit_lsn
+
+
+def run_id_of_the_server(world: World) -> str:
+    return f"{SYSTEM_ID:032x}"
+
+
+_put_aside = SimProxy._put_aside
+
+
+def take_what_is_there(proxy: SimProxy, reason: str) -> None:
+    """Refuse a primary, but take what had come behind the bytes that were found to be other ones."""
+    proxy._pump()
+    _put_aside(proxy, reason)
+
+
+def nothing_required(*_: Any) -> None:
+    return None
+
+
+def no_difference(*_: Any) -> None:
+    return None

@@ -1,0 +1,80 @@
+"""Planted bugs are hunted: how many seeds it takes until chance finds each of them."""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from tests.simulation.bugs import BUGS, Bug, planted
+from tests.simulation.runner import Failure, Task, attempt_all
+from tests.simulation.scenario import SCENARIOS, ScenarioFailed, play
+from tests.simulation.world import SimulationFailed
+
+SEEDS_TO_FIND_A_BUG = 2000
+# Each bug is hunted so often, from first seeds that are so far apart: one lucky seed says little.
+HUNTS = 5
+HUNTS_APART = 100_000
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """What came of hunting one bug.
+
+    Attributes:
+        seeds: by hunt, how many seeds it took, the one that found it included.
+        failure: what the first hunt has found.
+        took_s: seconds, all hunts together.
+    """
+
+    seeds: tuple[int, ...]
+    failure: Failure
+    took_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.failure.task.seed} {self.failure.invariant}; "
+            f"{statistics.median(self.seeds):g} seeds ({min(self.seeds)} to {max(self.seeds)}), "
+            f"{self.took_s / len(self.seeds):.1f} s"
+        )
+
+
+def find(bug: str, first: int, seeds: int) -> Failure | None:
+    """Return the first failure that a planted bug causes, None if none of the seeds does."""
+    outcomes = attempt_all([Task(seed, None, bug) for seed in range(first, first + seeds)])
+    return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+
+
+def hunt(bug: str, first: int) -> Hunt | None:
+    """Hunt a bug from several seeds on; return None if one of the hunts ends without it."""
+    began_at = time.monotonic()
+    failures = []
+    for start in range(first, first + HUNTS * HUNTS_APART, HUNTS_APART):
+        failure = find(bug, start, SEEDS_TO_FIND_A_BUG)
+        if failure is None:
+            return None
+        failures.append((failure.task.seed - start + 1, failure))
+    return Hunt(tuple(seeds for seeds, _ in failures), failures[0][1], time.monotonic() - began_at)
+
+
+def hunt_all(first: int) -> int:
+    """Plant each bug until seeds find it, or its scenario does; return the exit code."""
+    print(
+        f"{len(BUGS)} bugs from {HUNTS} first seeds, {first} and every {HUNTS_APART} on, at most "
+        f"{SEEDS_TO_FIND_A_BUG} seeds each: the first find; median (least to most) of the seeds; seconds a hunt",
+        flush=True,
+    )
+    missed = 0
+    width = max(map(len, BUGS))
+    for name, bug in BUGS.items():
+        found = _failure_of_scenario(bug) if bug.scenario else hunt(name, first)
+        missed += found is None
+        print(f"{bug.rule:>6} {name:<{width}} {bug.faults}: {found or 'NOT FOUND'}", flush=True)
+    return 1 if missed else 0
+
+
+def _failure_of_scenario(bug: Bug) -> str | None:
+    with planted(bug):
+        try:
+            play(SCENARIOS / f"{bug.scenario}.txt")
+        except (ScenarioFailed, SimulationFailed) as failed:
+            return f"scenario {bug.scenario}, {str(failed).splitlines()[0]}"
+    return None

@@ -1,0 +1,57 @@
+"""A minority that stays out of reach when everything else is repaired: nobody may wait for it.
+
+Convergence alone does not ask for that: when all are back, even a term that needs each single member goes on. So in
+some runs a minority of the voters is cut off again right after the repair, at any moment between its greeting and the
+first commit, and commits must go through without it. Then it comes back, and everything converges as usual.
+
+It has a source of chance of its own, so that the other runs go as if there were no such thing.
+"""
+
+import random
+
+from safekeeper.consensus.membership import quorum_size
+from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
+from tests.simulation.violation import Violation
+from tests.simulation.world import SimulationFailed, World
+
+CUT_OFF_WITHIN_S = 0.5
+PATIENCE_S = 40.0
+
+
+class Minority:
+    """Whom the others must not need.
+
+    Attributes:
+        missing: the safekeepers that will be cut off, none if this run has no minority to spare.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = random.Random(f"{world.seed} minority")
+        self.missing: frozenset[int] = frozenset()
+        voters = [safekeeper.id for safekeeper in world.checker.members()]
+        spare = len(voters) - quorum_size(len(world.safekeepers))
+        if self.rng.random() < world.profile.minority and spare > 0:
+            self.missing = frozenset(self.rng.sample(voters, spare))
+
+    def is_not_missed(self) -> None:
+        """Cut it off, see commits go through, and let it come back.
+
+        Raises:
+            SimulationFailed: nothing is committed without it.
+        """
+        if not self.missing:
+            return
+        world = self.world
+        world.counts.count("minorities not missed")
+        world.run(world.clock.now + CUT_OFF_WITHIN_S * self.rng.random())
+        ways = [(p.name, i, way) for p in world.proxies for i in self.missing for way in (TO_SAFEKEEPER, TO_PROXY)]
+        world.network.blocked.update(ways)
+        cut_off_at, acked_lsn = world.clock.now, world.checker.acked_lsn
+        while world.checker.acked_lsn <= acked_lsn:
+            if world.clock.now > cut_off_at + PATIENCE_S:
+                names = " ".join(f"S{i}" for i in sorted(self.missing))
+                error = Violation("Availability", f"nothing is committed while {names} cannot be reached")
+                raise SimulationFailed(error, world.trace())
+            world.run(world.clock.now + 0.1)
+        world.clock.after(0.0, world.network.unblock_all)
