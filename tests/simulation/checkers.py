@@ -38,6 +38,8 @@ class Won:
     history: TermHistory
     membership: Membership
     commit_lsn: Lsn = 0
+    # Below it this log was found to be the committed one: neither changes there, unless the committed one is cut.
+    compared_lsn: Lsn = 0
 
 
 @dataclass
@@ -132,6 +134,8 @@ class Checker:
                 f"the committed record [{format_lsn(shown[0])}, {format_lsn(shown[1])}) is cut: {why}",
             )
         del self.committed[lsn - self.base_lsn :]
+        for won in self.won.values():
+            won.compared_lsn = min(won.compared_lsn, lsn)
 
     def _on_committed(self, won: Won, who: str) -> None:
         """Some position was announced to be committed in a term (S4)."""
@@ -146,13 +150,15 @@ class Checker:
                 if parted is None or parted.lsn < commit_lsn:
                     self._require_incomplete(won, parted.lsn if parted else self.base_lsn, commit_lsn, later)
                     return
-        log = self.log_of(won.history, self.base_lsn, commit_lsn)
-        if self.base_lsn + len(log) < commit_lsn:
+        begin_lsn = max(self.base_lsn, won.compared_lsn)
+        log = self.log_of(won.history, begin_lsn, commit_lsn)
+        if begin_lsn + len(log) < commit_lsn:
             raise Violation("CommittedNotOverwritten", f"nobody holds the bytes below {format_lsn(commit_lsn)}")
-        shared = min(len(log), len(self.committed))
-        if log[:shared] != self.committed[:shared]:
+        before = self.committed[begin_lsn - self.base_lsn : commit_lsn - self.base_lsn]
+        if log[: len(before)] != before:
             raise Violation("CommittedNotOverwritten", f"{won.node_id} commits other bytes than were committed before")
-        self.committed += log[shared:]
+        self.committed += log[len(before) :]
+        won.compared_lsn = commit_lsn
 
     def _require_incomplete(self, won: Won, lsn: Lsn, commit_lsn: Lsn, later: Won) -> None:
         """A term was won above this one without these bytes: only an incomplete record may be among them."""
@@ -222,6 +228,8 @@ class Checker:
 
     def _on_acked(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
         """Commits up to `flush_lsn` on this primary are released: its bytes must be the committed ones."""
+        if flush_lsn <= primary.told_lsn:
+            return
         # From the last record's end on, also if it was told a position in the next one before.
         begin_lsn = max(self.base_lsn, primary.record_end_at_or_below(min(primary.told_lsn, primary.insert_lsn)))
         acked_lsn = primary.record_end_at_or_below(min(flush_lsn, primary.insert_lsn))

@@ -26,12 +26,12 @@ class Clock:
 
     def run(self, until_s: float, events: int | None = None) -> None:
         """Let time pass up to `until_s`, or until so many events have been run."""
-        heap = self._heap
-        last_step = self.steps + events if events is not None else None
+        heap, pop = self._heap, heapq.heappop
+        last_step = self.steps + events if events is not None else -1
         while heap and heap[0][0] <= until_s:
             if self.steps == last_step:
                 return
-            self.now, _, event, args = heapq.heappop(heap)
+            self.now, _, event, args = pop(heap)
             self.steps += 1
             event(*args)
         self.now = until_s

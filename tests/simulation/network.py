@@ -76,12 +76,14 @@ class Network:
         if self.uses_wire and message is not _END:
             message = self._through_wire(way, message)
         held = connection.held[way]
-        if held or (connection.proxy.name, connection.safekeeper.id, way) in self.blocked:
+        if held or (self.blocked and (connection.proxy.name, connection.safekeeper.id, way) in self.blocked):
             held.append(message)
             return
-        now = self._clock.now
-        arrives_at = max(now + self._rng.random() * self.delay_s, connection.last_at[way])
-        connection.last_at[way] = arrives_at
+        now, last_at = self._clock.now, connection.last_at
+        arrives_at = now + self._rng.random() * self.delay_s
+        if arrives_at < last_at[way]:
+            arrives_at = last_at[way]
+        last_at[way] = arrives_at
         self._clock.after(arrives_at - now, self._arrive, connection, way, message)
 
     def _through_wire(self, way: int, message: Any) -> Any:
@@ -124,7 +126,7 @@ class Network:
     def _arrive(self, connection: Connection, way: int, message: Any) -> None:
         if connection.broken:
             return
-        if (connection.proxy.name, connection.safekeeper.id, way) in self.blocked:
+        if self.blocked and (connection.proxy.name, connection.safekeeper.id, way) in self.blocked:
             connection.held[way].append(message)
             return
         if message is _END:

@@ -152,25 +152,26 @@ class SimProxy:
     # ------------------------------------------------------------------ the state machine
 
     def _step(self, actions: list[Action]) -> None:
-        proposer = self.proposer
+        proposer, world = self.proposer, self.world
         assert proposer is not None  # events come to the living only
-        self.world.checker.on_proposer_stepped(self, proposer)
+        if proposer.leadership is not None:
+            world.checker.on_proposer_stepped(self, proposer)
         for action in actions:
             self._execute(action, proposer)
             if self.proposer is not proposer:
                 return
-        if self.world.standbys:
-            self.world.checker.on_actions_done(self, proposer)
+        if world.standbys:
+            world.checker.on_actions_done(self, proposer)
 
     def _execute(self, action: Action, proposer: Proposer) -> None:
-        now = self.world.clock.now
         if isinstance(action, SendAppend):
             leadership = proposer.leadership
             if leadership is not None:
                 if action.begin_lsn == action.end_lsn:
                     self.world.counts.count("heartbeats")
+                # Also of an empty range, as the proxy does: the window may lie elsewhere (S14).
                 payload = b"".join(self._window.slices(action.begin_lsn, action.end_lsn))
-                message = leadership.append_request(action.begin_lsn, now, payload)
+                message = leadership.append_request(action.begin_lsn, self.world.clock.now, payload)
                 self._send(action.safekeeper_id, message)
             return
         if isinstance(action, SendMessage):

@@ -44,21 +44,21 @@ class ReaderChecker:
         """A handler is through: look at what readers may see now."""
         acceptor = safekeeper.acceptor
         assert acceptor is not None  # it has just run
-        if self._truth.is_foreign(safekeeper.disk.control):
+        if self._truth.cluster_id and self._truth.is_foreign(safekeeper.disk.control):
             return
         visible_lsn = acceptor.readable_lsn
         seen = self._seen.get(safekeeper.id)
         if seen is None:
             seen = self._seen[safekeeper.id] = Seen(max(safekeeper.disk.begin_lsn, self._truth.base_lsn))
-        base_lsn = acceptor.control.base_lsn
-        if base_lsn is not None and base_lsn >= seen.end_lsn:
+        control, seen_lsn = acceptor.control, seen.begin_lsn + len(seen.data)
+        if control.base_lsn is not None and control.base_lsn >= seen_lsn:
             # It is being set forward: meanwhile its readers see nothing, and nothing that they saw goes.
             del self._seen[safekeeper.id]
             return
-        if visible_lsn != seen.end_lsn and self._truth.base_lsn:
+        if visible_lsn != seen_lsn and self._truth.base_lsn:
             self._check_visible(safekeeper, seen, visible_lsn)
         if visible_lsn > safekeeper.disk.begin_lsn:
-            tli, history = acceptor.readable_tli, acceptor.control.history
+            tli, history = acceptor.readable_tli, control.history
             if tli != seen.tli or history is not seen.history:
                 seen.tli, seen.history = tli, history
                 self._on_shown_tli(safekeeper, tli, history)

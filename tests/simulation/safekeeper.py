@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.simulation.standby import SimStandby
     from tests.simulation.world import World
 
-_DURABLE_EFFECTS = (FlushWal, Persist, TruncateWal, ResetWal, SetWalAside)
+_DURABLE_EFFECTS = frozenset({FlushWal, Persist, TruncateWal, ResetWal, SetWalAside})
 
 
 class SimSafekeeper:
@@ -150,8 +150,7 @@ class SimSafekeeper:
         self.world.checker.on_wipe(self)
 
     def _dies_here(self) -> bool:
-        if self.effects_left is None:
-            return False
+        assert self.effects_left is not None  # by the callers: it is asked for at every effect, and seldom set
         self.effects_left -= 1
         if self.effects_left > 0:
             return False
@@ -248,7 +247,7 @@ class SimSafekeeper:
             self._pump()
 
     def _resume(self, life: int, result: Any) -> None:
-        task = self._task
+        task, world = self._task, self.world
         assert task is not None  # by the callers
         error: StorageFull | None = None
         while True:
@@ -261,7 +260,7 @@ class SimSafekeeper:
                 self.world.counts.count("full disks met")
                 break
             error = result = None
-            if self._dies_here():
+            if self.effects_left is not None and self._dies_here():
                 return
             try:
                 result = self._execute(effect)
@@ -273,39 +272,41 @@ class SimSafekeeper:
                 self.world.counts.count("disk errors")
                 self.crash(power_cut=self.world.rng.random() < 0.5)
                 return
-            if type(effect).__name__ == self.dies_after:
+            if self.dies_after and type(effect).__name__ == self.dies_after:
                 self.dies_after, self.effects_left = "", 1
-            if self._dies_here():
+            if self.effects_left is not None and self._dies_here():
                 return
-            if isinstance(effect, _DURABLE_EFFECTS):
-                delay_s = self.world.durable_effect_delay_s(self)
+            if type(effect) in _DURABLE_EFFECTS:
+                delay_s = world.durable_effect_delay_s(self)
                 if delay_s:
-                    self.world.clock.after(delay_s, self._resume_later, life, result)
+                    world.clock.after(delay_s, self._resume_later, life, result)
                     return
         self._task = None
-        self.world.checker.readers.on_handled(self)
-        self.world.checker.archive.on_handled(self)
+        world.checker.readers.on_handled(self)
+        if world.archive is not None:
+            world.checker.archive.on_handled(self)
         if self.readers and self.acceptor is not None:
             readable_lsn = self.acceptor.readable_lsn
             for standby in self.readers:
                 if standby.received_lsn != readable_lsn:
-                    self.world.counts.count("readers sent WAL")
+                    world.counts.count("readers sent WAL")
                     standby.wake()
         if self._flush_is_due and self._flush is None:
             self._begin_flush()
 
     def _execute(self, effect: Effect) -> Any:
         world, disk = self.world, self.disk
-        if not isinstance(effect, Send):
-            world.note(self.name, "does", effect)
         if isinstance(effect, Send):
-            world.note(self.name, "says", effect.message, effect.connection)
-            self._count_said(effect.message)
-            world.checker.on_acceptor_says(self, effect.message)
+            message = effect.message
+            world.note(self.name, "says", message, effect.connection)
+            self._count_said(message)
+            world.checker.on_acceptor_says(self, message)
             connection = self._connections.get(effect.connection)
             if connection is not None:
-                world.network.send(connection, TO_PROXY, effect.message)
-        elif isinstance(effect, Close):
+                world.network.send(connection, TO_PROXY, message)
+            return None
+        world.note(self.name, "does", effect)
+        if isinstance(effect, Close):
             connection = self._connections.pop(effect.connection, None)
             if connection is not None:
                 world.network.close(connection, TO_PROXY)

@@ -22,8 +22,13 @@ _CONTENT = bytes(byte & 0x7F for byte in range(256))
 
 def make_record(size: int, previous_lsn: Lsn, rng: random.Random) -> bytes:
     """Return a record of `size` bytes with a content of its own."""
-    header = bytes([_START, *_base_128(size, 3), *_base_128(previous_lsn, 5)])
-    return header + rng.randbytes(size - HEADER_BYTES).translate(_CONTENT)
+    header = (
+        _START,
+        *(size >> 14 & 0x7F, size >> 7 & 0x7F, size & 0x7F),
+        *(previous_lsn >> 28 & 0x7F, previous_lsn >> 21 & 0x7F, previous_lsn >> 14 & 0x7F),
+        *(previous_lsn >> 7 & 0x7F, previous_lsn & 0x7F),
+    )
+    return bytes(header) + rng.randbytes(size - HEADER_BYTES).translate(_CONTENT)
 
 
 def records(wal: bytes | bytearray, begin_lsn: Lsn, from_lsn: Lsn) -> Iterator[tuple[Lsn, Lsn]]:
@@ -93,10 +98,6 @@ def _length(wal: bytes | bytearray, position: int) -> int:
     """Return the announced length of the record at `position`, 0 if it cannot be seen."""
     digits = wal[position + 1 : position + 4]
     return _number(digits) if len(digits) == 3 else 0
-
-
-def _base_128(number: int, digits: int) -> bytes:
-    return bytes(number >> 7 * (digits - 1 - i) & 0x7F for i in range(digits))
 
 
 def _number(digits: bytes | bytearray) -> int:
