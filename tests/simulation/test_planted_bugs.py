@@ -23,6 +23,8 @@ QUICK = (
     "readers_ahead_of_commit",
     "timeline_shown_at_its_fork",
     "commit_told_with_wal_only",
+    "heartbeat_behind_the_window",
+    "wal_begin_of_unadopted_member",
 )
 SEEDS = 150
 
