@@ -12,7 +12,7 @@ What is small about this world is written in exhaustive_world.py, and how big it
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from tests.simulation.exhaustive_world import (
 )
 from tests.simulation.violation import Violation
 
+TELL_EVERY_S = 2.0
 _UNBORN = -1
 _QUORUM = 2
 
@@ -71,14 +72,16 @@ class Bounds:
         crashes: how often any safekeeper may die.
         figure_8: begin where two terms have left different logs behind a record that all have: the one wrote two more
             on safekeeper 1, the next one more on safekeeper 2.
-        prompt: answers arrive, and flushes return, before anything else happens: far fewer states.
+        prompt_answers: answers arrive before anything else happens: far fewer states.
+        prompt_flushes: flushes return before anything else happens.
     """
 
     terms: int = 2
     records: int = 2
     crashes: int = 0
     figure_8: bool = False
-    prompt: bool = False
+    prompt_answers: bool = False
+    prompt_flushes: bool = False
 
 
 @dataclass
@@ -101,6 +104,7 @@ class Search:
         self.before = 2 if bounds.figure_8 else 0
         self.machines = Machines(bounds.terms + self.before, bounds.records)
         self.transitions = 0
+        self._holding: set[tuple[tuple[int, ...], Truth]] = set()
 
     def beginning(self) -> State:
         """Return the first state."""
@@ -118,22 +122,20 @@ class Search:
         runners = (ENDED,) * self.before + (_UNBORN,) * self.bounds.terms
         return State(nodes, runners, empty, empty, truth, self.bounds.crashes)
 
-    def run(self) -> Found:
-        """Look at everything that can be reached; stop at the first violation."""
+    def run(self, tell: Callable[[int, int], None] = lambda depth, states: None) -> Found:
+        """Look at everything that can be reached; stop at the first violation. `tell` hears of every depth."""
         began_at = time.monotonic()
         first = self.beginning()
-        came_from: dict[State, tuple[State, str] | None] = {first: None}
+        came_from: dict[State, State | None] = {first: None}
         layer, depth = [first], 0
         while layer:
             following: list[State] = []
             for state in layer:
-                what = "a step"
                 try:
-                    for what, after in self.steps(state):
+                    for _, after in self.steps(state):
                         self.transitions += 1
-                        known = after in came_from
-                        if not known:
-                            came_from[after] = (state, what)
+                        if after not in came_from:
+                            came_from[after] = state
                             following.append(after)
                 except Violation as violation:
                     path = [*self._path(came_from, state), f"(next) {violation}"]
@@ -142,13 +144,15 @@ class Search:
                     )
             layer = following
             depth += bool(layer)
+            tell(depth, len(came_from))
         return Found(len(came_from), self.transitions, depth, time.monotonic() - began_at, None, [])
 
-    def _path(self, came_from: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+    def _path(self, came_from: dict[State, State | None], state: State) -> list[str]:
+        """Return the steps that led to a state. They are not kept with millions of states, but taken once more."""
         path: list[str] = []
-        while (step := came_from[state]) is not None:
-            state, what = step
-            path.append(what)
+        while (before := came_from[state]) is not None:
+            path.append(next(what for what, after in self.steps(before) if after == state))
+            state = before
         return path[::-1]
 
     # ------------------------------------------------------------------ steps
@@ -159,9 +163,15 @@ class Search:
         Raises:
             Violation: an invariant does not hold there.
         """
-        pending = list(self._answered_or_flushed(state))
-        yield from pending
-        if pending and self.bounds.prompt:
+        flushed = list(self._flushed(state))
+        if flushed and self.bounds.prompt_flushes and not self.bounds.prompt_answers:
+            # That it may take its time, or return behind an answer, is looked at where answers are prompt.
+            yield flushed[0]
+            return
+        answered = list(self._answered(state))
+        yield from answered
+        yield from flushed
+        if (answered and self.bounds.prompt_answers) or (flushed and self.bounds.prompt_flushes):
             return
         for queue, waiting in enumerate(state.requests):
             if waiting:
@@ -173,15 +183,20 @@ class Search:
                     yield f"S{index + 1} dies", self._died(state, index, self.machines.crashed(node, keeps))
         yield from self._runs(state)
 
-    def _answered_or_flushed(self, state: State) -> Iterator[tuple[str, State]]:
+    def _answered(self, state: State) -> Iterator[tuple[str, State]]:
         machines = self.machines
         for queue, waiting in enumerate(state.answers):
             run, index = divmod(queue, 3)
             if waiting and state.runners[run] > ENDED:
                 rest = state._replace(answers=_put(state.answers, queue, waiting[1:]))
                 moved = machines.tell(state.runners[run], index + 1, waiting[0])
-                what = machines.messages[waiting[0]]
-                yield f"P{run + 1} gets from S{index + 1}: {what}", self._runner_moved(rest, run, moved)
+                yield (
+                    f"P{run + 1} gets from S{index + 1}: {machines.words(waiting[0])}",
+                    self._runner_moved(rest, run, moved),
+                )
+
+    def _flushed(self, state: State) -> Iterator[tuple[str, State]]:
+        machines = self.machines
         for index, node in enumerate(state.nodes):
             if machines.nodes[node].unflushed:
                 moved_node = machines.hear(node, 0, NOTHING)
@@ -196,7 +211,7 @@ class Search:
     ) -> Iterator[tuple[str, State]]:
         """The first message of a queue arrives; the safekeeper may die behind any effect of it."""
         machines, node = self.machines, state.nodes[index]
-        what = f"S{index + 1} gets from P{run + 1}: {machines.messages[waiting[0]]}"
+        what = f"S{index + 1} gets from P{run + 1}: {machines.words(waiting[0])}"
         rest = state._replace(requests=_put(state.requests, queue, waiting[1:]))
         moved = machines.hear(node, run, waiting[0])
         assert moved is not None  # it does not die
@@ -314,6 +329,9 @@ class Search:
 
     def _check_logs(self, state: State) -> None:
         """Every log is what its history says (LogMatching); a quorum holds what is committed."""
+        looked_at = (state.nodes, state.truth)
+        if looked_at in self._holding:
+            return
         writers = {term: letter(run) for term, run, _ in state.truth.won}
         committed, holders = state.truth.committed, 0
         for index, number in enumerate(state.nodes):
@@ -329,6 +347,7 @@ class Search:
                 raise Violation("CommittedNotOverwritten", f"S{index + 1} believes {log[:known]} to be committed")
         if holders < _QUORUM:
             raise Violation("CommittedNotOverwritten", f"{committed} is on {holders} disks only")
+        self._holding.add(looked_at)
 
 
 def terms_of(history: TermHistory, end_lsn: Lsn) -> tuple[int, ...]:
@@ -340,13 +359,15 @@ def _put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-
     return (*items[:index], item, *items[index + 1 :])
 
 
-def search(bounds: Bounds, bug: str | None = None) -> Found:
+def search(
+    bounds: Bounds, bug: str | None = None, tell: Callable[[int, int], None] = lambda depth, states: None
+) -> Found:
     """Look at everything within the bounds, with a planted bug if one is named."""
     with ExitStack() as stack:
         stack.enter_context(swapped(SWAPS))
         if bug is not None:
             stack.enter_context(planted(BUGS[bug]))
-        return Search(bounds).run()
+        return Search(bounds).run(tell)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -356,11 +377,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--records", type=int, default=2, help="how long the log may get (default: %(default)s)")
     parser.add_argument("--crashes", type=int, default=0, help="how often a safekeeper may die (default: %(default)s)")
     parser.add_argument("--figure-8", action="store_true", help="begin with the logs that two earlier terms have left")
-    parser.add_argument("--prompt", action="store_true", help="answers and flushes come before anything else happens")
+    parser.add_argument(
+        "--prompt",
+        nargs="?",
+        choices=("answers", "flushes", "both"),
+        const="both",
+        help="what comes before anything else happens; alone it means both",
+    )
     parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
     options = parser.parse_args(arguments)
-    bounds = Bounds(options.terms, options.records, options.crashes, options.figure_8, options.prompt)
-    found = search(bounds, options.bug)
+    bounds = Bounds(
+        options.terms,
+        options.records,
+        options.crashes,
+        options.figure_8,
+        prompt_answers=options.prompt in ("answers", "both"),
+        prompt_flushes=options.prompt in ("flushes", "both"),
+    )
+    told_at = time.monotonic()
+
+    def tell(depth: int, states: int) -> None:
+        nonlocal told_at
+        if time.monotonic() > told_at + TELL_EVERY_S:
+            told_at = time.monotonic()
+            print(f"depth {depth}: {states} distinct states so far", flush=True)
+
+    found = search(bounds, options.bug, tell)
     for number, step in enumerate(found.path, 1):
         print(f"{number:3} {step}")
     verdict = "all hold" if found.violation is None else f"{found.violation.invariant} does not hold"

@@ -127,6 +127,7 @@ class Machines:
         self.nodes: list[Node] = []
         self.runners: list[Runner] = [Runner(_GONE, None, (), 0, 0)]
         self.messages: list[Any] = [None]
+        self._words: dict[int, str] = {}
         self._numbers: dict[bytes, int] = {}
         self._numbers_of_messages: dict[Any, int] = {None: NOTHING}
         self._known: dict[tuple[Any, ...], Any] = {}
@@ -140,6 +141,12 @@ class Machines:
                 self.messages.append(message)
             numbered.append((who, number))
         return tuple(numbered)
+
+    def words(self, message: int) -> str:
+        """Return a message as a person reads it."""
+        if message not in self._words:
+            self._words[message] = str(self.messages[message])
+        return self._words[message]
 
     # ------------------------------------------------------------------ safekeepers
 
