@@ -188,7 +188,8 @@ class Search:
         for queue, waiting in enumerate(state.answers):
             run, index = divmod(queue, 3)
             if waiting and state.runners[run] > ENDED:
-                rest = state._replace(answers=_put(state.answers, queue, waiting[1:]))
+                nodes, runners, requests, answers, truth, crashes = state
+                rest = State(nodes, runners, requests, _put(answers, queue, waiting[1:]), truth, crashes)
                 moved = machines.tell(state.runners[run], index + 1, waiting[0])
                 yield (
                     f"P{run + 1} gets from S{index + 1}: {machines.words(waiting[0])}",
@@ -212,7 +213,8 @@ class Search:
         """The first message of a queue arrives; the safekeeper may die behind any effect of it."""
         machines, node = self.machines, state.nodes[index]
         what = f"S{index + 1} gets from P{run + 1}: {machines.words(waiting[0])}"
-        rest = state._replace(requests=_put(state.requests, queue, waiting[1:]))
+        nodes, runners, requests, answers, truth, crashes = state
+        rest = State(nodes, runners, _put(requests, queue, waiting[1:]), answers, truth, crashes)
         moved = machines.hear(node, run, waiting[0])
         assert moved is not None  # it does not die
         yield what, self._node_moved(rest, index, moved)
@@ -237,46 +239,41 @@ class Search:
 
     def _node_moved(self, state: State, index: int, moved: Moved) -> State:
         """Put a safekeeper's step into effect."""
-        answers, requests = list(state.answers), list(state.requests)
+        nodes, runners, requests, answers, truth, crashes = state
         for run, message in moved.said:
-            queue = answers[run * 3 + index]
-            if queue is not None and state.runners[run] != ENDED:
-                answers[run * 3 + index] = (*queue, message)
+            at = run * 3 + index
+            queue = answers[at]
+            if queue is not None and runners[run] != ENDED:
+                answers = _put(answers, at, (*queue, message))
         for run in moved.parted:
-            queue = answers[run * 3 + index]
-            requests[run * 3 + index] = None
-            if queue is not None and state.runners[run] != ENDED:
-                answers[run * 3 + index] = (*queue, NOTHING)
-        after = state._replace(
-            nodes=_put(state.nodes, index, moved.number), requests=tuple(requests), answers=tuple(answers)
-        )
+            at = run * 3 + index
+            queue = answers[at]
+            requests = _put(requests, at, None)
+            if queue is not None and runners[run] != ENDED:
+                answers = _put(answers, at, (*queue, NOTHING))
+        after = State(_put(nodes, index, moved.number), runners, requests, answers, truth, crashes)
         if moved.number != state.nodes[index]:
             self._check_logs(after)
         return after
 
     def _runner_moved(self, state: State, run: int, moved: Moved) -> State:
         """Put a run's step into effect."""
-        requests, answers = list(state.requests), list(state.answers)
-        nodes = list(state.nodes)
+        nodes, runners, requests, answers, truth, crashes = state
         for safekeeper_id, message in moved.said:
-            queue = requests[run * 3 + safekeeper_id - 1]
+            at = run * 3 + safekeeper_id - 1
+            queue = requests[at]
             if queue is not None:
-                requests[run * 3 + safekeeper_id - 1] = (*queue, message)
+                requests = _put(requests, at, (*queue, message))
         for safekeeper_id in moved.parted:
             at = run * 3 + safekeeper_id - 1
-            requests[at] = answers[at] = None
-            nodes[safekeeper_id - 1] = self.machines.hang_up(nodes[safekeeper_id - 1], run)
+            requests, answers = _put(requests, at, None), _put(answers, at, None)
+            hung_up = self.machines.hang_up(nodes[safekeeper_id - 1], run)
+            nodes = _put(nodes, safekeeper_id - 1, hung_up)
         if moved.number == ENDED:
-            answers[run * 3 : run * 3 + 3] = [None] * 3
-        after = State(
-            tuple(nodes),
-            _put(state.runners, run, moved.number),
-            tuple(requests),
-            tuple(answers),
-            state.truth,
-            state.crashes,
-        )
-        return after._replace(truth=self._truth(after, run))
+            answers = (*answers[: run * 3], None, None, None, *answers[run * 3 + 3 :])
+        after = State(nodes, _put(runners, run, moved.number), requests, answers, truth, crashes)
+        known = self._truth(after, run)
+        return after if known is truth else after._replace(truth=known)
 
     def _died(self, state: State, index: int, number: int) -> State:
         """A safekeeper has died: what was on its way to it is lost, what it had said arrives, and then the end."""
