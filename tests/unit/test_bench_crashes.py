@@ -26,15 +26,22 @@ def test_the_longest_commit_since_then_may_have_been_under_way(since: float, exp
 
 def test_the_figures_of_each_case_are_the_median_and_the_range_over_the_rounds() -> None:
     turns = [
-        CrashTurn(number, case, None if case == NOBODY else figure, 10 * figure, 100 * figure)
+        CrashTurn(
+            number,
+            case,
+            None if case == NOBODY else figure,
+            10 * figure,
+            100 * figure,
+            None if case == NOBODY else figure,
+        )
         for case in (SPARE, NOBODY, START)
         for number, figure in enumerate([0.5, 4.0, 1.0])
     ]
-    commit_s, longest_s = Spread(10.0, 5.0, 40.0), Spread(100.0, 50.0, 400.0)
+    began_s, commit_s, longest_s = Spread(1.0, 0.5, 4.0), Spread(10.0, 5.0, 40.0), Spread(100.0, 50.0, 400.0)
     assert compare_crashes(turns) == [
-        CrashResult(NOBODY, None, commit_s, longest_s),
-        CrashResult(START, Spread(1.0, 0.5, 4.0), commit_s, longest_s),
-        CrashResult(SPARE, Spread(1.0, 0.5, 4.0), commit_s, longest_s),
+        CrashResult(NOBODY, None, commit_s, longest_s, None),
+        CrashResult(START, began_s, commit_s, longest_s, began_s),
+        CrashResult(SPARE, began_s, commit_s, longest_s, began_s),
     ]
     assert (CASES[0], CASES[-1]) == (NOBODY, HUNG)
 
@@ -52,9 +59,10 @@ def test_memory_is_the_median_over_the_rounds_and_the_most_in_any() -> None:
 
 
 def test_the_tables_say_what_the_goals_are() -> None:
-    crashes = crashes_table(compare_crashes([CrashTurn(0, NOBODY, None, 0.01, 0.02)]), "")
+    crashes = crashes_table(compare_crashes([CrashTurn(0, NOBODY, None, 0.01, 0.02, None)]), "")
     assert str(crashes.caption) == (
-        "goals: proxy started to streaming under 1 s, proxy killed to the next commit under 2 s"
+        "goals: proxy started to streaming under 1 s, proxy killed to the next commit under 2 s; "
+        "CPU s: of the proxy until it streams"
     )
     assert [list(column.cells) for column in crashes.columns[:4]] == [[NOBODY], ["-"], ["-"], ["0.010"]]
     memory = memory_table(compare_memory([MemoryTurn(0, PROXY, 10**9, 1.0, 10**7, 2 * 10**7, 10**8, 10**8)]), "")

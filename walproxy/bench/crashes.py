@@ -9,7 +9,8 @@
 
 One client commits all the time. The clock starts with what happens, and runs until the proxy that serves then says in
 its /status that it streams, and until the first commit is acknowledged that was begun since. A commit that was under
-way does not count, because its acknowledgement may have been under way, too.
+way does not count, because its acknowledgement may have been under way, too. A proxy that starts spends most of the
+time on the CPU, with its imports: its CPU time tells a slow proxy from a machine that is busy with something else.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ import msgspec
 from walproxy.bench import steady_commits
 from walproxy.bench.arms import make_server
 from walproxy.bench.members import wait_until_caught_up
+from walproxy.bench.process_time import cpu_seconds
 from walproxy.bench.steady_commits import SteadyCommits
 from walproxy.local_cluster import LocalCluster, LocalProcess
 from walproxy.server_binaries import ServerBinaries
@@ -58,6 +60,7 @@ class CrashTurn(msgspec.Struct, frozen=True):
         streaming_s: from what happened until the proxy that serves then streams; None where none had to begin.
         commit_s: from what happened until a commit is acknowledged that was begun since.
         longest_s: the longest commit that ended since, while the load went on.
+        cpu_s: CPU time that the proxy which serves then has used for it, from its start on if it was started.
     """
 
     round: int
@@ -65,6 +68,7 @@ class CrashTurn(msgspec.Struct, frozen=True):
     streaming_s: float | None
     commit_s: float
     longest_s: float
+    cpu_s: float | None
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -82,6 +86,7 @@ class CrashResult(msgspec.Struct, frozen=True):
     streaming_s: Spread | None
     commit_s: Spread | None
     longest_s: Spread | None
+    cpu_s: Spread | None
 
 
 @dataclass(frozen=True)
@@ -101,19 +106,21 @@ class CrashSite:
         with SteadyCommits(self.cluster.postgres) as commits:
             if case != START:
                 commits.next_commit(monotonic() + _COMMITS_BEFORE_S)
+            cpu_before_s = self._spare_cpu_s()
             began_at = monotonic()
             server = self._strike(case)
-            streaming_s = None
+            streaming_s = cpu_s = None
             if server is not None:
                 self.cluster.wait_for_state("streaming", proxy=server)
                 streaming_s = monotonic() - began_at
+                cpu_s = cpu_seconds([server.pid or 0]) - cpu_before_s
             commit_s = commits.next_commit(began_at).ended_at - began_at
             commits.next_commit(began_at + seconds)
             longest_s = commits.longest_s(began_at)
         # One that hangs would go on in the next turn.
         if case == HUNG:
             self.cluster.proxy.kill9()
-        return CrashTurn(number, case, streaming_s, commit_s, longest_s)
+        return CrashTurn(number, case, streaming_s, commit_s, longest_s, cpu_s)
 
     def _settle(self, case: str) -> None:
         """Bring about what the case begins with, whatever the turn before has left."""
@@ -131,6 +138,10 @@ class CrashSite:
             cluster.wait_until(self._spare_waits, "another proxy waits as a spare", process=self.spare)
         elif case == START:
             cluster.proxy.stop()
+
+    def _spare_cpu_s(self) -> float:
+        """Return the CPU time that the spare has used until now; 0 without one."""
+        return 0.0 if self.spare.pid is None else cpu_seconds([self.spare.pid])
 
     def _spare_waits(self) -> bool:
         status = self.spare.status()
@@ -179,6 +190,7 @@ def compare_crashes(turns: Sequence[CrashTurn]) -> list[CrashResult]:
                     _spread([turn.streaming_s for turn in mine if turn.streaming_s is not None]),
                     _spread([turn.commit_s for turn in mine]),
                     _spread([turn.longest_s for turn in mine]),
+                    _spread([turn.cpu_s for turn in mine if turn.cpu_s is not None]),
                 )
             )
     return results

@@ -108,13 +108,15 @@ def members_table(results: Sequence[MemberResult], conditions: str) -> Table:
 
 def crashes_table(results: Sequence[CrashResult], conditions: str) -> Table:
     """Return how long commits waited when a process started or died."""
-    columns = ("case", "streaming s", "range", "next commit s", "range", "longest commit s", "range")
+    columns = ("case", "streaming s", "range", "next commit s", "range", "longest commit s", "range", "CPU s")
     table = _table(f"Commits of one client when something happens {conditions}", columns)
     for each in results:
-        table.add_row(each.case, *_spread(each.streaming_s), *_spread(each.commit_s), *_spread(each.longest_s))
+        figures = (each.streaming_s, each.commit_s, each.longest_s)
+        cpu_s = "-" if each.cpu_s is None else f"{each.cpu_s.median:.2f}"
+        table.add_row(each.case, *(cell for spread in figures for cell in _spread(spread)), cpu_s)
     table.caption = (
         f"goals: proxy started to streaming under {START_GOAL_S:g} s, "
-        f"proxy killed to the next commit under {COMMIT_GOAL_S:g} s"
+        f"proxy killed to the next commit under {COMMIT_GOAL_S:g} s; CPU s: of the proxy until it streams"
     )
     return table
 
