@@ -143,13 +143,18 @@ class Checker:
         if not self.base_lsn:
             self.base_lsn = won.history[0].start_lsn
         self.committed_term = max(self.committed_term, won.node_id.term)
-        self._require_quorum("CommittedNotOverwritten", won, commit_lsn, f"{who} counts it as committed")
+        # It may hear so late of what a quorum held that a later term has cut the beginning of a record at its end (S9).
+        held_lsn = commit_lsn
         for term, later in self.won.items():
             if term > won.node_id.term:
                 parted = divergence(won.history, commit_lsn, later.history)
                 if parted is None or parted.lsn < commit_lsn:
-                    self._require_incomplete(won, parted.lsn if parted else self.base_lsn, commit_lsn, later)
-                    return
+                    parted_lsn = parted.lsn if parted else self.base_lsn
+                    self._require_incomplete(won, parted_lsn, commit_lsn, later)
+                    held_lsn = min(held_lsn, parted_lsn)
+        self._require_quorum("CommittedNotOverwritten", won, held_lsn, f"{who} counts it as committed")
+        if held_lsn < commit_lsn:
+            return
         begin_lsn = max(self.base_lsn, won.compared_lsn)
         log = self.log_of(won.history, begin_lsn, commit_lsn)
         if begin_lsn + len(log) < commit_lsn:

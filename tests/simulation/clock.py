@@ -35,3 +35,22 @@ class Clock:
             self.steps += 1
             event(*args)
         self.now = until_s
+
+
+class MachineClock:
+    """The monotonic clock of one machine: faster or slower than time itself, and now and then ahead at once.
+
+    Attributes:
+        rate: its seconds in a second.
+        ahead_s: how far it has leapt, as that of a virtual machine may that was suspended.
+    """
+
+    def __init__(self, time: Clock, rate: float) -> None:
+        self._time = time
+        self.rate = rate
+        self.ahead_s = 0.0
+
+    @property
+    def now(self) -> float:
+        """What it shows, in seconds: never less than it has shown before."""
+        return self._time.now * self.rate + self.ahead_s

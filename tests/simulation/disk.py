@@ -8,7 +8,7 @@ nothing may be there that was not written. The checkers look at the model's byte
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import msgspec
@@ -22,6 +22,14 @@ from safekeeper.wal.filesystem import read_whole, replace_durably
 from safekeeper.wal.storage import WalStorage
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, find_records
 from tests.simulation.virtual_disk import VirtualFileSystem
+
+
+class DiskCopy(NamedTuple):
+    """A snapshot of a data folder."""
+
+    control: ControlState | None
+    begin_lsn: Lsn
+    wal: bytes
 
 
 class ModelDisk:
@@ -48,6 +56,15 @@ class ModelDisk:
         self.begin_lsn: Lsn = 0
         self.wal = bytearray()
         self.durable_lsn: Lsn = 0
+
+    def copy(self) -> "DiskCopy":
+        """Take a snapshot of what is durable."""
+        return DiskCopy(self.control, self.begin_lsn, bytes(self.wal[: self.durable_lsn - self.begin_lsn]))
+
+    def put_back(self, copy: "DiskCopy") -> None:
+        """Be what a snapshot was. Nobody who has such a thing in mind reads S8."""
+        self.control, self.begin_lsn, self.wal = copy.control, copy.begin_lsn, bytearray(copy.wal)
+        self.durable_lsn = self.write_lsn
 
     @property
     def write_lsn(self) -> Lsn:

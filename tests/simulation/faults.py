@@ -10,7 +10,8 @@ from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.schedule import Draws, Fault
-from tests.simulation.synthetic_wal import SEGMENT_SIZE
+from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
+from tests.simulation.virtual_disk import PAGE_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy
@@ -98,6 +99,20 @@ class Faults:
         if safekeeper.dies_after != "TruncateWal":
             safekeeper.dies_after = effect
 
+    def cut_power(self) -> None:
+        """While flushes take long, so that much is at the disk's mercy: any sectors of it, or pages, may stay."""
+        safekeeper, primary = self._safekeeper(), self.world.current
+        safekeeper.flush_delay_s = 5.0
+        if primary.up:
+            primary.write_record(HEADER_BYTES + self.rng.randint(2 * PAGE_BYTES, 4 * PAGE_BYTES))
+            primary.flush()
+        self.world.clock.after(0.1 + 0.4 * self.rng.random(), self._cut_power_now, safekeeper)
+
+    def _cut_power_now(self, safekeeper: "SimSafekeeper") -> None:
+        self._heal_disk(safekeeper)
+        if safekeeper.acceptor is not None:
+            safekeeper.crash(power_cut=True)
+
     def stay_away(self) -> None:
         """Be down for long, while others go on without it."""
         safekeeper = self._safekeeper()
@@ -154,6 +169,12 @@ class Faults:
         if connections:
             self.world.network.break_connection(self.rng.choice(connections), silent=self.rng.random() < 0.4)
 
+    def let_go(self) -> None:
+        """A proxy gives a connection up and makes another one; what was sent on the old one comes after that."""
+        proxy, safekeeper = self._proxy(), self._safekeeper()
+        if proxy.proposer is not None:
+            proxy.let_go(safekeeper.id, 2 * self._soon())
+
     def block(self) -> None:
         """A partition of one pair, one way or both, until it is healed; sometimes of a proxy from all."""
         proxy = self._proxy()
@@ -174,6 +195,14 @@ class Faults:
         proxy = self._proxy()
         proxy.stop()
         self.world.clock.after(self._soon(), proxy.start)
+
+    def suspend_proxy(self) -> None:
+        """It stands still, and then does at once what it would have done meanwhile."""
+        self._proxy().suspend(self._soon())
+
+    def leap_clock(self) -> None:
+        """The clock of a machine is ahead at once, as after its virtual machine was suspended."""
+        self.rng.choice((self._proxy(), self._safekeeper())).clock.ahead_s += 2 * self._soon()
 
     def take_over(self) -> None:
         """Another proxy is told to take over at once: its candidature does not wait for the serving one."""

@@ -3,7 +3,8 @@
 A connection is two streams. What is sent on one arrives in order, after a delay, or not at all. A blocked direction
 holds what is sent until it is unblocked, so messages can arrive long after their sender has opened another connection.
 A broken connection loses what is in flight; each side hears of it later, or, if it is broken silently, only when it
-gives up waiting.
+gives up waiting. One that its proxy has let go loses nothing: what is in flight arrives, but seconds late, when the
+same run may speak on another connection, or another run may lead.
 """
 
 import random
@@ -25,7 +26,18 @@ _END = object()
 class Connection:
     """One connection. Its number is never used again; `closed` says whose receiver does not listen any more."""
 
-    __slots__ = ("broken", "closed", "held", "last_at", "number", "proxy", "proxy_life", "safekeeper", "sk_life")
+    __slots__ = (
+        "broken",
+        "closed",
+        "held",
+        "is_let_go",
+        "last_at",
+        "number",
+        "proxy",
+        "proxy_life",
+        "safekeeper",
+        "sk_life",
+    )
 
     def __init__(self, number: int, proxy: "SimProxy | Rebootstrap", safekeeper: "SimSafekeeper") -> None:
         self.number = number
@@ -36,6 +48,7 @@ class Connection:
         self.broken = False
         self.closed = [False, False]
         self.last_at = [0.0, 0.0]
+        self.is_let_go = False
         self.held: tuple[deque[Any], deque[Any]] = (deque(), deque())
 
 
@@ -45,6 +58,7 @@ class Network:
     Attributes:
         delay_s: the longest delay of a message when nothing is wrong.
         uses_wire: whether every message is put into bytes and taken out again (safekeeper/wire.py).
+        late_words: how many messages of connections that were let go came late.
         blocked: (proxy's name, safekeeper's id, direction) of the streams that stand still.
     """
 
@@ -53,6 +67,7 @@ class Network:
         self._rng = rng
         self.delay_s = delay_s
         self.uses_wire = False
+        self.late_words = 0
         self._decoders = (FrameDecoder(PROPOSER_DIALECT), FrameDecoder(ACCEPTOR_DIALECT))
         self.blocked: set[tuple[str, int, int]] = set()
         self.connections: dict[int, Connection] = {}
@@ -76,7 +91,7 @@ class Network:
         if self.uses_wire and message is not _END:
             message = self._through_wire(way, message)
         held = connection.held[way]
-        if held or (self.blocked and (connection.proxy.name, connection.safekeeper.id, way) in self.blocked):
+        if held or self._is_held(connection, way):
             held.append(message)
             return
         now, last_at = self._clock.now, connection.last_at
@@ -85,6 +100,11 @@ class Network:
             arrives_at = last_at[way]
         last_at[way] = arrives_at
         self._clock.after(arrives_at - now, self._arrive, connection, way, message)
+
+    def _is_held(self, connection: Connection, way: int) -> bool:
+        if connection.is_let_go and way == TO_SAFEKEEPER:
+            return True
+        return bool(self.blocked) and (connection.proxy.name, connection.safekeeper.id, way) in self.blocked
 
     def _through_wire(self, way: int, message: Any) -> Any:
         frame = b"".join(bytes(buffer) for buffer in encode(message))
@@ -97,6 +117,19 @@ class Network:
         """One side closes: the other hears of it behind everything that was sent. `by` is the way that it spoke."""
         connection.closed[1 - by] = True
         self.send(connection, by, _END)
+
+    def let_go(self, connection: Connection, late_s: float) -> None:
+        """The proxy is gone, or listens no more: what it has sent arrives, so late, and then the end."""
+        if not connection.broken:
+            connection.closed[TO_PROXY] = True
+            connection.is_let_go = True
+            self.send(connection, TO_SAFEKEEPER, _END)
+            self._clock.after(late_s, self._arrive_late, connection)
+
+    def _arrive_late(self, connection: Connection) -> None:
+        connection.is_let_go = False
+        self.late_words += max(0, len(connection.held[TO_SAFEKEEPER]) - 1)
+        self._send_held(connection, TO_SAFEKEEPER)
 
     def break_connection(self, connection: Connection, silent: bool) -> None:
         """Lose what is in flight. Unless it is silent, each side hears of it some time, if it can be reached."""
@@ -113,10 +146,13 @@ class Network:
         self.blocked.discard((proxy_name, safekeeper_id, way))
         for connection in list(self.connections.values()):
             if connection.proxy.name == proxy_name and connection.safekeeper.id == safekeeper_id:
-                late = list(connection.held[way])
-                connection.held[way].clear()
-                for message in late:
-                    self.send(connection, way, message)
+                self._send_held(connection, way)
+
+    def _send_held(self, connection: Connection, way: int) -> None:
+        late = list(connection.held[way])
+        connection.held[way].clear()
+        for message in late:
+            self.send(connection, way, message)
 
     def unblock_all(self) -> None:
         """Heal every partition."""
@@ -126,7 +162,7 @@ class Network:
     def _arrive(self, connection: Connection, way: int, message: Any) -> None:
         if connection.broken:
             return
-        if self.blocked and (connection.proxy.name, connection.safekeeper.id, way) in self.blocked:
+        if self._is_held(connection, way):
             connection.held[way].append(message)
             return
         if message is _END:

@@ -22,6 +22,9 @@ class Profile:
         several_hosts: probability that a proxy is pointed at a list of primaries, the right one somewhere in it.
         trims: probability that safekeepers remove old WAL, after long and after short, whoever may need it.
         archive: probability that such a run has an archive: then they remove also what a member lacks.
+        clock_skew: probability that each machine's clock has a rate of its own, from half as fast to twice.
+        late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
+        torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
         minority: probability that commits must go through again while a minority is still out of reach.
     """
 
@@ -39,6 +42,9 @@ class Profile:
     several_hosts: float = 0.0
     trims: float = 0.0
     archive: float = 0.0
+    clock_skew: float = 0.3
+    late_words: float = 0.3
+    torn_by_page: float = 0.5
     minority: float = 0.2
 
     def describe(self) -> str:
@@ -52,11 +58,15 @@ class Profile:
 _BALANCED = {
     "crash_safekeeper": 6,
     "crash_after_effect": 2,
+    "cut_power": 2,
     "break_connection": 5,
+    "let_go": 3,
     "block": 5,
     "unblock": 5,
     "restart_proxy": 4,
     "take_over": 2,
+    "suspend_proxy": 2,
+    "leap_clock": 2,
     "crash_primary": 3,
     "promote": 3,
     "restore_backup": 1,
@@ -110,7 +120,9 @@ PROFILES: dict[str, Profile] = {
         low_fork=0.5,
         several_hosts=0.4,
     ),
-    "disks": replace(BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, wipe=3, crash_safekeeper=12)),
+    "disks": replace(
+        BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, cut_power=10, wipe=3, crash_safekeeper=12)
+    ),
     "slow": replace(BALANCED, weights=_with(slow_disk=10), delay_s=0.2, flush_delay_s=0.3),
     "calm": replace(BALANCED, fault_every_s=0.8),
     "archive": replace(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 CONNECT_RETRY_S = 0.2
 REFUSED_RETRY_S = 1.5
+LATE_S_MAX = 3.0
 WINDOW_BYTES = 24 << 10
 READ_BYTES_MAX = 24 << 10
 
@@ -66,6 +67,7 @@ class SimProxy:
         proposer: the state machine of the present run, None while the process is down.
         told_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
         refusal: why the last run ended by itself, None if it did not.
+        clock: its machine's.
     """
 
     def __init__(self, world: "World", name: str, primary: "VirtualPrimary", takeover: bool = False) -> None:
@@ -78,6 +80,8 @@ class SimProxy:
         self.proposer: Proposer | None = None
         self.refusal: WalproxyError | None = None
         self.primary_is_cut_off = False
+        self.clock = world.new_clock()
+        self._backlog: list[tuple[int, Callable[..., None], tuple[Any, ...]]] | None = None
 
     # ------------------------------------------------------------------ life and death
 
@@ -87,6 +91,7 @@ class SimProxy:
             return
         self.life += 1
         self.refusal = None
+        self._backlog = None
         run = self.world.new_run()
         self.world.note(self.name, "starts", f"run {run[:8]} on {' '.join(p.name for p in self.hosts)}")
         config = ProposerConfig(
@@ -138,15 +143,41 @@ class SimProxy:
         self.life += 1
         self.proposer = None
         self._close_link()
+        rng, network, late_words = self.world.rng, self.world.network, self.world.profile.late_words
         for connection in self._connections.values():
-            self.world.network.break_connection(connection, silent=self.world.rng.random() < 0.2)
+            if late_words and rng.random() < late_words:
+                network.let_go(connection, LATE_S_MAX * rng.random())
+            else:
+                network.break_connection(connection, silent=rng.random() < 0.2)
         self._connections = {}
+
+    def suspend(self, for_s: float) -> None:
+        """Do nothing for so long; what happens meanwhile is noticed afterwards."""
+        if self.proposer is not None and self._backlog is None:
+            self.world.note(self.name, "is suspended")
+            self._backlog = []
+            self.world.clock.after(for_s, self._go_on, self.life)
+
+    def _go_on(self, life: int) -> None:
+        if life == self.life and self._backlog is not None:
+            backlog, self._backlog = self._backlog, None
+            for event in backlog:
+                self._if_alive(*event)
+
+    def let_go(self, safekeeper_id: int, late_s: float) -> None:
+        """A connection is given up, and what was sent on it arrives late, when another one may have taken its place."""
+        connection = self._connections.get(safekeeper_id)
+        if connection is not None:
+            self.world.network.let_go(connection, late_s)
+            self.disconnected(connection)
 
     def _later(self, delay_s: float, event: "Callable[..., None]", *args: Any) -> None:
         self.world.clock.after(delay_s, self._if_alive, self.life, event, args)
 
     def _if_alive(self, life: int, event: "Callable[..., None]", args: tuple[Any, ...]) -> None:
-        if life == self.life:
+        if self._backlog is not None:
+            self._backlog.append((life, event, args))
+        elif life == self.life:
             event(*args)
 
     # ------------------------------------------------------------------ the state machine
@@ -171,7 +202,7 @@ class SimProxy:
                     self.world.counts.count("heartbeats")
                 # Also of an empty range, as the proxy does: the window may lie elsewhere (S14).
                 payload = b"".join(self._window.slices(action.begin_lsn, action.end_lsn))
-                message = leadership.append_request(action.begin_lsn, self.world.clock.now, payload)
+                message = leadership.append_request(action.begin_lsn, self.clock.now, payload)
                 self._send(action.safekeeper_id, message)
             return
         if isinstance(action, SendMessage):
@@ -230,7 +261,7 @@ class SimProxy:
             return
         self._connections[safekeeper_id] = connection
         assert self.proposer is not None
-        self._step(self.proposer.connected(safekeeper_id, self.world.clock.now))
+        self._step(self.proposer.connected(safekeeper_id, self.clock.now))
 
     def _send(self, safekeeper_id: int, message: ProposerMessage) -> None:
         connection = self._connections.get(safekeeper_id)
@@ -254,13 +285,19 @@ class SimProxy:
 
     def received(self, connection: Connection, message: Any) -> None:
         """A safekeeper's message has arrived."""
+        if self._backlog is not None:
+            self._backlog.append((self.life, self.received, (connection, message)))
+            return
         safekeeper_id = connection.safekeeper.id
         if self.proposer is not None and self._connections.get(safekeeper_id) is connection:
             self.world.note(self.name, "gets", message, connection.number)
-            self._step(self.proposer.message(safekeeper_id, message, self.world.clock.now))
+            self._step(self.proposer.message(safekeeper_id, message, self.clock.now))
 
     def disconnected(self, connection: Connection) -> None:
         """A safekeeper has closed, or the connection broke."""
+        if self._backlog is not None:
+            self._backlog.append((self.life, self.disconnected, (connection,)))
+            return
         safekeeper_id = connection.safekeeper.id
         if self.proposer is not None and self._connections.get(safekeeper_id) is connection:
             del self._connections[safekeeper_id]
@@ -270,7 +307,7 @@ class SimProxy:
         assert self.proposer is not None
         self.world.note(self.name, "loses", safekeeper_id)
         self._later(CONNECT_RETRY_S * (0.5 + self.world.rng.random()), self._connect, safekeeper_id)
-        self._step(self.proposer.disconnected(safekeeper_id, self.world.clock.now))
+        self._step(self.proposer.disconnected(safekeeper_id, self.clock.now))
 
     # ------------------------------------------------------------------ the primary
 
@@ -287,7 +324,7 @@ class SimProxy:
     def _connect_primary(self) -> None:
         if self._link is not None:
             return
-        now = self.world.clock.now
+        now = self.clock.now
         candidate = self._rota.next(now) or self._rota.next(now)
         assert candidate is not None  # a run ends when all of them are refused
         primary = (self.primary, *self._listed)[self._rota.candidates.index(candidate)]
@@ -306,7 +343,7 @@ class SimProxy:
             self._rota.connected()
             identity = link.primary.identity()
             self.world.note(self.name, "sees", identity)
-            actions = self.proposer.primary_identified(identity, self.world.clock.now, self._own_page_crcs())
+            actions = self.proposer.primary_identified(identity, self.clock.now, self._own_page_crcs())
             self._step(actions)
 
     def _own_page_crcs(self) -> tuple[int, ...]:
@@ -323,7 +360,7 @@ class SimProxy:
         if self._link is not link:
             return
         assert self.proposer is not None
-        primary, now = link.primary, self.world.clock.now
+        primary, now = link.primary, self.clock.now
         tli_end = primary.tli_end(action.tli)
         if tli_end is None or tli_end < action.begin_lsn:
             # "requested starting point is ahead of the WAL flush position", or a timeline it does not know.
@@ -351,7 +388,7 @@ class SimProxy:
         link.checked = True
         if crcs:
             assert self.proposer is not None
-            now = self.world.clock.now
+            now = self.clock.now
             self.world.counts.count("primaries' tails compared")
             self._step(self.proposer.primary_checked(action.check_begin_lsn, action.begin_lsn, crcs, now))
         self._schedule_pump()
@@ -384,10 +421,10 @@ class SimProxy:
             self._schedule_pump()
         elif begin_lsn == tli_end and link.tli != primary.tli:
             link.copying = link.checked = False
-            self._step(proposer.timeline_ended(primary.next_tli(link.tli), tli_end, self.world.clock.now))
+            self._step(proposer.timeline_ended(primary.next_tli(link.tli), tli_end, self.clock.now))
 
     def _take(self, link: PrimaryLink, proposer: Proposer, data: bytes) -> None:
-        now = self.world.clock.now
+        now = self.clock.now
         if link.links_to_lsn is not None:
             self._unlinked += data
             previous_lsn = previous_link(self._unlinked, 0)
@@ -435,12 +472,14 @@ class SimProxy:
 
     def lose_primary(self) -> None:
         """The connection to the primary breaks."""
-        if self.proposer is not None and self._link is not None:
+        if self._backlog is not None:
+            self._backlog.append((self.life, self.lose_primary, ()))
+        elif self.proposer is not None and self._link is not None:
             self._primary_is_lost()
 
     def _put_aside(self, reason: str) -> None:
         """The primary is refused: try the other hosts, as long as there are any."""
-        self._rota.refused(reason, self.world.clock.now)
+        self._rota.refused(reason, self.clock.now)
         self._close_link()
         verdict = self._rota.verdict()
         if verdict is not None:
@@ -454,7 +493,7 @@ class SimProxy:
         self._rota.failed(HostState.UNREACHABLE, "its connection broke")
         self._close_link()
         self._later(CONNECT_RETRY_S * (0.5 + self.world.rng.random()), self._connect_primary)
-        self._step(self.proposer.primary_lost(self.world.clock.now))
+        self._step(self.proposer.primary_lost(self.clock.now))
 
     def _close_link(self) -> None:
         link, self._link = self._link, None
@@ -473,8 +512,8 @@ class SimProxy:
 
     def _tick(self) -> None:
         assert self.proposer is not None
-        self._step(self.proposer.tick(self.world.clock.now, self.world.rng.random()))
+        self._step(self.proposer.tick(self.clock.now, self.world.rng.random()))
         if self.proposer is not None:
             self._send_status()
             self._schedule_pump()
-            self._later(TICK_S, self._tick)
+            self._later(TICK_S / self.clock.rate, self._tick)

@@ -10,10 +10,12 @@ from itertools import pairwise
 
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
+from tests.simulation.disk import StorageDisk
 from tests.simulation.faults import STARTS_S, Faults
 from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.schedule import Schedule
+from tests.simulation.virtual_disk import PAGE_BYTES, SECTOR_BYTES
 from tests.simulation.world import SimulationFailed, World
 
 # The project's storage and its codec take part in some of the seeds; the others go faster without.
@@ -166,6 +168,11 @@ def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> N
 def _outcome(world: World) -> Outcome:
     checker = world.checker
     world.counts.count("terms won", len(checker.won))
+    world.counts.count("words that came late", world.network.late_words)
+    for safekeeper in world.safekeepers.values():
+        if isinstance(safekeeper.disk, StorageDisk):
+            world.counts.count("writes torn by sector", safekeeper.disk.fs.torn[SECTOR_BYTES])
+            world.counts.count("writes torn by page", safekeeper.disk.fs.torn[PAGE_BYTES])
     world.counts.count("commits released", checker.acks)
     histories = [won.history for _, won in sorted(checker.won.items())]
     switches = sum(new[-1].tli > old[-1].tli for old, new in pairwise(histories) if old and new)

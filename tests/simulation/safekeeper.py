@@ -57,6 +57,7 @@ class SimSafekeeper:
         is_hung: whether it takes what arrives and handles none of it, until it wakes up.
         away_until_s: nobody starts it before.
         readers: the standbys that stream from it.
+        clock: its machine's.
     """
 
     def __init__(self, world: "World", safekeeper_id: int, disk: ModelDisk) -> None:
@@ -75,6 +76,7 @@ class SimSafekeeper:
         self.away_until_s = 0.0
         self.is_hung = False
         self.readers: list[SimStandby] = []
+        self.clock = world.new_clock()
         self._inbox: deque[tuple[str, Any, Any]] = deque()
         self._task: Effects | None = None
         self._connections: dict[int, Connection] = {}
@@ -199,7 +201,7 @@ class SimSafekeeper:
     def _pump(self) -> None:
         while self.acceptor is not None and self._task is None and self._inbox and not self.is_hung:
             kind, connection, content = self._inbox.popleft()
-            acceptor, now = self.acceptor, self.world.clock.now
+            acceptor, now = self.acceptor, self.clock.now
             if kind == "message":
                 if connection.number in self._connections:
                     self.world.note(self.name, "gets", content, connection.number)

@@ -7,6 +7,7 @@ otherwise.
 
     P1 starts on A [B] [and takes over]     S1 crashes | loses power | loses its disk | starts
     P1 stops                                S1 dies after Persist           (the name of an effect)
+    S1 is copied                            S1 comes back as it was copied  (never do that: S8)
     P1 and S1 S2 are apart                  A writes a b [of 300 bytes]
     P1 cannot tell S1 | cannot hear S1      A writes a and flushes 40 bytes of it
     P1 and S1 meet again                    B is A promoted after a | before a
@@ -41,6 +42,7 @@ from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.run import Phase
 from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.lsn import Lsn
+from tests.simulation.disk import DiskCopy
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
 from tests.simulation.profiles import Profile
@@ -53,7 +55,15 @@ from tests.simulation.world import World
 SCENARIOS = Path(__file__).parent / "scenarios"
 WAIT_S = 10.0
 RECORD_BYTES = 100
-_CALM = Profile(delay_s=0.002, flush_delay_s=0.002, slow_effect=0.0, evict_early=0.0, record_every_s=1e9)
+_CALM = Profile(
+    delay_s=0.002,
+    flush_delay_s=0.002,
+    slow_effect=0.0,
+    evict_early=0.0,
+    record_every_s=1e9,
+    clock_skew=0.0,
+    late_words=0.0,
+)
 
 
 class ScenarioFailed(AssertionError):
@@ -80,6 +90,7 @@ class Stage(World):
         super().__init__(seed=0, profile=_CALM, safekeeper_count=safekeeper_count)
         self.records: dict[str, Record] = {}
         self.given_up: set[str] = set()
+        self.copies: dict[str, DiskCopy] = {}
         self.start()
 
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
@@ -188,6 +199,20 @@ class Stage(World):
     def dies_after(self, name: str, effect: str) -> None:
         (safekeeper,) = self.each_safekeeper(name)
         safekeeper.dies_after = effect
+
+    def is_copied(self, name: str) -> None:
+        (safekeeper,) = self.each_safekeeper(name)
+        self.copies[name] = safekeeper.disk.copy()
+
+    def comes_back(self, name: str) -> None:
+        (safekeeper,) = self.each_safekeeper(name)
+        if name not in self.copies:
+            raise ScenarioFailed(f"there is no copy of {name}")
+        if safekeeper.acceptor is not None:
+            safekeeper.crash()
+        safekeeper.disk.put_back(self.copies[name])
+        self.clock.after(0.0, safekeeper.start)
+        self.run(self.clock.now)
 
     def safekeeper_starts(self, name: str) -> None:
         (safekeeper,) = self.each_safekeeper(name)
@@ -380,6 +405,8 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_A} is {_A} promoted (after|before) {_R}", Stage.promoted),
     (rf"{_A} is {_A} restored (after|before) {_R}", Stage.restored),
     (rf"{_S} (crashes|loses power|loses its disk)", Stage.crashes),
+    (rf"{_S} is copied", Stage.is_copied),
+    (rf"{_S} comes back as it was copied", Stage.comes_back),
     (rf"{_S} dies after (\w+)", Stage.dies_after),
     (rf"{_S} starts", Stage.safekeeper_starts),
     (rf"operator rebootstraps over {_SS}", Stage.rebootstraps),

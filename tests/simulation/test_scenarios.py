@@ -1,5 +1,6 @@
 """Every scenario file, replayed. Some of them again with the rule dropped that they are about: then they must fail."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,24 @@ def test_scenario(path: Path) -> None:
 def test_scenario_fails_without_the_rule_that_it_is_about(name: str) -> None:
     with planted(BUGS[BITES[name]]), pytest.raises((SimulationFailed, ScenarioFailed)):
         play(SCENARIOS / f"{name}.txt")
+
+
+def test_a_restored_folder_loses_what_was_acknowledged() -> None:
+    path = SCENARIOS / "misuse" / "a_folder_comes_back_from_a_snapshot.txt"
+    with pytest.raises(SimulationFailed, match=r"safekeepers \[1, 2\] lack the committed WAL"):
+        play(path)
+
+
+def test_the_same_member_without_the_snapshot_loses_nothing(tmp_path: Path) -> None:
+    text = (SCENARIOS / "misuse" / "a_folder_comes_back_from_a_snapshot.txt").read_text()
+    path = tmp_path / "some.txt"
+    path.write_text(re.sub("S2 comes back .*", "", text).replace("until P2 leads", "until P2 is refused"))
+    play(path)
+
+
+def test_only_what_was_copied_comes_back() -> None:
+    with pytest.raises(ScenarioFailed, match="there is no copy of S1"):
+        perform(Stage(), "S1 comes back as it was copied")
 
 
 def test_a_scenario_says_which_line_it_does_not_understand(tmp_path: Path) -> None:

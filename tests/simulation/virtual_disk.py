@@ -4,8 +4,9 @@ Every file has two contents: what the page cache shows, and what a power cut wou
 and notes the dirty sectors; `fdatasync` carries them over. Names work likewise: `create`, `rename` and `unlink` are
 seen at once and pend until `fsync_directory`.
 
-- `crash()` is a power cut: each dirty sector is kept or lost, whole writes together or torn; each pending change of a
-  name is kept or lost, but never without an earlier one of the same name or file that it builds on.
+- `crash()` is a power cut: each dirty range is kept, lost, or torn, at borders of 512-byte sectors or, in other power
+  cuts, of 4-KiB pages; each pending change of a name is kept or lost, but never without an earlier one of the same name
+  or file that it builds on.
 - `kill()` ends the process only: the cache survives, and nothing has become durable by it.
 - A failed fdatasync (`fail_in`) leaves pages that reads still show, that count as clean, and that are gone after the
   next crash, or as soon as the system needs the memory: at `evict()`, and now and then at a read.
@@ -27,6 +28,7 @@ from safekeeper.errors import StorageFailed, StorageFull
 from safekeeper.wal.filesystem import Space
 
 SECTOR_BYTES = 512
+PAGE_BYTES = 4096
 _WRITE_BACK_ONE_IN = 16
 _EVICT_ONE_IN = 4
 
@@ -94,10 +96,14 @@ class _Content:
                 still_lost.append((sector, sector + 1))
         self.lost = still_lost
 
-    def settle(self, rng: random.Random) -> None:
-        """A power cut: each range is lost, kept, or torn by sectors. A file that grew may have kept its length only."""
+    def settle(self, rng: random.Random, unit_bytes: int) -> int:
+        """A power cut: each range is lost, kept, or torn by units. A file that grew may have kept its length only.
+
+        Returns how many ranges were torn: of which one unit was kept, and another one lost.
+        """
         if not self.dirty and not self.lost and len(self.cached) == len(self.durable):
-            return
+            return 0
+        torn, unit = 0, unit_bytes // SECTOR_BYTES
         if len(self.cached) > len(self.durable) and rng.random() < 0.5:
             self.durable.extend(bytes(len(self.cached) - len(self.durable)))
         for begin_sector, end_sector in self.dirty:
@@ -105,11 +111,14 @@ class _Content:
             if fate == 0:
                 self.persist(begin_sector, end_sector)
             elif fate > 1:
-                for sector in range(begin_sector, end_sector):
-                    if rng.random() < 0.5:
-                        self.persist(sector, sector + 1)
+                borders = range(begin_sector - begin_sector % unit, end_sector, unit)
+                kept = [begin for begin in borders if rng.random() < 0.5]
+                for begin in kept:
+                    self.persist(max(begin, begin_sector), min(begin + unit, end_sector))
+                torn += 0 < len(kept) < len(borders)
         self.cached = bytearray(self.durable)
         self.dirty, self.lost = [], []
+        return torn
 
 
 class _NameChange:
@@ -186,6 +195,8 @@ class VirtualFileSystem:
         self.during_fdatasync: Callable[[], None] | None = None
         self.operations = 0  # Changes and syncs so far: where crashes can be put.
         self.failures = 0  # Operations that were made to fail so far.
+        self.torn_by_page = 0.5  # How often a power cut tears at borders of pages, and not of sectors.
+        self.torn = {SECTOR_BYTES: 0, PAGE_BYTES: 0}  # Ranges of writes that were torn so far, by what at.
         self._names: dict[Path, _Content] = {}
         self._durable_names: dict[Path, _Content] = {}
         self._pending: list[_NameChange] = []
@@ -271,8 +282,9 @@ class VirtualFileSystem:
                 _bind(self._durable_names, change)
         self._pending = []
         self._names = dict(self._durable_names)
+        unit_bytes = PAGE_BYTES if self.rng.random() < self.torn_by_page else SECTOR_BYTES
         for content in {id(content): content for content in self._names.values()}.values():
-            content.settle(self.rng)
+            self.torn[unit_bytes] += content.settle(self.rng, unit_bytes)
         self._new_life()
 
     def kill(self) -> None:

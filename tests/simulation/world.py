@@ -25,7 +25,7 @@ from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.checkers import Checker
-from tests.simulation.clock import Clock
+from tests.simulation.clock import Clock, MachineClock
 from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.network import Network
@@ -110,10 +110,15 @@ class World:
         self.network = Network(self.clock, self.rng, profile.delay_s)
         self.checker = Checker(self)
         self.is_healing = False
+        self._clock_chance = random.Random(f"{seed} clocks")
+        self._clocks_are_skewed = self._clock_chance.random() < profile.clock_skew
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
         disk_class = StorageDisk if real_storage else self.model_disk_class
         self.safekeepers = {i: SimSafekeeper(self, i, disk_class(self.rng)) for i in range(1, safekeeper_count + 1)}
+        for safekeeper in self.safekeepers.values():
+            if isinstance(safekeeper.disk, StorageDisk):
+                safekeeper.disk.fs.torn_by_page = profile.torn_by_page
         self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
@@ -147,6 +152,10 @@ class World:
             archiver = SimArchiver(self, self.archive, safekeeper, seed)
             archiver.is_lucky = is_lucky
             archiver.start()
+
+    def new_clock(self) -> MachineClock:
+        """Return the clock of a machine: in some runs each has a rate of its own, from half as fast to twice."""
+        return MachineClock(self.clock, 2.0 ** self._clock_chance.uniform(-1, 1) if self._clocks_are_skewed else 1.0)
 
     def next_primary_name(self) -> str:
         """Return a name that no primary has."""
