@@ -68,10 +68,10 @@ class Bounds:
 
     Attributes:
         terms: how many runs campaign, one term each.
-        records: how many records the log may have.
+        records: how many records the log may have, besides the one that all begin with if `figure_8`.
         crashes: how often any safekeeper may die.
-        figure_8: begin where two terms have left different logs behind a record that all have: the one wrote two more
-            on safekeeper 1, the next one more on safekeeper 2.
+        figure_8: begin where two terms have left different logs behind a record that all have: the first one wrote two
+            more on safekeeper 1, the second one more on safekeeper 2.
         prompt_answers: answers arrive before anything else happens: far fewer states.
         prompt_flushes: flushes return before anything else happens.
     """
@@ -102,7 +102,7 @@ class Search:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.before = 2 if bounds.figure_8 else 0
-        self.machines = Machines(bounds.terms + self.before, bounds.records)
+        self.machines = Machines(bounds.terms + self.before, bounds.records + bounds.figure_8)
         self.transitions = 0
         self._holding: set[tuple[tuple[int, ...], Truth]] = set()
 

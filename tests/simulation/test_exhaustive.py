@@ -12,7 +12,7 @@ def test_every_interleaving_of_one_term_holds() -> None:
 
 
 def test_a_term_on_what_two_older_ones_have_left_holds() -> None:
-    bounds = Bounds(terms=1, records=4, figure_8=True, prompt_answers=True, prompt_flushes=True)
+    bounds = Bounds(terms=1, records=3, figure_8=True, prompt_answers=True, prompt_flushes=True)
     found = search(bounds)
     assert found.violation is None
     assert found.states > 1000
@@ -22,7 +22,7 @@ def test_a_term_on_what_two_older_ones_have_left_holds() -> None:
 
 
 def test_a_commit_before_the_terms_start_is_found_to_be_lost() -> None:
-    bounds = Bounds(terms=2, records=3, figure_8=True, prompt_answers=True, prompt_flushes=True)
+    bounds = Bounds(terms=2, records=2, figure_8=True, prompt_answers=True, prompt_flushes=True)
     found = search(bounds, "commit_before_term_start")
     assert found.violation is not None
     assert found.violation.invariant == "LeaderCompleteness"
