@@ -26,7 +26,7 @@ def test_a_failing_seed_becomes_short_and_fails_in_the_same_way(bug: str) -> Non
     assert before == failing
     assert best.invariant == failing.invariant
     assert best.faults <= before.faults // 2
-    assert best.events < before.events
+    assert best.cost < before.cost
     # Written down and read again, it is the same run, word for word.
     assert replay(parse(str(best.schedule))) == best
     # What it shows is the bug.
