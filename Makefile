@@ -30,7 +30,7 @@ check: lint ## what a change needs: lint, unit tests and a few hundred simulatio
 
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/torture
-	$(BIN)/python -m tests.simulation --seeds 100
+	$(BIN)/python -m tests.simulation --seeds 2000
 	$(BIN)/pytest -v tests/e2e
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42

@@ -5,13 +5,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.simulation.bugs import BUGS
-from tests.simulation.counts import RUNS_THAT_REACH_ALL, added, never_reached, table
+from tests.simulation.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
 from tests.simulation.hunt import hunt_all
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Failure, Outcome, Task, attempt_all
@@ -25,12 +26,35 @@ SHORT_TRACE_LINES = 20
 SCHEDULES = Path("build")
 
 
+@dataclass
+class Held:
+    """What the runs that held were about, all together: of a hundred thousand not each can be kept."""
+
+    seeds: int = 0
+    steps: int = 0
+    cpu_s: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more."""
+        self.seeds += 1
+        self.steps += outcome.steps
+        self.cpu_s += outcome.cpu_s
+        self.counts.update(outcome.counts)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=_positive, default=300, help="how many seeds (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--profile", choices=PROFILES, help="run all under one profile; otherwise they take turns")
+    parser.add_argument(
+        "--fault-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="how long faults happen in a run, in virtual seconds (default: as the profile says)",
+    )
     parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
     parser.add_argument("--bugs", action="store_true", help="plant every bug in turn; exit 1 if any is not found")
     parser.add_argument(
@@ -49,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(error))
     if options.bugs:
         return hunt_all(options.first)
-    tasks = [Task(seed, options.profile, options.bug) for seed in range(options.first, options.first + options.seeds)]
+    seeds = range(options.first, options.first + options.seeds)
+    tasks = [Task(seed, options.profile, options.bug, options.fault_seconds) for seed in seeds]
     print(
         f"seeds {options.first}..{options.first + options.seeds - 1}, "
         f"profile {options.profile or 'each in turn'}, bug {options.bug or 'none'}",
@@ -58,14 +83,13 @@ def main(arguments: list[str] | None = None) -> int:
     for name, profile in {task.profile_name: task.faults() for task in tasks}.items():
         print(f"{name}: {profile.describe()}")
     began_at = time.monotonic()
-    held: list[Outcome] = []
-    failure = None
+    held, failure = Held(), None
     with closing(attempt_all(tasks)) as outcomes:
         for outcome in _with_progress(outcomes, len(tasks)):
             if isinstance(outcome, Failure):
                 failure = outcome
                 break
-            held.append(outcome)
+            held.add(outcome)
     if failure is not None:
         _print_failure(failure)
         if options.shrink_s > 0:
@@ -75,18 +99,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _print_reached(held: list[Outcome], took_s: float, is_all_profiles: bool) -> None:
+def _print_reached(held: Held, took_s: float, is_all_profiles: bool) -> None:
     """Say what the runs were about, and what none of them got to."""
-    total = added(outcome.counts for outcome in held)
-    steps = sum(outcome.steps for outcome in held)
-    cpu_s = sum(outcome.cpu_s for outcome in held)
-    print(table(total))
-    if is_all_profiles and len(held) >= RUNS_THAT_REACH_ALL:
-        for name in never_reached(total):
-            print(f"warning: {len(held)} seeds never reached: {name}")
+    print(table(held.counts))
+    if is_all_profiles and held.seeds >= RUNS_THAT_REACH_ALL:
+        for name in never_reached(held.counts):
+            print(f"warning: {held.seeds} seeds never reached: {name}")
     print(
-        f"all {len(held)} held in {took_s:.1f} s ({len(held) / cpu_s:.1f} seeds per second of a core, "
-        f"{steps // len(held)} events a seed): {total['commits released']} acknowledgements compared byte by byte"
+        f"all {held.seeds} held in {took_s:.1f} s ({held.seeds / held.cpu_s:.1f} seeds per second of a core, "
+        f"{held.steps // held.seeds} events a seed): {held.counts['commits released']} acknowledgements compared byte "
+        "by byte"
     )
 
 

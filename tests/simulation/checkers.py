@@ -221,6 +221,8 @@ class Checker:
         for safekeeper_id, progress in leadership.members.items():
             if (
                 progress.has_readers
+                # Of what was closed in this very instant the proposer hears a moment later.
+                and proxy.is_connected(safekeeper_id)
                 and progress.answered
                 and progress.sent_lsn == leadership.received_lsn
                 and proxy.told_commit_lsn[safekeeper_id] < leadership.commit_lsn

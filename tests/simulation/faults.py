@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.world import World
 
-STARTS_S = 1.0
+STARTS_S = 0.5
 _LOOK_EVERY_S = 0.005
 
 

@@ -28,10 +28,10 @@ class Profile:
         minority: probability that commits must go through again while a minority is still out of reach.
     """
 
-    faults_s: float = 6.0
-    fault_every_s: float = 0.2
+    faults_s: float = 2.0
+    fault_every_s: float = 0.1
     weights: dict[str, int] = field(default_factory=dict)
-    record_every_s: float = 0.07
+    record_every_s: float = 0.1
     delay_s: float = 0.02
     flush_delay_s: float = 0.03
     slow_effect: float = 0.2
@@ -105,9 +105,9 @@ PROFILES: dict[str, Profile] = {
             "unblock": 2,
             "take_over": 2,
         },
-        faults_s=10.0,
-        fault_every_s=0.4,
-        record_every_s=0.02,
+        faults_s=4.0,
+        fault_every_s=0.3,
+        record_every_s=0.03,
         spare=1.0,
         isolated_promotion=0.0,
         low_fork=0.0,
@@ -123,12 +123,15 @@ PROFILES: dict[str, Profile] = {
     "disks": replace(
         BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, cut_power=10, wipe=3, crash_safekeeper=12)
     ),
-    "slow": replace(BALANCED, weights=_with(slow_disk=10), delay_s=0.2, flush_delay_s=0.3),
-    "calm": replace(BALANCED, fault_every_s=0.8),
+    "slow": replace(
+        BALANCED, weights=_with(slow_disk=10), faults_s=6.0, fault_every_s=0.2, delay_s=0.2, flush_delay_s=0.3
+    ),
+    "calm": replace(BALANCED, fault_every_s=0.4),
     "archive": replace(
         BALANCED,
         weights=_with(stay_away=12, switch_segment=25, restore_backup=2, promote=6, crash_primary=5),
-        record_every_s=0.04,
+        faults_s=4.5,
+        record_every_s=0.05,
         trims=1.0,
         archive=0.85,
     ),

@@ -130,6 +130,10 @@ class SimProxy:
         link = self._link if self.proposer is not None else None
         return link.primary if link is not None and link.copying else None
 
+    def is_connected(self, safekeeper_id: int) -> bool:
+        """Tell whether it has a connection to a safekeeper, which may be broken without its knowledge."""
+        return safekeeper_id in self._connections
+
     def has_put_aside(self, primary: "VirtualPrimary") -> bool:
         """Tell whether a host that it knows is refused."""
         hosts = zip((self.primary, *self._listed), self._rota.candidates, strict=True)

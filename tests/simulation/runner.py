@@ -20,7 +20,7 @@ from tests.simulation.world import SimulationFailed, World
 
 # The project's storage and its codec take part in some of the seeds; the others go faster without.
 STORAGE_ONE_IN = 8
-WIRE_ONE_IN = 8
+WIRE_ONE_IN = 12
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
@@ -43,11 +43,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Task:
-    """A seed, and how to run it: without a profile they take turns, without a bug none is planted."""
+    """A seed, and how to run it: without a profile they take turns, without a bug none is planted.
+
+    `fault_seconds` is how long faults happen, None for as long as the profile says.
+    """
 
     seed: int
     profile: str | None = None
     bug: str | None = None
+    fault_seconds: float | None = None
 
     @property
     def profile_name(self) -> str:
@@ -57,9 +61,8 @@ class Task:
 
     def faults(self) -> Profile:
         """The profile itself."""
-        if self.bug is not None and self.profile is None:
-            return BUGS[self.bug].profile
-        return PROFILES[self.profile_name]
+        profile = BUGS[self.bug].profile if self.bug and not self.profile else PROFILES[self.profile_name]
+        return profile if self.fault_seconds is None else replace(profile, faults_s=self.fault_seconds)
 
     def as_test(self) -> str:
         """Return a test that runs just this."""
@@ -67,6 +70,7 @@ class Task:
             [str(self.seed)]
             + ([f'"{self.profile_name}"'] if self.bug is None or self.profile else [])
             + ([f'bug="{self.bug}"'] if self.bug else [])
+            + ([f"fault_seconds={self.fault_seconds:g}"] if self.fault_seconds is not None else [])
         )
         return (
             "from tests.simulation.runner import run_seed\n\n\n"
@@ -84,14 +88,16 @@ class Failure:
     trace: list[str]
 
 
-def run_seed(seed: int, profile: str | None = None, bug: str | None = None) -> Outcome:
+def run_seed(
+    seed: int, profile: str | None = None, bug: str | None = None, fault_seconds: float | None = None
+) -> Outcome:
     """Run one seed to its end.
 
     Raises:
         SimulationFailed: something that must hold did not.
     """
     with planting(bug):
-        return run_world(build(Task(seed, profile, bug)))
+        return run_world(build(Task(seed, profile, bug, fault_seconds)))
 
 
 def planting(bug: str | None) -> AbstractContextManager[None]:
@@ -190,7 +196,7 @@ def attempt(task: Task) -> Outcome | Failure:
     """Run one seed; return how it went either way."""
     try:
         began_at_s = time.process_time()
-        outcome = run_seed(task.seed, task.profile, task.bug)
+        outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds)
         return replace(outcome, cpu_s=time.process_time() - began_at_s)
     except SimulationFailed as failed:
         return Failure(task, failed.invariant, str(failed), failed.trace)

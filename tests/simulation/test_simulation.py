@@ -4,7 +4,7 @@ import pytest
 
 from tests.simulation.counts import added
 from tests.simulation.profiles import PROFILES
-from tests.simulation.runner import Failure, Task, attempt, build, run_world
+from tests.simulation.runner import Failure, Task, attempt, build, plan, run_world
 
 SEEDS_PER_PROFILE = 30
 
@@ -40,3 +40,10 @@ def test_a_seed_decides_everything(seed: int) -> None:
 
 def test_clusters_have_one_to_seven_safekeepers() -> None:
     assert {len(build(Task(seed)).safekeepers) for seed in range(200)} == {1, 2, 3, 4, 5, 6, 7}
+
+
+def test_faults_may_happen_for_longer_than_the_profile_says() -> None:
+    usual, longer = plan(Task(3)), plan(Task(3, fault_seconds=6))
+    assert longer.ends_at_s == usual.ends_at_s - usual.rates.faults_s + 6
+    assert "run_seed(3, " in Task(3, fault_seconds=6).as_test()
+    assert "fault_seconds=6)" in Task(3, fault_seconds=6).as_test()

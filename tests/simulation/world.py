@@ -43,7 +43,7 @@ from tests.simulation.violation import Violation
 TRACE_LINES = 60
 LIVENESS_S = 40.0
 SETTLE_S = 3.0
-WORKLOAD_S = 0.3
+WORKLOAD_S = 0.2
 CHECKPOINT_S = 1.0
 TIMING = Timing(
     heartbeat_interval_s=0.25,
