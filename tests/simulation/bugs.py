@@ -119,7 +119,7 @@ BUGS: dict[str, Bug] = {
         "nothing is committed below the start of the term",
         "figure8",
         _everywhere("quorum_lsn", dropped.quorum_without_term_start),
-        rates={"trims": 0.0, "faults_s": 10.0, "fault_every_s": 0.4, "record_every_s": 0.02},
+        rates={"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_words": 0.0},
     ),
     "no_truncate": Bug("S5", "the WAL is cut where histories part", "elections", _acceptor(dropped.NoTruncate)),
     "cut_before_history": Bug(
@@ -127,7 +127,7 @@ BUGS: dict[str, Bug] = {
         "history first, cut second",
         "switches",
         _acceptor(dropped.CutBeforeHistory),
-        weights={"crash_after_effect": 20, "crash_safekeeper": 20},
+        weights={"fill_disk": 40},
         rates={"trims": 0.0, "faults_s": 6.0, "fault_every_s": 0.2, "record_every_s": 0.07},
     ),
     "commit_above_cut": Bug(
