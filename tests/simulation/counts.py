@@ -71,7 +71,7 @@ REACHED = (
     *(f"fault {kind}" for kind in FAULT_KINDS),
 )
 # So many runs, under all profiles in turn, reach everything.
-RUNS_THAT_REACH_ALL = 500
+RUNS_THAT_REACH_ALL = 1000
 _COLUMNS = 3
 
 

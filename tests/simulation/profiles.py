@@ -58,7 +58,7 @@ class Profile:
 _BALANCED = {
     "crash_safekeeper": 6,
     "crash_after_effect": 2,
-    "cut_power": 2,
+    "cut_power": 4,
     "break_connection": 5,
     "let_go": 3,
     "block": 5,
@@ -105,9 +105,9 @@ PROFILES: dict[str, Profile] = {
             "unblock": 2,
             "take_over": 2,
         },
-        faults_s=4.0,
+        faults_s=2.5,
         fault_every_s=0.3,
-        record_every_s=0.03,
+        record_every_s=0.05,
         spare=1.0,
         isolated_promotion=0.0,
         low_fork=0.0,
@@ -121,17 +121,17 @@ PROFILES: dict[str, Profile] = {
         several_hosts=0.4,
     ),
     "disks": replace(
-        BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, cut_power=10, wipe=3, crash_safekeeper=12)
+        BALANCED, weights=_with(fill_disk=12, fail_disk=10, slow_disk=10, cut_power=25, wipe=3, crash_safekeeper=12)
     ),
     "slow": replace(
-        BALANCED, weights=_with(slow_disk=10), faults_s=6.0, fault_every_s=0.2, delay_s=0.2, flush_delay_s=0.3
+        BALANCED, weights=_with(slow_disk=10), faults_s=5.0, fault_every_s=0.2, delay_s=0.2, flush_delay_s=0.3
     ),
     "calm": replace(BALANCED, fault_every_s=0.4),
     "archive": replace(
         BALANCED,
         weights=_with(stay_away=12, switch_segment=25, restore_backup=2, promote=6, crash_primary=5),
-        faults_s=4.5,
-        record_every_s=0.05,
+        faults_s=3.5,
+        record_every_s=0.06,
         trims=1.0,
         archive=0.85,
     ),

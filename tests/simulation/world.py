@@ -304,7 +304,11 @@ class World:
             proxy.start()
 
     def best_primary(self, without: frozenset[int] = frozenset()) -> VirtualPrimary:
-        """Return a primary that the newest log among the voters came from: there is one, disks of primaries last."""
+        """Return a primary that the newest log among the voters came from: disks of primaries last.
+
+        Raises:
+            SimulationFailed: there is none, so what they have is a mixture.
+        """
         best = None
         for safekeeper in self.safekeepers.values():
             disk = safekeeper.disk
@@ -323,6 +327,11 @@ class World:
             for p in self.primaries
             if _continues(p, disk.begin_lsn, bytes(disk.wal[: disk.durable_lsn - disk.begin_lsn]), history)
         ]
+        if not fitting:
+            error = Violation(
+                "LogMatching", f"the newest log, up to {format_lsn(disk.durable_lsn)}, is no primary's (S10)"
+            )
+            raise SimulationFailed(error, self.trace())
         return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
 
     def converge(self) -> None:
