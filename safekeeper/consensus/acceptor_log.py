@@ -215,11 +215,11 @@ class AcceptorLog:
             return None
         if tli_changes and message.allow_data_loss:
             return None
-        record_end_lsn, _, _ = yield FindRecords(lsn)
-        if not record_end_lsn or record_end_lsn > self.commit_lsn:
-            # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged. A fork did away
-            # with them, which may have left no trace in the history: a primary of the old timeline may be back since.
-            return None
+        if tli_changes:
+            record_end_lsn, _, _ = yield FindRecords(lsn)
+            if not record_end_lsn or record_end_lsn > self.commit_lsn:
+                # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
+                return None
         return RefusalCode.HISTORY, (
             f"adopting the history of {message.node_id} would cut the WAL at {format_lsn(lsn)}, "
             f"below {format_lsn(self.commit_lsn)}, which is committed"
