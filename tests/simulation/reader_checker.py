@@ -74,14 +74,8 @@ class ReaderChecker:
                 self.check_tli_stays(won)
 
     def check_tli_stays(self, won: "Won") -> None:
-        """A term is won: its log has every timeline that readers were told of before.
-
-        But for the first one of all, if another one forks off where the log begins: it has no byte then, and what was
-        seen of it was no complete record (`_check_visible`). Its end is in the new one's history file.
-        """
+        """A term is won: its log has every timeline that readers were told of before."""
         for entry, shown_in_term in self._shown.items():
-            if entry.start_lsn == self._truth.base_lsn == won.history[0].start_lsn:
-                continue
             if won.node_id.term > shown_in_term and entry not in won.history:
                 raise Violation(
                     "LearnerSafety",
