@@ -1,6 +1,7 @@
 """What the benchmark of processes that start and die makes of its turns, of commits, and of memory."""
 
-import os
+import subprocess
+import sys
 
 import pytest
 
@@ -70,14 +71,29 @@ def test_the_tables_say_what_the_goals_are() -> None:
     assert [list(column.cells) for column in memory.columns[:4]] == [[PROXY], ["10"], ["20"], ["100"]]
 
 
+HOLD_AND_LET_GO = """
+filled = bytearray(b"x") * (100 << 20)
+input("held")
+del filled
+input("gone")
+"""
+
+
 def test_the_memory_of_a_process_grows_with_what_it_holds_and_the_peak_stays() -> None:
-    before = memory_of(os.getpid())
-    filled = bytearray(b"x") * (100 << 20)
-    with_it = memory_of(os.getpid())
-    del filled
-    without_it = memory_of(os.getpid())
-    assert with_it.resident_bytes - before.resident_bytes > 90 << 20
-    assert with_it.resident_bytes - without_it.resident_bytes > 90 << 20
-    # The kernel counts pages a little late, each time by itself.
-    assert without_it.peak_bytes == pytest.approx(with_it.resident_bytes, rel=0.01)
-    assert resident_bytes({"me": os.getpid()})["me"] == pytest.approx(without_it.resident_bytes, rel=0.1)
+    # A process of its own: what this one once held for another test would be its peak.
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_AND_LET_GO], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.read(4) == b"held"
+        with_it = memory_of(process.pid)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.read(4) == b"gone"
+        without_it = memory_of(process.pid)
+        assert with_it.resident_bytes > 100 << 20
+        assert with_it.resident_bytes - without_it.resident_bytes > 90 << 20
+        # The kernel counts pages a little late, each time by itself.
+        assert without_it.peak_bytes == pytest.approx(with_it.resident_bytes, rel=0.01)
+        assert resident_bytes({"it": process.pid})["it"] == pytest.approx(without_it.resident_bytes, rel=0.1)
+        process.stdin.write(b"\n")
