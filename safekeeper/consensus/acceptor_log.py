@@ -64,9 +64,9 @@ class AcceptorLog:
         self.own_archive_id = ""
         self._leader_commit_lsn: Lsn = 0
         self._next_tli_switch_lsn: Lsn = LSN_MAX
-        # The first change of timeline that another fork might still replace: readers stop there.
-        begin_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
-        self._open_fork_lsn = next_tli_switch(control.history, begin_lsn - 1)
+        # The first change of timeline that another fork might still replace: readers stop there. The log's beginning
+        # counts as one: the very first timeline can be replaced at its first byte.
+        self._open_fork_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
 
     def start(self) -> Effects:
         """Finish what a crash interrupted: a cut, a new beginning, a setting aside.
@@ -202,9 +202,11 @@ class AcceptorLog:
             base_lsn=base_lsn,
             truncate_to=truncate_to,
         )
-        if cut is None or base_lsn is not None:
-            self._open_fork_lsn = next_tli_switch(message.history, message.base_lsn - 1)
-        elif self._open_fork_lsn >= cut.lsn:
+        if base_lsn is not None:
+            self._open_fork_lsn = base_lsn
+        elif cut is not None and cut.lsn == self.control.wal_begin_lsn:
+            self._open_fork_lsn = cut.lsn
+        elif cut is not None and self._open_fork_lsn >= cut.lsn:
             self._open_fork_lsn = next_tli_switch(message.history, cut.lsn - 1)
         yield from self._finish_adoption()
         return None
@@ -215,11 +217,11 @@ class AcceptorLog:
             return None
         if tli_changes and message.allow_data_loss:
             return None
-        if tli_changes:
-            record_end_lsn, _, _ = yield FindRecords(lsn)
-            if not record_end_lsn or record_end_lsn > self.commit_lsn:
-                # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
-                return None
+        # Nor need a change of timeline be there to be seen: one that nothing was written on leaves no trace.
+        record_end_lsn, _, _ = yield FindRecords(lsn)
+        if not record_end_lsn or record_end_lsn > self.commit_lsn:
+            # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
+            return None
         return RefusalCode.HISTORY, (
             f"adopting the history of {message.node_id} would cut the WAL at {format_lsn(lsn)}, "
             f"below {format_lsn(self.commit_lsn)}, which is committed"

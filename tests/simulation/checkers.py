@@ -13,7 +13,7 @@ from safekeeper.consensus.actions import ReportStatus
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
-from safekeeper.consensus.term_history import TermHistory, check_history, divergence
+from safekeeper.consensus.term_history import TermHistory, check_history, divergence, tli_at
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive_checker import ArchiveChecker
@@ -133,6 +133,7 @@ class Checker:
                 "LeaderCompleteness",
                 f"the committed record [{format_lsn(shown[0])}, {format_lsn(shown[1])}) is cut: {why}",
             )
+        self._require_fork(lsn, why)
         del self.committed[lsn - self.base_lsn :]
         for won in self.won.values():
             won.compared_lsn = min(won.compared_lsn, lsn)
@@ -165,6 +166,19 @@ class Checker:
         self.committed += log[len(before) :]
         won.compared_lsn = commit_lsn
 
+    def _require_fork(self, lsn: Lsn, why: str) -> None:
+        """Not even half a record goes but where a timeline forked off in some term, written on or not."""
+        histories = [won.history for won in self.won.values()]
+        first_tlis = {history[0].tli for history in histories if history[0].start_lsn == lsn}
+        forks = [
+            entry
+            for history in histories
+            for entry in history
+            if entry.start_lsn == lsn and tli_at(history, lsn - 1) != entry.tli
+        ]
+        if not forks and len(first_tlis) < 2:
+            raise Violation("LeaderCompleteness", f"committed bytes above {format_lsn(lsn)} go without a fork: {why}")
+
     def _require_incomplete(self, won: Won, lsn: Lsn, commit_lsn: Lsn, later: Won) -> None:
         """A term was won above this one without these bytes: only an incomplete record may be among them."""
         lost = next(records(self.log_of(won.history, lsn, commit_lsn), lsn, lsn), None)
@@ -173,6 +187,7 @@ class Checker:
                 "LeaderCompleteness",
                 f"{won.node_id} commits up to {format_lsn(commit_lsn)}, but {later.node_id} lacks it",
             )
+        self._require_fork(lsn, f"{won.node_id} commits them, {later.node_id} lacks them")
 
     def on_commit_said(self, proxy: "SimProxy", node_id: NodeId, commit_lsn: Lsn) -> None:
         """A proposer tells a safekeeper what is committed."""

@@ -26,6 +26,8 @@ from safekeeper.consensus.effects import (
     Close,
     Effect,
     Effects,
+    FindRecordEnd,
+    FindRecords,
     FlushWal,
     Persist,
     ReadWal,
@@ -369,6 +371,10 @@ def _carry_out_one(effect: Effect, disk: Disk, said: list[tuple[int, Any]], clos
         disk.begun, disk.wal, disk.durable = True, b"", 0
     elif isinstance(effect, ReadWal):
         return disk.wal[effect.begin_lsn - BASE_LSN : effect.end_lsn - BASE_LSN]
+    elif isinstance(effect, (FindRecords, FindRecordEnd)):
+        # Every byte is a record.
+        record_end_lsn = effect.lsn + 1 if effect.lsn < BASE_LSN + len(disk.wal) else 0
+        return (record_end_lsn, 0, None) if isinstance(effect, FindRecords) else record_end_lsn
     else:
         assert isinstance(effect, TrimWal), f"not part of this world: {effect}"
     return None

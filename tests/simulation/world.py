@@ -20,7 +20,7 @@ from safekeeper.consensus.leadership import Timing
 from safekeeper.consensus.primary import plan_log
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import Phase
-from safekeeper.consensus.term_history import HistoryEntry, divergence, last_term
+from safekeeper.consensus.term_history import HistoryEntry, last_term
 from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive import ModelArchive, SimArchiver
@@ -356,27 +356,6 @@ class World:
         )
         raise SimulationFailed(error, self.trace())
 
-    def _keeps_half_a_record(self, safekeeper: SimSafekeeper, leader: SimProxy, primary: VirtualPrimary) -> bool:
-        """Whether it refuses the leader's log for the sake of a record that it has committed in part only.
-
-        A fork did away with that record, and nothing was written behind the fork; then a primary of the old timeline
-        came back. The history has no trace of the fork, so that the member cannot know. It has to be started empty.
-        """
-        acceptor, leadership = safekeeper.acceptor, leader.proposer.leadership
-        if acceptor is None or leadership is None or not leader.proposer.peers[safekeeper.id].refused:
-            return False
-        parted = divergence(acceptor.control.history, acceptor.flush_lsn, leadership.elected.history)
-        return (
-            parted is not None
-            and parted.own_tli == parted.other_tli
-            and primary.record_end_at_or_below(acceptor.commit_lsn) <= parted.lsn < acceptor.commit_lsn
-            and any(
-                entry.start_lsn == parted.lsn and entry.tli != parted.own_tli
-                for won in self.checker.won.values()
-                for entry in won.history
-            )
-        )
-
     def _missing(self) -> str:
         """Return what keeps the cluster from having converged, empty if nothing does."""
         # Of several hosts that fit, a proxy takes the one that answers first.
@@ -387,8 +366,6 @@ class World:
             disk = safekeeper.disk
             if safekeeper.acceptor is None:
                 return f"{safekeeper.name} is down"
-            if leader is not None and self._keeps_half_a_record(safekeeper, leader, primary):
-                continue
             if disk.durable_lsn != end_lsn:
                 return f"{safekeeper.name} has WAL up to {format_lsn(disk.durable_lsn)}, not {format_lsn(end_lsn)}"
             if disk.wal != primary.read(disk.begin_lsn, end_lsn):

@@ -13,6 +13,7 @@ from safekeeper.consensus.effects import (
     Effect,
     Effects,
     FindRecordEnd,
+    FindRecords,
     FlushWal,
     Persist,
     ReadWal,
@@ -58,14 +59,19 @@ class Bench:
     No record behind a fork is ever complete.
     """
 
-    def __init__(self, control: ControlState | None = None, flush_lsn: int = 0) -> None:
+    def __init__(
+        self,
+        control: ControlState | None = None,
+        flush_lsn: int = 0,
+        record_end_of: Callable[[int], int] = lambda lsn: 0,
+    ) -> None:
         control = control or ControlState(safekeeper_id=1, incarnation=OWN)
         self.acceptor = Acceptor(control, flush_lsn)
         self.control = control
         self.full: type[Any] | None = None
         self.effects: list[Effect] = []
         self.now = 100.0
-        self.record_end_of: Callable[[int], int] = lambda lsn: 0
+        self.record_end_of = record_end_of
         self.run(self.acceptor.start())
 
     def run(self, effects: Effects) -> list[Effect]:
@@ -84,6 +90,8 @@ class Bench:
                     result = b"x" * (effect.end_lsn - effect.begin_lsn)
                 elif isinstance(effect, FindRecordEnd):
                     result = self.record_end_of(effect.lsn)
+                elif isinstance(effect, FindRecords):
+                    result = self.record_end_of(effect.lsn), 0, None
         except StopIteration:
             return self.effects
 
@@ -353,12 +361,30 @@ def test_a_crash_between_the_history_and_the_cut_is_finished_at_the_start() -> N
     assert again.control.truncate_to is None
 
 
-def test_committed_wal_is_never_cut_on_the_same_timeline() -> None:
+@pytest.mark.parametrize("tli", [1, 2])
+@pytest.mark.parametrize("record_end_lsn", [BASE + 40, BASE + 60, BASE + 100])
+def test_a_committed_record_is_never_cut(tli: int, record_end_lsn: int) -> None:
+    """Its end says so, wherever the cut lies in it; a cut at the end itself is one whose WAL cannot be decoded."""
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 100)
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
+    bench.record_end_of = lambda lsn: record_end_lsn
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
     assert answer.code is RefusalCode.HISTORY
     assert bench.control.history == (HistoryEntry(1, BASE, 1),)
+    assert bench.acceptor.flush_lsn == BASE + 100
+
+
+@pytest.mark.parametrize("tli", [1, 2])
+@pytest.mark.parametrize("record_end_lsn", [0, BASE + 101])
+def test_a_committed_part_of_a_record_is_cut_whether_the_fork_left_a_trace_or_not(
+    tli: int, record_end_lsn: int
+) -> None:
+    bench = following(120)
+    bench.append(BASE + 120, commit_lsn=BASE + 100)
+    bench.record_end_of = lambda lsn: record_end_lsn
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
+    assert isinstance(answer, AppendResponse)
+    assert (bench.acceptor.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 40, BASE + 40)
 
 
 def test_another_log_is_refused_when_something_is_committed() -> None:

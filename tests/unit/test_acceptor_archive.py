@@ -344,8 +344,7 @@ def test_after_a_restart_nothing_is_removed_before_it_is_known_which_archive_is_
     bench.run(bench.acceptor.archive_reported(0, "", "a" * 32))
     bench.tell(ArchiveOrder(P1, 2, END, "a" * 32))
     bench.run(bench.acceptor.checkpoint())
-    restarted = Bench(bench.control, END)
-    restarted.record_end_of = bench.record_end_of
+    restarted = Bench(bench.control, END, bench.record_end_of)
     assert restarted.run(restarted.acceptor.trim(ALL)) == []
     restarted.run(restarted.acceptor.archive_reported(0, "", "a" * 32))
     restarted.run(restarted.acceptor.trim(ALL))

@@ -29,10 +29,17 @@ ONE, TWO, THREE = HistoryEntry(1, BASE, 1), HistoryEntry(2, FORK, 2), HistoryEnt
 
 
 class Bench:
-    """Runs an acceptor. `record_end_lsn` is where the first record behind the fork ends, once it is on the disk."""
+    """Runs an acceptor.
+
+    Attributes:
+        record_end_lsn: where the first record behind the fork ends, once it is on the disk.
+        first_record_end_lsn: the same of the first record of all.
+        looked_for: how often the record behind the fork was looked for.
+    """
 
     def __init__(self, control: ControlState | None = None, flush_lsn: int = 0, record_end_lsn: int = 0) -> None:
         self.record_end_lsn = record_end_lsn
+        self.first_record_end_lsn = BASE + 20
         self.looked_for = 0
         self.said: list[object] = []
         self.control = control or ControlState(safekeeper_id=1, incarnation=OWN, cluster_id=CLUSTER, membership=MEMBERS)
@@ -51,10 +58,10 @@ class Bench:
                 elif isinstance(effect, Persist):
                     self.control = effect.control
                 elif isinstance(effect, FindRecordEnd | FindRecords):
-                    assert effect.lsn == FORK
-                    end_lsn = self.record_end_lsn if self.record_end_lsn <= self.acceptor.flush_lsn else 0
+                    end_lsn = {BASE: self.first_record_end_lsn, FORK: self.record_end_lsn}[effect.lsn]
+                    end_lsn = end_lsn if end_lsn <= self.acceptor.flush_lsn else 0
                     result = end_lsn if isinstance(effect, FindRecordEnd) else (end_lsn, 0, None)
-                    self.looked_for += isinstance(effect, FindRecordEnd)
+                    self.looked_for += isinstance(effect, FindRecordEnd) and effect.lsn == FORK
         except StopIteration:
             return
 
@@ -99,6 +106,24 @@ def test_readers_see_what_is_committed_and_on_disk_here() -> None:
     assert bench.readable == (BASE + 60, 1)
     bench.gets(0, BASE + 60)
     assert bench.readable == (BASE + 60, 1) and bench.looked_for == 0
+
+
+def test_the_very_first_timeline_is_shown_with_its_first_complete_record_too() -> None:
+    bench = Bench()
+    bench.first_record_end_lsn = BASE + 40
+    bench.adopts(ONE)
+    bench.gets(30, BASE + 30)
+    assert bench.acceptor.commit_lsn == BASE + 30
+    assert bench.readable == (BASE, 1)
+    restarted = Bench(bench.control, BASE + 30)
+    assert restarted.readable == (0, 1)
+    # Another timeline forks off at its very first byte: nobody has seen anything of the one that goes.
+    bench.adopts(ONE, HistoryEntry(2, BASE, 2))
+    assert bench.acceptor.write_lsn == BASE and bench.readable == (BASE, 1)
+    bench.gets(39, BASE + 39)
+    assert bench.readable == (BASE, 1)
+    bench.gets(1, BASE + 40)
+    assert bench.readable == (BASE + 40, 2)
 
 
 def test_a_timeline_is_not_shown_when_only_its_term_is_committed() -> None:
