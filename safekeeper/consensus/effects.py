@@ -111,7 +111,7 @@ class FindRecords:
 class FindRecordEnd:
     """Return the end of the first complete record behind `lsn`, 0 if the log does not hold all of it yet.
 
-    `lsn` is a fork, or a segment's start: a record that goes on there from before may be passed over or count itself.
+    `lsn` is a fork, or a segment's start: a record that goes on there from before counts.
     `lsn` itself if the WAL there cannot be decoded: as with `FindRecords`, what cannot be judged counts as complete.
     """
 

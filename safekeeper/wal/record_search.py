@@ -55,17 +55,21 @@ def find_record_end(read: Read, lsn: Lsn, end_lsn: Lsn, segment_size: int) -> Ls
 
     Args:
         read: returns the log's bytes [begin, end).
-        lsn: the fork, where a record ends and the next one begins.
+        lsn: the fork, where a record ends and the next one begins; or a segment's start, where one may go on.
         end_lsn: the log's end.
     """
+    record_end_lsn = 0
     try:
         decoder = RecordDecoder(lsn, segment_size)
         for begin in range(lsn, end_lsn, _READ_BYTES):
-            for record in decoder.walk(read(begin, min(begin + _READ_BYTES, end_lsn))):
-                return record.end_lsn
+            record = next(decoder.walk(read(begin, min(begin + _READ_BYTES, end_lsn))), None)
+            if record is not None:
+                record_end_lsn = record.end_lsn
+                break
     except WalFormatError:
         return lsn
-    return 0
+    skipped_until = decoder.skipped_until or 0
+    return skipped_until if lsn < skipped_until <= end_lsn else record_end_lsn
 
 
 def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> RecordsAround:

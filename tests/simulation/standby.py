@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from safekeeper.consensus.messages import Standby
 from safekeeper.lsn import Lsn
-from tests.simulation.synthetic_wal import last_complete_end
+from tests.simulation.synthetic_wal import first_record_start, last_complete_end
 
 if TYPE_CHECKING:
     from tests.simulation.safekeeper import SimSafekeeper
@@ -157,7 +157,9 @@ class SimStandby:
             return
         disk, readable_lsn = safekeeper.disk, safekeeper.acceptor.readable_lsn
         if not self.applied_lsn and readable_lsn > disk.begin_lsn:
-            self.applied_lsn = disk.begin_lsn
+            # A backup ends where a record does; the log may begin amidst one.
+            start_lsn = first_record_start(disk.wal, disk.begin_lsn)
+            self.applied_lsn = start_lsn if start_lsn <= readable_lsn else 0
         if disk.begin_lsn > self.applied_lsn > 0:
             # Its log begins anew above: it is of no use to this standby any more.
             self.leave()

@@ -53,7 +53,16 @@ def find_records(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple[Lsn,
     be acknowledged: then the first of those counts.
     """
     last_lsn = last_record_start(wal, begin_lsn, lsn)
+    if not last_lsn and begin_lsn <= lsn < begin_lsn + len(wal) and wal[lsn - begin_lsn] != _START:
+        # A record that the log begins amidst: a page's header would say where it ends, here the next record does.
+        end = _next_start(wal, lsn - begin_lsn)
+        return (begin_lsn + end if end < len(wal) else 0), 0
     return next((end for _, end in records(wal, begin_lsn, last_lsn or begin_lsn) if end > lsn), 0), last_lsn
+
+
+def first_record_start(wal: bytes | bytearray, begin_lsn: Lsn) -> Lsn:
+    """Return the start of the first record in `wal`, its end if there is none."""
+    return begin_lsn + _next_start(wal, 0)
 
 
 def last_record_start(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> Lsn:

@@ -46,6 +46,25 @@ def test_behind_a_fork_the_first_record_is_found_as_soon_as_it_is_complete(
         assert found_lsn == (end_lsn if held_lsn >= end_lsn else 0)
 
 
+@pytest.mark.parametrize("pages", [1, 3])
+def test_a_record_that_goes_on_at_a_segments_start_counts_there_as_soon_as_it_is_complete(pages: int) -> None:
+    wal = WalBuilder()
+    while wal.position < wal.begin_lsn + MIB - PAGE_SIZE:
+        wal.fill_page()
+    crossing, following = wal.add(b"r" * (pages * PAGE_SIZE + 100)), wal.add(b"f" * 300)
+    border_lsn = wal.begin_lsn + MIB
+    assert crossing.start_lsn < border_lsn < crossing.end_lsn
+    for held_lsn, found_lsn in (
+        (border_lsn, 0),
+        (border_lsn + 10, 0),
+        (crossing.end_lsn - ALIGNMENT, 0),
+        (crossing.end_lsn, crossing.end_lsn),
+        (following.start_lsn + 40, crossing.end_lsn),
+        (following.end_lsn, crossing.end_lsn),
+    ):
+        assert find_record_end(wal.read, border_lsn, held_lsn, MIB) == found_lsn
+
+
 def test_behind_a_fork_what_cannot_be_decoded_counts_as_complete() -> None:
     wal = written(100, 100)
     fork_lsn = wal.records[0].end_lsn
