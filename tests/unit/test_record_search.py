@@ -60,7 +60,7 @@ def test_a_record_that_goes_on_at_a_segments_start_counts_there_as_soon_as_it_is
         (crossing.end_lsn - ALIGNMENT, 0),
         (crossing.end_lsn, crossing.end_lsn),
         (following.start_lsn + 40, crossing.end_lsn),
-        (following.end_lsn, crossing.end_lsn),
+        (wal.position, crossing.end_lsn),
     ):
         assert find_record_end(wal.read, border_lsn, held_lsn, MIB) == found_lsn
 
