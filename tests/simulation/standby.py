@@ -12,6 +12,7 @@ from safekeeper.lsn import Lsn
 from tests.simulation.synthetic_wal import first_record_start, last_complete_end
 
 if TYPE_CHECKING:
+    from tests.simulation.disk import ModelDisk
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.world import World
 
@@ -157,9 +158,7 @@ class SimStandby:
             return
         disk, readable_lsn = safekeeper.disk, safekeeper.acceptor.readable_lsn
         if not self.applied_lsn and readable_lsn > disk.begin_lsn:
-            # A backup ends where a record does; the log may begin amidst one.
-            start_lsn = first_record_start(disk.wal, disk.begin_lsn)
-            self.applied_lsn = start_lsn if start_lsn <= readable_lsn else 0
+            self._set_up(disk, readable_lsn)
         if disk.begin_lsn > self.applied_lsn > 0:
             # Its log begins anew above: it is of no use to this standby any more.
             self.leave()
@@ -171,6 +170,15 @@ class SimStandby:
             self.received_lsn, self.applied_lsn = readable_lsn, end_lsn
             self.highest_lsn = max(self.highest_lsn, end_lsn)
             safekeeper.learners_changed()
+
+    def _set_up(self, disk: "ModelDisk", readable_lsn: Lsn) -> None:
+        """Begin with a backup: it ends where a record does, and the log may begin amidst one."""
+        start_lsn = first_record_start(disk.wal, disk.begin_lsn)
+        if start_lsn <= readable_lsn:
+            self.applied_lsn = disk.begin_lsn
+            self.world.checker.readers.on_replayed(self, bytes(disk.wal[: start_lsn - disk.begin_lsn]))
+            self.applied_lsn = start_lsn
+            self.highest_lsn = max(self.highest_lsn, start_lsn)
 
 
 def standbys_of(world: "World", count: int, seed: int) -> list[SimStandby]:
