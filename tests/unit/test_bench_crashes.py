@@ -7,9 +7,9 @@ import pytest
 
 from walproxy.bench.crashes import CASES, HUNG, NOBODY, SPARE, START, CrashResult, CrashTurn, Spread, compare_crashes
 from walproxy.bench.memory import PROXY, MemoryTurn, compare_memory
-from walproxy.bench.process_memory import memory_of, resident_bytes
 from walproxy.bench.steady_commits import Commit, first_since, longest_since
 from walproxy.bench.tables import crashes_table, memory_table
+from walproxy.process_resources import memory_of, resident_bytes
 
 # One that waited from 2 to 5, between quick ones.
 COMMITS = [Commit(0.0, 1.0), Commit(1.0, 2.0), Commit(2.0, 5.0), Commit(5.0, 5.5)]

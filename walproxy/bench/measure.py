@@ -8,9 +8,9 @@ import msgspec
 
 from walproxy.bench import pgbench
 from walproxy.bench.arms import Arm
-from walproxy.bench.process_memory import resident_bytes
 from walproxy.bench.process_time import cpu_seconds
 from walproxy.bench.rounds import median, ratio
+from walproxy.process_resources import resident_bytes
 
 
 class ArmCell(NamedTuple):

@@ -14,8 +14,8 @@ import msgspec
 from walproxy.bench import bulk
 from walproxy.bench.arms import Arm
 from walproxy.bench.members import wait_until_caught_up
-from walproxy.bench.process_memory import memory_of
 from walproxy.local_cluster import LocalCluster
+from walproxy.process_resources import memory_of
 
 PROXY = "proxy"
 GOAL_BYTES = 150_000_000

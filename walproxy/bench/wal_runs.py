@@ -17,7 +17,7 @@ import msgspec
 
 from safekeeper.errors import WalproxyError
 from safekeeper.logs import one_line
-from walproxy.bench.process_memory import memory_of
+from walproxy.process_resources import memory_of
 
 
 class ApartRun(msgspec.Struct, frozen=True):

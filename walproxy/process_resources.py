@@ -1,0 +1,51 @@
+"""What processes hold of the machine: memory in RAM, and open files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What a process has in RAM (VmRSS), and the most that it ever had (VmHWM); 0 where /proc is not there to tell."""
+
+    resident_bytes: int
+    peak_bytes: int
+
+
+def memory_of(pid: int) -> Memory:
+    """Return the memory of a process that lives.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    if not Path("/proc/self/status").exists():
+        return Memory(0, 0)
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        raise ProcessLookupError(f"process {pid} has ended") from None
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    if "VmRSS" not in fields:  # One that has ended and that nobody has waited for has no memory any more.
+        raise ProcessLookupError(f"process {pid} has ended")
+    resident_bytes, peak_bytes = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return Memory(resident_bytes, peak_bytes)
+
+
+def resident_bytes(process_ids: Mapping[str, int]) -> dict[str, int]:
+    """Return what each process has in RAM, by its name."""
+    return {name: memory_of(pid).resident_bytes for name, pid in process_ids.items()}
+
+
+def file_descriptors_of(pid: int) -> int:
+    """Return how many file descriptors a process of ours has open; 0 where /proc is not there to tell.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    if not Path("/proc/self/fd").exists():
+        return 0
+    try:
+        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:
+        raise ProcessLookupError(f"process {pid} has ended") from None
