@@ -34,7 +34,7 @@ from safekeeper.errors import ConfigurationError, DiskLost, LocalProtocolError, 
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.filesystem import FileSystem, Space, sync_names
 from safekeeper.wal.reading import WalReader
-from safekeeper.wal.record_search import find_record_end, find_records
+from safekeeper.wal.record_search import RecordEndSearch, find_records
 from safekeeper.wal.storage import WalStorage
 
 WAL_FOLDER = "wal"
@@ -80,6 +80,8 @@ class DataFolder:
         self.directory = directory
         self.control = ControlState(safekeeper_id=0, incarnation="")
         self.storage: WalStorage | None = None
+        # Of the log as it is: none is left when bytes of it go.
+        self._record_end_search: RecordEndSearch | None = None
 
     @classmethod
     def open(cls, fs: FileSystem, directory: Path, safekeeper_id: int, new_incarnation: str) -> "DataFolder":
@@ -140,14 +142,17 @@ class DataFolder:
                 self._control_file.store(control)
                 self.control = control
             case ResetWal(base_lsn, tli):
+                self._record_end_search = None
                 self._storage_for_reset(tli).reset(base_lsn, tli)
             case SetWalAside(label):
+                self._record_end_search = None
                 self._set_wal_aside(label)
             case WriteWal(begin_lsn, payload):
                 self.opened_storage().append(begin_lsn, payload)
             case FlushWal():
                 self.opened_storage().flush_now()
             case TruncateWal(lsn, tli):
+                self._record_end_search = None
                 self.opened_storage().truncate(lsn, tli)
             case TrimWal(lsn):
                 self.opened_storage().trim(lsn)
@@ -160,7 +165,10 @@ class DataFolder:
                 return find_records(storage.read, lsn, storage.begin_lsn, storage.flush_lsn, self._segment_size)
             case FindRecordEnd(lsn):
                 storage = self.opened_storage()
-                return find_record_end(storage.read, lsn, storage.flush_lsn, self._segment_size)
+                search = self._record_end_search
+                if search is None or search.lsn != lsn:
+                    search = self._record_end_search = RecordEndSearch(lsn, self._segment_size)
+                return search.find(storage.read, storage.flush_lsn)
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} is not for the disk")
         return None

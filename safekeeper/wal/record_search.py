@@ -50,26 +50,40 @@ def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_siz
         start_lsn -= segment_size
 
 
-def find_record_end(read: Read, lsn: Lsn, end_lsn: Lsn, segment_size: int) -> Lsn:
-    """Return the end of the first complete record behind a fork: `find_records` without a look at what lies before.
+class RecordEndSearch:
+    """Looks for the first complete record behind a fork while the log grows: what was read once is not read again.
 
-    Args:
-        read: returns the log's bytes [begin, end).
+    Without that, a record of a gigabyte that comes in small pieces would be read a thousand times over.
+
+    Attributes:
         lsn: the fork, where a record ends and the next one begins; or a segment's start, where one may go on.
-        end_lsn: the log's end.
     """
-    record_end_lsn = 0
-    try:
-        decoder = RecordDecoder(lsn, segment_size)
-        for begin in range(lsn, end_lsn, _READ_BYTES):
-            record = next(decoder.walk(read(begin, min(begin + _READ_BYTES, end_lsn))), None)
-            if record is not None:
-                record_end_lsn = record.end_lsn
-                break
-    except WalFormatError:
-        return lsn
-    skipped_until = decoder.skipped_until or 0
-    return skipped_until if lsn < skipped_until <= end_lsn else record_end_lsn
+
+    def __init__(self, lsn: Lsn, segment_size: int) -> None:
+        self.lsn = lsn
+        self._segment_size = segment_size
+        self._decoder: RecordDecoder | None = None
+        self._read_lsn = lsn
+        self._record_end_lsn: Lsn = 0
+
+    def find(self, read: Read, end_lsn: Lsn) -> Lsn:
+        """Return the end of the record: `find_records` without a look at what lies before.
+
+        Args:
+            read: returns the log's bytes [begin, end).
+            end_lsn: the log's end. Below the one of the last call, no byte may have changed since.
+        """
+        try:
+            if self._decoder is None:
+                self._decoder = RecordDecoder(self.lsn, self._segment_size)
+            while not self._record_end_lsn and self._read_lsn < end_lsn:
+                begin_lsn, self._read_lsn = self._read_lsn, min(self._read_lsn + _READ_BYTES, end_lsn)
+                for record in self._decoder.walk(read(begin_lsn, self._read_lsn)):
+                    self._record_end_lsn = self._record_end_lsn or record.end_lsn
+        except WalFormatError:
+            self._record_end_lsn = self._record_end_lsn or self.lsn
+        skipped_until = (self._decoder.skipped_until if self._decoder is not None else None) or 0
+        return skipped_until if self.lsn < skipped_until <= end_lsn else self._record_end_lsn
 
 
 def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> RecordsAround:

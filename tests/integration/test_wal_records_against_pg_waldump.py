@@ -23,7 +23,7 @@ from safekeeper.wal.format import (
     XLOG_SWITCH,
     WalFormatError,
 )
-from safekeeper.wal.record_search import find_record_end, find_records
+from safekeeper.wal.record_search import RecordEndSearch, find_records
 from safekeeper.wal.records import Record, RecordDecoder
 from walproxy.local_postgres import LocalPostgres, find_servers
 
@@ -203,7 +203,7 @@ def test_the_record_at_a_fork_is_found(wal: RealWal) -> None:
         for held_lsn, found_lsn in ((half_lsn, 0), (end_lsn, record.end_lsn)):
             around = find_records(wal.read, fork_lsn, wal.begin_lsn, held_lsn, wal.segment_size)
             assert (around.record_end_lsn, around.last_record_lsn) == (found_lsn, wal.records[n - 1].start_lsn)
-            assert find_record_end(wal.read, fork_lsn, held_lsn, wal.segment_size) == found_lsn
+            assert RecordEndSearch(fork_lsn, wal.segment_size).find(wal.read, held_lsn) == found_lsn
 
 
 @pytest.mark.parametrize("wal", [15], indirect=True)

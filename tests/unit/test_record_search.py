@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from safekeeper.wal.continuity import LinkCheck
 from safekeeper.wal.format import ALIGNMENT, PAGE_SIZE
-from safekeeper.wal.record_search import find_record_end, find_records
+from safekeeper.wal.record_search import RecordEndSearch, find_records
 from tests.unit.wal_builder import MIB, WalBuilder
 
 
@@ -39,11 +39,27 @@ def test_behind_a_fork_the_first_record_is_found_as_soon_as_it_is_complete(
     index = data.draw(st.integers(0, len(sizes) - 1))
     fork_lsn, end_lsn = (wal.records[index - 1].end_lsn if index else wal.begin_lsn), wal.records[index].end_lsn
     held_lsn = data.draw(st.integers(fork_lsn, wal.position))
-    found_lsn = find_record_end(wal.read, fork_lsn, held_lsn, MIB)
+    found_lsn = RecordEndSearch(fork_lsn, MIB).find(wal.read, held_lsn)
     if end_lsn - ALIGNMENT < held_lsn < end_lsn:
         assert found_lsn in (0, end_lsn)  # Only padding is missing.
     else:
         assert found_lsn == (end_lsn if held_lsn >= end_lsn else 0)
+
+
+@given(st.lists(st.integers(0, 30_000), min_size=1, max_size=8), st.lists(st.integers(1, 20_000), max_size=30))
+def test_what_was_read_is_not_read_again_while_the_log_grows(sizes: list[int], growths: list[int]) -> None:
+    wal = written(*sizes)
+    read_from: list[int] = []
+
+    def read(begin_lsn: int, end_lsn: int) -> bytes:
+        assert not read_from or begin_lsn >= read_from[-1]
+        read_from.append(end_lsn)
+        return wal.read(begin_lsn, end_lsn)
+
+    search, end_lsn = RecordEndSearch(wal.begin_lsn, MIB), wal.begin_lsn
+    for growth in [0, *growths, wal.position]:
+        end_lsn = min(end_lsn + growth, wal.position)
+        assert search.find(read, end_lsn) == RecordEndSearch(wal.begin_lsn, MIB).find(wal.read, end_lsn)
 
 
 @pytest.mark.parametrize("pages", [1, 3])
@@ -62,7 +78,7 @@ def test_a_record_that_goes_on_at_a_segments_start_counts_there_as_soon_as_it_is
         (following.start_lsn + 40, crossing.end_lsn),
         (wal.position, crossing.end_lsn),
     ):
-        assert find_record_end(wal.read, border_lsn, held_lsn, MIB) == found_lsn
+        assert RecordEndSearch(border_lsn, MIB).find(wal.read, held_lsn) == found_lsn
 
 
 def test_behind_a_fork_what_cannot_be_decoded_counts_as_complete() -> None:
@@ -70,9 +86,9 @@ def test_behind_a_fork_what_cannot_be_decoded_counts_as_complete() -> None:
     fork_lsn = wal.records[0].end_lsn
     wal.data[fork_lsn - wal.begin_lsn + 4] ^= 0xFF
     wal.data[fork_lsn - wal.begin_lsn + 30] ^= 0xFF
-    assert find_record_end(wal.read, fork_lsn, wal.position, MIB) == fork_lsn
+    assert RecordEndSearch(fork_lsn, MIB).find(wal.read, wal.position) == fork_lsn
     # So does a position at which no record can begin.
-    assert find_record_end(wal.read, fork_lsn + 3, wal.position, MIB) == fork_lsn + 3
+    assert RecordEndSearch(fork_lsn + 3, MIB).find(wal.read, wal.position) == fork_lsn + 3
 
 
 def test_at_the_logs_end_there_is_no_record_and_the_last_one_is_found() -> None:
