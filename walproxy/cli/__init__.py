@@ -12,7 +12,7 @@ import click
 
 from safekeeper.command import run_command
 
-_COMMANDS = ("run", "status", "archive", "restore", "wal-fetch", "rebootstrap", "demo", "bench", "pipeline")
+_COMMANDS = ("run", "status", "archive", "restore", "wal-fetch", "rebootstrap", "demo", "bench", "torture", "pipeline")
 
 
 class _Commands(click.Group):

@@ -1,0 +1,144 @@
+"""A soak: nothing goes wrong for a long time, and nothing grows.
+
+A steady load commits, a standby streams from a safekeeper, WAL is archived and removed, every status page is asked
+again and again, and what each process uses is written down. The verdict is that of `growth.py` on the proxies and the
+safekeepers, and that every commit was answered; PostgreSQL's own processes are shown and not judged, for they take up
+shared memory as they touch it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Protocol
+
+from walproxy.torture.growth import violations_of
+from walproxy.torture.record import Operation, Run, Violation
+from walproxy.torture.sampling import Sampler
+from walproxy.torture.steady_load import SteadyLoad
+
+_SAMPLES_MAX: Final = 720
+_SAMPLE_EVERY_S_MIN: Final = 1.0
+_SAMPLE_EVERY_S_MAX: Final = 5.0
+_STEP_S: Final = 1.0
+_STATUS_EVERY_S: Final = 5.0
+_GAP_S_MAX: Final = 30.0
+_RATE_SHARE_MIN: Final = 0.8
+_POSTGRES: Final = ("postgres", "standby")
+
+
+class SoakedCluster(Protocol):
+    """What a soak needs of a cluster that runs."""
+
+    @property
+    def engine(self) -> str:
+        """What the processes run in."""
+
+    @property
+    def conninfo(self) -> str:
+        """Where the primary is, for libpq."""
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the processes that live, by name."""
+
+    def status_of(self, who: str) -> dict[str, Any] | None:
+        """Return what a process says at its /status, None if it does not answer."""
+
+
+class Load(NamedTuple):
+    """How much a soak commits."""
+
+    clients: int = 4
+    commits_per_s: float = 40.0
+
+
+def soak(
+    cluster: SoakedCluster,
+    seconds: float,
+    load: Load,
+    facts: Mapping[str, Any],
+    progress: Callable[[float, str], None] = lambda passed_s, what: None,
+) -> Run:
+    """Soak a cluster that runs; return everything that was seen.
+
+    Args:
+        seconds: for how long. Ctrl-C ends it before that, which is a violation.
+        facts: what `Run` says of it: seed, postgres, safekeepers.
+        progress: called every second, with the seconds that have passed and how many commits there were, in words.
+
+    Raises:
+        WalproxyError: the load cannot run.
+    """
+    begun_at = time.monotonic()
+    every_s = min(max(seconds / _SAMPLES_MAX, _SAMPLE_EVERY_S_MIN), _SAMPLE_EVERY_S_MAX)
+    is_interrupted = False
+    passed_s = 0.0
+    with (
+        SteadyLoad(cluster.conninfo, load.clients, load.commits_per_s, begun_at) as clients,
+        Sampler(cluster.process_ids, begun_at, every_s) as sampler,
+    ):
+        try:
+            status_due_s = 0.0
+            while passed_s < seconds:
+                time.sleep(min(_STEP_S, seconds - passed_s))
+                passed_s = time.monotonic() - begun_at
+                clients.check_is_running()
+                if passed_s >= status_due_s:
+                    _ask_all(cluster)
+                    status_due_s = passed_s + _STATUS_EVERY_S
+                progress(passed_s, f"{len(clients.operations):,} commits")
+        except KeyboardInterrupt:
+            is_interrupted = True
+            passed_s = time.monotonic() - begun_at
+    # What was late is written down as well; the run is over all the same.
+    samples = [sample for sample in sampler.samples if sample.at_s <= passed_s]
+    violations = violations_of(samples, passed_s, is_judged)
+    violations += commit_violations(clients.operations, passed_s, load.commits_per_s, clients.last_error)
+    if is_interrupted:
+        violations.append(Violation("Interrupted", f"ended by hand after {passed_s:.0f} of {seconds:.0f} s"))
+    return Run(
+        seconds=passed_s,
+        engine=cluster.engine,
+        operations=clients.operations,
+        faults=[],
+        samples=samples,
+        violations=violations,
+        **facts,
+    )
+
+
+def is_judged(process: str) -> bool:
+    """Return whether a process must not grow: all but PostgreSQL's own."""
+    return not process.startswith(_POSTGRES)
+
+
+def commit_violations(
+    operations: list[Operation], seconds: float, commits_per_s: float, last_error: str
+) -> list[Violation]:
+    """Return what was wrong with commits: refused or unanswered ones, a long time without any, too few of them."""
+    found = []
+    not_ok = [each for each in operations if each.outcome != "ok"]
+    if not_ok:
+        reason = f"; a client's last error: {last_error}" if last_error else ""
+        found.append(
+            Violation("CommitsFailed", f"{len(not_ok)} commits failed, the first {not_ok[0].begun_s:.1f} s in{reason}")
+        )
+    ends_s = [0.0, *sorted(each.ended_s for each in operations if each.outcome == "ok" and each.ended_s), seconds]
+    gap_s, begin_s = max((end - begin, begin) for begin, end in pairwise(ends_s))
+    if gap_s > _GAP_S_MAX:
+        found.append(Violation("NoProgress", f"no commit came through for {gap_s:.0f} s, from {begin_s:.0f} s on"))
+    expected = seconds * commits_per_s
+    if len(operations) < _RATE_SHARE_MIN * expected:
+        found.append(
+            Violation(
+                "LoadTooSmall",
+                f"{len(operations)} commits in {seconds:.0f} s, not {expected:.0f}: the machine is too slow for this "
+                "load, or commits are; lower --rate",
+            )
+        )
+    return found
+
+
+def _ask_all(cluster: SoakedCluster) -> None:
+    """Ask each of our processes for its status, as a monitoring system does. That none answers is seen elsewhere."""
+    for name in filter(is_judged, cluster.process_ids()):
+        cluster.status_of(name)
