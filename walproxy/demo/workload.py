@@ -24,7 +24,7 @@ _RECONNECT_PAUSE_S = 0.05
 _AMOUNT_MAX = 100
 # What asyncpg raises when the server is gone, goes away, or is not there yet. It calls it an error of its own when the
 # server's last words came between two statements.
-_CONNECTION_ERRORS = (
+CONNECTION_ERRORS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
@@ -103,7 +103,7 @@ class Workload:
                     await self._transfer_until_stopped(connection)
                 finally:
                     connection.terminate()
-            except _CONNECTION_ERRORS as error:
+            except CONNECTION_ERRORS as error:
                 self._ledger.last_error = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(_RECONNECT_PAUSE_S)
             except Exception as error:
