@@ -20,7 +20,7 @@ from safekeeper.inspection import Inspection, as_json, control_rows, inspect_fol
 from safekeeper.lsn import format_lsn
 from safekeeper.settings import click_options, folder, load
 from safekeeper.users import user_line
-from safekeeper.wal.filesystem import RealFileSystem
+from safekeeper.wal.filesystem import FileSystem, RealFileSystem
 
 EXIT_CODES = """\b
 Exit codes:
@@ -44,7 +44,8 @@ def cli() -> None:
 
 @cli.command(epilog=EXIT_CODES)
 @click_options(SafekeeperConfig, ENVIRONMENT_PREFIX)
-def run(config: Path | None, **written: str | None) -> None:
+@click.pass_obj
+def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) -> None:
     """Run a safekeeper until SIGTERM.
 
     Each option can also stand in the environment or in the file of --config; the command line goes before the
@@ -62,7 +63,8 @@ def run(config: Path | None, **written: str | None) -> None:
     def read() -> SafekeeperConfig:
         return load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line=written, environment=os.environ, file=config)
 
-    service = Service(read(), RealFileSystem(), read)
+    # A disk with faults is put underneath by tests (walproxy/testing/faulty_disk.py).
+    service = Service(read(), disk or RealFileSystem(), read)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         sys.exit(runner.run(service.run()))
 

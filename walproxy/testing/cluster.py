@@ -1,0 +1,265 @@
+"""A walproxy cluster for tests, other people's too: PostgreSQL, safekeepers, proxies, standbys, and faults for them.
+
+    with WalproxyCluster() as cluster, psycopg.connect(cluster.conninfo) as connection:
+        cluster.kill(1)
+        ...
+
+In containers, or in plain processes where there is no container engine or no image: the same members, the same faults.
+This class keeps the books (what is paused, cut off, slow) and an `Engine` does the work. Everything blocks; asyncio
+code calls it through `asyncio.to_thread`. See docs/testing.md.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from safekeeper.errors import ConfigurationError
+from walproxy.testing.engine import Blueprint, ClusterFailed, Engine
+from walproxy.testing.faulty_disk import DiskFaults
+from walproxy.testing.leftovers import temporary_folder
+from walproxy.testing.processes import ProcessesEngine
+
+EngineName = Literal["auto", "containers", "processes"]
+
+# PostgreSQL's WAL stays there to be compared with the safekeepers'.
+_SETTINGS = {"wal_keep_size": "4GB"}
+_POLL_S = 0.05
+_LOG_LINES = 5
+
+
+class WalproxyCluster:
+    """A cluster that starts with the `with` block, commits through its quorum from then on, and is gone behind it.
+
+    A member is named as in `members`; a number is a safekeeper's.
+
+    Attributes:
+        engine: "containers" or "processes": what it runs on.
+        members: the names of all: "postgres", "safekeeper1", ..., "walproxy", "walproxy2", ..., "standby1", ...
+
+    Args:
+        postgres: a major version ("17"), in containers also an image; by default POSTGRES_IMAGE or postgres:18, among
+            processes the newest server of this machine.
+        safekeepers: how many.
+        archive: they archive WAL, in a folder of the cluster's own.
+        proxies: how many; one leads, the others wait as spares.
+        standbys: how many, each fed by the safekeepers.
+        engine: "auto" is what WALPROXY_TESTING_ENGINE says, else containers if there is an engine that has the images.
+        directory: a new folder for data and logs, which stays; by default a temporary one.
+        settings: of PostgreSQL.
+        volatile_disks: what a safekeeper has written and not synced is lost with its process: `kill` is a power cut.
+        safekeeper_program: the words behind the interpreter in place of -m walproxy.testing.faulty_disk, before
+            CONTROL_FILE run OPTIONS; processes only.
+        proxy_program: those in place of -m walproxy run; processes only.
+    """
+
+    def __init__(
+        self,
+        postgres: str | None = None,
+        safekeepers: int = 3,
+        *,
+        archive: bool = True,
+        proxies: int = 1,
+        standbys: int = 0,
+        engine: EngineName = "auto",
+        directory: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        volatile_disks: bool = False,
+        safekeeper_program: Sequence[str] | None = None,
+        proxy_program: Sequence[str] | None = None,
+    ) -> None:
+        self._blueprint = Blueprint(
+            postgres,
+            safekeepers,
+            archive,
+            proxies,
+            standbys,
+            {**_SETTINGS, **(settings or {})},
+            volatile_disks,
+            safekeeper_program,
+            proxy_program,
+        )
+        self.engine = choose_engine(engine, self._blueprint)
+        self.members = self._blueprint.members
+        self._directory = directory
+        self._started: Engine | None = None
+        self._paused: set[str] = set()
+        self._disks: dict[str, DiskFaults] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            directory = self._directory
+            if directory is None:
+                directory = stack.enter_context(temporary_folder())
+            else:
+                directory.mkdir(parents=True, exist_ok=True)
+            self._started = ProcessesEngine(self._blueprint, directory)
+            stack.callback(self._started.close)
+            self._started.start_all()
+            self._closing = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._started = None
+        self._closing.close()
+
+    # What one asks it.
+
+    @property
+    def conninfo(self) -> str:
+        """The primary's connection string, for libpq: its superuser."""
+        return self._engine.conninfo()
+
+    @property
+    def archive_url(self) -> str | None:
+        """Where the archive is, as the safekeepers see it; None without one."""
+        return self._engine.archive_url
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the /status of the proxy that leads, else of any that answers; None if none does."""
+        statuses = list(filter(None, map(self._engine.status_of, self._blueprint.proxy_names)))
+        ranked = sorted(statuses, key=lambda status: (status["state"] != "streaming", status["spare"]))
+        return ranked[0] if ranked else None
+
+    def status_of(self, who: str | int) -> dict[str, Any] | None:
+        """Return the /status of a safekeeper or proxy, None if it does not answer (PostgreSQL never does)."""
+        return self._engine.status_of(self._name(who))
+
+    def wait_until_streaming(self, timeout_s: float = 60) -> None:
+        """Wait until a proxy streams PostgreSQL's WAL to a quorum.
+
+        Raises:
+            ClusterFailed: none does within `timeout_s`; with the last lines of the proxies' logs.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (status := self.status()) is None or status["state"] != "streaming":
+            if time.monotonic() > deadline:
+                logs = "; ".join(
+                    f"{name}: {' | '.join(self.logs(name, _LOG_LINES).splitlines()) or '(no log)'}"
+                    for name in self._blueprint.proxy_names
+                )
+                raise ClusterFailed(f"no proxy streams after {timeout_s:g} s; the logs end with {logs}")
+            time.sleep(_POLL_S)
+
+    def logs(self, who: str | int, lines: int = 20) -> str:
+        """Return the last lines of what a member has logged."""
+        return self._engine.log(self._name(who), lines)
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the process ids of the members that live, as this machine sees them."""
+        return self._engine.process_ids()
+
+    def data_folder(self, who: str | int) -> Path:
+        """Return the folder of a safekeeper's or a PostgreSQL's data; of containers, a copy as it is now."""
+        return self._engine.data_folder(self._name(who))
+
+    # What one does to it.
+
+    def pause(self, who: str | int) -> None:
+        """Let a member stand still: it lives, holds its connections, and does nothing.
+
+        Raises:
+            ClusterFailed: it does not run.
+        """
+        name = self._name(who)
+        if not self._engine.runs(name):
+            raise ClusterFailed(f"{name} does not run: start it before it is paused")
+        self._engine.pause(name)
+        self._paused.add(name)
+
+    def resume(self, who: str | int) -> None:
+        """Let it go on after `pause`."""
+        name = self._name(who)
+        self._engine.resume(name)
+        self._paused.discard(name)
+
+    def kill(self, who: str | int) -> None:
+        """End a member with SIGKILL. Harmless if it has ended."""
+        name = self._name(who)
+        self._engine.kill(name)
+        self._paused.discard(name)
+
+    def stop(self, who: str | int) -> None:
+        """End a member in order, as an operator would; PostgreSQL with a fast shutdown.
+
+        Raises:
+            WalproxyError: it has not ended in time. PostgreSQL waits for its WAL to reach the quorum.
+        """
+        self.resume(who)
+        self._engine.stop(self._name(who))
+
+    def start(self, who: str | int) -> None:
+        """Start a member that has ended, on what it has left. Harmless if it runs. Its faults are still there."""
+        self._engine.start(self._name(who))
+
+    def partition(self, safekeeper: str | int, direction: Literal["both", "to", "from"] = "both") -> None:
+        """Cut a safekeeper off from the proxies: "to": it hears nothing; "from": nobody hears it; or both."""
+        self._engine.hold(self._safekeeper(safekeeper), direction)
+
+    def slow(self, safekeeper: str | int, fsync_ms: float) -> None:
+        """Let each fdatasync of a safekeeper take so much longer; 0: as quick as it is."""
+        name = self._safekeeper(safekeeper)
+        self._set_disk(name, DiskFaults(fsync_ms=fsync_ms, full=self._disk(name).full))
+
+    def fill(self, safekeeper: str | int) -> None:
+        """Let a safekeeper's disk be full: there is no room for another file."""
+        name = self._safekeeper(safekeeper)
+        self._set_disk(name, DiskFaults(fsync_ms=self._disk(name).fsync_ms, full=True))
+
+    def heal(self, who: str | int | None = None) -> None:
+        """End the partitions, the disk's faults and the pause of a member; without one, of all.
+
+        Of all: whoever has ended, for whatever reason, is started again, too.
+        """
+        for name in self.members if who is None else [self._name(who)]:
+            if name in self._paused:
+                self.resume(name)
+            if name in self._blueprint.safekeeper_names:
+                self._engine.hold(name, "none")
+                if name in self._disks:
+                    self._set_disk(name, DiskFaults())
+            if who is None:
+                self._engine.start(name)
+
+    @property
+    def _engine(self) -> Engine:
+        if self._started is None:
+            raise ClusterFailed("the cluster does not run: it does so within `with WalproxyCluster(...) as cluster:`")
+        return self._started
+
+    def _name(self, who: str | int) -> str:
+        name = f"safekeeper{who}" if isinstance(who, int) else who
+        if name not in self.members:
+            raise ConfigurationError(f"the cluster has no member {name}, but {', '.join(self.members)}")
+        return name
+
+    def _safekeeper(self, who: str | int) -> str:
+        name = self._name(who)
+        if name not in self._blueprint.safekeeper_names:
+            raise ConfigurationError(f"{name} is no safekeeper: this fault is for {self._blueprint.safekeeper_names}")
+        return name
+
+    def _disk(self, name: str) -> DiskFaults:
+        return self._disks.get(name, DiskFaults())
+
+    def _set_disk(self, name: str, faults: DiskFaults) -> None:
+        self._engine.set_disk(name, faults)
+        self._disks[name] = faults
+
+
+def choose_engine(wanted: EngineName, blueprint: Blueprint) -> Literal["containers", "processes"]:
+    """Return what a cluster is to run on.
+
+    Raises:
+        ConfigurationError: WALPROXY_TESTING_ENGINE says something else, or what it says cannot be.
+    """
+    if wanted == "auto":
+        return "processes"
+    if wanted == "containers":
+        raise ConfigurationError("containers are not there yet")
+    return "processes"

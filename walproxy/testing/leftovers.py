@@ -1,0 +1,51 @@
+"""Folders of clusters whose test process was killed: the next start removes them.
+
+Each cluster's folder lies in the system's folder for temporary files and holds a file that its owner has locked: a lock
+ends with the process, whatever ended it. The processes themselves need nobody: the kernel ends them with their parent.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "walproxy-testing-"
+_LOCK = "lock"
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a folder that anybody may enter, and remove it at the end; remove what others have left behind, too."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if _is_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    # Locked before it has its name: nobody sees one that is not locked yet.
+    lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "new").rename(folder / _LOCK)
+        # Under root PostgreSQL runs as another user.
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+        os.close(lock)
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether its owner has ended. A folder without a lock is one that is being made, or another user's."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True

@@ -1,0 +1,185 @@
+"""A cluster for tests out of plain processes of this machine: walproxy/local_cluster.py with faults underneath.
+
+Each safekeeper runs on a disk of walproxy/testing/faulty_disk.py, and the proxies reach it through a link of one relay
+(walproxy/testing/relay.py). Everything is started by one thread of this engine's own: on Linux the kernel ends
+a process when the *thread* that started it dies, and the thread of a caller may be one of a pool.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from walproxy.local_cluster import SAFEKEEPER, LocalCluster, LocalProcess
+from walproxy.local_postgres import LocalPostgres
+from walproxy.process_table import descendants
+from walproxy.server_binaries import choose_server
+from walproxy.testing.engine import Blueprint, major_of
+from walproxy.testing.faulty_disk import DiskFaults, write_faults
+from walproxy.testing.relay import Direction
+from walproxy.testing.relay_control import RelayProcess
+
+PROXY = ("-m", "walproxy", "run")
+FAULTY_DISK = ("-m", "walproxy.testing.faulty_disk")
+
+_Result = TypeVar("_Result")
+
+
+class ProcessesEngine:
+    """See `Engine`.
+
+    Args:
+        blueprint: what it is to be.
+        directory: a folder that PostgreSQL's user may enter, without a cluster in it.
+    """
+
+    name = "processes"
+
+    def __init__(self, blueprint: Blueprint, directory: Path) -> None:
+        self._blueprint = blueprint
+        self._directory = directory
+        self.archive_url = str(directory / "archive") if blueprint.archive else None
+        self._closing = ExitStack()
+        self._starter = self._closing.enter_context(ThreadPoolExecutor(1, "walproxy.testing"))
+        server = choose_server(major_of(blueprint.postgres))
+        self._primary = LocalPostgres(server, directory / "pg", settings=blueprint.settings)
+        self._relay = self._closing.enter_context(self._by_starter(RelayProcess))
+        self._cluster = self._closing.enter_context(
+            LocalCluster(
+                directory,
+                self._primary,
+                blueprint.safekeepers,
+                safekeeper_options=("--archive", self.archive_url) if self.archive_url else (),
+                through=self._through(),
+            )
+        )
+        self._cluster.proxies += [self._cluster.make_proxy(name) for name in blueprint.proxy_names[1:]]
+        volatile = ("--volatile",) if blueprint.volatile_disks else ()
+        for name, process in zip(blueprint.safekeeper_names, self._cluster.safekeepers.values(), strict=True):
+            program = blueprint.safekeeper_program or FAULTY_DISK
+            process.arguments[: len(SAFEKEEPER)] = (*program, *volatile, str(self._control_file(name)), "run")
+        for process in self._cluster.proxies:
+            process.arguments[: len(PROXY)] = blueprint.proxy_program or PROXY
+        self._daemons = {
+            **dict(zip(blueprint.safekeeper_names, self._cluster.safekeepers.values(), strict=True)),
+            **dict(zip(blueprint.proxy_names, self._cluster.proxies, strict=True)),
+        }
+
+    def start_all(self) -> None:
+        """See `Engine`."""
+
+        def start() -> None:
+            self._primary.init()
+            self._cluster.start()
+            for proxy in self._cluster.proxies[1:]:
+                self._cluster.start_proxy(proxy)
+            for name in self._blueprint.standby_names:
+                self._cluster.add_standby(name)
+
+        if self.archive_url:
+            Path(self.archive_url).mkdir()
+        self._by_starter(start)
+
+    def close(self) -> None:
+        """See `Engine`."""
+        for member in ("postgres", *self._cluster.standbys):
+            self.resume(member)
+        self._closing.close()
+
+    def conninfo(self) -> str:
+        """See `Engine`."""
+        return self._primary.conninfo()
+
+    def pause(self, member: str) -> None:
+        """See `Engine`."""
+        server = self._server(member)
+        if server is None:
+            self._daemons[member].pause()
+        elif server.pid is not None:
+            # The postmaster first: it starts no further process then.
+            os.kill(server.pid, signal.SIGSTOP)
+            _signal(descendants(server.pid), signal.SIGSTOP)
+
+    def resume(self, member: str) -> None:
+        """See `Engine`."""
+        server = self._server(member)
+        if server is not None:
+            if server.pid is not None:
+                _signal([*descendants(server.pid), server.pid], signal.SIGCONT)
+        elif self._daemons[member].pid is not None:
+            self._daemons[member].resume()
+
+    def kill(self, member: str) -> None:
+        """See `Engine`."""
+        self._process(member).kill9()
+
+    def stop(self, member: str) -> None:
+        """See `Engine`."""
+        self._process(member).stop()
+
+    def start(self, member: str) -> None:
+        """See `Engine`."""
+        if not self.runs(member):
+            self._by_starter(self._process(member).start)
+
+    def runs(self, member: str) -> bool:
+        """See `Engine`."""
+        return self._process(member).pid is not None
+
+    def hold(self, safekeeper: str, direction: Direction) -> None:
+        """See `Engine`."""
+        self._relay.control.hold(safekeeper, direction)
+
+    def set_disk(self, safekeeper: str, faults: DiskFaults) -> None:
+        """See `Engine`."""
+        write_faults(self._control_file(safekeeper), faults)
+
+    def status_of(self, member: str) -> dict[str, Any] | None:
+        """See `Engine`."""
+        return self._daemons[member].status() if member in self._daemons else None
+
+    def log(self, member: str, lines: int) -> str:
+        """See `Engine`."""
+        path = self._process(member).log_path
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    def process_ids(self) -> dict[str, int]:
+        """See `Engine`."""
+        processes: dict[str, LocalPostgres | LocalProcess] = {"postgres": self._primary}
+        processes |= {**self._daemons, **self._cluster.standbys}
+        return {name: process.pid for name, process in processes.items() if process.pid is not None}
+
+    def data_folder(self, member: str) -> Path:
+        """See `Engine`: the folder itself."""
+        server = self._server(member)
+        if server is not None:
+            return server.data_directory
+        return self._cluster.safekeeper_directory(int(member.removeprefix("safekeeper")))
+
+    def _server(self, member: str) -> LocalPostgres | None:
+        """Return the PostgreSQL of this name, None if it is a daemon's."""
+        return self._primary if member == "postgres" else self._cluster.standbys.get(member)
+
+    def _process(self, member: str) -> LocalPostgres | LocalProcess:
+        return self._server(member) or self._daemons[member]
+
+    def _control_file(self, safekeeper: str) -> Path:
+        return self._directory / f"{safekeeper}.disk.json"
+
+    def _through(self) -> Callable[[int], int]:
+        """Return what opens the link of each safekeeper, which are asked for in the order of their ids."""
+        names = iter(self._blueprint.safekeeper_names)
+        return lambda port: self._relay.control.open(next(names), "127.0.0.1", port)
+
+    def _by_starter(self, call: Callable[[], _Result]) -> _Result:
+        return self._starter.submit(call).result()
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
