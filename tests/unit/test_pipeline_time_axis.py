@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walproxy.pipeline.jobs.time_axis import (
-    Knot,
-    bin_width_us,
-    duration_text,
-    lsn_axis,
-    size_text,
-    time_axis,
-)
+from walproxy.html_page.units import bin_width_us, duration_text, size_text
+from walproxy.pipeline.jobs.time_axis import Knot, lsn_axis, time_axis
 
 MINUTE_US = 60_000_000
 

@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from walproxy.html_page.units import bin_width_us
 from walproxy.pipeline.jobs import report_queries as queries
 from walproxy.pipeline.jobs import report_transactions as transaction_queries
 from walproxy.pipeline.jobs.catalog import RelationNames
@@ -29,7 +30,7 @@ from walproxy.pipeline.jobs.report_data import (
 )
 from walproxy.pipeline.jobs.report_input import FoundTables, Position, empty_table, read_tables, suited_settings
 from walproxy.pipeline.jobs.report_sentences import findings_of, unknown_of
-from walproxy.pipeline.jobs.time_axis import Axis, bin_width_us, lsn_axis, time_axis, time_text
+from walproxy.pipeline.jobs.time_axis import Axis, lsn_axis, time_axis, time_text
 from walproxy.pipeline.spark_errors import spark_errors
 
 BINS_MAX: Final = 300

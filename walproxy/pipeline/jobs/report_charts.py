@@ -1,38 +1,14 @@
-"""The charts of a report, as Plotly's JSON. Colours are slots, which the page fills in, for light or dark. Pure."""
+"""The charts of a report on WAL. Pure."""
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any, Final
 
-import msgspec
-
+from walproxy.html_page.charts import OTHER_SLOT, Chart, label_of, rounded, scale_of
+from walproxy.html_page.units import duration_text, size_text
 from walproxy.pipeline.jobs.report_data import OTHER, Report, Series, TransactionRow
-from walproxy.pipeline.jobs.time_axis import duration_text, size_text
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-_OTHER_SLOT: Final = "other"
 _IMAGES_SLOT: Final = "images"
-_LABEL_CHARS_MAX: Final = 48
 _CHECKPOINTS_MAX: Final = 150
-
-
-class Chart(msgspec.Struct, kw_only=True):
-    """A chart.
-
-    Attributes:
-        id: of its element.
-        title: above it.
-        summary: what it shows, for those who do not see it.
-        traces, layout: Plotly's; a trace's `slot` is its colour.
-        empty: why there is nothing to draw, empty if there is.
-    """
-
-    id: str
-    title: str
-    summary: str
-    traces: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {}
-    empty: str = ""
 
 
 def charts_of(report: Report) -> list[Chart]:
@@ -52,16 +28,16 @@ def _volume(report: Report, id: str, title: str, series: Sequence[Series]) -> Ch
     if not any(bins.wal_bytes):
         chart.empty = "No WAL is known by time." if report.headline.wal_bytes else "There is no WAL to show."
         return chart
-    unit, scale = _scale(max(bins.wal_bytes))
+    unit, scale = scale_of(max(bins.wal_bytes))
     for slot, each in enumerate(series):
         chart.traces.append(
             {
                 "type": "bar",
-                "name": _label(each.name),
+                "name": label_of(each.name),
                 "x": bins.labels,
-                "y": [_rounded(value / scale) for value in each.values],
+                "y": [rounded(value / scale) for value in each.values],
                 "hovertemplate": f"%{{y:.3~r}} {unit}",
-                "slot": _OTHER_SLOT if each.name == OTHER else slot,
+                "slot": OTHER_SLOT if each.name == OTHER else slot,
                 **_bar_place(report),
             }
         )
@@ -96,7 +72,7 @@ def _image_share(report: Report) -> Chart:
     if bins.checkpoints:
         chart.summary += f" Dotted lines are the ends of {len(bins.checkpoints)} checkpoints."
         chart.layout["shapes"] = [
-            {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "slot": _OTHER_SLOT}
+            {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "slot": OTHER_SLOT}
             for at in bins.checkpoints[:_CHECKPOINTS_MAX]
             if bins.has_times
         ]
@@ -119,7 +95,7 @@ def _transactions_per_second(report: Report) -> Chart:
                 "type": "bar",
                 "name": name,
                 "x": bins.labels,
-                "y": [_rounded(count / seconds) for count in counts],
+                "y": [rounded(count / seconds) for count in counts],
                 "hovertemplate": "%{y:.4~r} a second",
                 "slot": slot,
                 **_bar_place(report),
@@ -136,7 +112,7 @@ def _biggest(report: Report) -> Chart:
         known = report.headline.transactions is not None
         chart.empty = "No transaction wrote anything." if known else "There is no table transaction_volume."
         return chart
-    unit, scale = _scale(max(row.wal_bytes for row in rows))
+    unit, scale = scale_of(max(row.wal_bytes for row in rows))
     parts = (
         ("full-page images", _IMAGES_SLOT, [row.image_bytes for row in rows]),
         ("all else", 0, [row.wal_bytes - row.image_bytes for row in rows]),
@@ -148,7 +124,7 @@ def _biggest(report: Report) -> Chart:
             "orientation": "h",
             "name": name,
             "y": labels,
-            "x": [_rounded(value / scale) for value in values],
+            "x": [rounded(value / scale) for value in values],
             "hovertemplate": f"%{{x:.3~r}} {unit}",
             "slot": slot,
         }
@@ -190,23 +166,3 @@ def _width(report: Report) -> str:
         return f"{size_text(report.bins.width)} of WAL"
     number, unit = duration_text(report.bins.width).split()
     return unit if number == "1" else f"{number} {unit}"
-
-
-def _scale(largest: float) -> tuple[str, float]:
-    """Return the unit for values up to `largest`, and its bytes."""
-    scale, number = 1.0, 0
-    while largest / scale >= 1024 and number < len(_UNITS) - 1:
-        scale *= 1024
-        number += 1
-    return _UNITS[number], scale
-
-
-def _rounded(value: float) -> float:
-    """Return a value with the digits that a chart shows: the page would be twice as large with all of them."""
-    return float(f"{value:.5g}")
-
-
-def _label(name: str) -> str:
-    """Return a name for a legend, which Plotly reads as if it were HTML."""
-    short = name if len(name) <= _LABEL_CHARS_MAX else f"{name[: _LABEL_CHARS_MAX - 1]}…"
-    return escape(short, quote=False)

@@ -4,9 +4,9 @@ from collections.abc import Container, Iterator
 from datetime import datetime
 
 from safekeeper.lsn import format_lsn
+from walproxy.html_page.units import duration_text, size_text
 from walproxy.pipeline.jobs.catalog import RelationNames
 from walproxy.pipeline.jobs.report_data import NO_RELATION, Extent, Headline, Report
-from walproxy.pipeline.jobs.time_axis import duration_text, size_text
 
 _MANY_IMAGES = 0.3
 _MISSING = {

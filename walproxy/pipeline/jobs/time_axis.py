@@ -14,17 +14,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from safekeeper.lsn import Lsn, format_lsn
+from walproxy.html_page.units import duration_text, size_text
 
-_SECOND_US: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Widths that people read with ease: 1 ms to 500 ms, then seconds, minutes, hours, days.
-_WIDTHS_US: Final = (
-    *(number * 1000 for number in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
-    *(number * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
-    *(number * 60 * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
-    *(number * 3600 * _SECOND_US for number in (1, 2, 3, 6, 12)),
-)
-_DAY_US: Final = 86_400 * _SECOND_US
 _WIDTH_BYTES_MIN: Final = 8192
 
 
@@ -74,17 +66,6 @@ class Axis(NamedTuple):
     def width_text(self) -> str:
         """Return the width for people: `5 min`, `16 MiB`."""
         return duration_text(self.width) if self.has_times else size_text(self.width)
-
-
-def bin_width_us(first_us: int, last_us: int, bins_max: int) -> int:
-    """Return the smallest handy width with which aligned bins that hold both times are no more than `bins_max`."""
-    days = 1
-    for width in _WIDTHS_US:
-        if last_us // width - first_us // width < bins_max:
-            return width
-    while last_us // (days * _DAY_US) - first_us // (days * _DAY_US) >= bins_max:
-        days += 1
-    return days * _DAY_US
 
 
 def time_axis(knots: Iterable[Knot], width_us: int) -> Axis:
@@ -138,20 +119,3 @@ def time_of(time_us: int) -> datetime:
 def time_text(time_us: int) -> str:
     """Return a time as ISO 8601 writes it, in UTC."""
     return time_of(time_us).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def duration_text(duration_us: float) -> str:
-    """Return a duration in the unit that suits it: `350 ms`, `12.5 s`, `5 min`, `3 h`."""
-    for unit, unit_us in (("d", _DAY_US), ("h", 3600 * _SECOND_US), ("min", 60 * _SECOND_US), ("s", _SECOND_US)):
-        if duration_us >= unit_us:
-            return f"{duration_us / unit_us:.3g} {unit}"
-    return f"{duration_us / 1000:.3g} ms"
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes in the unit that suits it: `512 B`, `16 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"
