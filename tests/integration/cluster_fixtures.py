@@ -17,6 +17,7 @@ import psycopg
 from safekeeper.lsn import Lsn, parse_lsn
 from walproxy.local_cluster import LocalCluster, LocalProcess
 from walproxy.local_postgres import LocalPostgres
+from walproxy.testing.faulty_disk import DiskFaults, write_faults
 from walproxy.wal_compare import WalDiffers, compare_wal, list_segments
 
 MIB = 1 << 20
@@ -28,7 +29,7 @@ CLUSTER_SETTINGS = {
     # What is compared must still be there at the end.
     "wal_keep_size": "4GB",
 }
-_SLOW_DISK = Path(__file__).with_name("slow_disk_safekeeper.py")
+_SLOW_SYNC_MS = 20.0
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> float:
@@ -109,9 +110,9 @@ class Gated(LocalCluster):
         process = self.safekeepers[safekeeper_id]
         ordinary = process.arguments
         assert ordinary[:3] == ["-m", "safekeeper", "run"]
-        disk = SlowDisk(self.directory / f"disk-{safekeeper_id}")
+        disk = SlowDisk(self.directory / f"disk-{safekeeper_id}.json")
         process.kill9()
-        process.arguments = [str(_SLOW_DISK), str(disk.directory), *ordinary[3:]]
+        process.arguments = ["-m", "walproxy.testing.faulty_disk", str(disk.control_file), *ordinary[2:]]
         process.start()
         try:
             yield disk
@@ -188,31 +189,30 @@ class Gated(LocalCluster):
 
 
 class SlowDisk:
-    """The disk of a safekeeper that `put_on_slow_disk` made: every sync slow, or none returning."""
+    """The disk of a safekeeper that `on_slow_disk` has restarted: every sync slow, or none returning."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        directory.mkdir(exist_ok=True)
+    def __init__(self, control_file: Path) -> None:
+        self.control_file = control_file
 
     @contextlib.contextmanager
     def slow(self) -> Iterator[None]:
         """Each sync takes some 20 ms."""
-        with self._while_exists("slow"):
+        with self._with(DiskFaults(fsync_ms=_SLOW_SYNC_MS)):
             yield
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """No sync returns."""
-        with self._while_exists("held"):
+        with self._with(DiskFaults(held=True)):
             yield
 
     @contextlib.contextmanager
-    def _while_exists(self, name: str) -> Iterator[None]:
-        (self.directory / name).touch()
+    def _with(self, faults: DiskFaults) -> Iterator[None]:
+        write_faults(self.control_file, faults)
         try:
             yield
         finally:
-            (self.directory / name).unlink()
+            write_faults(self.control_file, DiskFaults())
 
 
 class Load:

@@ -8,6 +8,7 @@ from walproxy.bench import commit_load
 from walproxy.bench.arms import make_server
 from walproxy.local_cluster import LocalCluster
 from walproxy.server_binaries import ServerBinaries
+from walproxy.testing.faulty_disk import DiskFaults, write_faults
 
 SYNC_DELAY_MS = 2.0
 
@@ -16,7 +17,9 @@ SYNC_DELAY_MS = 2.0
 def slow_cluster(directory: Path, binaries: ServerBinaries, *safekeeper_options: str) -> Iterator[LocalCluster]:
     """Yield a running cluster of safekeepers on slow disks, ready for the load of commit_load.py."""
     postgres = make_server(directory, binaries)
-    program = ("-m", "walproxy.bench.slow_disk", str(SYNC_DELAY_MS))
+    disk = directory / "disk.json"
+    write_faults(disk, DiskFaults(fsync_ms=SYNC_DELAY_MS))
+    program = ("-m", "walproxy.testing.faulty_disk", str(disk), "run")
     with LocalCluster(
         directory, postgres, safekeeper_program=program, safekeeper_options=safekeeper_options
     ) as cluster:
