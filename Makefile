@@ -9,7 +9,7 @@ SEED ?= 0
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test sim exhaustive fuzz torture bench clean
+.PHONY: help install demo lint check test sim exhaustive fuzz torture soak bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: mak
 
 torture: .venv/.dev ## what takes minutes: kills during uploads, gigabytes through small disks
 	$(BIN)/pytest -v -s tests/torture
+
+soak: .venv/.embedded ## a steady load, and whether any process grows: make soak MINUTES=60
+	@mkdir -p build
+	$(BIN)/walproxy torture --soak --minutes $(or $(MINUTES),60) --report build/soak.html
 
 bench: .venv/.embedded ## synchronous-commit options side by side on this machine
 	$(BIN)/walproxy bench

@@ -17,7 +17,11 @@ function themed(chart) {
   layout.yaxis = { ...axis, ...layout.yaxis };
   layout.shapes = (layout.shapes || []).map((each) => ({ ...each, line: { color: slot(each), width: 1, dash: "dot" } }));
   return {
-    traces: chart.traces.map((each) => ({ ...each, marker: { color: slot(each), line: { width: 0 } } })),
+    traces: chart.traces.map((each) => ({
+      ...each,
+      marker: { line: { width: 0 }, ...each.marker, color: slot(each) },
+      line: { ...each.line, color: slot(each) },
+    })),
     layout: {
       height: 340,
       margin: { l: 70, r: 20, t: 10, b: 45 },
