@@ -56,7 +56,7 @@ class Clients:
         self.acknowledged_lsn: Lsn = 0
         self.last_ok_begun_s = -1.0
         self.problem = ""
-        self._where = _asyncpg_options(conninfo)
+        self._where = asyncpg_options(conninfo)
         self._count = count
         self._interval_s = count / rate
         self._workloads = workloads
@@ -164,7 +164,7 @@ async def _carry_out(attempt: Attempt, connection: asyncpg.Connection) -> Lsn:
     return parse_lsn(await connection.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
 
 
-def _asyncpg_options(conninfo: str) -> dict[str, Any]:
+def asyncpg_options(conninfo: str) -> dict[str, Any]:
     """Return a libpq connection string as asyncpg wants it."""
     words = conninfo_to_dict(conninfo)
     return {
