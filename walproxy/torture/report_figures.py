@@ -82,13 +82,13 @@ class Figures(msgspec.Struct, frozen=True):
 
 def figures_of(run: Run) -> Figures:
     """Return the figures of a run."""
-    width_us = bin_width_us(0, max(round(run.seconds * 1e6), 1), BINS_MAX)
+    width_us = bin_width_us(0, _us(run.seconds), BINS_MAX)
     by_workload: dict[str, list[Operation]] = {}
     for operation in run.operations:
         by_workload.setdefault(operation.workload, []).append(operation)
     return Figures(
         width_us / 1e6,
-        _bins(run, width_us / 1e6),
+        _bins(run, width_us),
         _sums(run.operations),
         {workload: _sums(operations) for workload, operations in sorted(by_workload.items())},
         _gaps(run),
@@ -101,14 +101,18 @@ def duration_s(operation: Operation, run_s: float) -> float:
     return (run_s if operation.ended_s is None else operation.ended_s) - operation.begun_s
 
 
-def _bins(run: Run, width_s: float) -> list[Bin]:
-    number = int(run.seconds / width_s) + 1
+def _bins(run: Run, width_us: int) -> list[Bin]:
+    number = _us(run.seconds) // width_us + 1
     contents: list[list[Operation]] = [[] for _ in range(number)]
     for operation in run.operations:
         end_s = run.seconds if operation.ended_s is None else operation.ended_s
         # What clients finish after the end of the run belongs to its last moment.
-        contents[min(int(end_s / width_s), number - 1)].append(operation)
-    return [_bin(index * width_s, operations, run.seconds) for index, operations in enumerate(contents)]
+        contents[min(_us(end_s) // width_us, number - 1)].append(operation)
+    return [_bin(index * width_us / 1e6, operations, run.seconds) for index, operations in enumerate(contents)]
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def _bin(begin_s: float, operations: Sequence[Operation], run_s: float) -> Bin:
