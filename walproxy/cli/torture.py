@@ -1,22 +1,29 @@
 """`walproxy torture`: a cluster that is beaten, or left alone for long, and what it has kept of its promises."""
 
+import random
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
 from walproxy.cli.progress import SecondsBar
+from walproxy.cli.torture_beating import beat_and_keep
 from walproxy.cli.torture_report import check_report, write_report
 from walproxy.server_binaries import ServerBinaries, choose_server
+from walproxy.testing import EngineName
+from walproxy.torture.beat_summary import BeatSummary, beat_table, summarise_beating
 from walproxy.torture.local import local_cluster
 from walproxy.torture.record import Run
+from walproxy.torture.run import Plan
 from walproxy.torture.soak import Load, soak
 from walproxy.torture.soak_summary import Summary, as_json, growth_table, summarise
 
+_SOAK_LOAD = Load()
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
 
@@ -25,13 +32,19 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 @click.option(
     "--minutes", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True), help="For how long."
 )
-@click.option("--clients", default=4, show_default=True, type=click.IntRange(1, 50), help="Concurrent clients.")
+@click.option("--seed", type=int, help="Of the faults and the clients; a random one otherwise, which is printed.")
+@click.option("--clients", type=click.IntRange(1, 50), help="Concurrent clients. Default: 8; with --soak 4.")
 @click.option(
     "--rate",
-    default=40.0,
-    show_default=True,
     type=click.FloatRange(0, min_open=True),
-    help="With --soak: commits a second of all clients together.",
+    help="Commits a second of all clients together. Default: 200; with --soak 40.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "containers", "processes"]),
+    default="auto",
+    show_default=True,
+    help="What the cluster runs in: containers if there is an engine that has the images.",
 )
 @click.option("--safekeepers", default=3, show_default=True, type=click.IntRange(1, 7), help="How many.")
 @click.option(
@@ -47,38 +60,63 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 def torture(
     is_soak: bool,
     minutes: float,
-    clients: int,
-    rate: float,
+    seed: int | None,
+    clients: int | None,
+    rate: float | None,
+    engine: EngineName,
     safekeepers: int,
     major: int | None,
     parent: Path | None,
     report: Path | None,
     wants_json: bool,
 ) -> None:
-    """Leave a cluster of its own alone under a steady load, and see whether any process grows.
+    """Beat a cluster of its own, and see whether it keeps its promises.
+
+    Clients transfer money, append to lists and insert rows, and write down what they were told. Meanwhile processes are
+    killed, stopped and paused, safekeepers cut off, their disks slow and full, PostgreSQL crashes, and everything loses
+    its power at once. In the end all is compared. The exit code is 0 only if every promise was kept; otherwise the
+    cluster's folder stays, and the last line says where.
+
+    With --soak nothing goes wrong: a steady load, and whether any process grows.
 
     \b
     Examples:
+      walproxy torture --minutes 10 --seed 7
+      walproxy torture --minutes 1 --engine processes --report torture.html
       walproxy torture --soak --minutes 60 --report soak.html
     """
-    if not is_soak:
-        raise click.UsageError("say what to do: --soak")
     if report is not None:
         check_report(report)
     # SIGTERM ends it as Ctrl-C does: everything is cleaned up, and what was seen by then is told.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    run = _soak(60 * minutes, Load(clients, rate), safekeepers, choose_server(major), parent)
-    _show(summarise(run), wants_json)
+    seconds = 60 * minutes
+    console = Console(stderr=True, highlight=False)
+    folder: Path | None = None
+    if is_soak:
+        load = Load(clients or _SOAK_LOAD.clients, rate or _SOAK_LOAD.commits_per_s)
+        run = _soak(seconds, load, safekeepers, choose_server(major), parent, console)
+        _show(summarise(run), wants_json)
+    else:
+        seed = random.randrange(1 << 16) if seed is None else seed
+        click.echo(f"seed {seed}", err=True)
+        postgres = None if major is None else str(major)
+        options = (clients or 8, rate or 200.0, safekeepers, postgres, engine)
+        beaten, folder = beat_and_keep(lambda directory: Plan(seed, seconds, directory, *options), parent, console)
+        run = beaten.run
+        _show(summarise_beating(beaten), wants_json)
     for violation in run.violations:
         click.echo(f"VIOLATION {violation.rule}: {violation.message}", err=True)
     if report is not None:
         write_report(run, report)
+    if folder is not None:
+        click.echo(f"seed {run.seed}: data, logs and run.json stay in {folder}", err=True)
     sys.exit(EXIT_UNEXPECTED if run.violations else EXIT_FINE)
 
 
-def _soak(seconds: float, load: Load, safekeepers: int, binaries: ServerBinaries, parent: Path | None) -> Run:
+def _soak(
+    seconds: float, load: Load, safekeepers: int, binaries: ServerBinaries, parent: Path | None, console: Console
+) -> Run:
     """Soak a cluster of our own, showing how far it is."""
-    console = Console(stderr=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="walproxy-soak-", dir=parent) as folder:
         directory = Path(folder)
         directory.chmod(0o755)  # PostgreSQL runs as another user under root.
@@ -87,11 +125,11 @@ def _soak(seconds: float, load: Load, safekeepers: int, binaries: ServerBinaries
             return soak(cluster, seconds, load, facts, bar.show)
 
 
-def _show(summary: Summary, wants_json: bool) -> None:
+def _show(summary: Summary | BeatSummary, wants_json: bool) -> None:
     if wants_json:
-        click.echo(as_json(summary).decode())
+        click.echo((as_json(summary) if isinstance(summary, Summary) else msgspec.json.encode(summary)).decode())
         return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
-    console.print(growth_table(summary))
+    console.print(growth_table(summary) if isinstance(summary, Summary) else beat_table(summary))

@@ -1,0 +1,59 @@
+"""What `walproxy torture` does without --soak: beats a cluster, and keeps its folder if a promise was broken."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from safekeeper.errors import WalproxyError
+from walproxy.cli.progress import SecondsBar
+from walproxy.torture.run import Beaten, Plan, beat
+
+
+class BeatingBar(SecondsBar):
+    """A bar on a terminal; a line for each bout of faults, with or without one."""
+
+    def show(self, passed_s: float, what: str) -> None:
+        """Show how far it is; without a terminal the lines say it."""
+        if self._console.is_terminal:
+            super().show(passed_s, escape(what))
+
+    def tell(self, passed_s: float, line: str) -> None:
+        """Print a line, with the time of what it tells of."""
+        self._console.print(f"{passed_s:7.1f} s  {line}", markup=False, soft_wrap=True)
+
+
+def beat_and_keep(
+    make_plan: Callable[[Path], Plan], parent: Path | None, console: Console
+) -> tuple[Beaten, Path | None]:
+    """Beat a cluster; return what was seen, and the folder with data, logs and history if a promise was broken.
+
+    Args:
+        make_plan: returns what to do in a folder.
+        parent: where that folder is made; where temporary ones are by default.
+
+    Raises:
+        WalproxyError: it could not be done to the end; the folder stays, and is named.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="walproxy-torture-", dir=parent))
+    directory.chmod(0o755)  # PostgreSQL runs as another user under root.
+    keeps = False
+    try:
+        plan = make_plan(directory / "cluster")
+        with BeatingBar(console, plan.seconds) as bar:
+            beaten = beat(plan, bar)
+        if not beaten.run.violations:
+            return beaten, None
+        keeps = True
+        (directory / "run.json").write_bytes(msgspec.json.encode(beaten.run))
+        return beaten, directory
+    except WalproxyError as error:
+        keeps = True
+        raise WalproxyError(f"{error}; what there is by then stays in {directory}") from error
+    finally:
+        if not keeps:
+            shutil.rmtree(directory, ignore_errors=True)
