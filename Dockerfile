@@ -1,7 +1,9 @@
-# One image for both programs: `walproxy run ...` and `safekeeper run ...`.
+# Two images from one file:
+#   walproxy  both programs, `walproxy run ...` and `safekeeper run ...`; what `docker build .` makes
+#   pipeline  the same with Java and Spark, for `walproxy pipeline ...`; ten times as large
 #
 # Dependencies come from the package index, or, where the build context has a folder wheels/, from there alone:
-# a machine without an index can build the image, and what goes into it is exactly what was put there.
+# a machine without an index can build the images, and what goes into them is exactly what was put there.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
@@ -16,12 +18,14 @@ RUN python3 -m venv /opt/walproxy \
     else /opt/walproxy/bin/pip install --no-cache-dir .; \
     fi
 
-FROM ${BASE_IMAGE}
+FROM ${BASE_IMAGE} AS walproxy
 COPY --from=build /opt/walproxy /opt/walproxy
-# Data folder and archive belong to the user before they become volumes: a new named volume takes its owner from here.
+COPY deploy/entrypoint.sh /usr/local/bin/walproxy-entrypoint
+# The data folder belongs to the user before it becomes a volume: a new named volume takes its owner from here.
 RUN groupadd --gid 10001 walproxy \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/safekeeper --no-create-home walproxy \
- && install --directory --owner=walproxy --group=walproxy --mode=0700 /var/lib/safekeeper /var/lib/archive
+ && install --directory --owner=walproxy --group=walproxy --mode=0700 \
+        /var/lib/safekeeper /var/lib/archive /var/lib/tables
 # Inside a container a program listens for the others; what the host publishes of it is decided outside. A safekeeper does
 # so only if it is given a secret, or another protection (docs/security.md): else it stays on the container's loopback.
 ENV PATH=/opt/walproxy/bin:$PATH \
@@ -43,4 +47,29 @@ HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 CMD ["bash
     read -r status <&3; \
     [[ $status == *' 200 '* ]]"]
 STOPSIGNAL SIGTERM
+ENTRYPOINT ["walproxy-entrypoint"]
 CMD ["walproxy", "--help"]
+
+FROM build AS build-pipeline
+RUN if ls ./*.whl >/dev/null 2>&1; \
+    then /opt/walproxy/bin/pip install --no-cache-dir --no-index --find-links=. 'walproxy[pipeline]'; \
+    else /opt/walproxy/bin/pip install --no-cache-dir '.[pipeline]'; \
+    fi
+
+FROM walproxy AS pipeline
+USER root
+RUN if ! command -v java >/dev/null; \
+    then apt-get update \
+      && apt-get install --yes --no-install-recommends default-jre-headless \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi
+COPY --from=build-pipeline /opt/walproxy /opt/walproxy
+USER walproxy
+WORKDIR /var/lib/tables
+VOLUME /var/lib/tables
+# It serves nothing that could be asked; what it is about says its log.
+HEALTHCHECK NONE
+CMD ["walproxy", "pipeline", "--help"]
+
+# The last stage is what a build without --target makes: the small one.
+FROM walproxy

@@ -7,7 +7,10 @@
 # either, because a flag could not be changed by a reload when an operator has to.
 set -eu
 
-psql --no-psqlrc --set ON_ERROR_STOP=1 --set password="$WALPROXY_PASSWORD" \
+# The password of the role walproxy: itself, or the file it stands in.
+password=${WALPROXY_PASSWORD:-$(cat "${WALPROXY_PASSWORD_FILE:-/run/secrets/walproxy_password}")}
+
+psql --no-psqlrc --set ON_ERROR_STOP=1 --set password="$password" \
      --username "${POSTGRES_USER:-postgres}" --dbname postgres <<'SQL'
 CREATE ROLE walproxy LOGIN REPLICATION PASSWORD :'password';
 GRANT pg_monitor TO walproxy;

@@ -1,21 +1,25 @@
 """Fixtures of the container tests, and when those are left out.
 
-The images are named as docker-compose.yml names them, in WALPROXY_IMAGE and POSTGRES_IMAGE, and are never pulled here:
-`docker compose build` and `docker compose pull postgres` get them, or `eval "$(.ci/images)"` makes both on a Debian
+The images are named as docker-compose.yml names them, in WALPROXY_IMAGE, POSTGRES_IMAGE and STORE_IMAGE, and are never
+pulled here: `docker compose build` and `docker compose pull` get them, or `eval "$(.ci/images)"` makes them on a Debian
 without a registry. Where there is no container engine, or no such image, these tests are left out
 with a line that says so, except in CI (CI=true or WALPROXY_REQUIRE_ENGINE=1), where that is a failure.
 """
 
 import os
 import subprocess
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
 
-from tests.e2e.cluster import REPOSITORY, Cluster, loopback_network, wait_until
+from tests.e2e.deployment import Deployment
+
+IMAGES = {
+    "WALPROXY_IMAGE": "walproxy",
+    "POSTGRES_IMAGE": "postgres:18",
+    "STORE_IMAGE": "chrislusf/seaweedfs:4.47",
+}
 
 
 def leave_out(reason: str) -> NoReturn:
@@ -34,58 +38,45 @@ def succeeds(*command: str) -> bool:
 
 @pytest.fixture(scope="session")
 def images() -> dict[str, str]:
-    """The images of both programs, by the variable that docker-compose.yml reads their names from."""
+    """The images, by the variable that docker-compose.yml reads their names from."""
     if not succeeds("docker", "info"):
         leave_out("no container engine answers")
-    names = {
-        "WALPROXY_IMAGE": os.environ.get("WALPROXY_IMAGE", "walproxy"),
-        "POSTGRES_IMAGE": os.environ.get("POSTGRES_IMAGE", "postgres:18"),
-    }
+    names = {variable: os.environ.get(variable, name) for variable, name in IMAGES.items()}
     for variable, name in names.items():
         if not succeeds("docker", "image", "inspect", name):
-            leave_out(f'no image {name} ({variable}): docker compose build, or eval "$(.ci/images)" on Debian')
+            leave_out(f'no image {name} ({variable}): docker compose build and pull, or eval "$(.ci/images)" on Debian')
     return names
 
 
-@pytest.fixture
-def cluster(images: dict[str, str]) -> Iterator[Cluster]:
-    """A cluster whose containers run and whose PostgreSQL answers; the proxy may still be on its way."""
-    with ExitStack() as stack:
-        cluster = Cluster(images, stack.enter_context(loopback_network()))
-        for container in cluster.containers().values():
-            stack.enter_context(container)
-        stack.callback(cluster.print_logs)
-        wait_until(cluster.answers, "PostgreSQL answers")
-        yield cluster
-
-
-@pytest.fixture
-def compose(images: dict[str, str]) -> Iterator[Callable[..., str]]:
-    """Runs a compose command on docker-compose.yml as a project of its own, and returns what it printed.
-
-    Ports are picked by the engine. The project is taken down afterwards, its volumes with it.
-    """
-    program = next((p for p in (["docker", "compose"], ["docker-compose"]) if succeeds(*p, "version")), None)
+@pytest.fixture(scope="session")
+def compose_program() -> list[str]:
+    """`docker compose`, or `docker-compose` where there is no such plugin."""
+    program = next((each for each in (["docker", "compose"], ["docker-compose"]) if succeeds(*each, "version")), None)
     if program is None:
         leave_out("neither `docker compose` nor `docker-compose` is installed")
-    project = ["--project-name", f"walproxy-{uuid.uuid4().hex[:8]}"]
-    ports = ["POSTGRES_PORT", "WALPROXY_HTTP_PORT"] + [f"SAFEKEEPER{number}_HTTP_PORT" for number in (1, 2, 3)]
+    return program
 
-    def run(*arguments: str, deadline_s: float = 120) -> str:
-        done = subprocess.run(
-            [*program, *project, *arguments],
-            cwd=REPOSITORY,
-            env={**os.environ, **images, **dict.fromkeys(ports, "0")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-        assert done.returncode == 0, f"{arguments}: {done.stderr}"
-        return done.stdout
 
-    yield run
-    print(run("logs", "--no-color"))
-    run("kill")
-    run("down", "--volumes")
+@pytest.fixture(scope="session")
+def shared_deployment(images: dict[str, str], compose_program: list[str]) -> Iterator[Deployment]:
+    deployment = Deployment(compose_program, images)
+    try:
+        deployment.up()
+        yield deployment
+    finally:
+        deployment.down()
+
+
+@pytest.fixture
+def deployment(shared_deployment: Deployment) -> Iterator[Deployment]:
+    """The whole of docker-compose.yml, up and well; what a test breaks is mended before the next one."""
+    shared_deployment.begin_test()
+    yield shared_deployment
+    shared_deployment.print_logs()
+
+
+@pytest.fixture(scope="session")
+def inside_namespaces() -> None:
+    """For tests that work inside the containers' own network namespaces: only root may."""
+    if os.geteuid() != 0 or not succeeds("nsenter", "--version") or not succeeds("iptables", "--version"):
+        leave_out("cutting a network one way takes root, nsenter and iptables")
