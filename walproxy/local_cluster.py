@@ -8,6 +8,7 @@ Everything blocks; asyncio code calls it through `asyncio.to_thread`.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -129,20 +130,27 @@ class LocalProcess:
 
     def status(self) -> dict[str, Any] | None:
         """Return its /status, None if it does not answer."""
-        try:
-            with urllib.request.urlopen(
-                self.url + "/status", timeout=_HTTP_TIMEOUT_S, context=self.http_tls
-            ) as response:
-                content = json.load(response)
-        except (urllib.error.URLError, OSError, ValueError):
-            return None
-        return content if isinstance(content, dict) else None
+        return read_status(self.url, self.http_tls)
 
     def log_tail(self, lines: int = 8) -> str:
         """Return the last lines of its log, joined."""
         if not self.log_path.exists():
             return "(no log)"
         return " | ".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def read_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any] | None:
+    """Return the /status of a daemon by the address of its HTTP door, None if it does not answer.
+
+    Args:
+        tls: whom to trust there, None without TLS.
+    """
+    try:
+        with urllib.request.urlopen(url + "/status", timeout=_HTTP_TIMEOUT_S, context=tls) as response:
+            content = json.load(response)
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 class LocalCluster:

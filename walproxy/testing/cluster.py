@@ -9,12 +9,13 @@ This class keeps the books (what is paused, cut off, slow) and an `Engine` does 
 code calls it through `asyncio.to_thread`. See docs/testing.md.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast, get_args
 
 from safekeeper.errors import ConfigurationError
 from walproxy.testing.engine import Blueprint, ClusterFailed, Engine
@@ -24,6 +25,7 @@ from walproxy.testing.processes import ProcessesEngine
 
 EngineName = Literal["auto", "containers", "processes"]
 
+_ENGINE_VARIABLE = "WALPROXY_TESTING_ENGINE"
 # PostgreSQL's WAL stays there to be compared with the safekeepers'.
 _SETTINGS = {"wal_keep_size": "4GB"}
 _POLL_S = 0.05
@@ -96,7 +98,7 @@ class WalproxyCluster:
                 directory = stack.enter_context(temporary_folder())
             else:
                 directory.mkdir(parents=True, exist_ok=True)
-            self._started = ProcessesEngine(self._blueprint, directory)
+            self._started = _make_engine(self.engine, self._blueprint, directory)
             stack.callback(self._started.close)
             self._started.start_all()
             self._closing = stack.pop_all()
@@ -256,10 +258,38 @@ def choose_engine(wanted: EngineName, blueprint: Blueprint) -> Literal["containe
     """Return what a cluster is to run on.
 
     Raises:
-        ConfigurationError: WALPROXY_TESTING_ENGINE says something else, or what it says cannot be.
+        ConfigurationError: WALPROXY_TESTING_ENGINE says something else, or it is to be containers and cannot.
     """
     if wanted == "auto":
+        wanted = _by_environment()
+    if wanted == "processes":
         return "processes"
-    if wanted == "containers":
-        raise ConfigurationError("containers are not there yet")
-    return "processes"
+    try:
+        from walproxy.testing.containers import require_engine
+    except ImportError as error:
+        if wanted == "auto":
+            return "processes"
+        raise ConfigurationError(f"containers need pip install 'walproxy[testing]': {error}") from error
+    try:
+        require_engine(blueprint, may_pull=wanted == "containers")
+    except ConfigurationError:
+        if wanted == "auto":
+            return "processes"
+        raise
+    return "containers"
+
+
+def _by_environment() -> EngineName:
+    said = os.environ.get(_ENGINE_VARIABLE, "auto")
+    for name in get_args(EngineName):
+        if said == name:
+            return cast(EngineName, name)
+    raise ConfigurationError(f"{_ENGINE_VARIABLE} is {said}: set it to one of {', '.join(get_args(EngineName))}")
+
+
+def _make_engine(name: str, blueprint: Blueprint, directory: Path) -> Engine:
+    if name == "processes":
+        return ProcessesEngine(blueprint, directory)
+    from walproxy.testing.containers import ContainersEngine
+
+    return ContainersEngine(blueprint, directory)

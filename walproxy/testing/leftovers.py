@@ -1,13 +1,15 @@
-"""Folders of clusters whose test process was killed: the next start removes them.
+"""What is left of clusters whose test process was killed, and how the next start tells it from what is in use.
 
 Each cluster's folder lies in the system's folder for temporary files and holds a file that its owner has locked: a lock
 ends with the process, whatever ended it. The processes themselves need nobody: the kernel ends them with their parent.
+Containers, networks and volumes carry the owner's name: machine, process id, and when that process began.
 """
 
 import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,3 +51,30 @@ def _is_left(folder: Path) -> bool:
     finally:
         os.close(lock)
     return True
+
+
+def owner() -> str:
+    """Return the name of this process that no other has, on any machine."""
+    return f"{socket.gethostname()}/{os.getpid()}/{_began(os.getpid())}"
+
+
+def has_ended(owner: str) -> bool:
+    """Return whether the process of that name has ended, as far as this machine can tell."""
+    host, pid, began = owner.rsplit("/", 2)
+    return host == socket.gethostname() and _began(int(pid)) != began
+
+
+def _began(pid: int) -> str:
+    """Return when a process began, in ticks since the machine did; empty if it has ended."""
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+        return "lives"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

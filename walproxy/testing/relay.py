@@ -50,6 +50,13 @@ class Delay(msgspec.Struct, frozen=True, tag="delay", forbid_unknown_fields=True
     delay_ms: float
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
+    """Answer."""
+
+
+Order = Open | Hold | Delay | Ping
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Done, at this port; or what was wrong."""
 
@@ -144,9 +151,11 @@ class _Relay:
 
     async def _carry_out(self, line: bytes) -> Answer:
         try:
-            order = msgspec.json.decode(line, type=Open | Hold | Delay)
+            order = msgspec.json.decode(line, type=Order)
             if isinstance(order, Open):
                 return Answer(port=await self._open(order))
+            if isinstance(order, Ping):
+                return Answer()
             link = self._links[order.name]
             if isinstance(order, Hold):
                 link.hold(order.direction)

@@ -10,7 +10,7 @@ import msgspec
 
 from safekeeper.errors import RemoteProtocolError, WalproxyError
 from walproxy.local_postgres import end_with_parent
-from walproxy.testing.relay import Answer, Delay, Direction, Hold, Open
+from walproxy.testing.relay import Answer, Delay, Direction, Hold, Open, Order, Ping
 
 _ANSWER_TIMEOUT_S = 10.0
 
@@ -20,6 +20,14 @@ class RelayControl:
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
+
+    def answers(self) -> bool:
+        """Return whether the relay is there."""
+        try:
+            self._order(Ping())
+        except RemoteProtocolError:
+            return False
+        return True
 
     def open(self, name: str, target_host: str, target_port: int, port: int = 0) -> int:
         """Open a link; return the port where it begins. The target need not be there yet."""
@@ -33,7 +41,7 @@ class RelayControl:
         """Let what comes from now on pass so much later."""
         self._order(Delay(name, delay_ms))
 
-    def _order(self, order: Open | Hold | Delay) -> Answer:
+    def _order(self, order: Order) -> Answer:
         try:
             with socket.create_connection(self._address, _ANSWER_TIMEOUT_S) as connection:
                 connection.sendall(msgspec.json.encode(order) + b"\n")
