@@ -132,7 +132,7 @@ def test_without_operations_faults_and_samples_the_page_says_so() -> None:
 
 
 def test_violations_come_first_and_are_text() -> None:
-    page = render(run(violations=[Violation("Lost", f"{EVIL} was lost")]))
+    page = render(run(faults=[Fault("kill", EVIL, 1.0, 2.0)], violations=[Violation("Lost", f"{EVIL} was lost")]))
     assert "1 violation<" in page
     assert "&lt;/script&gt;&lt;b onclick=stop()&gt; was lost" in page
     assert EVIL not in page

@@ -12,7 +12,7 @@ from safekeeper.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.torture.clients import APPLICATION_NAME, asyncpg_options
 from walproxy.torture.record import Operation, Violation
 from walproxy.torture.wal_check import LEFT_BEHIND, check_safekeepers, wait_until_reached
-from walproxy.torture.workloads import WORKLOADS
+from walproxy.torture.workloads import WORKLOADS, Workload
 
 FELL_OVER: Final = "FellOver"
 
@@ -41,13 +41,15 @@ class LeftCluster(Protocol):
     def logs(self, who: str, lines: int = ..., /) -> str: ...
 
 
-async def check_tables(conninfo: str, history: Sequence[Operation]) -> list[Violation]:
+async def check_tables(
+    conninfo: str, history: Sequence[Operation], workloads: Sequence[Workload] = WORKLOADS
+) -> list[Violation]:
     """Compare the tables of a server with the history. No client may commit any more."""
     connection = await asyncpg.connect(**asyncpg_options(conninfo))
     try:
         return [
             violation
-            for workload in WORKLOADS
+            for workload in workloads
             for violation in workload.check(await workload.read(connection), history)
         ]
     finally:

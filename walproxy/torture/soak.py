@@ -2,19 +2,24 @@
 
 A steady load commits, a standby streams from a safekeeper, WAL is archived and removed, every status page is asked
 again and again, and what each process uses is written down. The verdict is that of `growth.py` on the proxies and the
-safekeepers, and that every commit was answered; PostgreSQL's own processes are shown and not judged, for they take up
-shared memory as they touch it.
+safekeepers, and that every commit was answered and is there; PostgreSQL's own processes are shown and not judged, for
+they take up shared memory as they touch it.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
+import psycopg
+
+from walproxy.torture.aftermath import check_tables
+from walproxy.torture.clients import Clients
 from walproxy.torture.growth import violations_of
 from walproxy.torture.record import Operation, Run, Violation
 from walproxy.torture.sampling import Sampler
-from walproxy.torture.steady_load import SteadyLoad
+from walproxy.torture.workloads.steady import Steady
 
 _SAMPLES_MAX: Final = 720
 _SAMPLE_EVERY_S_MIN: Final = 1.0
@@ -23,6 +28,7 @@ _STEP_S: Final = 1.0
 _STATUS_EVERY_S: Final = 5.0
 _GAP_S_MAX: Final = 30.0
 _RATE_SHARE_MIN: Final = 0.8
+_WORKLOADS: Final = (Steady(),)
 _POSTGRES: Final = ("postgres", "standby")
 
 
@@ -68,42 +74,60 @@ def soak(
     Raises:
         WalproxyError: the load cannot run.
     """
+    with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
+        for workload in _WORKLOADS:
+            connection.execute(workload.tables.encode())
     begun_at = time.monotonic()
+
+    def passed_s() -> float:
+        return time.monotonic() - begun_at
+
+    clients = Clients(cluster.conninfo, load.clients, load.commits_per_s, _WORKLOADS, 0, passed_s)
     every_s = min(max(seconds / _SAMPLES_MAX, _SAMPLE_EVERY_S_MIN), _SAMPLE_EVERY_S_MAX)
     is_interrupted = False
-    passed_s = 0.0
-    with (
-        SteadyLoad(cluster.conninfo, load.clients, load.commits_per_s, begun_at) as clients,
-        Sampler(cluster.process_ids, begun_at, every_s) as sampler,
-    ):
+    with Sampler(cluster.process_ids, begun_at, every_s) as sampler:
+        clients.start()
         try:
-            status_due_s = 0.0
-            while passed_s < seconds:
-                time.sleep(min(_STEP_S, seconds - passed_s))
-                passed_s = time.monotonic() - begun_at
-                clients.check_is_running()
-                if passed_s >= status_due_s:
-                    _ask_all(cluster)
-                    status_due_s = passed_s + _STATUS_EVERY_S
-                progress(passed_s, f"{len(clients.operations):,} commits")
+            _let_pass(cluster, clients, seconds, passed_s, progress)
         except KeyboardInterrupt:
             is_interrupted = True
-            passed_s = time.monotonic() - begun_at
+        end_s = passed_s()
+        clients.stop()
     # What was late is written down as well; the run is over all the same.
-    samples = [sample for sample in sampler.samples if sample.at_s <= passed_s]
-    violations = violations_of(samples, passed_s, is_judged)
-    violations += commit_violations(clients.operations, passed_s, load.commits_per_s, clients.last_error)
+    samples = [sample for sample in sampler.samples if sample.at_s <= end_s]
+    violations = violations_of(samples, end_s, is_judged)
+    violations += commit_violations(clients.history, end_s, load.commits_per_s, clients.problem)
+    violations += asyncio.run(check_tables(cluster.conninfo, clients.history, _WORKLOADS))
     if is_interrupted:
-        violations.append(Violation("Interrupted", f"ended by hand after {passed_s:.0f} of {seconds:.0f} s"))
+        violations.append(Violation("Interrupted", f"ended by hand after {end_s:.0f} of {seconds:.0f} s"))
     return Run(
-        seconds=passed_s,
+        seconds=end_s,
         engine=cluster.engine,
-        operations=clients.operations,
+        operations=clients.history,
         faults=[],
         samples=samples,
         violations=violations,
         **facts,
     )
+
+
+def _let_pass(
+    cluster: SoakedCluster,
+    clients: Clients,
+    seconds: float,
+    passed_s: Callable[[], float],
+    progress: Callable[[float, str], None],
+) -> None:
+    """Let the time pass, and ask everybody for a status now and then, as a monitoring system does."""
+    status_due_s = 0.0
+    while (left_s := seconds - passed_s()) > 0:
+        clients.check()
+        if passed_s() >= status_due_s:
+            status_due_s = passed_s() + _STATUS_EVERY_S
+            for name in filter(is_judged, cluster.process_ids()):
+                cluster.status_of(name)  # Whether it answers is seen elsewhere.
+        progress(passed_s(), f"{len(clients.history):,} commits")
+        time.sleep(min(_STEP_S, left_s))
 
 
 def is_judged(process: str) -> bool:
@@ -136,9 +160,3 @@ def commit_violations(
             )
         )
     return found
-
-
-def _ask_all(cluster: SoakedCluster) -> None:
-    """Ask each of our processes for its status, as a monitoring system does. That none answers is seen elsewhere."""
-    for name in filter(is_judged, cluster.process_ids()):
-        cluster.status_of(name)
