@@ -2,15 +2,11 @@
 
 Everything is read from its owner at the moment of the request; nothing is counted twice. LSNs are bytes since the
 beginning of the WAL, so that their differences are lags.
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from collections.abc import Iterator
 
-from aiohttp import web
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from safekeeper.archive.archiver import Archiver
@@ -96,19 +92,6 @@ class SafekeeperCollector(Collector):
             buckets=buckets,
             sum_value=statistics.seconds,
         )
-
-
-def metrics_application(collector: Collector) -> web.Application:
-    """Return an application, for `serve_http`, that has the page /metrics."""
-    registry = CollectorRegistry()
-    registry.register(collector)
-
-    async def metrics(request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    application = web.Application()
-    application.router.add_get("/metrics", metrics)
-    return application
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

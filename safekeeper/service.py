@@ -18,12 +18,13 @@ from safekeeper.archive.read_through import ReadThrough
 from safekeeper.config import SafekeeperConfig
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, StorageFailed, WalproxyError
+from safekeeper.exposition import metrics_application
 from safekeeper.http import safekeeper_routes
 from safekeeper.http_door import HttpDoor, serve_http
 from safekeeper.learners import LearnerHub
 from safekeeper.logs import configure, describe_bug
 from safekeeper.lsn import format_lsn
-from safekeeper.metrics import SafekeeperCollector, metrics_application
+from safekeeper.metrics import SafekeeperCollector
 from safekeeper.node import Node
 from safekeeper.proposer_door import ProposerDoor
 from safekeeper.protection import Protection

@@ -88,7 +88,7 @@ class ProxyConfig:
         "What synchronous_standby_names calls this proxy", parse=text, default="walproxy", metavar="NAME"
     )
     http: Address = option(
-        "Where /status, /healthz and /readyz are served; anybody who reaches it may read it",
+        "Where /status, /metrics, /healthz and /readyz are served; anybody who reaches it may read it",
         parse=address,
         default=DEFAULT_HTTP,
         metavar="HOST:PORT",

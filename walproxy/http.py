@@ -1,6 +1,7 @@
 """The proxy's pages.
 
 GET /status    state, positions, safekeepers: JSON (walproxy/status.py)
+GET /metrics   the same in numbers, for Prometheus (walproxy/metrics.py)
 GET /healthz   200 while the process lives; for whoever restarts a process
 GET /readyz    200 if commits go through this proxy now, else 503 with the reason; a spare is not ready
 """
@@ -8,6 +9,7 @@ GET /readyz    200 if commits go through this proxy now, else 503 with the reaso
 import asyncio
 
 from safekeeper.http_door import Route
+from walproxy.metrics import ProxyCollector
 from walproxy.proxy import Proxy
 from walproxy.status import not_ready_reason, proxy_status
 
@@ -15,15 +17,21 @@ from walproxy.status import not_ready_reason, proxy_status
 def proxy_routes(proxy: Proxy) -> dict[str, Route]:
     """Return the pages of `proxy`, for `serve_http`."""
 
-    def now() -> float:
-        return asyncio.get_running_loop().time()
-
     def readiness() -> tuple[int, dict[str, object]]:
-        reason = not_ready_reason(proxy, now())
+        reason = not_ready_reason(proxy, _now())
         return (503, {"ok": False, "reason": reason}) if reason else (200, {"ok": True})
 
     return {
-        "/status": lambda: (200, proxy_status(proxy, now())),
+        "/status": lambda: (200, proxy_status(proxy, _now())),
         "/healthz": lambda: (200, {"ok": True}),
         "/readyz": readiness,
     }
+
+
+def proxy_collector(proxy: Proxy) -> ProxyCollector:
+    """Return what tells the numbers of `proxy`, for `metrics_application`."""
+    return ProxyCollector(lambda: proxy_status(proxy, _now()), lambda: not_ready_reason(proxy, _now()))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from safekeeper.archive.statistics import UPLOAD_BUCKETS_S, ProblemLog, UploadStatistics
+from safekeeper.exposition import metrics_application
 from safekeeper.http import safekeeper_routes
 from safekeeper.http_door import serve_http
-from safekeeper.metrics import SafekeeperCollector, metrics_application
+from safekeeper.metrics import SafekeeperCollector
 from safekeeper.retention import Retention
 from safekeeper.settings import Address
 from tests.unit.replication_house import ReplicationHouse

@@ -17,12 +17,13 @@ import uvloop
 
 from safekeeper import logs, settings
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
+from safekeeper.exposition import metrics_application
 from safekeeper.http_door import serve_http
 from safekeeper.protection import server_tls, tell_validity
 from safekeeper.signals import reload_settings, take_signals
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.credentials import read_credentials, reload_credentials
-from walproxy.http import proxy_routes
+from walproxy.http import proxy_collector, proxy_routes
 from walproxy.proxy import Proxy
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,13 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
 
     drains: list[asyncio.Task[None]] = []
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
-    http = await serve_http(proxy_routes(proxy), config.http, tls=http_tls, networks=config.http_allow)
+    http = await serve_http(
+        proxy_routes(proxy),
+        config.http,
+        application=metrics_application(proxy_collector(proxy)),
+        tls=http_tls,
+        networks=config.http_allow,
+    )
     try:
         take_signals(
             stop=lambda: drains.append(asyncio.create_task(proxy.stop())),

@@ -1,0 +1,54 @@
+"""What deploy/observe shows and warns of is what the programs say: no rule and no panel names a metric of nobody's."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.unit.replication_house import ReplicationHouse
+from tests.unit.test_metrics import pages
+from tests.unit.test_proxy_metrics import numbers
+from tests.unit.test_status import proxy as proxy  # a fixture
+from walproxy.metrics import ProxyCollector
+from walproxy.proxy import Proxy
+from walproxy.status import proxy_status
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+_METRIC = re.compile(r"\b(?:safekeeper|walproxy)_[a-z_]+\b")
+
+
+def expressions() -> dict[str, list[str]]:
+    """PromQL by the file that has it."""
+    rules = msgspec.yaml.decode((DEPLOY / "observe" / "rules.yml").read_bytes())
+    dashboard = msgspec.json.decode((DEPLOY / "observe" / "walproxy.json").read_bytes())
+    return {
+        "rules.yml": [rule["expr"] for group in rules["groups"] for rule in group["rules"]],
+        "walproxy.json": [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]],
+    }
+
+
+@pytest.mark.parametrize("file", ["rules.yml", "walproxy.json"])
+def test_every_metric_that_is_watched_is_there(file: str, tmp_path: Path, proxy: Proxy) -> None:
+    status = proxy_status(proxy, 1.0)
+    status["safekeepers"][0] |= {"lag_bytes": 0}
+    status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0}]
+    said = set(numbers(ProxyCollector(lambda: status, lambda: "")))
+    with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
+        house.call(house.node.measure_room)
+        house.until(lambda: house.node.room.space is not None)
+        said |= set(pages(house)[0])
+    there = {name.partition("[")[0] for name in said}
+    watched = {name for expression in expressions()[file] for name in _METRIC.findall(expression)}
+    assert len(watched) > 8
+    assert watched <= there, f"nobody says {sorted(watched - there)}"
+
+
+def test_everything_that_is_asked_is_a_service_with_its_port() -> None:
+    prometheus = msgspec.yaml.decode((DEPLOY / "observe" / "prometheus.yml").read_bytes())
+    compose = (DEPLOY.parent / "docker-compose.yml").read_text()
+    targets = [t for job in prometheus["scrape_configs"] for part in job["static_configs"] for t in part["targets"]]
+    assert len(targets) == 5
+    for service, port in (target.split(":") for target in targets):
+        assert re.search(rf"^  {service}:$", compose, re.MULTILINE), service
+        assert re.search(rf":{port}\"", compose), port
