@@ -4,10 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-from walproxy.server_binaries import choose_server
-from walproxy.torture.local import local_cluster
 from walproxy.torture.record import Run
 from walproxy.torture.soak import Load, soak
+from walproxy.torture.soaked_cluster import soaked_cluster
 
 SECONDS = 6.0
 PER_S = 20.0
@@ -15,14 +14,14 @@ ALL = {"postgres", "standby1", "walproxy", "safekeeper1", "safekeeper2", "safeke
 
 
 def test_a_soak_commits_at_its_rate_watches_every_process_and_misses_one_that_ends(folder: Path) -> None:
-    with local_cluster(folder, choose_server(), 3) as cluster:
+    with soaked_cluster(folder, 3, None) as cluster:
 
         def look_on(passed_s: float, what: str) -> None:
             victim = cluster.process_ids().get("safekeeper3")
             if passed_s > SECONDS / 2 and victim is not None:
                 os.kill(victim, signal.SIGKILL)
 
-        run = soak(cluster, SECONDS, Load(4, PER_S), {"seed": 0, "postgres": "any", "safekeepers": 3}, look_on)
+        run = soak(cluster, SECONDS, Load(4, PER_S), 3, look_on)
     check(run)
 
 

@@ -3,7 +3,6 @@
 import random
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -11,16 +10,13 @@ import msgspec
 from rich.console import Console
 
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
-from walproxy.cli.progress import SecondsBar
 from walproxy.cli.torture_beating import beat_and_keep
 from walproxy.cli.torture_report import check_report, write_report
-from walproxy.server_binaries import ServerBinaries, choose_server
+from walproxy.cli.torture_soak import soak_and_show
 from walproxy.testing import EngineName
 from walproxy.torture.beat_summary import BeatSummary, beat_table, summarise_beating
-from walproxy.torture.local import local_cluster
-from walproxy.torture.record import Run
 from walproxy.torture.run import Plan
-from walproxy.torture.soak import Load, soak
+from walproxy.torture.soak import Load
 from walproxy.torture.soak_summary import Summary, as_json, growth_table, summarise
 
 _SOAK_LOAD = Load()
@@ -44,7 +40,7 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
     type=click.Choice(["auto", "containers", "processes"]),
     default="auto",
     show_default=True,
-    help="What the cluster runs in: containers if there is an engine that has the images.",
+    help="What the cluster runs in: containers if there is an engine that has the images; with --soak processes.",
 )
 @click.option("--safekeepers", default=3, show_default=True, type=click.IntRange(1, 7), help="How many.")
 @click.option(
@@ -85,6 +81,8 @@ def torture(
       walproxy torture --minutes 1 --engine processes --report torture.html
       walproxy torture --soak --minutes 60 --report soak.html
     """
+    if is_soak and seed is not None:
+        raise click.UsageError("--seed does not go with --soak")
     if report is not None:
         check_report(report)
     # SIGTERM ends it as Ctrl-C does: everything is cleaned up, and what was seen by then is told.
@@ -94,7 +92,7 @@ def torture(
     folder: Path | None = None
     if is_soak:
         load = Load(clients or _SOAK_LOAD.clients, rate or _SOAK_LOAD.commits_per_s)
-        run = _soak(seconds, load, safekeepers, choose_server(major), parent, console)
+        run = soak_and_show(seconds, load, safekeepers, major, engine, parent, console)
         _show(summarise(run), wants_json)
     else:
         seed = random.randrange(1 << 16) if seed is None else seed
@@ -111,18 +109,6 @@ def torture(
     if folder is not None:
         click.echo(f"seed {run.seed}: data, logs and run.json stay in {folder}", err=True)
     sys.exit(EXIT_UNEXPECTED if run.violations else EXIT_FINE)
-
-
-def _soak(
-    seconds: float, load: Load, safekeepers: int, binaries: ServerBinaries, parent: Path | None, console: Console
-) -> Run:
-    """Soak a cluster of our own, showing how far it is."""
-    with tempfile.TemporaryDirectory(prefix="walproxy-soak-", dir=parent) as folder:
-        directory = Path(folder)
-        directory.chmod(0o755)  # PostgreSQL runs as another user under root.
-        with local_cluster(directory, binaries, safekeepers) as cluster, SecondsBar(console, seconds) as bar:
-            facts = {"seed": 0, "postgres": binaries.version, "safekeepers": safekeepers}
-            return soak(cluster, seconds, load, facts, bar.show)
 
 
 def _show(summary: Summary | BeatSummary, wants_json: bool) -> None:

@@ -8,7 +8,7 @@ they take up shared memory as they touch it.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -46,7 +46,7 @@ class SoakedCluster(Protocol):
     def process_ids(self) -> dict[str, int]:
         """Return the processes that live, by name."""
 
-    def status_of(self, who: str) -> dict[str, Any] | None:
+    def status_of(self, who: str, /) -> dict[str, Any] | None:
         """Return what a process says at its /status, None if it does not answer."""
 
 
@@ -61,14 +61,14 @@ def soak(
     cluster: SoakedCluster,
     seconds: float,
     load: Load,
-    facts: Mapping[str, Any],
+    safekeepers: int,
     progress: Callable[[float, str], None] = lambda passed_s, what: None,
 ) -> Run:
     """Soak a cluster that runs; return everything that was seen.
 
     Args:
         seconds: for how long. Ctrl-C ends it before that, which is a violation.
-        facts: what `Run` says of it: seed, postgres, safekeepers.
+        safekeepers: how many the cluster has.
         progress: called every second, with the seconds that have passed and how many commits there were, in words.
 
     Raises:
@@ -77,6 +77,7 @@ def soak(
     with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
         for workload in _WORKLOADS:
             connection.execute(workload.tables.encode())
+        version = connection.info.parameter_status("server_version") or "of an unknown version"
     begun_at = time.monotonic()
 
     def passed_s() -> float:
@@ -100,15 +101,7 @@ def soak(
     violations += asyncio.run(check_tables(cluster.conninfo, clients.history, _WORKLOADS))
     if is_interrupted:
         violations.append(Violation("Interrupted", f"ended by hand after {end_s:.0f} of {seconds:.0f} s"))
-    return Run(
-        seconds=end_s,
-        engine=cluster.engine,
-        operations=clients.history,
-        faults=[],
-        samples=samples,
-        violations=violations,
-        **facts,
-    )
+    return Run(0, end_s, cluster.engine, version.split()[0], safekeepers, clients.history, [], samples, violations)
 
 
 def _let_pass(

@@ -1,14 +1,20 @@
-"""A cluster of local processes to be soaked: with an archive in a folder, and a standby fed by the safekeepers."""
+"""A cluster to be soaked: with an archive, and a standby fed by the safekeepers.
+
+Among processes it is one of LocalCluster, and none for tests: its safekeepers are on disks without any faults, so that
+what is judged is the program that people run.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from walproxy.bench.local_archive import LocalArchive
 from walproxy.local_cluster import LocalCluster, LocalProcess
 from walproxy.local_postgres import LocalPostgres
-from walproxy.server_binaries import ServerBinaries
+from walproxy.server_binaries import choose_server
+from walproxy.testing import WalproxyCluster
+from walproxy.torture.soak import SoakedCluster
 
 _SETTINGS: Final = {"max_connections": "100", "shared_buffers": "64MB", "max_wal_size": "256MB"}
 # WAL is removed from the first minutes on, not only when a gigabyte has come together.
@@ -17,7 +23,7 @@ _PARTIAL_INTERVAL_S: Final = 5.0
 _STANDBY: Final = "standby1"
 
 
-class LocalSoakedCluster:
+class _LocalSoakedCluster:
     """The processes of a LocalCluster, by the names that a soak has for them."""
 
     engine = "processes"
@@ -41,13 +47,29 @@ class LocalSoakedCluster:
 
 
 @contextmanager
-def local_cluster(directory: Path, binaries: ServerBinaries, safekeepers: int) -> Iterator[LocalSoakedCluster]:
-    """Yield a cluster whose commits go through."""
+def soaked_cluster(
+    directory: Path, safekeepers: int, major: int | None, engine: Literal["containers", "processes"] = "processes"
+) -> Iterator[SoakedCluster]:
+    """Yield a cluster whose commits go through.
+
+    Args:
+        directory: a new folder, which PostgreSQL's user may enter.
+        major: of PostgreSQL; by default the newest.
+
+    Raises:
+        WalproxyError: it cannot be set up.
+    """
+    if engine == "containers":
+        postgres = None if major is None else str(major)
+        with WalproxyCluster(postgres, safekeepers, standbys=1, engine=engine, directory=directory) as containers:
+            containers.wait_until_streaming()
+            yield containers
+        return
     archive = LocalArchive(directory / "archive")
-    postgres = LocalPostgres(binaries, directory / "postgres", settings=_SETTINGS)
+    server = LocalPostgres(choose_server(major), directory / "postgres", settings=_SETTINGS)
     options = (*archive.options(_PARTIAL_INTERVAL_S), *_OPTIONS)
-    with LocalCluster(directory, postgres, safekeepers, safekeeper_options=options) as cluster:
-        postgres.init()
+    with LocalCluster(directory, server, safekeepers, safekeeper_options=options) as cluster:
+        server.init()
         cluster.start()
         cluster.add_standby(_STANDBY)
-        yield LocalSoakedCluster(cluster)
+        yield _LocalSoakedCluster(cluster)
