@@ -23,7 +23,7 @@ import msgspec
 
 import safekeeper.cli
 from safekeeper.command import run_command
-from safekeeper.errors import StorageFull
+from safekeeper.errors import ConfigurationError, StorageFull
 from safekeeper.wal.filesystem import FileSystem, RealFile, RealFileSystem, Space
 from walproxy.testing.unsynced import UnsyncedWrites
 
@@ -65,7 +65,10 @@ class _Control:
             os.close(descriptor)
         # Empty is one that is being written, by whoever cannot do it in one step.
         if content and content != self._content:
-            self._faults = msgspec.json.decode(content, type=DiskFaults)
+            try:
+                self._faults = msgspec.json.decode(content, type=DiskFaults)
+            except msgspec.DecodeError as error:
+                raise ConfigurationError(f"{self._path} does not say what is wrong with a disk: {error}") from error
             self._content = content
         return self._faults
 

@@ -48,9 +48,7 @@ class RelayControl:
                 with connection.makefile("rb") as lines:
                     answer = msgspec.json.decode(lines.readline(), type=Answer)
         except (OSError, msgspec.DecodeError) as error:
-            raise RemoteProtocolError(
-                f"the relay at port {self._address[1]} does not do what it should: {error}"
-            ) from error
+            raise RemoteProtocolError(f"the relay at port {self._address[1]} does not answer: {error}") from error
         if answer.problem:
             raise WalproxyError(f"the relay at port {self._address[1]} cannot do that: {answer.problem}")
         return answer
