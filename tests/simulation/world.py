@@ -110,6 +110,8 @@ class World:
         self.network = Network(self.clock, self.rng, profile.delay_s)
         self.checker = Checker(self)
         self.is_healing = False
+        # Primaries whose clients write while all is repaired.
+        self._with_clients: list[VirtualPrimary] = []
         self._clock_chance = random.Random(f"{seed} clocks")
         self._clocks_are_skewed = self._clock_chance.random() < profile.clock_skew
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
@@ -201,8 +203,11 @@ class World:
 
     def _start_again(self, proxy: SimProxy) -> None:
         if proxy.proposer is None and proxy in self.proxies:
-            right = self.is_healing or self.rng.random() < 0.7
-            self.point(proxy, self.current if right else self.rng.choice(self.primaries))
+            if self.is_healing:
+                self._point_for_good(proxy)
+            else:
+                right = self.rng.random() < 0.7
+                self.point(proxy, self.current if right else self.rng.choice(self.primaries))
             proxy.start()
 
     def point(self, proxy: SimProxy, primary: VirtualPrimary) -> None:
@@ -214,6 +219,14 @@ class World:
             self.rng.shuffle(hosts)
         proxy.primary, *others = hosts
         proxy.others = tuple(others)
+
+    def _point_for_good(self, proxy: SimProxy) -> None:
+        """Configure a proxy for the primary that was settled on. Whichever host it takes has clients."""
+        self.point(proxy, self.current)
+        for host in proxy.hosts:
+            if host not in self._with_clients:
+                self._with_clients.append(host)
+                self.start_workload(host)
 
     # ------------------------------------------------------------------ running
 
@@ -292,15 +305,13 @@ class World:
         self.current = self.best_primary(without)
         self.note("operator", "settles on", self.current.name)
         self.current.flush()
+        self._with_clients = [self.current]
         self.start_workload(self.current)
         self.proxies = proxies
         for proxy in self.proxies:
             proxy.primary_is_cut_off = False
             proxy.takeover = False
-            self.point(proxy, self.current)
-            for host in proxy.hosts:
-                if host is not self.current:
-                    self.start_workload(host)
+            self._point_for_good(proxy)
             proxy.start()
 
     def best_primary(self, without: frozenset[int] = frozenset()) -> VirtualPrimary:
