@@ -20,7 +20,7 @@ import psycopg
 from walproxy.testing import EngineName, WalproxyCluster
 from walproxy.torture.aftermath import check_copies, check_logs, check_tables, wait_for_sessions
 from walproxy.torture.clients import Clients
-from walproxy.torture.nemesis import Nemesis
+from walproxy.torture.nemesis import DIED, Nemesis
 from walproxy.torture.plan import Bout, Targets, plan_bout, plan_power_cut
 from walproxy.torture.quorum_check import check_quorum
 from walproxy.torture.record import Run, Violation
@@ -135,7 +135,8 @@ class _Run:
             seconds = self._passed_s()
         self._look_through_history()
         violations = [*self._nemesis.violations, *self._watch.violations, *self._early]
-        violations += self._check_what_is_left(progresses)
+        has_died = any(violation.rule == DIED for violation in violations)
+        violations += self._check_what_is_left(progresses and not has_died)
         run = Run(
             self._plan.seed,
             seconds,
@@ -183,14 +184,14 @@ class _Run:
         self._looked_through = end
         self._early += check_quorum(new, self._nemesis.faults, self._targets.safekeepers)
 
-    def _check_what_is_left(self, progresses: bool) -> list[Violation]:
+    def _check_what_is_left(self, catches_up: bool) -> list[Violation]:
         """Compare what the cluster holds with what clients were told; copies only if they can catch up at all."""
         cluster = self._cluster
         self._doing = "checking tables, bytes and logs"
         self._wait(0.0)
         wait_for_sessions(cluster.conninfo)
         violations = asyncio.run(check_tables(cluster.conninfo, self._clients.history))
-        if progresses:
+        if catches_up:
             standbys = [name for name in cluster.members if name.startswith("standby")]
             violations += check_copies(cluster, self._targets.safekeepers, standbys)
         return violations + check_logs(cluster)
