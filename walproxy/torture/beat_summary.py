@@ -6,6 +6,7 @@ import msgspec
 from rich.table import Table
 
 from walproxy.bench.commit_load import percentile
+from walproxy.torture.plan import POWER_CUT
 from walproxy.torture.record import Violation
 from walproxy.torture.run import Beaten
 
@@ -15,7 +16,7 @@ class BeatSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         operations: by workload, how many had which outcome.
-        faults: by kind, how many there were.
+        faults: by kind, how many there were; a power cut of everybody is one.
         fault_count: of all kinds.
         recovery_s: from the end of a bout of faults until the first commit that began behind it: the median and the
             longest; none without any.
@@ -40,6 +41,10 @@ def summarise_beating(beaten: Beaten) -> BeatSummary:
     for each in run.operations:
         outcomes = operations.setdefault(each.workload, {"ok": 0, "fail": 0, "unknown": 0})
         outcomes[each.outcome] += 1
+    faults = Counter(fault.kind for fault in run.faults if fault.kind != POWER_CUT)
+    cuts = Counter(fault.target for fault in run.faults if fault.kind == POWER_CUT)
+    if cuts:
+        faults[POWER_CUT] = max(cuts.values())
     ordered = sorted(recoveries_s)
     recovery_s = {"p50": round(percentile(ordered, 50), 2), "max": round(ordered[-1], 2)} if ordered else {}
     return BeatSummary(
@@ -49,8 +54,8 @@ def summarise_beating(beaten: Beaten) -> BeatSummary:
         run.postgres,
         run.safekeepers,
         dict(sorted(operations.items())),
-        dict(sorted(Counter(fault.kind for fault in run.faults).items())),
-        len(run.faults),
+        dict(sorted(faults.items())),
+        faults.total(),
         recovery_s,
         run.violations,
     )
