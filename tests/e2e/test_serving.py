@@ -142,15 +142,12 @@ def test_one_slow_disk_holds_up_nobody_and_two_do(deployment: Deployment) -> Non
         safekeeper: {"command": f"{program} {control} run --id {safekeeper[-1]}"} for safekeeper in slow
     }
 
-    def set_fsync_ms(safekeeper: str, milliseconds: int) -> None:
-        deployment.compose("exec", "-T", safekeeper, "sh", "-c", f"echo '{{\"fsync_ms\": {milliseconds}}}' > {control}")
-
     with deployment.changed(changes), deployment.connect() as session:
         deployment.wait_until_whole()
         commit(session, "CREATE TABLE timed (entry int)")
-        set_fsync_ms("safekeeper1", 400)
+        deployment.put("safekeeper1", control, '{"fsync_ms": 400}')
         quick_s = _commit_seconds(session, 8)
-        set_fsync_ms("safekeeper2", 400)
+        deployment.put("safekeeper2", control, '{"fsync_ms": 400}')
         slow_s = _commit_seconds(session, 4)
         assert quick_s < 0.3 < slow_s
         commit(session, "DROP TABLE timed")

@@ -1,0 +1,110 @@
+"""From the version before this one to this one: service by service, under load, as docs/operations.md says.
+
+The version before is the newest commit whose sources are others than those of the work tree. Its image is this one's
+with these sources in the place of its own: what the two have in common, interpreter and libraries, comes with it.
+In a clone without history the version before is this one again, and the test says so.
+"""
+
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from safekeeper.consensus.messages import PROTOCOL_VERSION
+from tests.e2e.commits import commit
+from tests.e2e.deployment import PASSWORD, PROXIES, REPOSITORY, SAFEKEEPERS, Deployment, docker, wait_until
+from walproxy.demo import bank
+from walproxy.demo.ledger import Ledger
+from walproxy.demo.workload import Workload
+
+SOURCES = ("safekeeper", "walproxy")
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def commit_before() -> str | None:
+    """The newest commit whose sources differ from those of the work tree, None if there is none here."""
+    for each in git("rev-list", "--max-count=100", "HEAD", "--", *SOURCES).stdout.split():
+        if git("diff", "--quiet", each, "--", *SOURCES).returncode == 1:
+            return each
+    return None
+
+
+@pytest.fixture
+def image_before(images: dict[str, str], tmp_path: Path) -> Iterator[str]:
+    """The image of the version before."""
+    before = commit_before()
+    if before is None:
+        print("this clone has no history: the version before is this one")
+    archive = tmp_path / "sources.tar"
+    made = git("archive", "--output", str(archive), before or "HEAD", *SOURCES)
+    assert made.returncode == 0, made.stderr
+    with tarfile.open(archive) as sources:
+        sources.extractall(tmp_path / "sources", filter="data")
+    (tmp_path / "Dockerfile").write_text(f"""
+        FROM {images["WALPROXY_IMAGE"]}
+        USER root
+        COPY sources /tmp/sources
+        RUN cd /opt/walproxy/lib/python3*/site-packages && rm -r {" ".join(SOURCES)} && mv /tmp/sources/* .
+        USER walproxy
+    """)
+    archive.unlink()
+    image = f"walproxy-before:{(before or 'same')[:12]}"
+    docker("build", "--quiet", "--tag", image, str(tmp_path))
+    yield image
+    docker("image", "rm", image)
+
+
+def version_in(image: str) -> int:
+    """The protocol version of an image's programs."""
+    program = "from safekeeper.consensus.messages import PROTOCOL_VERSION; print(PROTOCOL_VERSION)"
+    return int(docker("run", "--rm", image, "python3", "-c", program))
+
+
+@pytest.mark.timeout(240)
+def test_every_service_is_upgraded_in_turn_under_load_and_no_commit_is_lost(
+    images: dict[str, str], image_before: str, compose_program: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    deployment = Deployment(compose_program, {**images, "WALPROXY_IMAGE": image_before})
+    try:
+        deployment.up("postgres")
+        with deployment.connect() as session:
+            commit(session, bank.CREATE)
+        ledger = Ledger()
+        load = Workload(deployment.ports["postgres"], 2, ledger)
+        load.start()
+        wait_until(lambda: ledger.acknowledged, "the load commits")
+
+        deployment.images["WALPROXY_IMAGE"] = images["WALPROXY_IMAGE"]
+        upgrade = ("up", "--detach", "--no-build", "--no-deps")
+        leader = deployment.leader()
+        assert leader is not None
+        spare = next(proxy for proxy in PROXIES if proxy != leader)
+        if version_in(image_before) == PROTOCOL_VERSION:
+            for service in (*SAFEKEEPERS, spare, leader):
+                deployment.compose(*upgrade, service)
+                deployment.wait_until_whole()
+        else:  # Proxies and safekeepers of different versions refuse each other, so all at once.
+            deployment.compose("stop", *PROXIES)
+            deployment.compose(*upgrade, *SAFEKEEPERS, *PROXIES)
+            deployment.wait_until_whole()
+        count = len(ledger.acknowledged)
+        wait_until(lambda: len(ledger.acknowledged) > count, "transfers go on")
+        load.stop(60)
+
+        new = docker("image", "inspect", "--format", "{{.Id}}", images["WALPROXY_IMAGE"])
+        for service in (*SAFEKEEPERS, *PROXIES):
+            assert docker("inspect", "--format", "{{.Image}}", deployment.container(service)) == new, service
+        with deployment.connect() as session:
+            audit = bank.audit(session, {each.transfer for each in ledger.acknowledged}, set(ledger.in_doubt))
+        assert (audit.missing, audit.strangers, audit.wrong_accounts) == ([], [], 0)
+        assert audit.transfers >= len(ledger.acknowledged)
+    finally:
+        deployment.print_logs()
+        deployment.down()
