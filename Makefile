@@ -9,10 +9,10 @@ SEED ?= 0
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test sim exhaustive fuzz torture soak bench clean
+.PHONY: help install demo lint check test sim exhaustive fuzz torture torture-cluster soak bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: .venv/.dev ## make .venv and install the project with everything that its tests need
 
@@ -45,6 +45,11 @@ fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: mak
 
 torture: .venv/.dev ## what takes minutes: kills during uploads, gigabytes through small disks
 	$(BIN)/pytest -v -s tests/torture
+	$(if $(MINUTES),$(MAKE) torture-cluster)
+
+torture-cluster: .venv/.dev ## a cluster is beaten, and everything is compared: make torture-cluster MINUTES=10 SEED=7
+	@mkdir -p build
+	$(BIN)/walproxy torture --minutes $(or $(MINUTES),10) $(if $(filter file,$(origin SEED)),,--seed $(SEED)) --report build/torture.html
 
 soak: .venv/.embedded ## a steady load, and whether any process grows: make soak MINUTES=60
 	@mkdir -p build
