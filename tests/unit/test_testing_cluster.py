@@ -149,6 +149,8 @@ def test_one_is_healed_without_the_others_and_is_not_started(running: WalproxyCl
         ("hold", "safekeeper1", "none"),
         ("disk", "safekeeper1", DiskFaults()),
     ]
+    running.heal(3)
+    assert not engine.runs("safekeeper3")
 
 
 def test_all_are_healed_and_whoever_has_ended_is_started(running: WalproxyCluster, engine: Told) -> None:
@@ -177,8 +179,9 @@ def test_the_status_is_that_of_the_proxy_that_leads(running: WalproxyCluster, en
     assert running.status() == engine.statuses["walproxy"]
     engine.statuses["walproxy2"] = {"state": "waiting_for_quorum", "spare": False}
     assert running.status() == engine.statuses["walproxy2"]
-    engine.statuses["walproxy"] = {"state": "streaming", "spare": False}
-    assert running.status() == engine.statuses["walproxy"]
+    engine.statuses["walproxy"] = {"state": "waiting_for_primary", "spare": False}
+    engine.statuses["walproxy2"] = {"state": "streaming", "spare": False}
+    assert running.status() == engine.statuses["walproxy2"]
 
 
 def test_waiting_in_vain_ends_with_the_proxies_logs(running: WalproxyCluster, engine: Told) -> None:

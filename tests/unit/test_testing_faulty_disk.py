@@ -107,6 +107,9 @@ def test_what_a_volatile_disk_has_not_synced_is_seen_by_its_own_process_alone(
     other.close()
     file.fdatasync()
     assert path.read_bytes() == b"synnot yet"
+    # From now on what the system has is the truth.
+    path.write_bytes(b"others")
+    assert file.pread(100, 0) == b"others"
     file.close()
 
 
@@ -132,9 +135,10 @@ def test_a_volatile_file_that_is_made_anew_has_nothing_of_the_one_before(volatil
     first.close()
     again = volatile.create(path)
     assert again.size() == 0
-    again.close()
-    volatile.unlink(path)
-    # The operating system may give the new file the place of the one that was removed.
-    third = volatile.create(path)
+    # The operating system may give a new file the place of one that was removed, be it by somebody else.
+    again.pwrite(b"again", 0)
+    path.rename(tmp_path / "place")
+    third = volatile.create(tmp_path / "place")
     assert third.pread(100, 0) == b""
     third.close()
+    again.close()

@@ -144,8 +144,12 @@ class FaultyDisk(RealFileSystem):
     def create(self, path: Path) -> FaultyFile:
         if self._control.faults().full:
             raise StorageFull(f"could not create {path}: No space left on device")
-        self._forget(path)
-        return self._file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        file = self._file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        if self._unsynced is not None:
+            # It may be an old file, or have the place on the disk of one that was removed.
+            self._unsynced[file.identity()] = UnsyncedWrites()
+            file.keep_in(self._unsynced[file.identity()])
+        return file
 
     def open(self, path: Path, *, read_only: bool = False) -> FaultyFile:
         return self._file(path, os.O_RDONLY if read_only else os.O_RDWR)
@@ -169,7 +173,7 @@ class FaultyDisk(RealFileSystem):
         return file
 
     def _forget(self, path: Path) -> None:
-        """The file that has this name now loses it, and another one may get its place on the disk."""
+        """The file that has this name now loses it: nobody will read it under another one."""
         if self._unsynced is not None and path.exists():
             facts = path.stat()
             self._unsynced.pop((facts.st_dev, facts.st_ino), None)

@@ -1,0 +1,137 @@
+"""What a cluster of walproxy.testing must be able to suffer, whatever it runs on; and the example of its page."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+
+from safekeeper.lsn import parse_lsn
+from walproxy.testing import WalproxyCluster
+from walproxy.wal_compare import compare_wal
+
+ROOT = Path(__file__).parents[1]
+_EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SEGMENT_SIZE = 16 << 20
+_DEADLINE_S = 30.0
+
+Session = psycopg.Connection[tuple[object, ...]]
+
+
+def run_example(engine: str, folder: Path) -> None:
+    """Do what docs/testing.md says: save its first test and run it, on that engine."""
+    match = _EXAMPLE.search((ROOT / "docs" / "testing.md").read_text())
+    assert match is not None
+    assert match[1].count("\n") <= 15
+    (folder / "test_orders.py").write_text(match[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "test_orders.py"],
+        cwd=folder,
+        env={**os.environ, "WALPROXY_TESTING_ENGINE": engine, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+class Ledger:
+    """Rows that must all be there."""
+
+    def __init__(self, cluster: WalproxyCluster) -> None:
+        self._cluster = cluster
+        self._rows = 0
+        with self._session() as session:
+            session.execute("CREATE TABLE ledger (row int)")
+
+    def commit(self) -> None:
+        """Commit one more row and find all."""
+        with self._session() as session:
+            session.execute("INSERT INTO ledger VALUES (%s)", [self._rows])
+            self._rows += 1
+            found = session.execute("SELECT row FROM ledger ORDER BY row").fetchall()
+        assert found == [(row,) for row in range(self._rows)]
+
+    def commit_waits_until_healed(self) -> None:
+        """A commit waits for its quorum; it is acknowledged when the cluster is healed, and not before."""
+        with self._session() as session, self._session() as observer:
+            session.pgconn.send_query(b"INSERT INTO ledger VALUES (%d)" % self._rows)
+            self._rows += 1
+            query = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
+            deadline = time.monotonic() + _DEADLINE_S
+            while observer.execute(query, [session.info.backend_pid]).fetchone() != ("SyncRep",):
+                assert time.monotonic() < deadline, "the commit does not wait for the quorum"
+            self._cluster.heal()
+            while result := session.pgconn.get_result():
+                assert result.status == psycopg.pq.ExecStatus.COMMAND_OK, result.get_error_message()
+
+    def _session(self) -> Session:
+        return psycopg.connect(self._cluster.conninfo, autocommit=True, connect_timeout=10)
+
+
+def suffer_everything(cluster: WalproxyCluster) -> None:
+    """Bring every fault over a cluster of three safekeepers, two proxies and a standby; nothing committed is lost."""
+    ledger = Ledger(cluster)
+    assert set(cluster.process_ids()) == set(cluster.members)
+
+    cluster.kill(1)
+    assert "safekeeper1" not in cluster.process_ids()
+    assert cluster.status_of(1) is None
+    ledger.commit()
+    cluster.heal()
+    for direction in ("both", "to", "from"):
+        cluster.partition(2, direction)  # type: ignore[arg-type]
+        cluster.kill(3)
+        ledger.commit_waits_until_healed()
+
+    # A full disk has no room for the name of a new leader: whoever follows already goes on.
+    wait_until_whole(cluster)
+    cluster.pause(1)
+    cluster.slow(2, fsync_ms=30)
+    cluster.fill(3)
+    ledger.commit()
+    cluster.heal()
+
+    led = cluster.status()
+    assert led is not None
+    for proxy in ("walproxy", "walproxy2"):
+        status = cluster.status_of(proxy)
+        if status is not None and status["run"] == led["run"]:
+            cluster.stop(proxy)
+    cluster.wait_until_streaming()
+    ledger.commit()
+
+    cluster.pause("postgres")
+    cluster.resume("postgres")
+    cluster.kill("postgres")
+    cluster.heal()
+    cluster.wait_until_streaming()
+    ledger.commit()
+    cluster.stop("postgres")
+    cluster.heal()
+    cluster.wait_until_streaming()
+    ledger.commit()
+    assert "listens for proxies" in cluster.logs(1, lines=100)
+    assert_bytes_are_equal(cluster)
+
+
+def wait_until_whole(cluster: WalproxyCluster) -> None:
+    """Return when every safekeeper follows the proxy that leads."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while {each["state"] for each in (cluster.status() or {"safekeepers": []})["safekeepers"]} != {"streaming"}:
+        assert time.monotonic() < deadline, cluster.status()
+        time.sleep(0.05)
+
+
+def assert_bytes_are_equal(cluster: WalproxyCluster) -> None:
+    """Compare a safekeeper's WAL with the primary's, up to where that safekeeper has flushed."""
+    status = cluster.status_of(2)
+    assert status is not None
+    safekeeper, primary = cluster.data_folder(2) / "wal", cluster.data_folder("postgres") / "pg_wal"
+    compared = compare_wal(safekeeper, [primary], _SEGMENT_SIZE, parse_lsn(status["flush_lsn"]))
+    assert compared.end_lsn > compared.begin_lsn

@@ -1,0 +1,22 @@
+"""walproxy.testing in processes: the example of its page, every fault, and nothing left behind."""
+
+import tempfile
+from pathlib import Path
+
+from tests.cluster_stories import run_example, suffer_everything
+from walproxy.process_table import is_alive
+from walproxy.testing import WalproxyCluster
+
+
+def test_the_example_of_the_page_passes_in_processes(tmp_path: Path) -> None:
+    run_example("processes", tmp_path)
+
+
+def test_a_cluster_of_processes_suffers_everything_and_leaves_nothing_behind() -> None:
+    with WalproxyCluster(proxies=2, standbys=1, engine="processes", volatile_disks=True) as cluster:
+        folder = cluster.data_folder(1).parent
+        assert folder.parent == Path(tempfile.gettempdir())
+        suffer_everything(cluster)
+        pids = cluster.process_ids()
+    assert not folder.exists()
+    assert not [pid for pid in pids.values() if is_alive(pid)]
