@@ -59,6 +59,4 @@ def times_without_quorum(faults: Iterable[Fault], safekeepers: Sequence[str]) ->
         elif silenced <= still_needed and gap_began is not None:
             gaps.append((gap_began, moment))
             gap_began = None
-    if gap_began is not None:
-        gaps.append((gap_began, float("inf")))
     return gaps
