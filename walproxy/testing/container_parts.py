@@ -6,10 +6,13 @@ started for these containers. Where it runs for others, it takes care of these a
 """
 
 import io
+import logging
 import socket
 import tarfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,11 @@ LOOPBACK = "127.0.0.1"
 
 _UNIX_SOCKET = "unix:///var/run/docker.sock"
 _LOCAL = {"localhost", LOOPBACK, "::1"}
+
+_REMOVAL_S = 20.0
+_POLL_S = 0.1
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -68,18 +76,37 @@ def require_image(name: str, hint: str) -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove what carries the label of a process of this machine that has ended."""
-    with engine_errors("remove what a killed test has left behind"), closing(DockerClient().client) as client:
+    """Remove what carries the label of a process of this machine that has ended.
+
+    What another cluster is removing just now is left to it; what cannot go at all, to the next one.
+    """
+    with engine_errors("list what a killed test has left behind"), closing(DockerClient().client) as client:
         labelled: dict[str, Any] = {"filters": {"label": LABEL}}
-        for container in client.containers.list(all=True, **labelled):
-            if has_ended(container.labels[LABEL]):
-                container.remove(force=True, v=True)
-        for network in client.networks.list(**labelled):
-            if has_ended(network.attrs["Labels"][LABEL]):
-                network.remove()
-        for volume in client.volumes.list(**labelled):
-            if has_ended(volume.attrs["Labels"][LABEL]):
-                volume.remove(force=True)
+        containers = client.containers.list(all=True, ignore_removed=True, **labelled)
+        left = [(each.labels[LABEL], partial(each.remove, force=True, v=True)) for each in containers]
+        left += [(each.attrs["Labels"][LABEL], each.remove) for each in client.networks.list(**labelled)]
+        left += [(each.attrs["Labels"][LABEL], each.remove) for each in client.volumes.list(**labelled)]
+        for its_owner, remove in left:
+            if has_ended(its_owner):
+                try:
+                    _remove(remove)
+                except docker.errors.APIError as error:
+                    _log.warning("left to the next cluster: %s", error)
+
+
+def _remove(remove: Callable[[], None]) -> None:
+    """Remove something for good. The engine frees a network or a volume only a moment after its last container."""
+    deadline = time.monotonic() + _REMOVAL_S
+    while True:
+        try:
+            remove()
+            return
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
 
 
 def publish_address() -> str:
@@ -99,7 +126,8 @@ def network() -> Iterator[Network]:
     try:
         yield made
     finally:
-        made.remove()
+        with engine_errors("remove a network"):
+            _remove(made.remove)
         made._docker.client.close()
 
 
@@ -112,7 +140,8 @@ def volume() -> Iterator[str]:
         try:
             yield str(made.name)
         finally:
-            made.remove(force=True)
+            with engine_errors("remove a volume"):
+                _remove(made.remove)
 
 
 def new_container(image: str, name: str, within: Network, **options: Any) -> DockerContainer:
@@ -133,7 +162,8 @@ def started(container: DockerContainer) -> Iterator[DockerContainer]:
             container.start()
         yield container
     finally:
-        container.stop()
+        with engine_errors(f"remove a container of {container.image}"):
+            container.stop()
 
 
 @contextmanager
