@@ -18,6 +18,7 @@ class Told:
     Attributes:
         told: what it was told to do, in order.
         living: the members that run.
+        takes_connections: whether its PostgreSQL does.
         statuses: what daemons say.
     """
 
@@ -29,6 +30,7 @@ class Told:
         self.living = set(blueprint.members)
         self.statuses: dict[str, dict[str, Any]] = {}
         self.fails_to_start = False
+        self.takes_connections = True
 
     def start_all(self) -> None:
         self.told.append(("start_all",))
@@ -40,6 +42,9 @@ class Told:
 
     def conninfo(self) -> str:
         return "host=here"
+
+    def primary_answers(self) -> bool:
+        return self.takes_connections
 
     def pause(self, member: str) -> None:
         self.told.append(("pause", member))
@@ -190,6 +195,9 @@ def test_waiting_in_vain_ends_with_the_proxies_logs(running: WalproxyCluster, en
         running.wait_until_streaming(timeout_s=0)
     engine.statuses["walproxy"]["state"] = "streaming"
     running.wait_until_streaming(timeout_s=0)
+    engine.takes_connections = False
+    with pytest.raises(ClusterFailed, match="nothing streams"):
+        running.wait_until_streaming(timeout_s=0)
 
 
 def test_a_cluster_that_does_not_start_is_closed_and_its_folder_removed(

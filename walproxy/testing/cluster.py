@@ -133,19 +133,19 @@ class WalproxyCluster:
         return self._engine.status_of(self._name(who))
 
     def wait_until_streaming(self, timeout_s: float = 60) -> None:
-        """Wait until a proxy streams PostgreSQL's WAL to a quorum.
+        """Wait until PostgreSQL takes connections and a proxy streams its WAL to a quorum.
 
         Raises:
             ClusterFailed: none does within `timeout_s`; with the last lines of the proxies' logs.
         """
         deadline = time.monotonic() + timeout_s
-        while (status := self.status()) is None or status["state"] != "streaming":
+        while not self._streams():
             if time.monotonic() > deadline:
                 logs = "; ".join(
                     f"{name}: {' | '.join(self.logs(name, _LOG_LINES).splitlines()) or '(no log)'}"
                     for name in self._blueprint.proxy_names
                 )
-                raise ClusterFailed(f"no proxy streams after {timeout_s:g} s; the logs end with {logs}")
+                raise ClusterFailed(f"nothing streams after {timeout_s:g} s; the logs end with {logs}")
             time.sleep(_POLL_S)
 
     def logs(self, who: str | int, lines: int = 20) -> str:
@@ -227,6 +227,10 @@ class WalproxyCluster:
                     self._set_disk(name, DiskFaults())
             if who is None:
                 self._engine.start(name)
+
+    def _streams(self) -> bool:
+        status = self.status()
+        return status is not None and status["state"] == "streaming" and self._engine.primary_answers()
 
     @property
     def _engine(self) -> Engine:

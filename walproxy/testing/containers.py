@@ -23,7 +23,7 @@ from safekeeper.errors import ConfigurationError
 from walproxy.local_cluster import read_status
 from walproxy.local_postgres import free_port
 from walproxy.testing import container_parts as parts
-from walproxy.testing.engine import Blueprint, ClusterFailed, major_of
+from walproxy.testing.engine import Blueprint, ClusterFailed, major_of, takes_connections
 from walproxy.testing.faulty_disk import DiskFaults
 from walproxy.testing.relay import Direction
 from walproxy.testing.relay_control import RelayControl
@@ -89,7 +89,8 @@ class ContainersEngine:
         self._find_relay()
         for number, name in enumerate(blueprint.safekeeper_names, 1):
             self._relay.open(name, name, 5454, _CONTROL_PORT + number)
-        self._wait_until(self._answers, "PostgreSQL answers", "postgres")
+        # On its first start it answers over TCP only once it is set up.
+        self._wait_until(self.primary_answers, "PostgreSQL answers", "postgres")
         # An image lets every host in, but in pg_hba.conf "all" databases does not cover replication.
         self._run_in("postgres", f"echo 'host replication all all scram-sha-256' >> {_PGDATA}/pg_hba.conf")
         self._execute("SELECT pg_reload_conf()")
@@ -119,6 +120,10 @@ class ContainersEngine:
             password=self._password,
             dbname="postgres",
         )
+
+    def primary_answers(self) -> bool:
+        """See `Engine`."""
+        return takes_connections(self.conninfo())
 
     def pause(self, member: str) -> None:
         """See `Engine`."""
@@ -289,14 +294,6 @@ class ContainersEngine:
         with psycopg.connect(self.conninfo(), autocommit=True, connect_timeout=5) as connection:
             cursor = connection.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
-
-    def _answers(self) -> bool:
-        """On its first start PostgreSQL does so over TCP only once it is set up."""
-        try:
-            self._execute("SELECT 1")
-        except psycopg.OperationalError:
-            return False
-        return True
 
     def _wait_until(self, condition: Callable[[], bool], what: str, member: str) -> None:
         deadline = time.monotonic() + _STARTUP_S

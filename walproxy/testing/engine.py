@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import psycopg
+
 from safekeeper.errors import WalproxyError
 from walproxy.testing.faulty_disk import DiskFaults
 from walproxy.testing.relay import Direction
+
+_PING_S = 2
 
 
 class ClusterFailed(WalproxyError):
@@ -69,6 +73,9 @@ class Engine(Protocol):
     def conninfo(self) -> str:
         """Return libpq's connection string of the primary's superuser."""
 
+    def primary_answers(self) -> bool:
+        """Return whether PostgreSQL takes connections."""
+
     def pause(self, member: str) -> None:
         """Let it stand still, with SIGSTOP or as if."""
 
@@ -104,6 +111,12 @@ class Engine(Protocol):
 
     def data_folder(self, member: str) -> Path:
         """Return the folder of a member's data, or a copy of it."""
+
+
+def takes_connections(conninfo: str) -> bool:
+    """Return whether a PostgreSQL server takes connections; within seconds, also if it hangs."""
+    patient = psycopg.conninfo.make_conninfo(conninfo, connect_timeout=str(_PING_S))
+    return psycopg.pq.PGconn.ping(patient.encode()) == psycopg.pq.Ping.OK
 
 
 def major_of(postgres: str | None) -> int | None:

@@ -18,7 +18,7 @@ from walproxy.local_cluster import SAFEKEEPER, LocalCluster, LocalProcess
 from walproxy.local_postgres import LocalPostgres
 from walproxy.process_table import descendants
 from walproxy.server_binaries import choose_server
-from walproxy.testing.engine import Blueprint, major_of
+from walproxy.testing.engine import Blueprint, major_of, takes_connections
 from walproxy.testing.faulty_disk import DiskFaults, write_faults
 from walproxy.testing.relay import Direction
 from walproxy.testing.relay_control import RelayProcess
@@ -93,6 +93,10 @@ class ProcessesEngine:
     def conninfo(self) -> str:
         """See `Engine`."""
         return self._primary.conninfo()
+
+    def primary_answers(self) -> bool:
+        """See `Engine`."""
+        return takes_connections(self.conninfo())
 
     def pause(self, member: str) -> None:
         """See `Engine`."""
