@@ -108,6 +108,8 @@ class WalproxyCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._started = None
+        self._paused.clear()
+        self._disks.clear()
         self._closing.close()
 
     # What one asks it.

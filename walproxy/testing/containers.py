@@ -69,10 +69,11 @@ class ContainersEngine:
         self.archive_url = _ARCHIVE if blueprint.archive else None
         self._password = secrets.token_hex(16)
         self._copies = 0
-        self._closing = ExitStack()
         parts.remove_leftovers()
-        self._network = self._closing.enter_context(parts.network())
-        self._archive = self._closing.enter_context(parts.volume()) if blueprint.archive else None
+        with ExitStack() as stack:
+            self._network = stack.enter_context(parts.network())
+            self._archive = stack.enter_context(parts.volume()) if blueprint.archive else None
+            self._closing = stack.pop_all()
         self._host = parts.LOOPBACK
         self._ports: dict[str, int] = {}
         self._containers: dict[str, DockerContainer] = {}

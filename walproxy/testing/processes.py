@@ -43,31 +43,39 @@ class ProcessesEngine:
         self._blueprint = blueprint
         self._directory = directory
         self.archive_url = str(directory / "archive") if blueprint.archive else None
-        self._closing = ExitStack()
-        self._starter = self._closing.enter_context(ThreadPoolExecutor(1, "walproxy.testing"))
         server = choose_server(major_of(blueprint.postgres))
         self._primary = LocalPostgres(server, directory / "pg", settings=blueprint.settings)
-        self._relay = self._closing.enter_context(self._by_starter(RelayProcess))
-        self._cluster = self._closing.enter_context(
-            LocalCluster(
-                directory,
-                self._primary,
-                blueprint.safekeepers,
-                safekeeper_options=("--archive", self.archive_url) if self.archive_url else (),
-                through=self._through(),
-            )
-        )
-        self._cluster.proxies += [self._cluster.make_proxy(name) for name in blueprint.proxy_names[1:]]
-        volatile = ("--volatile",) if blueprint.volatile_disks else ()
-        for name, process in zip(blueprint.safekeeper_names, self._cluster.safekeepers.values(), strict=True):
-            program = blueprint.safekeeper_program or FAULTY_DISK
-            process.arguments[: len(SAFEKEEPER)] = (*program, *volatile, str(self._control_file(name)), "run")
-        for process in self._cluster.proxies:
-            process.arguments[: len(PROXY)] = blueprint.proxy_program or PROXY
+        with ExitStack() as stack:
+            self._starter = stack.enter_context(ThreadPoolExecutor(1, "walproxy.testing"))
+            self._relay = stack.enter_context(self._by_starter(RelayProcess))
+            self._cluster = stack.enter_context(self._make_cluster())
+            self._closing = stack.pop_all()
         self._daemons = {
             **dict(zip(blueprint.safekeeper_names, self._cluster.safekeepers.values(), strict=True)),
             **dict(zip(blueprint.proxy_names, self._cluster.proxies, strict=True)),
         }
+
+    def _make_cluster(self) -> LocalCluster:
+        blueprint = self._blueprint
+        links = iter(blueprint.safekeeper_names)
+        cluster = LocalCluster(
+            self._directory,
+            self._primary,
+            blueprint.safekeepers,
+            safekeeper_options=("--archive", self.archive_url) if self.archive_url else (),
+            # Asked for in the order of the safekeepers' ids.
+            through=lambda port: self._relay.control.open(next(links), "127.0.0.1", port),
+        )
+        cluster.proxies += [cluster.make_proxy(name) for name in blueprint.proxy_names[1:]]
+        program = (
+            *(blueprint.safekeeper_program or FAULTY_DISK),
+            *(("--volatile",) if blueprint.volatile_disks else ()),
+        )
+        for name, process in zip(blueprint.safekeeper_names, cluster.safekeepers.values(), strict=True):
+            process.arguments[: len(SAFEKEEPER)] = (*program, str(self._control_file(name)), "run")
+        for process in cluster.proxies:
+            process.arguments[: len(PROXY)] = blueprint.proxy_program or PROXY
+        return cluster
 
     def start_all(self) -> None:
         """See `Engine`."""
@@ -173,11 +181,6 @@ class ProcessesEngine:
 
     def _control_file(self, safekeeper: str) -> Path:
         return self._directory / f"{safekeeper}.disk.json"
-
-    def _through(self) -> Callable[[int], int]:
-        """Return what opens the link of each safekeeper, which are asked for in the order of their ids."""
-        names = iter(self._blueprint.safekeeper_names)
-        return lambda port: self._relay.control.open(next(names), "127.0.0.1", port)
 
     def _by_starter(self, call: Callable[[], _Result]) -> _Result:
         return self._starter.submit(call).result()
