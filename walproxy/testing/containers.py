@@ -250,7 +250,10 @@ class ContainersEngine:
             application_name=name,
             connect_timeout="5",
         )
-        options = {"primary_conninfo": feed, "wal_retrieve_retry_interval": "200ms", "cluster_name": name}
+        # As the primary's: a standby must not have fewer connections than its primary, for instance.
+        settings = self._blueprint.settings or {}
+        own = {"primary_conninfo": feed, "wal_retrieve_retry_interval": "200ms", "cluster_name": name}
+        options = {**settings, **own}
         words = [word for option, value in options.items() for word in ("-c", f"{option}={value}")]
         container = parts.new_container(
             postgres_image(self._blueprint),
