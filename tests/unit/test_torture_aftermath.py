@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from walproxy.torture.aftermath import check_logs
+from walproxy.torture.aftermath import check_logs, keep_logs
 
 FALLEN = """2026-11-22T10:09:42.121Z INFO safekeeper 2 term 3: follows
 Traceback (most recent call last):
@@ -48,3 +48,9 @@ def test_a_traceback_in_a_log_is_a_violation_that_names_its_error() -> None:
 def test_a_panic_of_postgres_is_a_violation() -> None:
     [violation] = check_logs(LoggedCluster(postgres="LOG:  ready\nPANIC:  could not write\nLOG:  aborting"))
     assert violation.message.startswith("postgres fell over 1 times")
+
+
+def test_logs_are_kept_as_they_are(tmp_path: Path) -> None:
+    keep_logs(LoggedCluster(postgres="LOG:  ready", safekeeper2=FALLEN), tmp_path)
+    assert (tmp_path / "safekeeper2.log").read_text() == FALLEN
+    assert {path.name for path in tmp_path.iterdir()} == {"postgres.log", "safekeeper2.log"}

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from safekeeper.errors import WalproxyError
+from safekeeper.errors import ConfigurationError, WalproxyError
 from walproxy.cli.progress import SecondsBar
 from walproxy.torture.run import Beaten, Plan, beat
 
@@ -37,6 +37,7 @@ def beat_and_keep(
         parent: where that folder is made; where temporary ones are by default.
 
     Raises:
+        ConfigurationError: it cannot be begun.
         WalproxyError: it could not be done to the end; the folder stays, and is named.
     """
     directory = Path(tempfile.mkdtemp(prefix="walproxy-torture-", dir=parent))
@@ -51,6 +52,8 @@ def beat_and_keep(
         keeps = True
         (directory / "run.json").write_bytes(msgspec.json.encode(beaten.run))
         return beaten, directory
+    except ConfigurationError:
+        raise  # Nothing has begun.
     except WalproxyError as error:
         keeps = True
         raise WalproxyError(f"{error}; what there is by then stays in {directory}") from error

@@ -101,6 +101,12 @@ def check_logs(cluster: LeftCluster) -> list[Violation]:
     return violations
 
 
+def keep_logs(cluster: LeftCluster, directory: Path) -> None:
+    """Write the logs of all members into a folder: containers take theirs with them when they go."""
+    for member in cluster.members:
+        (directory / f"{member}.log").write_text(cluster.logs(member, _ALL_LINES))
+
+
 def _replayed_lsn(cluster: LeftCluster, standby: str) -> Lsn:
     """Return up to where a standby has replayed, as the proxy knows; 0 if it does not."""
     status = cluster.status()

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 import psycopg
 
 from walproxy.testing import EngineName, WalproxyCluster
-from walproxy.torture.aftermath import check_copies, check_logs, check_tables, wait_for_sessions
+from walproxy.torture.aftermath import check_copies, check_logs, check_tables, keep_logs, wait_for_sessions
 from walproxy.torture.clients import Clients
 from walproxy.torture.nemesis import DIED, Nemesis
 from walproxy.torture.plan import Bout, Targets, plan_bout, plan_power_cut
@@ -137,6 +137,8 @@ class _Run:
         violations = [*self._nemesis.violations, *self._watch.violations, *self._early]
         has_died = any(violation.rule == DIED for violation in violations)
         violations += self._check_what_is_left(progresses and not has_died)
+        if violations and self._cluster.engine == "containers":
+            keep_logs(self._cluster, self._plan.directory)
         run = Run(
             self._plan.seed,
             seconds,
