@@ -1,0 +1,75 @@
+"""What the torture's clients write down of a real PostgreSQL, and that its tables agree with it."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from tests.integration.conftest import NEWEST, NewCluster
+from walproxy.local_postgres import LocalPostgres
+from walproxy.torture.aftermath import check_tables, wait_for_sessions
+from walproxy.torture.clients import Clients
+from walproxy.torture.workloads import WORKLOADS
+
+pytestmark = NEWEST
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+def clients_of(server: LocalPostgres, count: int = 4) -> Clients:
+    for workload in WORKLOADS:
+        server.execute(workload.tables)
+    return Clients(server.conninfo(), count, 400.0, WORKLOADS, 7, time.monotonic)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_commits_are_acknowledged_and_the_tables_agree(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    clients = clients_of(server)
+    clients.start()
+    wait_until(lambda: len(clients.history) > 200)
+    clients.stop()
+    assert {operation.outcome for operation in clients.history} == {"ok"}
+    assert {operation.workload for operation in clients.history} == {"bank", "append", "unique"}
+    assert clients.acknowledged_lsn > 0
+    assert asyncio.run(check_tables(server.conninfo(), clients.history)) == []
+    server.execute("DELETE FROM inserted WHERE number = (SELECT max(number) FROM inserted)")
+    [violation] = asyncio.run(check_tables(server.conninfo(), clients.history))
+    assert violation.rule == "Lost"
+
+
+def test_a_commit_that_no_standby_confirms_is_unknown_and_never_ok(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    clients = clients_of(server)
+    server.configure({"synchronous_standby_names": "nobody"})
+    server.reload()
+    wait_until(lambda: server.execute("SHOW synchronous_standby_names") == [("nobody",)])
+    clients.start()
+    wait_until(lambda: server.execute(WAITING) == [(4,)])
+    clients.stop(timeout_s=0.5)
+    assert Counter(operation.outcome for operation in clients.history) == {"unknown": 4}
+    assert server.execute(WAITING) == [(4,)], "whoever hangs up does not cancel"
+    server.configure({"synchronous_standby_names": ""})
+    server.reload()
+    wait_for_sessions(server.conninfo())
+    assert server.execute(WAITING) == [(0,)]
+    assert asyncio.run(check_tables(server.conninfo(), clients.history)) == []
+
+
+def test_clients_go_on_when_the_server_has_crashed(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    clients = clients_of(server)
+    clients.start()
+    wait_until(lambda: clients.last_ok_begun_s > 0)
+    server.kill9()
+    crashed_s = time.monotonic()
+    server.start()
+    wait_until(lambda: clients.last_ok_begun_s > crashed_s)
+    clients.stop()
+    assert any(operation.outcome != "ok" for operation in clients.history)
+    assert asyncio.run(check_tables(server.conninfo(), clients.history)) == []
