@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SEGMENT_SIZE = 16 << 20
 _DEADLINE_S = 30.0
+_A_WHILE_S = 0.3
 
 Session = psycopg.Connection[tuple[object, ...]]
 
@@ -63,10 +65,21 @@ class Ledger:
             session.pgconn.send_query(b"INSERT INTO ledger VALUES (%d)" % self._rows)
             self._rows += 1
             query = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
-            deadline = time.monotonic() + _DEADLINE_S
-            while observer.execute(query, [session.info.backend_pid]).fetchone() != ("SyncRep",):
-                assert time.monotonic() < deadline, "the commit does not wait for the quorum"
+
+            def waits() -> bool:
+                return observer.execute(query, [session.info.backend_pid]).fetchone() == ("SyncRep",)
+
+            def is_answered() -> bool:
+                session.pgconn.consume_input()
+                return not session.pgconn.is_busy()
+
+            wait_until(waits, "the commit waits for the quorum")
+            # Every commit waits for a moment.
+            end = time.monotonic() + _A_WHILE_S
+            while time.monotonic() < end:
+                assert waits() and not is_answered(), "the commit does not wait for the quorum"
             self._cluster.heal()
+            wait_until(is_answered, "the commit is acknowledged")
             while result := session.pgconn.get_result():
                 assert result.status == psycopg.pq.ExecStatus.COMMAND_OK, result.get_error_message()
 
@@ -122,10 +135,19 @@ def suffer_everything(cluster: WalproxyCluster) -> None:
 
 def wait_until_whole(cluster: WalproxyCluster) -> None:
     """Return when every safekeeper follows the proxy that leads."""
+
+    def is_whole() -> bool:
+        status = cluster.status()
+        return status is not None and {each["state"] for each in status["safekeepers"]} == {"streaming"}
+
+    wait_until(is_whole, "every safekeeper follows")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + _DEADLINE_S
-    while {each["state"] for each in (cluster.status() or {"safekeepers": []})["safekeepers"]} != {"streaming"}:
-        assert time.monotonic() < deadline, cluster.status()
-        time.sleep(0.05)
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
 
 
 def assert_bytes_are_equal(cluster: WalproxyCluster) -> None:
