@@ -2,30 +2,40 @@
 #   walproxy  both programs, `walproxy run ...` and `safekeeper run ...`; what `docker build .` makes
 #   pipeline  the same with Java and Spark, for `walproxy pipeline ...`; ten times as large
 #
-# Dependencies come from the package index, or, where the build context has a folder wheels/, from there alone:
-# a machine without an index can build the images, and what goes into them is exactly what was put there.
+# Dependencies come from the package index, or, where the build context has folders wheels/ and wheels-pipeline/, from
+# there alone: a machine without an index can build the images, and what goes into them is exactly what was put there.
+# They are installed before the sources are looked at, so that a change of these is built in seconds.
 ARG BASE_IMAGE=python:3.11-slim
 
-FROM ${BASE_IMAGE} AS build
+FROM ${BASE_IMAGE} AS dependencies
+# A pattern that matches nothing copies nothing, and the file beside it keeps COPY from failing.
+COPY pyproject.toml wheel[s] /wheels/
+RUN python3 -m venv /opt/walproxy \
+ && if ls /wheels/*.whl >/dev/null 2>&1; \
+    then printf '[global]\nno-index = true\nfind-links = /wheels\n' >/opt/walproxy/pip.conf; \
+    fi \
+ && python3 -c "\
+import tomllib; \
+project = tomllib.load(open('/wheels/pyproject.toml', 'rb'))['project']; \
+print(*project['dependencies'], sep='\n')" >/tmp/requirements.txt \
+ && /opt/walproxy/bin/pip install --no-cache-dir --requirement /tmp/requirements.txt
+
+FROM dependencies AS build
 WORKDIR /src
-# A pattern that matches nothing copies nothing, and the files beside it keep COPY from failing.
-COPY pyproject.toml README.md LICENSE wheel[s] ./
+COPY pyproject.toml README.md LICENSE ./
 COPY safekeeper/ safekeeper/
 COPY walproxy/ walproxy/
-RUN python3 -m venv /opt/walproxy \
- && if ls ./*.whl >/dev/null 2>&1; \
-    then /opt/walproxy/bin/pip install --no-cache-dir --no-index --find-links=. walproxy; \
-    else /opt/walproxy/bin/pip install --no-cache-dir .; \
-    fi
+RUN /opt/walproxy/bin/pip install --no-cache-dir --no-deps --prefix=/opt/sources .
 
 FROM ${BASE_IMAGE} AS walproxy
-COPY --from=build /opt/walproxy /opt/walproxy
+COPY --from=dependencies /opt/walproxy /opt/walproxy
 COPY deploy/entrypoint.sh /usr/local/bin/walproxy-entrypoint
 # The data folder belongs to the user before it becomes a volume: a new named volume takes its owner from here.
 RUN groupadd --gid 10001 walproxy \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/safekeeper --no-create-home walproxy \
  && install --directory --owner=walproxy --group=walproxy --mode=0700 \
         /var/lib/safekeeper /var/lib/archive /var/lib/tables
+COPY --from=build /opt/sources /opt/walproxy
 # Inside a container a program listens for the others; what the host publishes of it is decided outside. A safekeeper does
 # so only if it is given a secret, or another protection (docs/security.md): else it stays on the container's loopback.
 ENV PATH=/opt/walproxy/bin:$PATH \
@@ -50,11 +60,13 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["walproxy-entrypoint"]
 CMD ["walproxy", "--help"]
 
-FROM build AS build-pipeline
-RUN if ls ./*.whl >/dev/null 2>&1; \
-    then /opt/walproxy/bin/pip install --no-cache-dir --no-index --find-links=. 'walproxy[pipeline]'; \
-    else /opt/walproxy/bin/pip install --no-cache-dir '.[pipeline]'; \
-    fi
+FROM dependencies AS dependencies-pipeline
+COPY pyproject.toml wheels-pipelin[e] /wheels/
+RUN python3 -c "\
+import tomllib; \
+project = tomllib.load(open('/wheels/pyproject.toml', 'rb'))['project']; \
+print(*project['optional-dependencies']['pipeline'], sep='\n')" >/tmp/requirements.txt \
+ && /opt/walproxy/bin/pip install --no-cache-dir --requirement /tmp/requirements.txt
 
 FROM walproxy AS pipeline
 USER root
@@ -63,7 +75,7 @@ RUN if ! command -v java >/dev/null; \
       && apt-get install --yes --no-install-recommends default-jre-headless \
       && rm -rf /var/lib/apt/lists/*; \
     fi
-COPY --from=build-pipeline /opt/walproxy /opt/walproxy
+COPY --from=dependencies-pipeline /opt/walproxy /opt/walproxy
 USER walproxy
 WORKDIR /var/lib/tables
 VOLUME /var/lib/tables
