@@ -119,6 +119,13 @@ class WalproxyCluster:
         """The primary's connection string, for libpq: its superuser."""
         return self._engine.conninfo()
 
+    def conninfo_of(self, who: str) -> str:
+        """Return the connection string of a PostgreSQL, a standby's for instance: its superuser."""
+        name = self._name(who)
+        if name != "postgres" and name not in self._blueprint.standby_names:
+            raise ConfigurationError(f"{name} is no PostgreSQL: it has no connection string")
+        return self._engine.conninfo(name)
+
     @property
     def archive_url(self) -> str | None:
         """Where the archive is, as the safekeepers see it; None without one."""

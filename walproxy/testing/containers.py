@@ -112,11 +112,11 @@ class ContainersEngine:
         """See `Engine`."""
         self._closing.close()
 
-    def conninfo(self) -> str:
+    def conninfo(self, member: str = "postgres") -> str:
         """See `Engine`."""
         return psycopg.conninfo.make_conninfo(
             host=self._host,
-            port=str(self._ports["postgres"]),
+            port=str(self._ports[member]),
             user="postgres",
             password=self._password,
             dbname="postgres",

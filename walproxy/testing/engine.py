@@ -70,8 +70,8 @@ class Engine(Protocol):
     def close(self) -> None:
         """End everything and leave nothing behind."""
 
-    def conninfo(self) -> str:
-        """Return libpq's connection string of the primary's superuser."""
+    def conninfo(self, member: str = "postgres") -> str:
+        """Return libpq's connection string of the superuser of a PostgreSQL: the primary or a standby."""
 
     def primary_answers(self) -> bool:
         """Return whether PostgreSQL takes connections."""

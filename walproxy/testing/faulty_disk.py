@@ -1,7 +1,7 @@
 """A safekeeper on a disk with faults: `python -m walproxy.testing.faulty_disk [--volatile] CONTROL_FILE run OPTIONS`.
 
 What follows CONTROL_FILE is what follows `safekeeper`. The control file says, as JSON, what is wrong with the disk just
-now, e.g. {"fsync_ms": 20}; it is read at each call (4 us), so a fault begins and ends without a restart. As long as it
+now, e.g. {"fsync_ms": 20}; it is read at each call (2 us), so a fault begins and ends without a restart. As long as it
 is missing or empty, nothing changes.
 
     fsync_ms   each fdatasync returns that much later
@@ -50,7 +50,7 @@ class _Control:
     """The control file as it is now."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = str(path)
         self._content = b""
         self._faults = DiskFaults()
 

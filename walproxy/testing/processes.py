@@ -98,9 +98,9 @@ class ProcessesEngine:
             self.resume(member)
         self._closing.close()
 
-    def conninfo(self) -> str:
+    def conninfo(self, member: str = "postgres") -> str:
         """See `Engine`."""
-        return self._primary.conninfo()
+        return self._cluster.standbys.get(member, self._primary).conninfo()
 
     def primary_answers(self) -> bool:
         """See `Engine`."""
