@@ -40,8 +40,8 @@ class Told:
     def close(self) -> None:
         self.told.append(("close",))
 
-    def conninfo(self) -> str:
-        return "host=here"
+    def conninfo(self, member: str = "postgres") -> str:
+        return f"host={member}"
 
     def primary_answers(self) -> bool:
         return self.takes_connections
@@ -116,6 +116,13 @@ def test_an_unknown_member_and_a_fault_that_is_not_for_it_are_refused(running: W
     with pytest.raises(ConfigurationError, match="postgres is no safekeeper"):
         running.slow("postgres", 10)
     assert engine.told == []
+
+
+def test_each_postgres_has_a_connection_string_and_nobody_else(running: WalproxyCluster) -> None:
+    assert running.conninfo == running.conninfo_of("postgres") == "host=postgres"
+    assert running.conninfo_of("standby1") == "host=standby1"
+    with pytest.raises(ConfigurationError, match="safekeeper1 is no PostgreSQL"):
+        running.conninfo_of("safekeeper1")
 
 
 def test_who_does_not_run_cannot_be_paused(running: WalproxyCluster) -> None:

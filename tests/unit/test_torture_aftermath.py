@@ -31,6 +31,9 @@ class LoggedCluster:
     def status_of(self, who: str) -> dict[str, Any] | None:
         return None
 
+    def conninfo_of(self, who: str) -> str:
+        raise NotImplementedError(who)
+
     def data_folder(self, who: str) -> Path:
         raise NotImplementedError(who)
 

@@ -1,5 +1,6 @@
 """What is checked when the beating is over: tables, bytes, standbys, logs."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ class LeftCluster(Protocol):
     def conninfo(self) -> str: ...
     @property
     def members(self) -> tuple[str, ...]: ...
+    def conninfo_of(self, who: str, /) -> str: ...
     def status(self) -> dict[str, Any] | None: ...
     def status_of(self, who: str, /) -> dict[str, Any] | None: ...
     def data_folder(self, who: str, /) -> Path: ...
@@ -67,8 +69,10 @@ def wait_for_sessions(conninfo: str) -> None:
             time.sleep(_POLL_S)
 
 
-def check_copies(cluster: LeftCluster, safekeepers: Sequence[str], standbys: Sequence[str]) -> list[Violation]:
-    """Compare safekeepers with the primary, and see that the standbys have replayed everything."""
+def check_copies(
+    cluster: LeftCluster, safekeepers: Sequence[str], standbys: Sequence[str], history: Sequence[Operation]
+) -> list[Violation]:
+    """Compare safekeepers with the primary; and with the history, what standbys show that have replayed everything."""
     with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
         row = connection.execute(_END_OF_LOG).fetchone()
     assert row is not None  # It has no FROM.
@@ -84,6 +88,9 @@ def check_copies(cluster: LeftCluster, safekeepers: Sequence[str], standbys: Seq
                     f"its log ends with: {' | '.join(cluster.logs(standby, 5).splitlines())}",
                 )
             )
+            continue
+        found = asyncio.run(check_tables(cluster.conninfo_of(standby), history))
+        violations += [Violation(each.rule, f"{standby}: {each.message}") for each in found]
     return violations
 
 

@@ -195,7 +195,7 @@ class _Run:
         violations = asyncio.run(check_tables(cluster.conninfo, self._clients.history))
         if catches_up:
             standbys = [name for name in cluster.members if name.startswith("standby")]
-            violations += check_copies(cluster, self._targets.safekeepers, standbys)
+            violations += check_copies(cluster, self._targets.safekeepers, standbys, self._clients.history)
         return violations + check_logs(cluster)
 
     def _passed_s(self) -> float:
