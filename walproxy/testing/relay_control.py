@@ -63,7 +63,12 @@ class RelayProcess:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "walproxy.testing.relay"]
-        self._process = subprocess.Popen([*end_with_parent("KILL"), *command], stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [*end_with_parent("KILL"), *command],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C in the terminal is for us: the links are needed for the clean-up.
+        )
         assert self._process.stdout is not None  # a pipe, as asked for
         port = self._process.stdout.readline()
         if not port:
