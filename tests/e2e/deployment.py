@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], object], what: str | Callable[[], str], d
 
 def docker(*arguments: str) -> str:
     """Runs the engine's client, and returns what it printed."""
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
     return done.stdout.strip()
 

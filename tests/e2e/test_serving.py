@@ -145,11 +145,11 @@ def test_one_slow_disk_holds_up_nobody_and_two_do(deployment: Deployment) -> Non
     with deployment.changed(changes), deployment.connect() as session:
         deployment.wait_until_whole()
         commit(session, "CREATE TABLE timed (entry int)")
-        deployment.put("safekeeper1", control, '{"fsync_ms": 400}')
+        deployment.put("safekeeper1", control, '{"fsync_ms": 1000}')
         quick_s = _commit_seconds(session, 8)
-        deployment.put("safekeeper2", control, '{"fsync_ms": 400}')
-        slow_s = _commit_seconds(session, 4)
-        assert quick_s < 0.3 < slow_s
+        deployment.put("safekeeper2", control, '{"fsync_ms": 1000}')
+        slow_s = _commit_seconds(session, 3)
+        assert quick_s < 0.8 < slow_s
         commit(session, "DROP TABLE timed")
     deployment.wait_until_whole()
 
