@@ -115,7 +115,10 @@ def test_an_unknown_member_and_a_fault_that_is_not_for_it_are_refused(running: W
         running.kill(4)
     with pytest.raises(ConfigurationError, match="postgres is no safekeeper"):
         running.slow("postgres", 10)
+    with pytest.raises(ConfigurationError, match="walproxy2 is a proxy"):
+        running.data_folder("walproxy2")
     assert engine.told == []
+    assert running.data_folder(2) == Path("safekeeper2")
 
 
 def test_each_postgres_has_a_connection_string_and_nobody_else(running: WalproxyCluster) -> None:

@@ -167,7 +167,10 @@ class WalproxyCluster:
 
     def data_folder(self, who: str | int) -> Path:
         """Return the folder of a safekeeper's or a PostgreSQL's data; of containers, a copy as it is now."""
-        return self._engine.data_folder(self._name(who))
+        name = self._name(who)
+        if name in self._blueprint.proxy_names:
+            raise ConfigurationError(f"{name} is a proxy: it keeps nothing")
+        return self._engine.data_folder(name)
 
     # What one does to it.
 

@@ -122,8 +122,8 @@ class _Link:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(write())
                 tasks.create_task(read())
-        except* ConnectionError:
-            pass  # The other end is told by closing its connection.
+        except* OSError:
+            pass  # Reset, or no way there any more: the other end is told by closing its connection.
         finally:
             writer.close()
 
