@@ -23,7 +23,7 @@ from safekeeper.errors import ConfigurationError
 from walproxy.local_cluster import read_status
 from walproxy.local_postgres import free_port
 from walproxy.testing import container_parts as parts
-from walproxy.testing.engine import Blueprint, ClusterFailed, major_of, takes_connections
+from walproxy.testing.engine import Blueprint, ClusterFailed, takes_connections
 from walproxy.testing.faulty_disk import DiskFaults
 from walproxy.testing.relay import Direction
 from walproxy.testing.relay_control import RelayControl
@@ -318,7 +318,8 @@ def postgres_image(blueprint: Blueprint) -> str:
     wanted = blueprint.postgres
     if wanted is None:
         return os.environ.get("POSTGRES_IMAGE", _POSTGRES_IMAGE)
-    return f"postgres:{wanted}" if wanted == str(major_of(wanted)) else wanted
+    is_version = wanted[:1].isdigit() and ":" not in wanted and "/" not in wanted
+    return f"postgres:{wanted}" if is_version else wanted
 
 
 def require_engine(blueprint: Blueprint, *, may_pull: bool) -> None:
