@@ -123,3 +123,13 @@ def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
     file.write_text("import os.path\ndef f():\n    from asyncio import sleep\n    return open('x')\n")
     assert imports(file) == {"os.path", "asyncio"}
     assert calls(file) == {"open"}
+
+
+def test_only_the_containers_of_clusters_for_tests_import_the_engines_client() -> None:
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("walproxy", "safekeeper")
+        for path in (ROOT / room).rglob("*.py")
+        if {module.split(".")[0] for module in imports(path)} & {"docker", "testcontainers"}
+    }
+    assert importing == {"walproxy/testing/container_parts.py", "walproxy/testing/containers.py"}
