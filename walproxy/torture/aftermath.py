@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -79,7 +80,7 @@ def check_copies(
     end_lsn, segment_size = parse_lsn(row[0]), int(row[1])
     violations = check_safekeepers(cluster, safekeepers, end_lsn, segment_size)
     for standby in standbys:
-        replayed_lsn = wait_until_reached(lambda name=standby: _replayed_lsn(cluster, name), end_lsn)  # type: ignore[misc]
+        replayed_lsn = wait_until_reached(partial(_replayed_lsn, cluster, standby), end_lsn)
         if replayed_lsn < end_lsn:
             violations.append(
                 Violation(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,7 +31,7 @@ def check_safekeepers(
     violations = []
     primary_wal: Path | None = None
     for name in safekeepers:
-        reached_lsn = wait_until_reached(lambda name=name: _committed_lsn(cluster, name), end_lsn)  # type: ignore[misc]
+        reached_lsn = wait_until_reached(partial(_committed_lsn, cluster, name), end_lsn)
         if reached_lsn < end_lsn:
             violations.append(
                 Violation(
