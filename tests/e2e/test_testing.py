@@ -14,16 +14,17 @@ _LABEL = "walproxy.testing.owner"
 _DIES = """
 import os, signal
 from walproxy.testing import WalproxyCluster
+from walproxy.testing.leftovers import owner
+print(owner(), flush=True)
 with WalproxyCluster(safekeepers=1, engine="containers"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def labelled(kind: list[str], value: str = "") -> list[str]:
-    """The containers, networks or volumes of the clusters of tests, or of those of one owner."""
-    label = f"label={_LABEL}={value}" if value else f"label={_LABEL}"
+def labelled(kind: list[str], value: str) -> list[str]:
+    """The containers, networks or volumes of the clusters of one owner."""
     return subprocess.run(
-        ["docker", *kind, "--quiet", "--filter", label], capture_output=True, text=True, check=True
+        ["docker", *kind, "--quiet", "--filter", f"label={_LABEL}={value}"], capture_output=True, text=True, check=True
     ).stdout.split()
 
 
@@ -46,10 +47,9 @@ def test_a_cluster_of_containers_suffers_everything_and_leaves_nothing_behind() 
 
 
 def test_what_a_killed_test_has_left_behind_is_removed_by_the_next() -> None:
-    dead = subprocess.run([sys.executable, "-c", _DIES], timeout=120, check=False)
-    assert dead.returncode == -9
-    left = {kind[0]: labelled(kind) for kind in (["ps", "--all"], ["network", "ls"], ["volume", "ls"])}
-    assert all(left.values())
+    dead = subprocess.run([sys.executable, "-c", _DIES], capture_output=True, text=True, timeout=120, check=False)
+    assert dead.returncode == -9, dead.stderr
+    kinds = (["ps", "--all"], ["network", "ls"], ["volume", "ls"])
+    assert all(labelled(kind, dead.stdout.strip()) for kind in kinds)
     with WalproxyCluster(safekeepers=1, engine="containers"):
-        for kind in (["ps", "--all"], ["network", "ls"], ["volume", "ls"]):
-            assert not set(labelled(kind)) & set(left[kind[0]])
+        assert not any(labelled(kind, dead.stdout.strip()) for kind in kinds)
