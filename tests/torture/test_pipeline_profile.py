@@ -38,4 +38,4 @@ def test_the_pipeline_writes_tables_of_what_was_committed(deployment: Deployment
         )
         assert json.loads(said)["found"] > 0
     finally:
-        deployment.compose("--profile", "pipeline", "rm", "--stop", "--force", "pipeline")
+        deployment.compose("--profile", "pipeline", "rm", "--stop", "--force", "-v", "pipeline")
