@@ -30,7 +30,8 @@ RUN /opt/walproxy/bin/pip install --no-cache-dir --no-deps --prefix=/opt/sources
 FROM ${BASE_IMAGE} AS walproxy
 COPY --from=dependencies /opt/walproxy /opt/walproxy
 COPY deploy/entrypoint.sh /usr/local/bin/walproxy-entrypoint
-# The data folder belongs to the user before it becomes a volume: a new named volume takes its owner from here.
+# The folders belong to the user before they become volumes: a new named volume takes its owner from here. None is declared
+# a volume: each container of a proxy, which has no data, would leave a nameless one behind.
 RUN groupadd --gid 10001 walproxy \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/safekeeper --no-create-home walproxy \
  && install --directory --owner=walproxy --group=walproxy --mode=0700 \
@@ -47,7 +48,6 @@ ENV PATH=/opt/walproxy/bin:$PATH \
 EXPOSE 5454 7667 7676
 USER walproxy
 WORKDIR /var/lib/safekeeper
-VOLUME /var/lib/safekeeper
 
 # Asks whichever program runs here. bash speaks HTTP well enough for one status line and costs 2 ms each time;
 # a Python interpreter would cost 100 ms.
@@ -78,7 +78,6 @@ RUN if ! command -v java >/dev/null; \
 COPY --from=dependencies-pipeline /opt/walproxy /opt/walproxy
 USER walproxy
 WORKDIR /var/lib/tables
-VOLUME /var/lib/tables
 # It serves nothing that could be asked; what it is about says its log.
 HEALTHCHECK NONE
 CMD ["walproxy", "pipeline", "--help"]
