@@ -1,20 +1,17 @@
 """What the processes of a run use, written down every few seconds.
 
-In a thread of its own, so that nothing else of the run delays it. A process that has ended has no sample; what that
-means is for others to say.
+A process that has ended has no sample; what that means is for others to say.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Self
 
 from walproxy.process_resources import file_descriptors_of, memory_of
 from walproxy.torture.record import Sample
+from walproxy.torture.repeatedly import Repeatedly
 
 
-class Sampler:
+class Sampler(Repeatedly):
     """Takes samples while it is entered.
 
     Attributes:
@@ -27,27 +24,10 @@ class Sampler:
     """
 
     def __init__(self, process_ids: Callable[[], Mapping[str, int]], begun_at: float, every_s: float) -> None:
+        super().__init__("sampler", every_s, self._take)
         self.samples: list[Sample] = []
         self._process_ids = process_ids
         self._begun_at = begun_at
-        self._every_s = every_s
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        self._take()
-        while not self._ends.wait(self._every_s):
-            self._take()
 
     def _take(self) -> None:
         at_s = time.monotonic() - self._begun_at

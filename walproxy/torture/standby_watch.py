@@ -1,18 +1,16 @@
 """Looks at the standbys all the time: none may ever have WAL that is not committed.
 
-In a thread of its own, so that nothing that hangs delays the nemesis. What a standby has said of itself comes to the
-proxy that leads, through the safekeepers that follow it, and stands in its /status beside commit_lsn. That commit_lsn
-is 0 until a quorum has the term's start, and covers whatever was committed before from then on: so within one /status
-no standby may be ahead of it.
+What a standby has said of itself comes to the proxy that leads, through the safekeepers that follow it, and stands in its
+/status beside commit_lsn. That commit_lsn is 0 until a quorum has the term's start, and covers whatever was committed
+before from then on: so within one /status no standby may be ahead of it.
 """
 
-import threading
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from safekeeper.lsn import format_lsn, parse_lsn
 from walproxy.torture.record import Violation
+from walproxy.torture.repeatedly import Repeatedly
 
 AHEAD: Final = "Ahead"
 _EVERY_S: Final = 0.5
@@ -34,7 +32,7 @@ def standbys_ahead(status: dict[str, Any]) -> Iterable[tuple[str, str]]:
             )
 
 
-class StandbyWatch:
+class StandbyWatch(Repeatedly):
     """Watches while it is entered.
 
     Attributes:
@@ -47,23 +45,12 @@ class StandbyWatch:
     """
 
     def __init__(self, status_of: Callable[[str], dict[str, Any] | None], proxies: Iterable[str]) -> None:
+        super().__init__("standby watch", _EVERY_S, self._ask_all)
         self.violations: list[Violation] = []
         self.looked = 0
         self._status_of = status_of
         self._proxies = tuple(proxies)
         self._seen: set[str] = set()
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="standby watch", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ends.set()
-        self._thread.join()
 
     def look(self, status: dict[str, Any]) -> None:
         """Look at the standbys of one /status."""
@@ -73,7 +60,6 @@ class StandbyWatch:
                 self._seen.add(name)
                 self.violations.append(Violation(AHEAD, message))
 
-    def _run(self) -> None:
-        while not self._ends.wait(_EVERY_S):
-            for status in filter(None, map(self._status_of, self._proxies)):
-                self.look(status)
+    def _ask_all(self) -> None:
+        for status in filter(None, map(self._status_of, self._proxies)):
+            self.look(status)
