@@ -1,8 +1,8 @@
 """Looks at the standbys all the time: none may ever have WAL that is not committed.
 
-What a standby has said of itself comes to the proxy that leads, through the safekeepers that follow it, and stands in its
-/status beside commit_lsn. That commit_lsn is 0 until a quorum has the term's start, and covers whatever was committed
-before from then on: so within one /status no standby may be ahead of it.
+What a standby has said of itself comes to the proxy that leads, through the safekeepers that follow it, and stands in
+its /status beside commit_lsn. That commit_lsn is 0 until a quorum has the term's start, and covers whatever was
+committed before from then on: so within one /status no standby may be ahead of it.
 """
 
 from collections.abc import Callable, Iterable
