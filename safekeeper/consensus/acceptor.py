@@ -418,11 +418,11 @@ class Acceptor(AcceptorLog):
             self._advance_commit()
         if message.truncate_lsn > self.truncate_lsn:
             self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
+        if self._open_fork_lsn < self.commit_lsn:
+            yield from self._settle_forks()
         if not message.payload and message.sequence != self._told_sequence:
             # A word that brings nothing but a commit for our readers has been answered before.
             yield from self._answer_append()
-        if self._open_fork_lsn < self.commit_lsn:
-            yield from self._settle_forks()
 
     def _answer_append(self) -> Effects:
         if self.leader is None or self.leader_connection is None:

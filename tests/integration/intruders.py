@@ -182,11 +182,14 @@ class Impostor:
 
     async def _open(self) -> None:
         self._server = await asyncio.start_server(
-            self._welcome, HOST, self.port, ssl=None if self._postgres else self._tls
+            self._accept, HOST, self.port, ssl=None if self._postgres else self._tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
+        # asyncio forgets the socket of whoever is being accepted when the server is closed.
+        while accepting := asyncio.all_tasks() - self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(accepting)
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -198,12 +201,13 @@ class Impostor:
         while any(sock.fileno() != -1 for _, sock in self._connections):
             await asyncio.sleep(0.01)
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.append((writer.transport, writer.get_extra_info("socket")))
+        task = self._loop.create_task(self._welcome(reader, writer))
+        self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 if self._postgres:

@@ -203,15 +203,15 @@ def test_a_restarted_archiver_uploads_nothing_twice(tmp_path: Path, url: str, to
 def test_an_upload_that_was_killed_before_its_receipt_is_finished(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with archiving(tmp_path, url, 10) as (_, leader):
-        wait_archived(leader, BASE_LSN + 10)
+    with archiving(tmp_path, url, 100) as (_, leader):
+        wait_archived(leader, BASE_LSN + 100)
     store = ObjectStore.open(url)
     whole, torn = (segment_file(1, BASE_LSN + n * SEGMENT_SIZE, SEGMENT_SIZE) for n in range(2))
     store.put(whole.key(compressed=False), WAL[:SEGMENT_SIZE], absent=True)
     store.put(torn.key(compressed=False), WAL[SEGMENT_SIZE : SEGMENT_SIZE + 9], absent=True)
     with ReplicationHouse(tmp_path, archive=url) as house:
         leader = house.leader("run2")
-        end_lsn = BASE_LSN + 10
+        end_lsn = BASE_LSN + 100
         leader.take_over(2, (HistoryEntry(1, BASE_LSN, 1), HistoryEntry(2, end_lsn, 1)), commit_lsn=end_lsn)
         write(leader, 2 * SEGMENT_SIZE)
         leader.order_archive(1)
