@@ -3,18 +3,16 @@
 import random
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from walproxy.bench.arms import ARMS, SIZES
 from walproxy.bench.experiments import EXPERIMENTS, Work
 from walproxy.cli.parameters import DURATION
 from walproxy.cli.pipeline import check_pipeline
+from walproxy.cli.progress import StepsBar
 from walproxy.server_binaries import choose_server
 
 _DEFAULT_CLIENTS = {
@@ -157,7 +155,10 @@ def bench(
     binaries = choose_server(major)
     seed = random.randrange(1 << 16) if seed is None else seed
     click.echo(f"seed {seed}", err=True)
-    with _Bar(Console(stderr=True)) as bar, tempfile.TemporaryDirectory(prefix="walproxy-bench-", dir=parent) as folder:
+    with (
+        StepsBar(Console(stderr=True)) as bar,
+        tempfile.TemporaryDirectory(prefix="walproxy-bench-", dir=parent) as folder,
+    ):
         directory = Path(folder)
         directory.chmod(0o755)
         work = Work(
@@ -190,33 +191,3 @@ def bench(
             console.width = _PLAIN_WIDTH
         for each in found.shown:
             console.print(each)
-
-
-class _Bar:
-    """The progress of an experiment: a bar on a terminal, else a line for each step."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("starting", total=0)
-        self._begun = 0
-        self._expected = 0
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def expect(self, steps: int) -> None:
-        self._expected += steps
-
-    def begin(self, what: str) -> None:
-        self._bar.update(self._task, description=what, total=self._expected, completed=self._begun)
-        self._begun += 1
-        if not self._console.is_terminal:
-            self._console.print(f"{self._begun}/{self._expected} {what}", highlight=False)

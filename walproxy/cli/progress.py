@@ -1,4 +1,4 @@
-"""The progress of what takes a known time: a bar on a terminal, else a line now and then."""
+"""How far something is: a bar on a terminal, else plain lines."""
 
 from types import TracebackType
 from typing import Final, Self
@@ -9,16 +9,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 _LINES: Final = 20
 
 
-class SecondsBar:
-    """The progress of a run of so many seconds, while it is entered."""
+class _Bar:
+    """A bar of one task, while it is entered. Where there is no terminal it shows nothing."""
 
-    def __init__(self, console: Console, seconds: float) -> None:
+    def __init__(self, console: Console, what: str, total: float) -> None:
         self._console = console
-        self._seconds = seconds
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=seconds)
-        self._lines = 0
+        self._task = self._bar.add_task(what, total=total)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -29,9 +27,38 @@ class SecondsBar:
     ) -> None:
         self._bar.stop()
 
+
+class SecondsBar(_Bar):
+    """The progress of a run of so many seconds: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, console: Console, seconds: float) -> None:
+        super().__init__(console, "", seconds)
+        self._seconds = seconds
+        self._lines = 0
+
     def show(self, passed_s: float, what: str) -> None:
         """Show how far it is, and what there is to say."""
         self._bar.update(self._task, description=what, completed=passed_s)
         if not self._console.is_terminal and passed_s >= self._seconds * (self._lines + 1) / _LINES:
             self._lines = int(passed_s * _LINES / self._seconds)
             self._console.print(f"{passed_s:.0f} of {self._seconds:.0f} s: {what}")
+
+
+class StepsBar(_Bar):
+    """The progress of steps whose number is learned on the way: a bar on a terminal, else a line for each step."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, "starting", 0)
+        self._begun = 0
+        self._expected = 0
+
+    def expect(self, steps: int) -> None:
+        """So many steps more are to come."""
+        self._expected += steps
+
+    def begin(self, what: str) -> None:
+        """The next step begins."""
+        self._bar.update(self._task, description=what, total=self._expected, completed=self._begun)
+        self._begun += 1
+        if not self._console.is_terminal:
+            self._console.print(f"{self._begun}/{self._expected} {what}", highlight=False)
