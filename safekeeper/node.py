@@ -215,6 +215,8 @@ class Node:
     def _handle_events(self) -> None:
         """Handle what is queued, until there is nothing left to do or an effect has to wait for the disk."""
         while self._events and self._effects is None and not self.failed.done():
+            # What has happened is shown before this event begins, which may wait for the disk.
+            self._after_events()
             try:
                 effects = self._events.popleft()()
             except Exception as error:

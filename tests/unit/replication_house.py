@@ -107,9 +107,7 @@ class Leader(ScriptedProposer):
     def commit(self, lsn: int | None = None) -> int:
         """Commit up to `lsn`, by default all that was written; return where that is."""
         self.commit_lsn = self.write_lsn if lsn is None else lsn
-        sent = self.append(b"", commit_lsn=self.commit_lsn)
-        while self.receive(AppendResponse).sequence < sent.sequence:
-            pass
+        self.wait_answered(self.append(b"", commit_lsn=self.commit_lsn))
         return self.commit_lsn
 
     def order_archive(self, archiver: int, archived_lsn: int = 0) -> None:

@@ -145,3 +145,8 @@ class ScriptedProposer:
         while (answer := self.receive(AppendResponse)).flush_lsn < lsn:
             assert answer.flush_lsn <= answer.write_lsn
         return answer
+
+    def wait_answered(self, request: AppendRequest) -> None:
+        """Wait for the answer to `request`: what it says is committed can be read from then on."""
+        while self.receive(AppendResponse).sequence < request.sequence:
+            pass

@@ -143,6 +143,18 @@ class Bench:
         return next((message for _, message in self.said if isinstance(message, Refusal)), None)
 
 
+class Learners:
+    """Whoever reads from a node: sees how far it could."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.seen_lsn = 0
+
+    def update(self) -> None:
+        assert self.node.is_between_events
+        self.seen_lsn = self.node.acceptor.readable_lsn
+
+
 @contextlib.asynccontextmanager
 async def bench(directory: Path, fs: FaultyFileSystem | None = None) -> AsyncIterator[Bench]:
     bench = Bench(directory, fs or FaultyFileSystem())
@@ -232,6 +244,21 @@ async def test_the_outbox_is_told_when_the_node_is_ready_again(tmp_path: Path) -
         assert not sk.node.ready
         await until(lambda: sk.node.ready)
         assert sk.resumed > resumed
+
+
+@on_the_loop
+async def test_what_becomes_readable_is_shown_before_the_next_event_waits_for_the_disk(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        learners = Learners(sk.node)
+        sk.node.attach_learners(learners)
+        end_lsn = await sk.append_durably(b"x" * 100)
+        sk.fs.hold()
+        sk.append(b"", commit_lsn=end_lsn)
+        assert not sk.node.is_between_events  # Whether a record is complete is looked for on the disk.
+        sk.node.checkpoint()
+        await until(lambda: learners.seen_lsn == end_lsn)
+        assert not sk.node.is_between_events
 
 
 @on_the_loop

@@ -204,9 +204,7 @@ def lead(process: SafekeeperProcess, chunks: tuple[int, ...] = (1000,)) -> int:
         for length in chunks:
             proposer.append(bytes(length))
         proposer.wait_flushed(proposer.write_lsn)
-        proposer.append(b"", commit_lsn=proposer.write_lsn)
-        while process.get("/status")[1]["commit_lsn"] == "0/0":
-            pass
+        proposer.wait_answered(proposer.append(b"", commit_lsn=proposer.write_lsn))
         return proposer.write_lsn
 
 

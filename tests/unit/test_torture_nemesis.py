@@ -137,7 +137,7 @@ def test_no_target_of_a_bout_has_two_faults() -> None:
     assert all(len({fault.target for fault in bout.faults}) == len(bout.faults) for bout in bouts(7))
 
 
-def test_ten_minutes_of_bouts_have_more_than_seventy_faults() -> None:
+def test_ten_minutes_of_bouts_have_more_than_a_hundred_faults() -> None:
     planned = bouts(7, 60)
     assert sum(len(bout.faults) for bout in planned) > 100
 

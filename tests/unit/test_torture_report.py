@@ -90,6 +90,15 @@ def test_the_faults_are_summed_up_by_kind() -> None:
     ]
 
 
+def test_a_power_cut_of_everybody_is_one_fault() -> None:
+    cuts = [Fault("power cut", name, at_s, at_s + 1) for at_s in (2.0, 5.0) for name in ("safekeeper1", "safekeeper2")]
+    of = run(faults=[*FAULTS, *cuts, Fault("power cut", "postgres", 5.0, 6.0)])
+    rows = {row.kind: row.count for row in figures_of(of).faults}
+    assert rows == {"kill": 2, "pause": 1, "power cut": 2}
+    assert "<dt>faults</dt><dd>5</dd>" in render(of)
+    assert charts(of)["faults"].summary == "5 faults over time."
+
+
 def test_the_time_line_has_each_fault_at_its_target() -> None:
     chart = charts(run())["faults"]
     bars = {

@@ -1,13 +1,11 @@
 """A beating in a few figures, for a terminal and as JSON."""
 
-from collections import Counter
-
 import msgspec
 from rich.table import Table
 
 from walproxy.bench.commit_load import percentile
-from walproxy.torture.plan import POWER_CUT
-from walproxy.torture.record import Violation
+from walproxy.torture.record import Outcome, Violation
+from walproxy.torture.report_figures import figures_of
 from walproxy.torture.run import Beaten
 
 
@@ -27,7 +25,7 @@ class BeatSummary(msgspec.Struct, frozen=True):
     engine: str
     postgres: str
     safekeepers: int
-    operations: dict[str, dict[str, int]]
+    operations: dict[str, dict[Outcome, int]]
     faults: dict[str, int]
     fault_count: int
     recovery_s: dict[str, float]
@@ -37,14 +35,7 @@ class BeatSummary(msgspec.Struct, frozen=True):
 def summarise_beating(beaten: Beaten) -> BeatSummary:
     """Return a run's figures."""
     run, recoveries_s = beaten
-    operations: dict[str, dict[str, int]] = {}
-    for each in run.operations:
-        outcomes = operations.setdefault(each.workload, {"ok": 0, "fail": 0, "unknown": 0})
-        outcomes[each.outcome] += 1
-    faults = Counter(fault.kind for fault in run.faults if fault.kind != POWER_CUT)
-    cuts = Counter(fault.target for fault in run.faults if fault.kind == POWER_CUT)
-    if cuts:
-        faults[POWER_CUT] = max(cuts.values())
+    figures = figures_of(run)
     ordered = sorted(recoveries_s)
     recovery_s = {"p50": round(percentile(ordered, 50), 2), "max": round(ordered[-1], 2)} if ordered else {}
     return BeatSummary(
@@ -53,9 +44,9 @@ def summarise_beating(beaten: Beaten) -> BeatSummary:
         run.engine,
         run.postgres,
         run.safekeepers,
-        dict(sorted(operations.items())),
-        dict(sorted(faults.items())),
-        faults.total(),
+        {workload: sums.counts for workload, sums in figures.workloads.items()},
+        dict(sorted((row.kind, row.count) for row in figures.faults)),
+        figures.fault_count,
         recovery_s,
         run.violations,
     )

@@ -53,7 +53,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A whole run, as the report shows it and as --json prints it."""
+    """A whole run, as the report shows it and as `run.json` keeps it."""
 
     seed: int
     seconds: float

@@ -33,7 +33,8 @@ class _Drawing:
 
     def faults(self) -> Chart:
         run = self._run
-        chart = Chart(id="faults", title="What was broken, and when", summary=f"{len(run.faults)} faults over time.")
+        summary = f"{self._figures.fault_count} faults over time."
+        chart = Chart(id="faults", title="What was broken, and when", summary=summary)
         if not run.faults:
             chart.empty = "Nothing was broken."
             return chart

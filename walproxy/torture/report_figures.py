@@ -13,6 +13,7 @@ import msgspec
 
 from walproxy.bench.commit_load import percentile
 from walproxy.html_page.units import bin_width_us
+from walproxy.torture.plan import POWER_CUT
 from walproxy.torture.record import Fault, Operation, Outcome, Run
 
 BINS_MAX: Final = 300
@@ -61,7 +62,12 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class FaultSums(msgspec.Struct, frozen=True):
-    """The faults of one kind."""
+    """The faults of one kind.
+
+    Attributes:
+        count: how many there were; a power cut is one, whoever lost its power.
+        seconds: how long they lasted, of all targets together.
+    """
 
     kind: str
     count: int
@@ -70,7 +76,7 @@ class FaultSums(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Everything that the page shows in numbers."""
+    """Everything that is shown of a run in numbers."""
 
     width_s: float
     bins: list[Bin]
@@ -78,6 +84,11 @@ class Figures(msgspec.Struct, frozen=True):
     workloads: dict[str, Sums]
     gaps: list[Gap]
     faults: list[FaultSums]
+
+    @property
+    def fault_count(self) -> int:
+        """How many faults there were of all kinds."""
+        return sum(row.count for row in self.faults)
 
 
 def figures_of(run: Run) -> Figures:
@@ -166,10 +177,15 @@ def _fault_sums(run: Run) -> list[FaultSums]:
     rows = [
         FaultSums(
             kind,
-            len(faults),
+            _count(kind, faults),
             sum(fault_end_s(fault, run.seconds) - fault.begun_s for fault in faults),
             sorted({fault.target for fault in faults}),
         )
         for kind, faults in by_kind.items()
     ]
     return sorted(rows, key=lambda row: (-row.count, row.kind))
+
+
+def _count(kind: str, faults: Sequence[Fault]) -> int:
+    """Of a power cut each victim has a fault, and some are victims of each."""
+    return max(Counter(fault.target for fault in faults).values()) if kind == POWER_CUT else len(faults)
