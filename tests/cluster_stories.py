@@ -110,12 +110,7 @@ def suffer_everything(cluster: WalproxyCluster) -> None:
     ledger.commit()
     cluster.heal()
 
-    led = cluster.status()
-    assert led is not None
-    for proxy in ("walproxy", "walproxy2"):
-        status = cluster.status_of(proxy)
-        if status is not None and status["run"] == led["run"]:
-            cluster.stop(proxy)
+    _stop_the_leader(cluster)
     cluster.wait_until_streaming()
     ledger.commit()
 
@@ -131,6 +126,24 @@ def suffer_everything(cluster: WalproxyCluster) -> None:
     ledger.commit()
     assert "listens for proxies" in cluster.logs(1, lines=100)
     assert_bytes_are_equal(cluster)
+
+
+def _stop_the_leader(cluster: WalproxyCluster) -> None:
+    """Stop the proxy that leads; return when the other one does."""
+    led = cluster.status()
+    assert led is not None
+    proxies = {name: cluster.status_of(name) for name in ("walproxy", "walproxy2")}
+    [leader] = [name for name, status in proxies.items() if status is not None and status["run"] == led["run"]]
+    [other] = proxies.keys() - {leader}
+    cluster.stop(leader)
+
+    def other_serves() -> bool:
+        # If it had led before, it ends when it sees that it was replaced: whoever watches over it starts it again.
+        cluster.start(other)
+        status = cluster.status_of(other)
+        return status is not None and status["state"] == "streaming"
+
+    wait_until(other_serves, f"{other} serves in the place of {leader}")
 
 
 def wait_until_whole(cluster: WalproxyCluster) -> None:

@@ -84,7 +84,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     help="Put receivers and safekeepers so far away: each byte takes so long, both ways.",
 )
 @click.option(
-    "--dir", "parent", type=click.Path(path_type=Path), help="Where the data goes; a temporary folder otherwise."
+    "--dir",
+    "parent",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
+    help="Where the data goes; a temporary folder otherwise.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every turn and the medians.")
 def bench(

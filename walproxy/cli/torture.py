@@ -47,7 +47,10 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
     "--postgres", "major", type=int, metavar="MAJOR", help="Which PostgreSQL, e.g. 15; by default the newest installed."
 )
 @click.option(
-    "--dir", "parent", type=click.Path(path_type=Path), help="Where the data goes; a temporary folder otherwise."
+    "--dir",
+    "parent",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
+    help="Where the data goes; a temporary folder otherwise.",
 )
 @click.option(
     "--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The HTML page to write."
