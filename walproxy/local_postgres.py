@@ -91,7 +91,6 @@ class LocalPostgres:
         self.client_options: dict[str, str] = {}
         self._choose_port = port == 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket_directory: Path | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -240,14 +239,11 @@ class LocalPostgres:
             raise self._failed(f"the standby was not promoted within {timeout_s} s")
 
     def close(self) -> None:
-        """Stop the server, whatever it takes, and remove its socket's folder. The data folder stays."""
+        """Stop the server, whatever it takes. The data folder stays."""
         try:
             self.stop("immediate", 10.0)
         except LocalPostgresFailed:
             self.kill9()
-        if self._socket_directory is not None:
-            shutil.rmtree(self._socket_directory, ignore_errors=True)
-            self._socket_directory = None
 
     # What one asks it.
 
@@ -324,11 +320,7 @@ class LocalPostgres:
             raise LocalPostgresFailed(f"{program} failed with status {answer.returncode}: {said}")
 
     def _spawn(self) -> None:
-        if self._socket_directory is None:
-            # A socket's path has at most 107 bytes, so it cannot lie in a data folder that is deep down.
-            self._socket_directory = Path(tempfile.mkdtemp(prefix="walproxy-pg-", dir="/tmp"))
-            self._give(self._socket_directory)
-        options = self._options(self._socket_directory)
+        options = self._options()
         # A change of user makes the kernel forget whose death ends a process: it comes first.
         reader = _as_reader_of_all(self._user) if self._reads_all and self._user is not None else ()
         with self.log_path.open("ab") as log:
@@ -350,12 +342,13 @@ class LocalPostgres:
                 **({} if reader else self._as_user()),
             )
 
-    def _options(self, socket_directory: Path) -> dict[str, str]:
+    def _options(self) -> dict[str, str]:
         """Return the settings that no configuration file changes."""
         return {
             "port": str(self.port),
             "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": str(socket_directory),
+            # Its folder would stay in the system if this process was killed.
+            "unix_socket_directories": "",
             "logging_collector": "off",
             # In the data folder: after a crash whose server is never started again it would stay in the system.
             "dynamic_shared_memory_type": "mmap",

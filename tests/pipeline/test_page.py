@@ -209,7 +209,7 @@ def test_asking_for_a_relation_changes_no_page() -> None:
             made.execute("CREATE TABLE accounts (id int)")  # Nobody has read its row of pg_class, and set hints there.
             made.stop()
         server = PrivatePostgres(binaries, folder / "data")
-        assert server._options(folder)["listen_addresses"] == ""
+        assert server._options()["listen_addresses"] == ""
         before = {
             path: path.read_bytes()
             for path in (folder / "data" / "base").rglob("*")

@@ -41,7 +41,11 @@ def beat_with(
 def test_a_safekeeper_that_answers_before_its_disk_has_synced_is_found(folder: Path) -> None:
     beaten = beat_with(folder, safekeeper_program=[str(HERE / "hasty_safekeeper.py")])
     assert beaten.run.seconds < SECONDS_MAX
-    assert "Durable" in {violation.rule for violation in beaten.run.violations}
+    # The checker that asks the disks finds it, or the safekeeper itself, whose control file knows what is gone.
+    assert any(
+        violation.rule == "Durable" or (violation.rule == "Died" and "(S8)" in violation.message)
+        for violation in beaten.run.violations
+    ), beaten.run.violations
 
 
 @pytest.mark.slow
@@ -49,4 +53,4 @@ def test_a_safekeeper_that_answers_before_its_disk_has_synced_is_found(folder: P
 def test_a_proxy_that_reports_what_it_has_received_as_flushed_is_found(folder: Path) -> None:
     beaten = beat_with(folder, proxy_program=[str(HERE / "boastful_proxy.py")])
     assert beaten.run.seconds < SECONDS_MAX
-    assert "NoQuorum" in {violation.rule for violation in beaten.run.violations}
+    assert "NoQuorum" in {violation.rule for violation in beaten.run.violations}, beaten.run.violations

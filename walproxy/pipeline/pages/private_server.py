@@ -145,8 +145,9 @@ class PrivatePostgres(LocalPostgres):
             said += line
         return said
 
-    def _options(self, socket_directory: Path) -> dict[str, str]:
-        return {**super()._options(socket_directory), "listen_addresses": "", "unix_socket_permissions": "0700"}
+    def _options(self) -> dict[str, str]:
+        # Without any door it would not start. This one is in the data folder, whose own name may be too long for it.
+        return {**super()._options(), "listen_addresses": "", "unix_socket_directories": "."}
 
     def _answers(self) -> bool:
         return True  # Nobody may connect, not even to see whether it is there.
