@@ -2,11 +2,13 @@
 
 It is walproxy.testing.faulty_disk but for one thing: what it writes is synced half a second later, by a thread of its
 own, and is said to be on disk at once. With --volatile a kill loses it. Only full segments are synced in time: nobody
-comes back to them.
+comes back to them. Nor does it look, when it starts, whether its disk has what its control file says (S8): the torture
+has to find it.
 """
 
 import threading
 
+from safekeeper import data_folder
 from safekeeper.wal.segment_file import SegmentFile
 from walproxy.testing.faulty_disk import run_safekeeper
 
@@ -33,6 +35,7 @@ def main() -> None:
             sync(segment)
 
     SegmentFile.sync = sync_later  # type: ignore[method-assign]
+    data_folder.missing_wal = lambda *_: None
     run_safekeeper()
 
 

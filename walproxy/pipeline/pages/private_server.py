@@ -147,7 +147,8 @@ class PrivatePostgres(LocalPostgres):
 
     def _options(self) -> dict[str, str]:
         # Without any door it would not start. This one is in the data folder, whose own name may be too long for it.
-        return {**super()._options(), "listen_addresses": "", "unix_socket_directories": "."}
+        door = {"listen_addresses": "", "unix_socket_directories": ".", "unix_socket_permissions": "0700"}
+        return {**super()._options(), **door}
 
     def _answers(self) -> bool:
         return True  # Nobody may connect, not even to see whether it is there.
