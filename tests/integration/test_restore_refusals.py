@@ -13,6 +13,7 @@ from tests.integration.conftest import NEWEST
 from tests.integration.restore_fixtures import (
     MIB,
     Past,
+    corrupt,
     make_past,
     owner,
     recovered,
@@ -129,9 +130,14 @@ def test_another_clusters_archive(past: Past, target: Path, servers: dict[int, S
         (lambda backup: (backup / "pg_tblspc/16500").symlink_to("/mnt"), "tablespaces"),
         (lambda backup: (backup / "postmaster.pid").write_text("1\n"), "data folder of a server"),
         (lambda backup: (backup / "backup_manifest").write_text("{"), "backup_manifest"),
+        (lambda backup: corrupt(backup / "global/1260", 100), "of global/1260 is"),
+        (lambda backup: (backup / "global/1260").unlink(), "global/1260, which its backup_manifest lists, is missing"),
         (shutil.rmtree, "there is no backup"),
     ],
-    ids=["no label", "bad label", "no version", "no pg_control", "tablespace", "a server", "manifest", "nothing"],
+    ids=[
+        *("no label", "bad label", "no version", "no pg_control", "tablespace", "a server", "manifest"),
+        *("flipped byte", "no relation", "nothing"),
+    ],
 )
 def test_a_backup_that_is_none(
     past: Past, target: Path, backup: Path, damage: Callable[[Path], None], words: str
@@ -139,6 +145,21 @@ def test_a_backup_that_is_none(
     damage(backup)
     assert_refused(attempt(backup, target, "--archive", past.archive), target, words)
     backup.mkdir(exist_ok=True)
+
+
+def test_a_damaged_backup_is_found_by_a_dry_run_and_restored_only_if_the_manifest_is_to_be_ignored(
+    past: Past, target: Path, backup: Path
+) -> None:
+    corrupt(backup / "global/1260", 100)
+    sources = ("--archive", past.archive, "--dry-run")
+    assert_refused(attempt(backup, target, *sources), target, "of global/1260 is", "--ignore-manifest")
+    answer = attempt(backup, target, *sources, "--ignore-manifest")
+    assert answer.returncode == 0
+    assert "damage is not noticed" in answer.stderr
+    (backup / "backup_manifest").unlink()
+    answer = attempt(backup, target, *sources)
+    assert answer.returncode == 0
+    assert "has no backup_manifest" in answer.stderr
 
 
 def test_a_tar_that_is_cut_short_leaves_nothing_behind(past: Past, target: Path) -> None:

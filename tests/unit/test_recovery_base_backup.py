@@ -1,13 +1,18 @@
 """What a base backup says about itself, as a folder and as a tar."""
 
+import gzip
 import io
+import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from safekeeper.errors import ConfigurationError
+from tests.unit.backup_manifests import manifest_of
+from walproxy.recovery.backup_manifest import BackupDamaged
 from walproxy.recovery.base_backup import BaseBackup, parse_label, write_entry
 
 LABEL = """START WAL LOCATION: 0/9000028 (file 000000020000000000000009)
@@ -18,20 +23,21 @@ START TIME: 2026-11-21 20:44:50 UTC
 LABEL: pg_basebackup base backup
 START TIMELINE: 2
 """
-MANIFEST = """{"WAL-Ranges": [{"Timeline": 2, "Start-LSN": "0/9000028", "End-LSN": "0/9000120"}]}"""
+SEGMENT = "000000020000000000000009"
 SYSTEM_ID = 7_000_000_000_000_000_001
 FILES = {
     "backup_label": LABEL.encode(),
     "PG_VERSION": b"17\n",
     "base/1/1259": b"table",
-    "pg_wal/000000020000000000000009": b"wal",
+    "pg_wal/" + SEGMENT: b"wal",
     "global/pg_control": SYSTEM_ID.to_bytes(8, "little") + bytes(100),
     "postmaster.opts": b"leave me out",
 }
+MANIFEST = manifest_of({name: FILES[name] for name in FILES if name not in ("pg_wal/" + SEGMENT, "postmaster.opts")})
 
 
 def as_folder(place: Path) -> Path:
-    for name, content in {**FILES, "backup_manifest": MANIFEST.encode()}.items():
+    for name, content in {**FILES, "backup_manifest": MANIFEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(content)
     return place
@@ -49,15 +55,15 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 def as_tar(place: Path) -> Path:
     (place / "base.tar").write_bytes(tar_of(FILES))
-    (place / "backup_manifest").write_text(MANIFEST)
+    (place / "backup_manifest").write_bytes(MANIFEST)
     return place
 
 
 def as_zstd(place: Path) -> Path:
     content = {name: content for name, content in FILES.items() if not name.startswith("pg_wal")}
     (place / "base.tar.zst").write_bytes(zstandard.compress(tar_of(content)))
-    (place / "pg_wal.tar").write_bytes(tar_of({"000000020000000000000009": b"wal"}))
-    (place / "backup_manifest").write_text(MANIFEST)
+    (place / "pg_wal.tar").write_bytes(tar_of({SEGMENT: b"wal"}))
+    (place / "backup_manifest").write_bytes(MANIFEST)
     return place / "base.tar.zst"
 
 
@@ -71,7 +77,7 @@ def test_every_form_says_the_same_and_has_the_same_files(tmp_path: Path, make) -
     files = {str(entry.path) for entry in backup.entries() if not entry.is_folder} - {"backup_manifest"}
     assert files == {"backup_label", "PG_VERSION", "base/1/1259", "global/pg_control"}
     wal = {str(entry.path): entry.size for entry in backup.wal_entries()}
-    assert wal == {"pg_wal/000000020000000000000009": 3}
+    assert wal == {"pg_wal/" + SEGMENT: 3}
     written: list[int] = []
     for entry in backup.entries():
         write_entry(entry, tmp_path / "target", written.append)
@@ -116,3 +122,104 @@ def test_a_label_without_a_timeline_has_that_of_its_file() -> None:
     assert parse_label(old)[1] == 2
     with pytest.raises(ValueError, match="does not say"):
         parse_label(LABEL.replace("START WAL", "STOP WAL"))
+
+
+def read(path: Path) -> None:
+    BaseBackup(path).verify(lambda size: None)
+
+
+def remake(place: Path, make: Callable[[Path], Path], files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a backup of other files, with the manifest of the whole one."""
+    monkeypatch.setattr(f"{__name__}.FILES", files)
+    return make(place)
+
+
+@pytest.mark.parametrize("make", [as_folder, as_tar, as_zstd])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            {"base/1/1259": b"tablE"},
+            r"the CRC32C of base/1/1259 is [0-9a-f]{8}, and its backup_manifest has [0-9a-f]{8}$",
+        ),
+        ({"base/1/1259": b"tabl"}, "base/1/1259 has 4 bytes, and its backup_manifest has 5$"),
+        ({"base/1/1259": None}, "base/1/1259, which its backup_manifest lists, is missing$"),
+        ({"base/1/1261": b"more"}, "base/1/1261 is not in its backup_manifest$"),
+    ],
+    ids=["flipped", "short", "missing", "extra"],
+)
+def test_a_backup_that_differs_from_its_manifest_is_refused(
+    tmp_path: Path,
+    make: Callable[[Path], Path],
+    damage: dict[str, bytes | None],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = {name: content for name, content in (FILES | damage).items() if content is not None}
+    path = remake(tmp_path, make, files, monkeypatch)
+    with pytest.raises(BackupDamaged, match=words):
+        read(path)
+    BaseBackup(path, ignore_manifest=True).verify(lambda size: None)
+
+
+def test_a_file_that_has_become_shorter_while_it_was_read_is_refused(tmp_path: Path) -> None:
+    backup = BaseBackup(as_folder(tmp_path))
+    with pytest.raises(BackupDamaged, match="base/1/1259 has 0 bytes"):
+        for entry in backup.entries():
+            (tmp_path / "base/1/1259").write_bytes(b"")
+            list(entry.pieces())
+
+
+def test_what_is_written_after_a_backup_is_not_compared(tmp_path: Path) -> None:
+    as_folder(tmp_path)
+    for name in ("postgresql.auto.conf", "standby.signal", "pg_wal/000000020000000000000010", "postmaster.opts"):
+        (tmp_path / name).write_bytes(b"primary_conninfo = ''\n")
+    read(tmp_path)
+
+
+def test_flipped_bytes_of_a_compressed_tar_are_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "backup_manifest").write_bytes(MANIFEST)
+    content = bytearray(gzip.compress(tar_of(FILES | {"base/1/1259": os.urandom(5)}), mtime=0))
+    for offset in range(20, len(content), 16):
+        content[offset] ^= 0xFF
+        (tmp_path / "base.tar.gz").write_bytes(content)
+        with pytest.raises(ConfigurationError):
+            read(tmp_path)
+        content[offset] ^= 0xFF
+
+
+def test_the_manifest_of_a_tar_that_was_written_to_standard_output_is_found_in_it(tmp_path: Path) -> None:
+    (tmp_path / "base.tar").write_bytes(tar_of(FILES | {"base/1/1259": b"tablE", "backup_manifest": MANIFEST}))
+    with pytest.raises(BackupDamaged, match="base/1/1259"):
+        read(tmp_path / "base.tar")
+
+
+def test_a_manifest_of_another_system_is_refused(tmp_path: Path) -> None:
+    as_folder(tmp_path)
+    (tmp_path / "backup_manifest").write_bytes(manifest_of({}, system_id=7))
+    with pytest.raises(BackupDamaged, match=f"is of system 7, and its pg_control of {SYSTEM_ID}"):
+        BaseBackup(tmp_path)
+
+
+def test_a_backup_without_a_manifest_is_read_as_it_is(tmp_path: Path) -> None:
+    as_folder(tmp_path)
+    (tmp_path / "backup_manifest").unlink()
+    backup = BaseBackup(tmp_path)
+    assert (backup.manifest, backup.facts.end_lsn) == (None, 0)
+    assert [entry for entry in backup.entries() if not entry.is_folder]
+
+
+def test_an_ignored_manifest_still_tells_where_the_backup_ends_unless_it_is_damaged_itself(tmp_path: Path) -> None:
+    as_folder(tmp_path)
+    assert BaseBackup(tmp_path, ignore_manifest=True).facts.end_lsn == 0x9000120
+    (tmp_path / "backup_manifest").write_bytes(MANIFEST.replace(b"1259", b"1258"))
+    assert BaseBackup(tmp_path, ignore_manifest=True).facts.end_lsn == 0
+    with pytest.raises(BackupDamaged, match="its own SHA-256"):
+        BaseBackup(tmp_path)
+
+
+def test_an_incremental_backup_is_refused(tmp_path: Path) -> None:
+    as_folder(tmp_path)
+    (tmp_path / "backup_label").write_text(LABEL + "INCREMENTAL FROM LSN: 0/7000028\nINCREMENTAL FROM TLI: 2\n")
+    with pytest.raises(ConfigurationError, match=r"incremental backup.*pg_combinebackup"):
+        BaseBackup(tmp_path)

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from safekeeper import logs, settings
+from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import format_lsn, parse_lsn
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
+from walproxy.recovery.backup_manifest import BackupDamaged
 from walproxy.recovery.base_backup import BaseBackup
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
@@ -50,7 +52,12 @@ _log = logging.getLogger(__name__)
     help="What PostgreSQL does at the target.",
 )
 @click.option("--owner", metavar="USER", help="Whose the files will be, under root: by default who owns DIR's parent.")
-@click.option("--dry-run", is_flag=True, help="Say how far recovery would reach, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Verify the backup, print how far recovery would reach, write nothing.")
+@click.option(
+    "--ignore-manifest",
+    is_flag=True,
+    help="Restore the backup as it is, without comparing it with its backup_manifest.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings.click_options(SourceConfig, ENVIRONMENT_PREFIX)
 def restore(
@@ -64,13 +71,15 @@ def restore(
     target_action: str,
     owner: str | None,
     dry_run: bool,
+    ignore_manifest: bool,
     as_json: bool,
     **command_line: Any,
 ) -> None:
     """Make a data folder out of a base backup that recovers from the archive and what safekeepers are left.
 
     To the end of the WAL, or to a time, an LSN or a restore point. Whether all WAL is there is looked at first; nothing
-    is written if the target cannot be reached. Recovery itself begins when the server is started.
+    is written if the target cannot be reached. Every file is compared with the backup_manifest while it is copied, and
+    nothing is left behind if one differs. Recovery itself begins when the server is started.
 
     \b
     Examples:
@@ -90,16 +99,26 @@ def restore(
     target = target.absolute()
     check_target_folder(target)
     new_owner = None if dry_run else owner_of(target, owner)
-    source = BaseBackup(backup)
-    fetcher = Fetcher(open_sources(loaded), system_id=source.facts.system_id, timeout_s=loaded.timeout)
-    own_wal = {entry.path.name: entry.size for entry in source.wal_entries()}
-    plan = make_plan(fetcher, source.facts, own_wal, goal)
-    if not dry_run:
+    try:
+        source = BaseBackup(backup, ignore_manifest=ignore_manifest)
+        if source.manifest is None:
+            _log.warning("%s", _unverified(source, ignore_manifest))
+        fetcher = Fetcher(open_sources(loaded), system_id=source.facts.system_id, timeout_s=loaded.timeout)
+        own_wal = {entry.path.name: entry.size for entry in source.wal_entries()}
+        plan = make_plan(fetcher, source.facts, own_wal, goal)
         with _progress() as bar:
-            task = bar.add_task(f"copying {backup.name}", total=source.size())
-            write_data_folder(source, target, loaded, plan, goal, new_owner, lambda size: bar.advance(task, size))
-        for warning in warn_of_unreachable(new_owner, loaded) if new_owner is not None else ():
-            _log.warning("%s", warning)
+            task = bar.add_task(f"{'verifying' if dry_run else 'copying'} {backup.name}", total=source.size())
+            if not dry_run:
+                write_data_folder(source, target, loaded, plan, goal, new_owner, lambda size: bar.advance(task, size))
+            elif source.manifest is not None:
+                source.verify(lambda size: bar.advance(task, size))
+    except BackupDamaged as damage:
+        raise ConfigurationError(
+            f"{damage}; nothing was {'written' if dry_run else 'left behind'}: take another backup, or restore this "
+            "one as it is with --ignore-manifest"
+        ) from damage
+    for warning in warn_of_unreachable(new_owner, loaded) if new_owner is not None else ():
+        _log.warning("%s", warning)
     if as_json:
         click.echo(msgspec.json.encode(_as_json(source, plan, goal, target, dry_run)).decode())
     else:
@@ -113,6 +132,15 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def _unverified(source: BaseBackup, ignore_manifest: bool) -> str:
+    if ignore_manifest:
+        return f"{source.path} is not compared with its backup_manifest (--ignore-manifest): damage is not noticed"
+    return (
+        f"{source.path} has no backup_manifest: damaged and missing files are not noticed; take backups without "
+        "--no-manifest"
+    )
+
+
 def _goal_text(goal: Target) -> str:
     if goal.lsn is not None:
         return f"LSN {format_lsn(goal.lsn)}"
@@ -124,9 +152,11 @@ def _goal_text(goal: Target) -> str:
 def _told(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: bool) -> list[str]:
     facts = source.facts
     commit = f", last commit {format_time(plan.last_commit.time)}" if plan.last_commit is not None else ""
+    verified = f"{len(source.manifest.files)} files, as in backup_manifest" if source.manifest is not None else "no"
     lines = [
         f"backup: PostgreSQL {facts.major}, system {facts.system_id}, begun {facts.started_at or 'at an unknown time'} "
         f"at {format_lsn(facts.start_lsn)} on timeline {facts.start_tli}",
+        f"verified: {verified}",
         f"WAL: without a hole up to {format_lsn(plan.reach_lsn)} on timeline {plan.path.tli}{commit}",
         f"recovery to: {_goal_text(goal)}" + ("" if goal.is_end else f", then {goal.action}"),
     ]
@@ -151,6 +181,7 @@ def _as_json(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run
         "backup_start_lsn": format_lsn(facts.start_lsn),
         "backup_end_lsn": format_lsn(facts.end_lsn) if facts.end_lsn else None,
         "backup_tli": facts.start_tli,
+        "backup_verified": source.manifest is not None,
         "tli": plan.path.tli,
         "reach_lsn": format_lsn(plan.reach_lsn),
         "last_commit": format_time(plan.last_commit.time) if plan.last_commit is not None else None,

@@ -11,6 +11,7 @@ prefetcher          the same, the process that fetches
 record_times        when commits happened, out of the WAL itself
 survey              what an archive holds: which points in time, what is missing, what is wrong
 base_backup         a pg_basebackup, as a folder or as tars
+backup_manifest     its files, sizes and checksums, with which it is compared while it is copied
 plan                how far a recovery would reach, and whether it may begin
 restore             makes the data folder
 """

@@ -5,17 +5,17 @@
     base.tar[.gz|.zst]            named directly
 
 Both give the same two things: the few small files that tell what kind of backup it is, and all entries, one after the
-other, to be written elsewhere. Tablespaces outside of the data folder are refused: their places belong to the machine
-that the backup was taken on.
+other, to be written elsewhere. What is read is compared with the backup_manifest. Tablespaces outside of the data
+folder are refused: their places belong to the machine that the backup was taken on.
 """
 
 import contextlib
 import gzip
-import json
 import os
 import re
 import stat
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, cast
@@ -24,6 +24,13 @@ import zstandard
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, parse_lsn
+from walproxy.recovery.backup_manifest import (
+    MANIFEST_NAME,
+    BackupDamaged,
+    BackupManifest,
+    ManifestCheck,
+    parse_manifest,
+)
 
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 _SMALL_FILES = (
@@ -38,6 +45,7 @@ _SMALL_BYTES_MAX = 1 << 28
 _LABEL_START = re.compile(r"^START WAL LOCATION: ([0-9A-F]+/[0-9A-F]+) \(file ([0-9A-F]{24})\)$", re.MULTILINE)
 _LABEL_TLI = re.compile(r"^START TIMELINE: (\d+)$", re.MULTILINE)
 _LABEL_TIME = re.compile(r"^START TIME: (.+)$", re.MULTILINE)
+_LABEL_INCREMENTAL = re.compile(r"^INCREMENTAL FROM LSN: ", re.MULTILINE)
 _LABEL_CHECKPOINT = re.compile(r"^CHECKPOINT LOCATION: ([0-9A-F]+/[0-9A-F]+)$", re.MULTILINE)
 _COPY_BYTES = 1 << 20
 # What belongs to the server that the backup was taken of, or to another recovery of it.
@@ -74,12 +82,15 @@ class BackupFacts(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One file or folder of a backup: its path in the data folder, and a file's size and content."""
+    """One file or folder of a backup: its path in the data folder, and a file's size and content.
+
+    The content of a tar's file can be read only before the next entry is asked for.
+    """
 
     path: PurePosixPath
     is_folder: bool
     size: int
-    open: Callable[[], IO[bytes] | None]
+    pieces: Callable[[], Iterator[bytes]]
 
 
 class BaseBackup:
@@ -88,13 +99,17 @@ class BaseBackup:
     Attributes:
         path: what was named.
         facts: what it says about itself.
-        has_wal: it came with WAL of its own.
+        manifest: what its content is compared with; None if it has no manifest, or if that is ignored.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, ignore_manifest: bool = False) -> None:
         """Look at it. A tar is read up to the files that tell what it is.
 
+        Args:
+            ignore_manifest: do not compare the content with the manifest.
+
         Raises:
+            BackupDamaged: its manifest is damaged, or of another system.
             ConfigurationError: it is no backup that can be restored.
         """
         self.path = path
@@ -106,18 +121,39 @@ class BaseBackup:
         for name in ("PG_VERSION", "backup_label", "global/pg_control"):
             if name not in small:
                 raise ConfigurationError(f"{path} {_MISSING[name]}")
-        self.facts = _facts(path, small)
+        manifest = _manifest(path, small, ignore_manifest)
+        self.facts = _facts(path, small, manifest)
+        self.manifest = manifest if not ignore_manifest else None
 
     def entries(self) -> Iterator[Entry]:
         """Yield everything that belongs into the data folder, folders before what is in them.
 
+        With a manifest all of it is compared: names and sizes here, the content while it is read.
+
         Raises:
+            BackupDamaged: it differs from its manifest; also raised by `pieces` of the entries.
             ConfigurationError: the backup cannot be read, or holds what cannot be restored.
         """
+        check = ManifestCheck(self.manifest, self.path) if self.manifest is not None else None
         with _readable(self.path):
             for entry in self._all_entries():
-                if entry.path.as_posix() not in _LEFT_OUT and entry.path.parts[:1] != ("pg_wal",):
-                    yield entry
+                if entry.path.as_posix() in _LEFT_OUT:
+                    if check is not None:
+                        check.skipped(entry.path)
+                elif entry.path.parts[:1] != ("pg_wal",):
+                    yield _checked(entry, check) if check is not None else entry
+        if check is not None:
+            check.finish()
+
+    def verify(self, done: Callable[[int], None]) -> None:
+        """Read everything and compare it with the manifest; `done` is given the size of each piece.
+
+        Raises:
+            As `entries`.
+        """
+        for entry in self.entries():
+            for piece in entry.pieces():
+                done(len(piece))
 
     def wal_entries(self) -> Iterator[Entry]:
         """Yield the files of pg_wal that came with it."""
@@ -142,10 +178,13 @@ class BaseBackup:
                 yield from _tar_entries(archive, PurePosixPath("pg_wal" if is_wal else ""))
 
     def _small_files(self) -> Iterator[tuple[str, bytes]]:
+        wanted = set(_SMALL_FILES)
         if self._archives:
-            beside = self._archives[0].with_name("backup_manifest")
+            # With pg_basebackup -D - it is in the tar itself.
+            beside = self._archives[0].with_name(MANIFEST_NAME)
             if beside.is_file():
-                yield "backup_manifest", beside.read_bytes()
+                wanted.remove(MANIFEST_NAME)
+                yield MANIFEST_NAME, beside.read_bytes()
         with _readable(self.path):
             if not self._archives:
                 for name in _SMALL_FILES:
@@ -156,12 +195,10 @@ class BaseBackup:
                 if links:
                     yield "tablespace_map", " ".join(links).encode()
                 return
-            wanted = set(_SMALL_FILES) - {"backup_manifest"}
             for entry in self._all_entries():
                 name = entry.path.as_posix()
                 if name in wanted and not entry.is_folder and entry.size <= _SMALL_BYTES_MAX:
-                    content = entry.open()
-                    yield name, content.read() if content is not None else b""
+                    yield name, b"".join(entry.pieces())
 
 
 _REFUSALS = {
@@ -196,27 +233,43 @@ def parse_label(label: str) -> tuple[Lsn, int, Lsn, str, str]:
     )
 
 
-def _facts(path: Path, small: dict[str, bytes]) -> BackupFacts:
+def _manifest(path: Path, small: dict[str, bytes], ignored: bool) -> BackupManifest | None:
+    """Return the manifest of the backup, None if there is none, or if it is damaged and ignored."""
+    content = small.get(MANIFEST_NAME)
+    if content is None:
+        return None
+    try:
+        manifest = parse_manifest(content)
+    except ValueError as error:
+        if ignored:
+            return None
+        raise BackupDamaged(f"the backup_manifest of {path} is damaged: {error}") from error
+    system_id = int.from_bytes(small["global/pg_control"][:8], "little")
+    if manifest.system_id not in (None, system_id) and not ignored:
+        raise BackupDamaged(
+            f"the backup_manifest of {path} is of system {manifest.system_id}, and its pg_control of {system_id}: it "
+            "belongs to another backup"
+        )
+    return manifest
+
+
+def _facts(path: Path, small: dict[str, bytes], manifest: BackupManifest | None) -> BackupFacts:
     version = small["PG_VERSION"].decode(errors="replace").strip()
     if not version.isdecimal() or len(small["global/pg_control"]) < 8:
         raise ConfigurationError(f"{path} is no base backup: PG_VERSION says {version[:20]!r}")
+    label = small["backup_label"].decode(errors="replace")
+    if _LABEL_INCREMENTAL.search(label):
+        raise ConfigurationError(
+            f"{path} is an incremental backup: combine it with those before it by pg_combinebackup, and restore the "
+            "result"
+        )
     try:
-        start_lsn, tli, checkpoint_lsn, started_at, segment = parse_label(small["backup_label"].decode())
+        start_lsn, tli, checkpoint_lsn, started_at, segment = parse_label(label)
     except (ValueError, ConfigurationError) as error:
         raise ConfigurationError(f"the backup_label of {path} is not understood: {error}") from error
-    end_lsn = _end_of(path, small.get("backup_manifest", b""))
+    end_lsn = manifest.end_lsn if manifest is not None else 0
     system_id = int.from_bytes(small["global/pg_control"][:8], "little")
     return BackupFacts(system_id, int(version), start_lsn, tli, checkpoint_lsn, end_lsn, started_at, segment)
-
-
-def _end_of(path: Path, manifest: bytes) -> Lsn:
-    """Return where the WAL ends that the backup needs, 0 if its manifest does not say."""
-    if not manifest:
-        return 0
-    try:
-        return max(parse_lsn(each["End-LSN"]) for each in json.loads(manifest)["WAL-Ranges"])
-    except (ValueError, KeyError, TypeError, ConfigurationError) as error:
-        raise ConfigurationError(f"the backup_manifest of {path} is damaged: {error}") from error
 
 
 # Folders.
@@ -235,7 +288,7 @@ def _folder_entries(directory: Path) -> Iterator[Entry]:
                 raise ConfigurationError(
                     f"{path} is a link, which restore does not follow: replace it by what it names"
                 )
-            yield Entry(PurePosixPath(path.relative_to(directory)), True, 0, lambda: None)
+            yield Entry(PurePosixPath(path.relative_to(directory)), True, 0, lambda: iter(()))
         if Path(parent) == directory and (directory / "pg_wal").is_symlink():
             for file in _children(directory / "pg_wal"):
                 if file.is_file():
@@ -247,7 +300,28 @@ def _folder_entries(directory: Path) -> Iterator[Entry]:
 
 
 def _file_entry(path: Path, inside: PurePosixPath) -> Entry:
-    return Entry(inside, False, path.stat().st_size, lambda: path.open("rb"))
+    return Entry(inside, False, path.stat().st_size, lambda: _pieces(path, lambda: path.open("rb")))
+
+
+def _pieces(place: Path, open_content: Callable[[], IO[bytes] | None]) -> Iterator[bytes]:
+    """Yield the content of a file of the backup at `place`.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    with _readable(place):
+        content = open_content()
+        if content is not None:
+            with content:
+                while piece := content.read(_COPY_BYTES):
+                    yield piece
+
+
+def _checked(entry: Entry, check: ManifestCheck) -> Entry:
+    if entry.is_folder:
+        return entry
+    check.found(entry.path, entry.size)
+    return entry._replace(pieces=lambda: check.checked(entry.path, entry.pieces()))
 
 
 # Tars.
@@ -284,7 +358,12 @@ def _tar_entries(archive: Path, below: PurePosixPath) -> Iterator[Entry]:
             if member.issym() or member.islnk():
                 raise ConfigurationError(f"{archive} has a link, {member.name!r}: tablespaces are not supported")
             if inside.parts and (member.isdir() or member.isreg()):
-                yield Entry(inside, member.isdir(), member.size, lambda member=member: tar.extractfile(member))  # type: ignore[misc]
+                yield _member_entry(archive, tar, member, inside)
+
+
+def _member_entry(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, inside: PurePosixPath) -> Entry:
+    size = member.size if member.isreg() else 0
+    return Entry(inside, member.isdir(), size, lambda: _pieces(archive, lambda: tar.extractfile(member)))
 
 
 @contextlib.contextmanager
@@ -304,7 +383,7 @@ def _opened(archive: Path) -> Iterator[IO[bytes]]:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, tarfile.TarError, zstandard.ZstdError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, zstandard.ZstdError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigurationError(f"the backup {path} cannot be read: {reason}") from error
 
@@ -316,10 +395,7 @@ def write_entry(entry: Entry, target: Path, done: Callable[[int], None]) -> None
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    content = entry.open()
-    if content is None:
-        raise ConfigurationError(f"{entry.path} of the backup cannot be read")
-    with content, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        while piece := content.read(_COPY_BYTES):
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        for piece in entry.pieces():
             file.write(piece)
             done(len(piece))
