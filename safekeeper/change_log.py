@@ -4,7 +4,12 @@ import logging
 
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.term_history import describe_history
+from safekeeper.logs import RateLimits
 from safekeeper.lsn import format_lsn
+
+# A member whose disk is full is connected to, and refuses, about once a second.
+LINES_OF_A_KIND_MAX = 10
+LINES_INTERVAL_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +22,7 @@ class ChangeLog:
         self._control = acceptor.control
         self._leader = acceptor.leader
         self._connection = acceptor.leader_connection
+        self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
 
     def update(self) -> None:
         """Log what is different now. Costs next to nothing if nothing is: it is called for every append."""
@@ -31,7 +37,7 @@ class ChangeLog:
         old, new = self._control, acceptor.control
         self._control = new
         if new.promised != old.promised:
-            _log.info("has promised %s", new.promised)
+            self._log_line(f"has promised {new.promised}")
         if new.membership != old.membership and new.membership is not None:
             _log.info(
                 "membership generation %d of cluster %s: safekeepers %s; this one %s",
@@ -47,12 +53,14 @@ class ChangeLog:
         write_lsn = format_lsn(acceptor.write_lsn)
         if acceptor.leader is not None:
             history = describe_history(acceptor.control.history)
-            _log.info(
-                "follows %s on connection %s from %s; history %s",
-                acceptor.leader,
-                acceptor.leader_connection,
-                write_lsn,
-                history,
+            self._log_line(
+                f"follows {acceptor.leader} on connection {acceptor.leader_connection} from {write_lsn}; "
+                f"history {history}"
             )
         else:
-            _log.info("follows %s no longer; WAL ends at %s", old, write_lsn)
+            self._log_line(f"follows {old} no longer; WAL ends at {write_lsn}")
+
+    def _log_line(self, line: str) -> None:
+        addition = self._lines.admit(line)
+        if addition is not None:
+            _log.info("%s%s", line, addition)

@@ -7,12 +7,19 @@ with a peer's or the operating system's text are escaped, so an event is one lin
 """
 
 import logging
+import re
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
+
+WARN_AGAIN_AFTER_S = 600.0
+KINDS_MAX = 200
+CHANGES_A_MINUTE = 6
+# Numbers, LSNs, hexadecimal ids: what differs between two lines about the same thing.
+_FIGURES = re.compile(r"\b(?:[0-9A-F]+/[0-9A-F]+|[0-9a-f]*[0-9][0-9a-f]*)\b")
 
 
 class LineFormatter(logging.Formatter):
@@ -57,6 +64,69 @@ class RateLimit:
         self._passed += 1
         suppressed, self._suppressed = self._suppressed, 0
         return f" (and {suppressed} more such lines left out)" if suppressed else ""
+
+
+class RateLimits:
+    """A `RateLimit` for each kind of line; lines that differ in figures only are of the same kind."""
+
+    def __init__(self, lines: int, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines = lines
+        self._interval_s = interval_s
+        self._clock = clock
+        self._limits: dict[str, RateLimit] = {}
+
+    def admit(self, line: str) -> str | None:
+        """Return None if this line must be left out, else what to add to it, as `RateLimit.admit` does."""
+        kind = _FIGURES.sub("0", line)
+        if kind not in self._limits and len(self._limits) == KINDS_MAX:
+            del self._limits[next(iter(self._limits))]
+        limit = self._limits.get(kind)
+        if limit is None:
+            limit = self._limits[kind] = RateLimit(self._lines, self._interval_s, self._clock)
+        return limit.admit()
+
+
+class ProblemLog:
+    """One thing that may be wrong: logged when it begins, changes or ends, and from time to time in between.
+
+    One that changes all the time, to and fro, is limited to a few lines a minute.
+
+    Attributes:
+        text: what is wrong, empty if nothing is.
+
+    Args:
+        logger: the logger of the module that notes the problem.
+        again_after_s: how long the same problem is not logged again.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        again_after_s: float = WARN_AGAIN_AFTER_S,
+    ) -> None:
+        self.text = ""
+        self._logger = logger
+        self._clock = clock
+        self._again_after_s = again_after_s
+        self._logged_at = 0.0
+        self._changes = RateLimit(CHANGES_A_MINUTE, 60.0, clock)
+
+    def note(self, text: str, message: str, *arguments: object, level: int = logging.WARNING) -> None:
+        """Log `message` if the problem `text` is new, or was not logged for a while."""
+        now = self._clock()
+        if text != self.text or now - self._logged_at >= self._again_after_s:
+            addition = self._changes.admit()
+            if addition is not None:
+                self._logged_at = now
+                self._logger.log(level, message + addition, *arguments)
+        self.text = text
+
+    def over(self, message: str = "", *arguments: object) -> None:
+        """Nothing is wrong; log `message` if something was."""
+        if self.text and message:
+            self._logger.info(message, *arguments)
+        self.text = ""
 
 
 def one_line(text: str) -> str:

@@ -9,17 +9,20 @@ and every TRIM_INTERVAL_S, because slots and readers move without that.
 """
 
 import asyncio
+import logging
 
 from safekeeper.archive.archiver import Archiver
 from safekeeper.archive.read_through import FETCHES_AT_ONCE, SEGMENTS_KEPT
-from safekeeper.archive.statistics import ProblemLog
 from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.learners import LearnerHub
+from safekeeper.logs import ProblemLog
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.node import Node
 from safekeeper.slots import Slots
 
 TRIM_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class Retention:
@@ -44,7 +47,7 @@ class Retention:
         self._slots = slots
         self._hub = hub
         self._archiver = archiver
-        self._problem = ProblemLog()
+        self._problem = ProblemLog(_log)
         self._seen = (0, 0)
         self.keep_bytes = keep_bytes
         self.limit_bytes = limit_bytes

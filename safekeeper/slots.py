@@ -20,6 +20,7 @@ import msgspec
 
 from safekeeper.control_file import StateFile
 from safekeeper.errors import CommandError, StorageFailed, StorageFull
+from safekeeper.logs import ProblemLog
 from safekeeper.lsn import Lsn
 from safekeeper.wal.filesystem import FileSystem
 from safekeeper.worker import Worker
@@ -69,7 +70,7 @@ class Slots:
         self._changing = asyncio.Lock()
         self._moved = False  # A restart_lsn is newer than the file's.
         self._save_task: asyncio.Task[None] | None = None
-        self._save_failed = False
+        self._save_problem = ProblemLog(_log)
 
     @classmethod
     def open(cls, fs: FileSystem, directory: Path, disk: Worker, slots_max: int) -> "Slots":
@@ -196,17 +197,15 @@ class Slots:
             self._save_task = asyncio.get_running_loop().create_task(self.save())
 
     async def save(self) -> None:
-        """Write the positions if they have moved. A failure is logged once; the file keeps the older ones."""
+        """Write the positions if they have moved. The file of a failed write keeps the older ones."""
         async with self._changing:
             if not self._moved:
                 return
             try:
                 await self._store(list(self._slots.values()))
-                self._save_failed = False
+                self._save_problem.over()
             except CommandError as error:
-                if not self._save_failed:
-                    _log.warning("the positions of replication slots on disk stay behind: %s", error)
-                self._save_failed = True
+                self._save_problem.note(str(error), "the positions of replication slots on disk stay behind: %s", error)
 
     async def _store(self, slots: list[Slot]) -> None:
         """Make these, without the temporary ones, the file's content."""

@@ -37,6 +37,7 @@ from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import ProposerConfig
 from safekeeper.errors import WalproxyError
+from safekeeper.logs import ProblemLog, RateLimits
 from safekeeper.lsn import Lsn
 from safekeeper.wire import Buffers, encode, encode_append_header
 from walproxy.config import ProxyConfig
@@ -44,6 +45,7 @@ from walproxy.digest import SegmentDigest
 from walproxy.member_problem import member_problem
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.primary_hosts import primary_hosts
+from walproxy.readiness import SERVING_STATES, Readiness
 from walproxy.safekeeper_connection import Credentials
 from walproxy.safekeeper_link import SafekeeperLink
 from walproxy.window import Window
@@ -51,6 +53,8 @@ from walproxy.window import Window
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
+LINES_OF_A_KIND_MAX = 10
+LINES_INTERVAL_S = 60.0
 _LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
 
 
@@ -65,6 +69,7 @@ class Proxy:
         status: what PostgreSQL was last allowed to know.
         state: the public name of the state, as of the last tick.
         state_since: the event loop's time of the last change of it.
+        readiness: whether commits go through, as /readyz says.
         credentials: what connections to safekeepers are made with.
     """
 
@@ -97,8 +102,10 @@ class Proxy:
         self.status = ReportStatus(0, 0, 0)
         self.state = "connecting"
         self.state_since = 0.0
-        self._told_problems: dict[int, str] = {}
-        self._told_apply_problem = ""
+        self.readiness = Readiness()
+        self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
+        self._member_problems = {i: ProblemLog(logger) for i in self.links}
+        self._apply_problem = ProblemLog(logger)
         self._digest: SegmentDigest | None = None
         self._actions: deque[Action] = deque()
         self._executing = False
@@ -190,22 +197,26 @@ class Proxy:
                 f"safekeeper {i}: {self.member_problem(i)}" for i in sorted(self.links) if self.member_problem(i)
             ]
             note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
-            logger.info("%s -> %s after %.1f s%s", self.state, state, now - self.state_since, note)
+            self._log_line(logging.INFO, f"{self.state} -> {state} after {now - self.state_since:.1f} s{note}")
             self.state, self.state_since = state, now
+        self.readiness.observe(state in SERVING_STATES, now)
         for safekeeper_id, link in self.links.items():
             # What the link or a refusal has to say was logged by them.
             if link.is_up and not self.proposer.peers[safekeeper_id].refused:
                 problem = self.member_problem(safekeeper_id)
-                if problem and problem != self._told_problems.get(safekeeper_id):
-                    logger.warning("safekeeper %d: %s", safekeeper_id, problem)
-                    self._told_problems[safekeeper_id] = problem
+                if problem:
+                    self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
         apply_problem = self.apply_problem()
-        if apply_problem is not None and apply_problem != self._told_apply_problem:
-            if apply_problem:
-                logger.warning("remote_apply waits: %s", apply_problem)
-            else:
-                logger.info("remote_apply waits for no absent standby any more")
-            self._told_apply_problem = apply_problem
+        if apply_problem:
+            self._apply_problem.note(apply_problem, "remote_apply waits: %s", apply_problem)
+        elif apply_problem is not None:
+            self._apply_problem.over("remote_apply waits for no absent standby any more")
+
+    def _log_line(self, level: int, line: str) -> None:
+        """Log an event that may come again and again: a few lines of its kind a minute, and how many were left out."""
+        addition = self._lines.admit(line)
+        if addition is not None:
+            logger.log(level, "%s%s", line, addition)
 
     def apply_problem(self) -> str | None:
         """Return why remote_apply waits for standbys that are not there, empty if it does not; None without a term."""
@@ -221,7 +232,16 @@ class Proxy:
 
     def member_problem(self, safekeeper_id: int) -> str:
         """Return why a safekeeper counts as missing, empty if it does not."""
+        if self.has_no_room(safekeeper_id):
+            assert self.proposer.leadership is not None  # by has_no_room
+            return f"it refuses WAL: {self.proposer.leadership.members[safekeeper_id].refuses}"
         return member_problem(safekeeper_id, self.proposer.peers, self.links[safekeeper_id].problem)
+
+    def has_no_room(self, safekeeper_id: int) -> bool:
+        """Whether a safekeeper that can be reached refuses WAL for lack of room; each attempt costs its connection."""
+        leadership = self.proposer.leadership
+        progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+        return progress is not None and bool(progress.refuses) and self.links[safekeeper_id].is_reachable
 
     # ------------------------------------------------------------------ events: links
 
@@ -350,7 +370,7 @@ class Proxy:
         elif isinstance(action, RefusePrimary):
             self.feed.refuse(action.reason)
         elif isinstance(action, Note):
-            logger.log(_LOG_LEVELS[action.level], "%s", action.text)
+            self._log_line(_LOG_LEVELS[action.level], action.text)
         elif isinstance(action, Finish):
             self._finish(action.error)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.errors import RemoteProtocolError
+from safekeeper.logs import ProblemLog
 from safekeeper.settings import Address
 from walproxy.safekeeper_connection import Credentials, SafekeeperConnection
 
@@ -43,6 +44,7 @@ class SafekeeperLink:
     Attributes:
         safekeeper_id, address: whom it connects to.
         problem: why there is no connection, empty if there is one.
+        is_reachable: whether the last attempt to connect succeeded.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class SafekeeperLink:
         self._owner = owner
         self._credentials = credentials if credentials is not None else Credentials()
         self._connection: SafekeeperConnection | None = None  # The one that can be used.
-        self._told = ""
+        self.is_reachable = False
+        self._problems = ProblemLog(logger)
         self._stops = False
         self._flaps = False  # The last connection was closed as soon as it was open.
 
@@ -74,6 +77,7 @@ class SafekeeperLink:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await connection.connect(self.address, self._credentials.tls)
                 except (OSError, TimeoutError, RemoteProtocolError) as error:
+                    self.is_reachable = False
                     reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
                     self._say(f"could not connect to safekeeper {self.safekeeper_id} at {self.address}: {reason}")
                 else:
@@ -110,6 +114,7 @@ class SafekeeperLink:
 
     def _came_up(self, connection: SafekeeperConnection) -> None:
         self._connection = connection
+        self.is_reachable = True
         self.problem = ""
         if self._flaps:
             # A safekeeper that refuses us is asked again each second: worth a line only when it no longer does.
@@ -120,7 +125,7 @@ class SafekeeperLink:
 
     def _stays_up(self, connection: SafekeeperConnection) -> None:
         if self._connection is connection:
-            self._told = ""
+            self._problems.over()
             logger.info("connected to safekeeper %d at %s", self.safekeeper_id, self.address)
 
     def _went_down(self) -> None:
@@ -131,8 +136,5 @@ class SafekeeperLink:
             self._owner.link_down(self.safekeeper_id)
 
     def _say(self, text: str) -> None:
-        """Log a problem once, until it changes or is gone."""
         self.problem = text
-        if text != self._told:
-            self._told = text
-            logger.log(logging.INFO if self._stops else logging.WARNING, "%s", text)
+        self._problems.note(text, "%s", text, level=logging.INFO if self._stops else logging.WARNING)

@@ -10,8 +10,7 @@ from safekeeper.consensus.leadership import Leadership
 from safekeeper.consensus.standbys import StandbyRow
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.proxy import Proxy
-
-SERVING_STATES = ("streaming",)
+from walproxy.readiness import SERVING_STATES
 
 
 def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
@@ -130,12 +129,15 @@ def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
 
 
 def safekeeper_state(proxy: Proxy, safekeeper_id: int) -> str:
-    """Return one word: `disconnected`, `refused`, `greeting`, `waiting`, `learner`, `catching_up` or `streaming`."""
+    """Return one word: `disconnected`, `refused`, `storage_full`, `greeting`, `waiting`, `learner`, `catching_up` or
+    `streaming`."""
     peer = proxy.proposer.peers[safekeeper_id]
     leadership = proxy.proposer.leadership
     progress = leadership.members.get(safekeeper_id) if leadership is not None else None
     if peer.refused:
         return "refused"
+    if proxy.has_no_room(safekeeper_id):
+        return "storage_full"
     if not proxy.links[safekeeper_id].is_up:
         return "disconnected"
     if peer.greeting is None:
@@ -151,7 +153,8 @@ def not_ready_reason(proxy: Proxy, now: float) -> str:
     """Return why commits do not go through now, empty if they do: for /readyz."""
     state = proxy.public_state(now)
     if state in SERVING_STATES:
-        return ""
+        wait_s = proxy.readiness.waits_s(now)
+        return f"{state} again, ready in {wait_s:.1f} s if that lasts" if wait_s else ""
     if proxy.proposer.is_spare:
         return "another proxy serves; this one waits as a spare"
     if state == "waiting_for_primary":

@@ -24,7 +24,7 @@ from typing import Any
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.archiving_plan import ArchivingPlan
 from safekeeper.archive.objects import ArchivedFile
-from safekeeper.archive.statistics import ProblemLog, UploadStatistics
+from safekeeper.archive.statistics import UploadStatistics
 from safekeeper.archive.upload import Content, Uploader
 from safekeeper.errors import (
     ArchiveConflict,
@@ -35,7 +35,7 @@ from safekeeper.errors import (
     StorageFailed,
     WalproxyError,
 )
-from safekeeper.logs import describe_bug, one_line
+from safekeeper.logs import ProblemLog, describe_bug, one_line
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.node import Node
 from safekeeper.readable_log import LogView
@@ -91,7 +91,7 @@ class Archiver:
         self._reported: tuple[Lsn, str, str] | None = None
         self._reported_at = 0.0
         self._report_timer: asyncio.TimerHandle | None = None
-        self._problems = ProblemLog()
+        self._problems = ProblemLog(_log)
         self._retry_s = RETRY_S_MIN
         self._stuck_at_lsn: Lsn | None = None  # How far the archive was when an upload failed.
         self._settled: asyncio.Future[None] | None = None

@@ -22,7 +22,6 @@ from pathlib import Path
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import ArchivedFile
-from safekeeper.archive.statistics import ProblemLog
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.errors import (
     ArchiveConflict,
@@ -32,7 +31,7 @@ from safekeeper.errors import (
     ObjectMissing,
     WalproxyError,
 )
-from safekeeper.logs import describe_bug, one_line
+from safekeeper.logs import ProblemLog, describe_bug, one_line
 from safekeeper.lsn import Lsn
 from safekeeper.wal.filesystem import File, FileSystem
 from safekeeper.wal.segment_file import read_exactly
@@ -115,7 +114,7 @@ class ReadThrough:
         self._is_clean = False
         self._downloads = 0
         self._reader: ArchiveReader | None = None  # Of an archive that has turned out to be ours.
-        self._problems = ProblemLog()
+        self._problems = ProblemLog(_log)
         self._retry_s = RETRY_S_MIN
         self._arrived: Callable[[], None] = lambda: None
         self._timers: set[asyncio.TimerHandle] = set()

@@ -1,14 +1,9 @@
-"""What a safekeeper has done with its archive since its start, counted; and what is wrong with it, told to the log."""
+"""What a safekeeper has done with its archive since its start, counted."""
 
-import logging
 import time
-from collections.abc import Callable
 
 # Upper bounds of the histogram of uploads, in seconds.
 UPLOAD_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-WARN_AGAIN_AFTER_S = 600.0
-
-_log = logging.getLogger(__name__)
 
 
 class UploadStatistics:
@@ -37,30 +32,3 @@ class UploadStatistics:
         self.seconds += took_s
         self.by_seconds[sum(took_s > bound for bound in UPLOAD_BUCKETS_S)] += 1
         self.last_upload_at = time.time()
-
-
-class ProblemLog:
-    """One thing that may be wrong: logged when it begins, changes or ends, and from time to time in between.
-
-    Attributes:
-        text: what is wrong, empty if nothing is.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.text = ""
-        self._clock = clock
-        self._logged_at = 0.0
-
-    def note(self, text: str, message: str, *arguments: object, level: int = logging.WARNING) -> None:
-        """It is wrong that `text`; log `message` if that is new, or has not been said for a while."""
-        now = self._clock()
-        if text != self.text or now - self._logged_at >= WARN_AGAIN_AFTER_S:
-            self._logged_at = now
-            _log.log(level, message, *arguments)
-        self.text = text
-
-    def over(self, message: str, *arguments: object) -> None:
-        """Nothing is wrong; log `message` if something was."""
-        if self.text:
-            _log.info(message, *arguments)
-        self.text = ""

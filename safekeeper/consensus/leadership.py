@@ -82,6 +82,8 @@ class Progress:
             end of the range asked for.
         read_allowed_at: when the rate of reads for it allows the next one, so that the hot path does not feel them.
         has_readers: it streams to others, so it wants to hear of commits at once.
+        adopted_lsn: the end of its log in its answer to `Elected` on this connection.
+        refuses: why it has refused WAL for lack of room, empty if it has not, or if an append has succeeded since.
     """
 
     voter: bool
@@ -103,6 +105,8 @@ class Progress:
     read_end_lsn: Lsn = 0
     read_allowed_at: float = 0.0
     has_readers: bool = False
+    adopted_lsn: Lsn = 0
+    refuses: str = ""
 
 
 class Leadership:
@@ -151,6 +155,8 @@ class Leadership:
         """A safekeeper has greeted: tell it who leads. What the same folder had on disk before still counts."""
         known = self.members.get(safekeeper_id)
         progress = Progress(voter)
+        if known is not None:
+            progress.refuses = known.refuses
         if known is not None and known.voter and voter:
             progress.adopted, progress.flush_lsn = known.adopted, known.flush_lsn
             progress.write_lsn = known.flush_lsn
@@ -234,6 +240,7 @@ class Leadership:
             if response.write_lsn < progress.forward_lsn:
                 return  # It was on its way when the member was set forward: of a log that is given up.
             progress.answered = progress.adopted = True
+            progress.adopted_lsn = response.write_lsn
             if not response.has_readers:
                 yield from self.on_standby_feedback(safekeeper_id, ())
             if self.archiving.archiver:
@@ -247,6 +254,9 @@ class Leadership:
         progress.has_readers = response.has_readers
         progress.write_lsn = response.write_lsn
         progress.flush_lsn = response.flush_lsn
+        if progress.refuses and (progress.write_lsn > progress.adopted_lsn or progress.write_lsn >= self.received_lsn):
+            progress.refuses = ""
+            yield Note(Level.INFO, f"safekeeper {safekeeper_id} accepts WAL again")
         if progress.sent_lsn < self.received_lsn:
             yield from self._feed(safekeeper_id, progress, now)
         if progress.flush_lsn > self.commit_lsn or progress.write_lsn > self.write_lsn:
@@ -383,6 +393,18 @@ class Leadership:
             progress.forward_lsn = base_lsn
             yield self._tell_elected(safekeeper_id, progress, now)
 
+    def on_storage_full(self, safekeeper_id: int, reason: str) -> Iterator[Action]:
+        """A member has refused WAL for lack of room: it takes part again once an append has succeeded.
+
+        Its connection is closed, and the next one begins well: it adopts the term and answers heartbeats. That alone
+        must not count, or a majority of full disks would look like a quorum once a second.
+        """
+        progress = self.members.get(safekeeper_id)
+        if progress is None or progress.refuses == reason:
+            return
+        progress.refuses = reason
+        yield Note(Level.WARNING, f"safekeeper {safekeeper_id} refuses WAL: {reason}")
+
     # ------------------------------------------------------------------ the archive
 
     def on_archive_report(self, safekeeper_id: int, report: ArchiveReport, now: float) -> Iterator[Action]:
@@ -500,14 +522,23 @@ class Leadership:
 
     def answers(self, now: float) -> bool:
         """Whether a quorum has answered within the heartbeat timeout; its votes count as answers."""
+        return self.membership.has_quorum(self._answering(now))
+
+    def is_served(self, now: float) -> bool:
+        """Whether a quorum answers, of members that accept WAL: only then can a commit go through."""
+        members = self.members
+        return self.membership.has_quorum(i for i in self._answering(now) if i not in members or not members[i].refuses)
+
+    def _answering(self, now: float) -> Iterator[int]:
+        """Return the voters that have answered within the heartbeat timeout; at the term's beginning all of them."""
         timeout_s = self._timing.heartbeat_timeout_s
         if now - self._began_at < timeout_s:
-            return True
-        return self.membership.has_quorum(
-            i
-            for i, p in self.members.items()
-            if p.voter and p.connected and p.last_response_at is not None and now - p.last_response_at < timeout_s
-        )
+            yield from self.membership.ids()
+            return
+        for safekeeper_id, progress in self.members.items():
+            answered_at = progress.last_response_at
+            if progress.voter and progress.connected and answered_at is not None and now - answered_at < timeout_s:
+                yield safekeeper_id
 
     def is_healthy(self, now: float) -> bool:
         """Whether this proposer deserves to be left alone: its primary streams and a quorum answers (step 2)."""

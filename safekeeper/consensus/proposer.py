@@ -492,6 +492,9 @@ class Proposer:
                 self._end_term(now, f"safekeeper {safekeeper_id} has promised {refusal.promised}")
         elif code is RefusalCode.RANGE and leadership is not None:
             leadership.on_read_refused(safekeeper_id, now)
+        elif code is RefusalCode.STORAGE_FULL and leadership is not None:
+            self._out.extend(leadership.on_storage_full(safekeeper_id, refusal.reason))
+            self._out.append(Disconnect(safekeeper_id, refusal.reason))
         elif code in (RefusalCode.POSITION, RefusalCode.NOT_ADOPTED, RefusalCode.GENERATION, RefusalCode.STORAGE_FULL):
             # The connection is closed from the other side too; it greets anew.
             self._note(Level.WARNING, f"safekeeper {safekeeper_id} refuses: {refusal.reason}")
@@ -564,7 +567,7 @@ class Proposer:
             nobody = not self.term and all(peer.greeting is None for peer in self.peers.values())
             return "connecting" if nobody else "waiting_for_primary"
         if self.leadership is not None:
-            if not self.leadership.answers(now):
+            if not self.leadership.is_served(now):
                 return "waiting_for_quorum"
             return "streaming" if self.leadership.commit_lsn else "recovering"
         if self.phase is not Phase.GATHERING or self.is_spare:

@@ -277,7 +277,7 @@ def test_an_archive_that_is_gone_holds_up_nothing_and_is_caught_up_with(
         wait_archived(leader, end_lsn)
         assert house.call(lambda: house.archiver.describe())["problem"] == ""
     assert archived(url) == expected(4 * SEGMENT_SIZE + 7)
-    said = [record.message for record in caplog.records if record.name == "safekeeper.archive.statistics"]
+    said = [record.message for record in caplog.records if record.name == "safekeeper.archive.archiver"]
     assert said[0].startswith("cannot archive: ") and said[-1].startswith("archives again, from ")
 
 

@@ -317,7 +317,7 @@ def test_every_state_is_described() -> None:
     of_member = returned_words(safekeeper_state)
     assert len(of_proxy) >= 6
     assert len(of_safekeeper) == 4
-    assert len(of_member) == 7
+    assert len(of_member) == 8
     assert not sorted(state for state in of_proxy | of_safekeeper | of_member if f"| `{state}` |" not in text)
 
 

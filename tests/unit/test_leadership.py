@@ -2,7 +2,7 @@
 
 import msgspec
 
-from safekeeper.consensus.actions import Action, ReportStatus, SendAppend
+from safekeeper.consensus.actions import Action, Note, ReportStatus, SendAppend
 from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.leadership import APPEND_BYTES_MAX, Leadership, Timing
@@ -231,3 +231,46 @@ def test_a_full_append_waits_for_no_answer() -> None:
     assert table.appends(2) == []
     table.receives(START + 20 + APPEND_BYTES_MAX)
     assert table.appends(2) == [(20, 20 + APPEND_BYTES_MAX)]
+
+
+# Members without room for WAL.
+
+
+def test_members_that_refuse_wal_are_no_quorum_until_an_append_has_succeeded() -> None:
+    table = Table()
+    table.receives(START + 50)
+    table.acks(1, START + 50)
+    leadership = table.leadership
+    for safekeeper_id in (2, 3):
+        assert leadership.is_served(table.now)
+        table.said = list(leadership.on_storage_full(safekeeper_id, "No space left on device"))
+        assert [type(action) for action in table.said] == [Note]
+        assert list(leadership.on_storage_full(safekeeper_id, "No space left on device")) == [], "logged once"
+    assert not leadership.is_served(table.now)
+    # Each attempt begins well: it greets, adopts the term and answers.
+    list(leadership.parted(2, table.now))
+    table.said = list(leadership.welcome(2, True, table.now))
+    table.acks(2, START)
+    assert leadership.answers(table.now) and not leadership.is_served(table.now)
+    table.acks(2, START + 10)
+    assert leadership.is_served(table.now) and any(isinstance(action, Note) for action in table.said)
+
+
+def test_a_member_that_had_no_room_to_adopt_takes_part_again_once_it_lacks_nothing() -> None:
+    table = Table(answers=False)
+    table.acks(1, START)
+    table.said = list(table.leadership.on_storage_full(2, "No space left on device"))
+    table.said = list(table.leadership.welcome(2, True, table.now))
+    table.acks(2, START)
+    assert table.leadership.members[2].refuses == ""
+
+
+def test_a_member_that_answers_and_refuses_does_not_stand_in_for_one_that_is_away() -> None:
+    table = Table()
+    table.receives(START + 50)
+    list(table.leadership.on_storage_full(2, "No space left on device"))
+    list(table.leadership.parted(3, table.now))
+    table.now += 2.0
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START)
+    assert table.leadership.answers(table.now) and not table.leadership.is_served(table.now)

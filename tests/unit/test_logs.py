@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from safekeeper.logs import LineFormatter, RateLimit, configure, one_line, set_level
+from safekeeper.logs import LineFormatter, RateLimit, RateLimits, configure, one_line, set_level
 
 
 def formatted(message: str, *arguments: object) -> str:
@@ -32,6 +32,16 @@ def test_so_many_lines_pass_per_interval_and_the_others_are_counted() -> None:
     assert limit.admit() == " (and 3 more such lines left out)"
     assert limit.admit() == ""
     assert limit.admit() is None
+
+
+def test_lines_that_differ_in_figures_only_are_limited_together_and_other_lines_are_not() -> None:
+    now = 0.0
+    limits = RateLimits(lines=1, interval_s=60, clock=lambda: now)
+    assert limits.admit("term 4 ends at 0/15173F8 for run 2824b180") == ""
+    assert limits.admit("term 5 ends at 1/AB for run ff24b180") is None
+    assert limits.admit("term 5 begins") == ""
+    now = 61.0
+    assert limits.admit("term 6 ends at 1/AC for run 2f24b18f") == " (and 1 more such lines left out)"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What /metrics and /status say of a safekeeper with an archive, over HTTP."""
 
+import logging
 import random
 import urllib.request
 from pathlib import Path
@@ -9,10 +10,11 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from safekeeper.archive.statistics import UPLOAD_BUCKETS_S, ProblemLog, UploadStatistics
+from safekeeper.archive.statistics import UPLOAD_BUCKETS_S, UploadStatistics
 from safekeeper.exposition import metrics_application
 from safekeeper.http import safekeeper_routes
 from safekeeper.http_door import serve_http
+from safekeeper.logs import ProblemLog
 from safekeeper.metrics import SafekeeperCollector
 from safekeeper.retention import Retention
 from safekeeper.settings import Address
@@ -112,7 +114,7 @@ def test_uploads_are_counted_by_how_long_they_took() -> None:
 def test_a_problem_is_logged_when_it_begins_changes_lasts_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now = 0.0
-    problem = ProblemLog(lambda: now)
+    problem = ProblemLog(logging.getLogger("x"), lambda: now)
     for at, text in ((1, "full"), (2, "full"), (3, "dead"), (602, "dead"), (603, "dead")):
         now = float(at)
         problem.note(text, "it is %s at %d", text, at)

@@ -89,7 +89,7 @@ def test_slots_and_readers_hold_what_they_still_get_from_here(tmp_path: Path) ->
 def test_wal_beyond_the_limit_that_is_not_archived_is_warned_about_once_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "safekeeper.archive.statistics")
+    caplog.set_level("INFO", "safekeeper.retention")
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         leader = filled(house)
         house.archiver.problem = "it is on fire"

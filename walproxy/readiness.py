@@ -1,0 +1,34 @@
+"""Whether commits go through, as /readyz and walproxy_ready report it. Pure: times are arguments.
+
+Readiness is lost at once, and comes back only after the proxy has streamed for a while without a break: a quorum that
+comes and goes must not look ready each time that somebody asks, and reset an alert. The first time needs no wait.
+"""
+
+READY_AFTER_S = 3.0
+SERVING_STATES = ("streaming",)
+
+
+class Readiness:
+    """What was observed so far.
+
+    Attributes:
+        serving_since: since when the proxy serves without a break; None if it does not.
+    """
+
+    def __init__(self) -> None:
+        self.serving_since: float | None = None
+        self._was_lost = False
+
+    def observe(self, serves: bool, now: float) -> None:
+        """Take note of whether the proxy serves now."""
+        if not serves:
+            self._was_lost = self._was_lost or self.serving_since is not None
+            self.serving_since = None
+        elif self.serving_since is None:
+            self.serving_since = now
+
+    def waits_s(self, now: float) -> float:
+        """Return how long a proxy that serves must still do so without a break until it is ready; 0 once it is."""
+        if self.serving_since is None or not self._was_lost:
+            return 0.0
+        return max(0.0, self.serving_since + READY_AFTER_S - now)
