@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psycopg
-import pytest
 
+from tests.waiting import NotThereYet, entry, wait_for
 from walproxy.local_postgres import free_port
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,12 +42,8 @@ Session = psycopg.Connection[tuple[Any, ...]]
 
 
 def wait_until(condition: Callable[[], object], what: str | Callable[[], str], deadline_s: float = 60) -> None:
-    """Returns when condition() is true; fails the test, naming `what`, when it is not within deadline_s."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"{what() if callable(what) else what}: not within {deadline_s:g} s")
-        time.sleep(0.1)
+    """`wait_for` with the pace and the patience that containers need."""
+    wait_for(condition, what, deadline_s, poll_s=0.1)
 
 
 def docker(*arguments: str) -> str:
@@ -55,6 +51,10 @@ def docker(*arguments: str) -> str:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
     return done.stdout.strip()
+
+
+def _leads(status: dict[str, Any]) -> bool:
+    return status["term_start_lsn"] is not None and not status["spare"]
 
 
 class Deployment:
@@ -200,25 +200,44 @@ class Deployment:
         """The proxy that leads, None while there is none."""
         for proxy in PROXIES:
             status = self.status(proxy)
-            if status is not None and status["term_start_lsn"] is not None and not status["spare"]:
+            if status is not None and _leads(status):
                 return proxy
         return None
 
     def leaders_status(self) -> dict[str, Any]:
-        """What the proxy that leads says, empty while there is none."""
-        leader = self.leader()
-        return (self.status(leader) or {}) if leader is not None else {}
+        """The status of the proxy that leads.
 
-    def safekeeper_states(self) -> dict[str, str]:
-        """Of each safekeeper what the leading proxy thinks of it."""
-        return {f"safekeeper{each['id']}": each["state"] for each in self.leaders_status().get("safekeepers", [])}
+        Raises:
+            NotThereYet: none leads at present: a wait goes on, anything else fails the test.
+        """
+        for proxy in PROXIES:
+            status = self.status(proxy)
+            if status is not None and _leads(status):
+                return status
+        raise NotThereYet("no proxy leads")
 
-    def is_streaming(self) -> bool:
-        return self.leaders_status().get("state") == "streaming"
+    def term(self) -> int:
+        """The term of the proxy that leads, once one does."""
+        terms: list[int] = []
+        wait_until(lambda: terms.append(self.leaders_status()["term"]) or terms, "a proxy leads")
+        return terms[0]
+
+    def safekeeper_state(self, safekeeper: str) -> str:
+        """The state of a safekeeper in the status of the leading proxy.
+
+        Raises:
+            NotThereYet: none leads at present.
+        """
+        return str(entry(self.leaders_status()["safekeepers"], "id", SAFEKEEPERS.index(safekeeper) + 1)["state"])
 
     def is_whole(self) -> bool:
-        """Whether commits go through, and every safekeeper takes part."""
-        return self.is_streaming() and set(self.safekeeper_states().values()) == {"streaming"}
+        """Whether commits go through, and every safekeeper takes part.
+
+        Raises:
+            NotThereYet: no proxy leads at present.
+        """
+        status = self.leaders_status()
+        return status["state"] == "streaming" and {each["state"] for each in status["safekeepers"]} == {"streaming"}
 
     def wait_until_whole(self) -> None:
         """Waits for `is_whole`, and for PostgreSQL to take sessions."""

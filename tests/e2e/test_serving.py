@@ -33,7 +33,7 @@ def test_a_commit_goes_through_the_quorum_to_the_standby_and_into_the_archive(de
             return primary.execute(archived, [archive["archived_lsn"], lsn]).fetchone() == (True,)
 
         wait_until(is_archived, lambda: f"it is archived: {deployment.leaders_status()['archive']}")
-        assert [each["name"] for each in deployment.leaders_status()["standbys"]] == ["standby"]
+        wait_until(lambda: _standbys(deployment) == ["standby"], "the proxy reports the standby")
 
 
 def test_the_load_and_the_metrics_are_there(deployment: Deployment) -> None:
@@ -58,7 +58,7 @@ def test_any_service_but_postgresql_can_be_killed_and_commits_go_on(deployment: 
             commit(session, f"INSERT INTO survivor VALUES ('{service}')")
             deployment.start(service)
             deployment.wait_until_whole()
-        assert deployment.leader() == spare
+        wait_until(lambda: deployment.leader() == spare, "the spare leads")
         assert session.execute("SELECT count(*) FROM survivor").fetchone() == (8,)
 
 
@@ -93,8 +93,7 @@ def test_a_paused_proxy_is_replaced_by_the_spare_and_is_the_spare_afterwards(dep
     with deployment.connect() as session:
         with deployment.paused(leader):
             commit(session, f"CREATE TABLE without_{leader} ()")
-            wait_until(deployment.is_whole, "the other proxy streams")
-            assert deployment.leader() != leader
+            wait_until(lambda: deployment.is_whole() and deployment.leader() != leader, "the other proxy streams")
         wait_until(lambda: (deployment.status(leader) or {}).get("spare"), f"{leader} is the spare")
         commit(session, f"DROP TABLE without_{leader}")
 
@@ -103,7 +102,7 @@ def test_a_safekeeper_and_the_store_without_a_network_hold_up_nothing_and_catch_
     with deployment.connect() as session:
         with deployment.disconnected("safekeeper2"), deployment.disconnected("store"):
             commit(session, "CREATE TABLE cut_off AS SELECT generate_series(1, 10000)")
-            wait_until(lambda: deployment.safekeeper_states()["safekeeper2"] == "disconnected", "it is missed")
+            wait_until(lambda: deployment.safekeeper_state("safekeeper2") == "disconnected", "it is missed")
             commit(session, "DROP TABLE cut_off")
             [(lsn,)] = session.execute("SELECT pg_current_wal_lsn()").fetchall()
         deployment.wait_until_whole()
@@ -129,7 +128,7 @@ def test_one_safekeeper_cut_off_one_way_is_not_needed_and_two_are(
             with deployment.half_cut("safekeeper2", other):
                 pending = _until_it_waits(deployment, writer, observer, f"INSERT INTO half_cut_{direction} VALUES (1)")
             pending.finish()
-            wait_until(lambda: deployment.safekeeper_states()["safekeeper1"] == "disconnected", "it is missed")
+            wait_until(lambda: deployment.safekeeper_state("safekeeper1") == "disconnected", "it is missed")
         deployment.wait_until_whole()
         commit(writer, f"DROP TABLE half_cut_{direction}")
 
@@ -184,6 +183,10 @@ def _wait_for_transfers(ledger: Ledger, service: str) -> None:
     wait_until(lambda: len(ledger.acknowledged) > count, f"transfers go on after the restart of {service}")
 
 
+def _standbys(deployment: Deployment) -> list[str]:
+    return [each["name"] for each in deployment.leaders_status()["standbys"]]
+
+
 def _commit_seconds(session: Session, commits: int) -> float:
     """The mean time of a commit."""
     begun = time.monotonic()
@@ -196,6 +199,6 @@ def _until_it_waits(deployment: Deployment, writer: Session, observer: Session, 
     """Sends a commit, and returns when PostgreSQL and the proxy both say that it waits for a quorum."""
     pending = SentStatement(writer, sql)
     wait_until(lambda: waits_for_standby(observer, writer), "the commit waits in SyncRep")
-    wait_until(lambda: deployment.leaders_status().get("state") == "waiting_for_quorum", "the proxy says why")
+    wait_until(lambda: deployment.leaders_status()["state"] == "waiting_for_quorum", "the proxy says why")
     assert not pending.answered()
     return pending

@@ -23,6 +23,7 @@ from safekeeper.lsn import Lsn, format_lsn, parse_lsn, parse_segment_name, segme
 from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.object_stores import LocalFolder, Place
+from tests.waiting import NotThereYet
 from walproxy.local_cluster import LocalProcess
 
 # The leader waits so long before it takes another archiver for one that is gone; the machine may be busy, too.
@@ -87,15 +88,20 @@ def wait_for_archiver(cluster: Gated, *, other_than: int | None = None) -> int:
 
 def archived_lsn(cluster: Gated) -> Lsn:
     """Return how far the archive is by the word of whoever archives, 0 if nobody does."""
-    return max(
-        (parse_lsn(answer["archived_lsn"]) for i in archivers_of(cluster) if (answer := archive_status(cluster, i))),
-        default=0,
-    )
+    archives = (said(safekeeper, "archive") or {} for safekeeper in cluster.safekeepers.values())
+    return max((parse_lsn(archive["archived_lsn"]) for archive in archives if archive.get("archiver")), default=0)
 
 
 def archive_status(cluster: Gated, safekeeper_id: int) -> dict[str, str]:
-    """Return what a safekeeper says of the archive, nothing if it does not answer."""
-    return said(cluster.safekeepers[safekeeper_id], "archive") or {}
+    """Return what a safekeeper reports of the archive.
+
+    Raises:
+        NotThereYet: it does not answer, or has no archive.
+    """
+    status = said(cluster.safekeepers[safekeeper_id], "archive")
+    if status is None:
+        raise NotThereYet(f"safekeeper {safekeeper_id} reports no archive")
+    return dict(status)
 
 
 def wait_until_archived(cluster: Gated, end_lsn: Lsn = 0, timeout_s: float = 30.0) -> Lsn:
@@ -106,10 +112,20 @@ def wait_until_archived(cluster: Gated, end_lsn: Lsn = 0, timeout_s: float = 30.
 
 
 def metric(process: LocalProcess, name: str) -> float:
-    """Return one number of a safekeeper's /metrics."""
-    with urllib.request.urlopen(process.url + "/metrics", timeout=5) as answer:
-        lines = str(answer.read().decode()).splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"safekeeper_{name} "))
+    """Return one number of a safekeeper's /metrics.
+
+    Raises:
+        NotThereYet: the safekeeper does not answer, or has no such metric.
+    """
+    try:
+        with urllib.request.urlopen(process.url + "/metrics", timeout=5) as answer:
+            lines = str(answer.read().decode()).splitlines()
+    except OSError as error:
+        raise NotThereYet(f"{process.url}/metrics: {error}") from error
+    for line in lines:
+        if line.startswith(f"safekeeper_{name} "):
+            return float(line.split()[1])
+    raise NotThereYet(f"no metric safekeeper_{name}")
 
 
 def disk_usage(directory: Path) -> int:

@@ -7,7 +7,7 @@ each safekeeper holds exactly the primary's bytes up to commit_lsn. `Load` does 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,13 +15,14 @@ from typing import Any, Self
 import psycopg
 
 from safekeeper.lsn import Lsn, parse_lsn
+from tests.waiting import entry
+from tests.waiting import wait_for as wait_for
 from walproxy.local_cluster import LocalCluster, LocalProcess
 from walproxy.local_postgres import LocalPostgres
 from walproxy.testing.faulty_disk import DiskFaults, write_faults
 from walproxy.wal_compare import WalDiffers, compare_wal, list_segments
 
 MIB = 1 << 20
-POLL_S = 0.01
 CLUSTER_SETTINGS = {
     "max_connections": "40",
     "shared_buffers": "16MB",
@@ -30,15 +31,6 @@ CLUSTER_SETTINGS = {
     "wal_keep_size": "4GB",
 }
 _SLOW_SYNC_MS = 20.0
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> float:
-    """Wait until `condition()`; return how many seconds that took."""
-    began_at = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began_at < timeout_s, f"waited {timeout_s:g} s in vain until {what}"
-        time.sleep(POLL_S)
-    return time.monotonic() - began_at
 
 
 def said(process: LocalProcess, name: str) -> Any:
@@ -76,15 +68,19 @@ class Gated(LocalCluster):
 
     def status(self) -> dict[str, Any]:
         """Return the status of the proxy that streams, once there is one."""
-        wait_for(lambda: self.serving() is not None, "a proxy streams")
-        proxy = self.serving()
-        status = proxy.status() if proxy is not None else None
-        assert status is not None
-        return status
+        found: list[dict[str, Any]] = []
+
+        def streams() -> bool:
+            statuses = (proxy.status() for proxy in self.proxies if proxy.pid is not None)
+            found[:] = [status for status in statuses if status is not None and status["state"] == "streaming"]
+            return bool(found)
+
+        wait_for(streams, "a proxy streams")
+        return found[0]
 
     def member(self, safekeeper_id: int) -> dict[str, Any]:
         """Return what the serving proxy says of a safekeeper."""
-        return next(s for s in self.status()["safekeepers"] if s["id"] == safekeeper_id)
+        return entry(self.status()["safekeepers"], "id", safekeeper_id)
 
     def flush_lsn_of(self, safekeeper_id: int) -> Lsn:
         """Return a safekeeper's flush_lsn by its own word, 0 if it does not answer."""

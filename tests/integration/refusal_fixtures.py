@@ -11,14 +11,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safekeeper.consensus.messages import ProposerMessage
 from safekeeper.lsn import parse_lsn
 from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder
+from tests.waiting import NotThereYet, entry
+from tests.waiting import wait_for as wait_for
 from walproxy.local_cluster import LocalCluster, LocalProcess
 from walproxy.local_postgres import LocalPostgres, ServerBinaries
 from walproxy.wal_compare import compare_wal
@@ -33,15 +34,6 @@ SETTINGS = {
     "wal_keep_size": "64MB",  # What is compared must still be there at the end.
     "checkpoint_timeout": "1h",
 }
-_POLL_S = 0.02
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Wait until `condition()`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain until {what}"
-        time.sleep(_POLL_S)
 
 
 def run_walproxy(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
@@ -81,13 +73,20 @@ class Stand(LocalCluster):
     def member(self, safekeeper_id: int, proxy: LocalProcess | None = None) -> dict[str, Any]:
         """Return what a proxy, the first by default, says of a safekeeper."""
         status = (proxy or self.proxy).status()
-        assert status is not None
-        return next(each for each in status["safekeepers"] if each["id"] == safekeeper_id)
+        if status is None:
+            raise NotThereYet("the proxy does not answer")
+        return entry(status["safekeepers"], "id", safekeeper_id)
 
     def wait_for_member(self, safekeeper_id: int, state: str, proxy: LocalProcess | None = None) -> dict[str, Any]:
         """Wait until a proxy says that a safekeeper is in `state`; return what it says of it."""
-        wait_for(lambda: self.member(safekeeper_id, proxy)["state"] == state, f"safekeeper {safekeeper_id} is {state}")
-        return self.member(safekeeper_id, proxy)
+        found: dict[str, Any] = {}
+
+        def is_in_state() -> bool:
+            found.update(self.member(safekeeper_id, proxy))
+            return bool(found["state"] == state)
+
+        wait_for(is_in_state, f"safekeeper {safekeeper_id} is {state}")
+        return found
 
     def untouched(self) -> dict[int, dict[str, Any]]:
         """Return what a refused proxy must not change on the safekeepers that run."""

@@ -30,6 +30,7 @@ from tests.integration.serve_fixtures import (
     standby_of,
     wait_for_everything,
 )
+from tests.waiting import NotThereYet
 from walproxy.local_postgres import ServerBinaries
 from walproxy.local_standby import current_lsn
 
@@ -69,7 +70,10 @@ def trimmed(shared_trimmed: Trimmed) -> Iterator[Trimmed]:
 
 def oldest_lsn(cluster: Gated, safekeeper_id: int) -> Lsn:
     """Return where the WAL of a safekeeper begins."""
-    return parse_lsn(said(cluster.safekeepers[safekeeper_id], "wal_begin_lsn"))
+    wal_begin_lsn = said(cluster.safekeepers[safekeeper_id], "wal_begin_lsn")
+    if wal_begin_lsn is None:
+        raise NotThereYet(f"safekeeper {safekeeper_id} does not answer")
+    return parse_lsn(wal_begin_lsn)
 
 
 def wait_until_trimmed(cluster: Gated, *safekeeper_ids: int) -> None:

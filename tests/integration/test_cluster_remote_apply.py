@@ -15,6 +15,7 @@ import pytest
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.serve_fixtures import standby_of
+from tests.waiting import entry
 from walproxy.local_postgres import LocalPostgres
 
 pytestmark = NEWEST
@@ -32,9 +33,9 @@ def waiting_cluster(new_gated: NewGated, folder: Path) -> Gated:
     return new_gated("--config", str(file)).start_gated()
 
 
-def standbys(cluster: Gated) -> dict[str, dict[str, Any]]:
-    """Return what the proxy says of the standbys, whether or not it streams."""
-    return {each["name"]: each for each in said(cluster.proxy, "standbys") or []}
+def standby_status(cluster: Gated, name: str) -> dict[str, Any]:
+    """Return what the proxy reports of a standby, whether or not the proxy streams."""
+    return entry(said(cluster.proxy, "standbys") or [], "name", name)
 
 
 @contextlib.contextmanager
@@ -52,7 +53,7 @@ def test_a_commit_with_remote_apply_is_seen_on_the_standby_when_it_returns_also_
 ) -> None:
     cluster = waiting_cluster
     with standby_of(cluster, name="a") as standby:
-        wait_for(lambda: standbys(cluster).get("a", {}).get("connected"), "the proxy knows of the standby")
+        wait_for(lambda: standby_status(cluster, "a")["connected"], "the proxy knows of the standby")
         took_s = []
         conninfo = cluster.postgres.conninfo(options="-c synchronous_commit=remote_apply")
         with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -77,13 +78,13 @@ def test_remote_apply_waits_for_the_designated_standby_and_on_does_not(waiting_c
             waiting = Commit(cluster.postgres, synchronous_commit="remote_apply")
             wait_for(lambda: cluster.waiters() == 1, "a commit waits for the standby's replay")
             Commit(cluster.postgres).wait()
-            row = standbys(cluster)["a"]
+            row = standby_status(cluster, "a")
             assert row["designated"] and row["connected"]
-            wait_for(lambda: standbys(cluster)["a"]["has_everything"] is True, "the standby has it on its disk")
-            assert waiting.waits and standbys(cluster)["a"]["apply_lag_bytes"] > 0
+            wait_for(lambda: standby_status(cluster, "a")["has_everything"] is True, "the standby has it on its disk")
+            assert waiting.waits and standby_status(cluster, "a")["apply_lag_bytes"] > 0
         waiting.wait()
         standby.stop("fast")
-        wait_for(lambda: not standbys(cluster)["a"]["connected"], "the standby's end is noticed")
+        wait_for(lambda: not standby_status(cluster, "a")["connected"], "the standby's end is noticed")
         lost = Commit(cluster.postgres, synchronous_commit="remote_apply")
         wait_for(lambda: cluster.waiters() == 1, "a commit waits for a standby that is gone")
         Commit(cluster.postgres).wait()
@@ -94,7 +95,7 @@ def test_remote_apply_waits_for_the_designated_standby_and_on_does_not(waiting_c
 def test_another_rule_is_taken_at_sighup_and_releases_who_waits(waiting_cluster: Gated, folder: Path) -> None:
     cluster = waiting_cluster
     with standby_of(cluster, name="b"):
-        wait_for(lambda: "b" in standbys(cluster), "the proxy knows of the standby")
+        wait_for(lambda: standby_status(cluster, "b"), "the proxy knows of the standby")
         waiting = Commit(cluster.postgres, synchronous_commit="remote_apply")
         wait_for(lambda: cluster.waiters() == 1, "a commit waits for a standby that is not there")
         (folder / "walproxy.toml").write_text('apply_standbys = "ANY 1 (a, b)"\n')
@@ -110,17 +111,19 @@ def test_what_a_standby_has_is_known_when_the_primary_is_dead(waiting_cluster: G
             Commit(cluster.postgres, synchronous_commit="remote_apply").wait()
         cluster.postgres.kill9()
         wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy notices")
-        wait_for(lambda: standbys(cluster)["a"]["has_everything"] is True, "the standby has all that was acknowledged")
+        wait_for(
+            lambda: standby_status(cluster, "a")["has_everything"] is True, "the standby has all that was acknowledged"
+        )
         standby.stop("fast")
-        wait_for(lambda: not standbys(cluster)["a"]["connected"], "the standby's end is noticed")
-        assert standbys(cluster)["a"]["has_everything"] is True
+        wait_for(lambda: not standby_status(cluster, "a")["connected"], "the standby's end is noticed")
+        assert standby_status(cluster, "a")["has_everything"] is True
         cluster.postgres.start()
         wait_for(lambda: said(cluster.proxy, "state") == "streaming", "the primary is back")
         Commit(cluster.postgres).wait()
-        wait_for(lambda: standbys(cluster)["a"]["has_everything"] is False, "what it lacks now is known too")
-        assert standbys(cluster)["a"]["lag_bytes"] > 0
+        wait_for(lambda: standby_status(cluster, "a")["has_everything"] is False, "what it lacks now is known too")
+        assert standby_status(cluster, "a")["lag_bytes"] > 0
         standby.start()
-        wait_for(lambda: standbys(cluster)["a"]["has_everything"] is True, "it has caught up")
+        wait_for(lambda: standby_status(cluster, "a")["has_everything"] is True, "it has caught up")
 
 
 def test_a_standbys_snapshot_holds_back_vacuum_on_the_primary_as_long_as_it_is_there(waiting_cluster: Gated) -> None:

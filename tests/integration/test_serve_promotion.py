@@ -17,6 +17,7 @@ from tests.integration.serve_fixtures import (
     wait_for_everything,
     wait_for_feeder,
 )
+from tests.waiting import entry
 from walproxy.local_postgres import LocalPostgres
 from walproxy.local_standby import received_lsn
 
@@ -29,7 +30,7 @@ def standby_status(cluster: Gated, name: str) -> dict[str, object]:
     """Return what `walproxy status --json` says of a standby."""
     answer = run_walproxy("status", "--json", "--url", cluster.proxy.url)
     assert answer.returncode == 0, answer.stderr
-    return next(each for each in json.loads(answer.stdout)["standbys"] if each["name"] == name)
+    return entry(json.loads(answer.stdout)["standbys"], "name", name)
 
 
 def host_problem(cluster: Gated, port: int, state: str) -> str:
