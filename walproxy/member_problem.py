@@ -1,8 +1,8 @@
 """Why a safekeeper does not count, as one line for a person: for the log and for /status.
 
-Three reasons, the plainest first: it is refused (wrong id, another cluster, ...), it cannot be reached, or it is there
-with a data folder that the cluster does not know (S8). If so many folders are lost that the others can never be a
-quorum again, the way out is said with it; nothing starts by itself then. Pure.
+Four reasons, the plainest first: it is refused (wrong id, another cluster, ...), it cannot be reached, its id is in no
+membership, or it is there with a data folder that the cluster does not know (S8). If so many folders are lost that the
+others can never be a quorum again, the way out is said with it; nothing starts by itself then. Pure.
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,9 @@ def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: 
         return ""
     if membership.is_voter(safekeeper_id, peer.greeting.incarnation):
         return ""
+    if safekeeper_id not in membership.ids():
+        members = ", ".join(str(each) for each in sorted(membership.ids()))
+        return f"it is not a member (generation {membership.generation}: {members}), so it is fed and does not count"
     folder = "its data folder is empty" if peer.greeting.is_empty else "its data folder has been replaced"
     lost = lost_members(membership, peers)
     if membership.has_quorum(membership.ids() - lost):

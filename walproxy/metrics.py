@@ -41,6 +41,9 @@ class ProxyCollector(Collector):
         yield _gauge("spare", "1 if another proxy serves", status["spare"])
         yield _gauge("term", "The term that it leads or last asked for", status["term"])
         yield _gauge("quorum", "How many safekeepers make one", status["quorum"])
+        if status["members"] is not None:
+            yield _gauge("members", "How many safekeepers vote and count; absent if unknown", len(status["members"]))
+        yield _gauge("members_streaming", "How many of them get WAL as it comes", status["members_streaming"])
         for name, help in _LSNS.items():
             yield _gauge(f"{name}_lsn_bytes", help, parse_lsn(status[f"{name}_lsn"]))
         yield _gauge("window_bytes", "WAL in memory", status["window_bytes"])

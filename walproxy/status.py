@@ -7,8 +7,10 @@ PostgreSQL prints them, times are seconds.
 from typing import Any
 
 from safekeeper.consensus.leadership import Leadership
+from safekeeper.consensus.membership import quorum_size
 from safekeeper.consensus.standbys import StandbyRow
 from safekeeper.lsn import Lsn, format_lsn
+from walproxy.member_problem import known_membership
 from walproxy.proxy import Proxy
 from walproxy.readiness import SERVING_STATES
 
@@ -21,9 +23,11 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     """
     proposer, leadership = proxy.proposer, proxy.proposer.leadership
     primary = proposer.primary
-    membership = leadership.membership if leadership is not None else None
-    count = len(membership.members) if membership is not None else len(proxy.links)
     received_lsn = leadership.received_lsn if leadership is not None else proxy.window.end_lsn
+    membership = leadership.membership if leadership is not None else None
+    known = membership or known_membership(proposer.peers)
+    members = known.ids() if known is not None else None
+    safekeepers = [_safekeeper_status(proxy, i, received_lsn, members, now) for i in sorted(proxy.links)]
     needed_lsn = promotable_lsn(leadership, now)
     return {
         "state": proxy.public_state(now),
@@ -35,11 +39,15 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "flush_lsn": format_lsn(proxy.status.flush_lsn),
         "apply_lsn": format_lsn(proxy.status.apply_lsn),
         "commit_lsn": format_lsn(leadership.commit_lsn if leadership is not None else 0),
-        "quorum": count // 2 + 1,
-        "safekeepers": [_safekeeper_status(proxy, i, received_lsn, now) for i in sorted(proxy.links)],
+        "quorum": quorum_size(len(members if members is not None else proxy.links)),
+        "safekeepers": safekeepers,
         "run": proposer.config.run,
         "spare": proposer.is_spare,
         "state_since_s": round(now - proxy.state_since, 3),
+        "members": sorted(members) if members is not None else None,
+        "members_streaming": sum(
+            each["state"] == "streaming" and each["id"] in (members or ()) for each in safekeepers
+        ),
         "generation": membership.generation if membership is not None else None,
         "cluster_id": leadership.elected.cluster_id if leadership is not None else None,
         "term_start_lsn": format_lsn(leadership.term_start_lsn) if leadership is not None else None,
@@ -62,7 +70,9 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     }
 
 
-def _safekeeper_status(proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, now: float) -> dict[str, Any]:
+def _safekeeper_status(
+    proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, members: frozenset[int] | None, now: float
+) -> dict[str, Any]:
     leadership = proxy.proposer.leadership
     progress = leadership.members.get(safekeeper_id) if leadership is not None else None
     greeting = proxy.proposer.peers[safekeeper_id].greeting
@@ -78,6 +88,7 @@ def _safekeeper_status(proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, now:
         "last_response_s": round(now - answered_at, 3) if answered_at is not None else None,
         "address": str(proxy.links[safekeeper_id].address),
         "problem": proxy.member_problem(safekeeper_id) or None,
+        "member": safekeeper_id in members if members is not None else None,
     }
 
 

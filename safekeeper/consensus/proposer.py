@@ -49,6 +49,7 @@ from safekeeper.consensus.roster import (
     Roster,
     find_cluster,
     majority_against,
+    misfit_reason,
     other_cluster_reason,
     plan_bootstrap,
     stuck_reason,
@@ -56,7 +57,7 @@ from safekeeper.consensus.roster import (
 from safekeeper.consensus.run import Candidacy, Phase, ProposerConfig
 from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.verification import difference, refusal_in_term
-from safekeeper.errors import PrimaryRefused, WalproxyError
+from safekeeper.errors import ConfigurationError, PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 
 BACKOFF_DOUBLINGS_MAX = 5
@@ -317,6 +318,10 @@ class Proposer:
         if self.phase is not Phase.GATHERING or primary is None or not (due or now >= self._next_attempt_at):
             return
         if self._refuse_foreigners(primary, now):
+            return
+        misfit = misfit_reason(self.peers)
+        if misfit:
+            self._finish(ConfigurationError(misfit))
             return
         cluster = find_cluster(self.peers)
         if cluster is not None:

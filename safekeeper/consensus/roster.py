@@ -5,7 +5,7 @@ function of the peers; the proposer acts on the answers. `Roster` holds the peer
 an answer, or counts as missing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -243,6 +243,34 @@ def plan_bootstrap(peers: Peers, primary: PrimaryIdentity) -> Bootstrap | None:
 def bootstrap_of(cluster: Cluster, primary: PrimaryIdentity) -> Bootstrap:
     """Return the message that makes a safekeeper a member of `cluster`."""
     return Bootstrap(cluster.id, primary.system_id, primary.segment_size, primary.server_version, cluster.membership)
+
+
+def misfit_reason(peers: Peers) -> str:
+    """Return why the list of safekeepers does not fit the membership, empty if it does, or if that is not known yet.
+
+    A list that lacks a member does not fit: that member would never be fed, and without a quorum in the list no term
+    can be won. A listed safekeeper that is not a member does no harm: it is a learner. What members of another cluster
+    say is not held against a list that fits a cluster, and without a quorum it counts only once all have greeted.
+    """
+    greetings = greetings_of(peers)
+    cluster = find_cluster(peers)
+    if cluster is not None:
+        known = [cluster.membership]
+    elif len(greetings) == len(peers):
+        known = [greeting.membership for greeting in greetings.values() if greeting.membership is not None]
+    else:
+        return ""
+    if not known or any(membership.ids() <= peers.keys() for membership in known):
+        return ""
+    newest = max(known, key=lambda membership: membership.generation)
+    return (
+        f"the list of safekeepers ({_listed(peers)}) does not fit the membership (generation {newest.generation}: "
+        f"{_listed(newest.ids())}): it lacks {_listed(newest.ids() - peers.keys())}; name all members in --safekeepers"
+    )
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(str(each) for each in sorted(ids))
 
 
 def stuck_reason(peers: Peers) -> str:

@@ -44,7 +44,7 @@ from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import Phase, ProposerConfig
 from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.errors import Fenced, PrimaryRefused
+from safekeeper.errors import ConfigurationError, Fenced, PrimaryRefused
 
 SEGMENT = 1 << 20
 BASE = 4 * SEGMENT
@@ -554,3 +554,67 @@ def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
     table.hears(1, report)
     table.ticks(0.1)
     assert table.sent(ArchiveOrder) == {1: ArchiveOrder(node_id, 1, BASE + 50)}
+
+
+# The list of safekeepers and the membership.
+
+
+def lists(*safekeeper_ids: int) -> Table:
+    """Return a proposer whose configuration names these safekeepers."""
+    table = Table()
+    table.proposer = Proposer(ProposerConfig(run="run1", safekeeper_ids=safekeeper_ids))
+    return table
+
+
+def wiped(safekeeper_id: int) -> AcceptorGreeting:
+    return msgspec.structs.replace(empty(safekeeper_id), incarnation="e" * 31 + str(safekeeper_id))
+
+
+@pytest.mark.parametrize("listed", [(1,), (1, 2), (1, 4, 5)])
+def test_a_list_that_lacks_members_is_refused_with_the_difference(listed: tuple[int, ...]) -> None:
+    table = lists(*listed)
+    table.sees()
+    for safekeeper_id in listed:
+        assert not table.did(Finish)
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, greeting(safekeeper_id) if safekeeper_id <= 3 else wiped(safekeeper_id))
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, ConfigurationError)
+    missing = ", ".join(str(each) for each in (1, 2, 3) if each not in listed)
+    assert "(generation 1: 1, 2, 3)" in str(finish.error) and f"it lacks {missing};" in str(finish.error)
+
+
+def test_without_a_quorum_a_list_is_refused_only_once_all_have_greeted() -> None:
+    table = lists(1, 4, 5)
+    table.sees()
+    table.connects(1)
+    table.ticks(60.0)
+    assert table.proposer.refusal is None
+
+
+def test_a_listed_safekeeper_that_is_not_a_member_does_no_harm() -> None:
+    table = lists(1, 2, 3, 9)
+    table.sees()
+    table.connects(1, 2, 3)
+    assert table.proposer.refusal is None and table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_lost_folders_in_a_list_that_fits_are_still_told_as_such() -> None:
+    table = lists(1, 2, 3)
+    table.sees()
+    table.connects(1)
+    for safekeeper_id in (2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, wiped(safekeeper_id))
+    assert table.proposer.refusal is None and "data folders were lost" in table.proposer.stuck
+
+
+def test_a_stranger_with_a_greater_membership_does_not_make_a_list_unfit() -> None:
+    table = lists(1, 2, 3)
+    others = Membership(7, tuple(Member(i, "f" * 32) for i in (3, 4, 5)))
+    table.sees()
+    table.connects(3, cluster_id="d" * 32, membership=others, incarnation="f" * 32)
+    table.connects(1)
+    table.event(table.proposer.connected(2, table.now))
+    table.hears(2, wiped(2))
+    assert table.proposer.refusal is None

@@ -5,7 +5,7 @@ import io
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -33,6 +33,7 @@ from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.member_problem import member_problem
 from walproxy.primary_hosts import HostState
 from walproxy.proxy import Proxy
+from walproxy.safekeeper_connection import SafekeeperConnection
 from walproxy.status import not_ready_reason, proxy_status, safekeeper_state
 
 MEMBERS = Membership(1, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
@@ -203,6 +204,26 @@ def test_a_folder_that_was_replaced_by_one_with_promises_is_told_apart_from_an_e
 def test_a_member_that_missed_the_end_of_the_bootstrap_counts() -> None:
     known = peers(greeting(1, term=0), greeting(2, term=0), greeting(3, membership=None, term=0))
     assert member_problem(3, known, "") == ""
+
+
+def test_a_safekeeper_that_no_membership_lists_is_said_to_be_none() -> None:
+    known = {**peers(greeting(1), greeting(2), greeting(3)), 4: Peer(connected=True, greeting=empty(4))}
+    assert member_problem(4, known, "") == (
+        "it is not a member (generation 1: 1, 2, 3), so it is fed and does not count"
+    )
+
+
+def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> None:
+    assert shown(proxy_status(proxy, 1.0))[0].endswith("quorum 2 of 3, no membership is known yet")
+    leadership = a_term_with_standbys(proxy)
+    leadership.membership = Membership(2, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3, 4, 5)))
+    for safekeeper_id in (1, 2):
+        proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)
+        proxy.links[safekeeper_id]._connection = cast("SafekeeperConnection", object())
+    status = proxy_status(proxy, 1.5)
+    assert (status["quorum"], status["members"], status["members_streaming"]) == (3, [1, 2, 3, 4, 5], 2)
+    assert [each["member"] for each in status["safekeepers"]] == [True, True, True]
+    assert shown(status)[0].endswith("quorum 3 of 5 members, 2 streaming")
 
 
 # Standbys: what would be lost if one of them were promoted.

@@ -129,8 +129,7 @@ def render(content: dict[str, Any]) -> Group:
     state = content["state"] + (" (spare)" if content.get("spare") else "")
     head = Text.assemble(
         (state, "bold " + _STATE_STYLE.get(content["state"], "red")),
-        f"  term {content['term']}  timeline {content['tli'] or '-'}  quorum {content['quorum']} of "
-        f"{len(content['safekeepers'])}",
+        f"  term {content['term']}  timeline {content['tli'] or '-'}  {_quorum(content)}",
     )
     names = ("received", "write", "flush", "apply", "commit")
     positions = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
@@ -154,6 +153,14 @@ def render(content: dict[str, Any]) -> Group:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problems[:0] = _primary_problems(content.get("primary") or {})
     return Group(head, positions, table, *_standbys(content), *_archive(content.get("archive")), *problems)
+
+
+def _quorum(content: dict[str, Any]) -> str:
+    """Return how many members make a quorum, of how many, and how many of them stream."""
+    members = content.get("members")
+    if members is None:
+        return f"quorum {content['quorum']} of {len(content['safekeepers'])}, no membership is known yet"
+    return f"quorum {content['quorum']} of {len(members)} members, {content['members_streaming']} streaming"
 
 
 def _standbys(content: dict[str, Any]) -> list[Table | Text]:
