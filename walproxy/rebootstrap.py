@@ -2,6 +2,8 @@
 
 For the loss of most disks, and for a primary that no longer has the WAL that the quorum needs. Nothing here happens by
 itself: `survey` looks, changes nothing and says what may be lost, `execute` does it after the operator has agreed.
+WAL that the primary does not have, because another PostgreSQL wrote it or because the primary is behind or on another
+timeline, is given up only if the operator has typed out which (`Consent`).
 Every safekeeper must be there, because one that is left out would come back with the old cluster; no proxy may serve,
 because its clients' commits would be given up. The old WAL is set aside in the data folders, not deleted.
 
@@ -11,8 +13,8 @@ the middle is repaired by doing it again.
 
 import asyncio
 import secrets
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
@@ -25,11 +27,16 @@ from safekeeper.consensus.messages import (
     PreVoteResponse,
     ProposerGreeting,
     ProposerMessage,
+    ReadRequest,
+    ReadResponse,
     Refusal,
+    TailRequest,
+    TailResponse,
 )
 from safekeeper.errors import ConfigurationError, RemoteProtocolError, WalproxyError
-from safekeeper.lsn import format_lsn
+from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.settings import Address
+from safekeeper.wal.format import PAGE_HEADER, PAGE_HEADER_SIZE, PAGE_SIZE
 from safekeeper.wire import encode
 from walproxy.config import ProxyConfig
 from walproxy.credentials import read_credentials
@@ -41,15 +48,51 @@ from walproxy.safekeeper_connection import Credentials, SafekeeperConnection
 from walproxy.walreceiver import ReplicationConnection
 
 _TIMEOUT_S = 10.0
-_Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped)
+_Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped, ReadResponse, TailResponse)
+
+
+class GivenUp(NamedTuple):
+    """WAL of one safekeeper that the primary does not have.
+
+    Attributes:
+        begin_lsn, end_lsn: the range.
+        system_id: of the PostgreSQL that wrote it.
+        tli: the timeline at its end, 0 if that does not matter because another system wrote it.
+    """
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    system_id: int
+    tli: int
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the operator has typed out, beyond agreeing.
+
+    Attributes:
+        system_ids: the systems whose WAL may be given up.
+        discard_above_lsn: WAL of the primary's own system above it may be given up; None if none may.
+    """
+
+    system_ids: tuple[int, ...] = ()
+    discard_above_lsn: Lsn | None = None
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What there is before a rebootstrap."""
+    """What there is before a rebootstrap.
+
+    Attributes:
+        greetings: of each safekeeper, by its id.
+        given_up: WAL that the primary does not have, by the ids of the safekeepers that hold it.
+        cluster_id: of the new cluster, which is not begun yet.
+    """
 
     primary: PrimaryFacts
     greetings: dict[int, AcceptorGreeting]
+    given_up: dict[int, GivenUp]
+    cluster_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def lines(self) -> list[str]:
         """Return what the operator must know, a line each."""
@@ -69,19 +112,19 @@ class Survey:
         return [*lines, *self.losses()]
 
     def losses(self) -> list[str]:
-        """Return what may be lost for good."""
-        ours = [g for g in self.greetings.values() if g.system_id == self.primary.system_id]
-        highest_lsn = max((g.flush_lsn for g in ours), default=0)
-        lines = []
-        if highest_lsn > self.primary.flush_lsn:
-            lines.append(
-                f"LOSS: safekeepers hold WAL up to {format_lsn(highest_lsn)}, the primary only up to "
-                f"{format_lsn(self.primary.flush_lsn)}: acknowledged commits in between are given up"
-            )
-        else:
+        """Return what may be lost for good, and where the old WAL is kept."""
+        lines = [self._loss(safekeeper_id, gap) for safekeeper_id, gap in sorted(self.given_up.items())]
+        if not lines:
             lines.append(
                 "what this primary has is kept; commits that only a lost primary had, and acknowledged, are given up"
             )
+        for safekeeper_id, greeting in sorted(self.greetings.items()):
+            size = greeting.flush_lsn - greeting.wal_begin_lsn
+            if size > 0:
+                lines.append(
+                    f"safekeeper {safekeeper_id}: {size} bytes of WAL are set aside in its data folder, in "
+                    f"wal.{self.cluster_id}"
+                )
         lines.append(
             "the new log begins at the primary's present position: what is older is no longer served by the safekeepers"
         )
@@ -90,6 +133,46 @@ class Survey:
             "walproxy archive adopt --cluster-id names it"
         )
         return lines
+
+    def _loss(self, safekeeper_id: int, gap: GivenUp) -> str:
+        held = (
+            f"LOSS: safekeeper {safekeeper_id} holds {gap.end_lsn - gap.begin_lsn} bytes of WAL, "
+            f"[{format_lsn(gap.begin_lsn)}, {format_lsn(gap.end_lsn)}), of "
+        )
+        if gap.system_id != self.primary.system_id:
+            return (
+                f"{held}another PostgreSQL, system {gap.system_id}: all commits of that system that were acknowledged "
+                "are given up"
+            )
+        return (
+            f"{held}timeline {gap.tli}, which the primary does not have: commits in that range that were acknowledged "
+            "are given up"
+        )
+
+    def check_consent(self, consent: Consent) -> None:
+        """Refuse what would give up WAL that the operator has not named.
+
+        Raises:
+            ConfigurationError: it says what to type.
+        """
+        systems = {gap.system_id for gap in self.given_up.values()} - {self.primary.system_id}
+        wrong = sorted(set(consent.system_ids) - {greeting.system_id for greeting in self.greetings.values()})
+        if wrong:
+            raise ConfigurationError(f"--replace-system-id {wrong[0]}: no safekeeper holds WAL of that system")
+        unnamed = sorted(systems - set(consent.system_ids))
+        if unnamed:
+            raise ConfigurationError(
+                f"the safekeepers hold WAL of system {unnamed[0]}, and this primary is system "
+                f"{self.primary.system_id}, another PostgreSQL: correct --primary, or give up that system's commits "
+                f"with --replace-system-id {unnamed[0]}"
+            )
+        own = [gap.begin_lsn for gap in self.given_up.values() if gap.system_id == self.primary.system_id]
+        if own and (consent.discard_above_lsn is None or consent.discard_above_lsn > min(own)):
+            lsn = format_lsn(min(own))
+            raise ConfigurationError(
+                f"this primary lacks WAL from {lsn} on that safekeepers hold: serve the primary that has it, or give "
+                f"up the commits in it with --discard-wal-above {lsn}"
+            )
 
 
 async def survey(config: ProxyConfig) -> Survey:
@@ -101,9 +184,41 @@ async def survey(config: ProxyConfig) -> Survey:
     _require_one_host(config.primary)
     primary = await _look_at_primary(config)
     talks = await _greet_all(config)
-    for talk in talks.values():
-        await talk.close()
-    return Survey(primary, {i: talk.greeting for i, talk in talks.items()})
+    try:
+        given_up = {i: await _given_up(talk, primary) for i, talk in talks.items()}
+    finally:
+        for talk in talks.values():
+            await talk.close()
+    return Survey(
+        primary,
+        {i: talk.greeting for i, talk in talks.items()},
+        {i: gap for i, gap in given_up.items() if gap is not None},
+    )
+
+
+async def _given_up(talk: "_Talk", primary: PrimaryFacts) -> GivenUp | None:
+    """Return which WAL of a safekeeper the primary does not have, None if it has all complete records."""
+    greeting = talk.greeting
+    begin_lsn, end_lsn = greeting.wal_begin_lsn, greeting.flush_lsn
+    if end_lsn <= begin_lsn:
+        return None
+    if greeting.system_id != primary.system_id:
+        return GivenUp(begin_lsn, end_lsn, greeting.system_id, 0)
+    tli = await talk.last_tli()
+    common_lsn = _common_lsn(primary, tli)
+    if common_lsn >= end_lsn:
+        return None
+    if tli != primary.tli and common_lsn >= begin_lsn:
+        # What follows a fork is a loss only if a record is complete there: only that can have been acknowledged.
+        tail = await talk.ask(TailRequest(greeting.promised, 2, common_lsn), TailResponse)
+        if not tail.record_end_lsn:
+            return None
+    return GivenUp(max(begin_lsn, common_lsn), end_lsn, greeting.system_id, tli)
+
+
+def _common_lsn(primary: PrimaryFacts, tli: int) -> Lsn:
+    """Return up to where the primary has the WAL of `tli`, 0 if that timeline is not in its history."""
+    return primary.flush_lsn if tli == primary.tli else dict(primary.lineage).get(tli, 0)
 
 
 def _require_one_host(conninfo: str) -> None:
@@ -156,12 +271,15 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
     Raises:
         WalproxyError: a safekeeper is gone, or has changed since the survey; do it again.
     """
-    cluster_id = secrets.token_hex(16)
+    cluster_id = before.cluster_id
     talks = await _greet_all(config)
     try:
         changed = [i for i, talk in talks.items() if talk.greeting.incarnation != before.greetings[i].incarnation]
         if changed:
             raise WalproxyError(f"safekeeper {changed[0]} has another data folder than a moment ago: run it again")
+        changed = [i for i, talk in talks.items() if _held(talk.greeting) != _held(before.greetings[i])]
+        if changed:
+            raise WalproxyError(f"safekeeper {changed[0]} holds other WAL than a moment ago: run it again")
         generations = [t.greeting.membership.generation for t in talks.values() if t.greeting.membership is not None]
         members = tuple(Member(i, talk.greeting.incarnation) for i, talk in sorted(talks.items()))
         bootstrap = Bootstrap(
@@ -181,6 +299,10 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
         for talk in talks.values():
             await talk.close()
     return cluster_id
+
+
+def _held(greeting: AcceptorGreeting) -> tuple[str, int, Lsn]:
+    return greeting.cluster_id, greeting.system_id, greeting.flush_lsn
 
 
 async def _greet_all(config: ProxyConfig) -> dict[int, "_Talk"]:
@@ -257,6 +379,20 @@ class _Talk:
         if not isinstance(answer, expected):
             raise WalproxyError(f"{self._who} answered with {type(answer).__name__}")
         return answer
+
+    async def last_tli(self) -> int:
+        """Return the timeline of the last page of the safekeeper's WAL."""
+        greeting = self.greeting
+        page_lsn = (greeting.flush_lsn - 1) // PAGE_SIZE * PAGE_SIZE
+        if greeting.flush_lsn - page_lsn < PAGE_HEADER_SIZE and page_lsn > greeting.wal_begin_lsn:
+            page_lsn -= PAGE_SIZE
+        # Reading is for the proposer that was promised: nothing is promised or changed here, so its name will do.
+        end_lsn = min(page_lsn + PAGE_HEADER_SIZE, greeting.flush_lsn)
+        page = await self.ask(ReadRequest(greeting.promised, 1, page_lsn, end_lsn), ReadResponse)
+        if len(page.payload) < PAGE_HEADER_SIZE:
+            raise WalproxyError(f"{self._who} has no whole WAL page at {format_lsn(page_lsn)}")
+        _, _, tli, _, _ = PAGE_HEADER.unpack_from(page.payload)
+        return int(tli)
 
     async def close(self) -> None:
         self._connection.abort("the rebootstrap is done with it")

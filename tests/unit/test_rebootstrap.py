@@ -22,15 +22,20 @@ from safekeeper.consensus.messages import (
     PreVoteResponse,
     ProposerGreeting,
     ProposerMessage,
+    ReadRequest,
+    ReadResponse,
     Refusal,
     RefusalCode,
+    TailRequest,
+    TailResponse,
 )
 from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.settings import load
+from safekeeper.wal.format import PAGE_HEADER
 from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder, encode
 from tests.unit.event_loop import on_the_loop
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
-from walproxy.rebootstrap import Survey, execute, survey
+from walproxy.rebootstrap import Consent, GivenUp, Survey, execute, survey
 from walproxy.replication import PrimaryFacts
 
 SYSTEM_ID = 7
@@ -126,7 +131,8 @@ async def cluster(*safekeepers: FakeSafekeeper) -> AsyncIterator[ProxyConfig]:
 
 
 def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> Survey:
-    return Survey(primary, {number: safekeeper.greeting for number, safekeeper in enumerate(safekeepers, 1)})
+    greetings = {number: safekeeper.greeting for number, safekeeper in enumerate(safekeepers, 1)}
+    return Survey(primary, greetings, {})
 
 
 @on_the_loop
@@ -230,18 +236,111 @@ def test_which_of_several_primaries_the_new_cluster_begins_with_is_not_left_to_c
     assert safekeeper.asked == []
 
 
-def test_what_may_be_lost_is_said_with_both_positions() -> None:
-    safekeepers = FakeSafekeeper(1), FakeSafekeeper(2, flush_lsn=12 << 20), FakeSafekeeper(3, flush_lsn=0)
-    lines = surveyed(*safekeepers).lines()
+def test_what_each_safekeeper_holds_and_where_it_is_set_aside_is_said() -> None:
+    found = surveyed(FakeSafekeeper(1), FakeSafekeeper(2, flush_lsn=7 << 20), FakeSafekeeper(3, flush_lsn=0))
+    lines = found.lines()
     assert lines[0] == "primary: system 7, timeline 1, WAL up to 0/900000"
     assert lines[1].startswith("safekeeper 1: cluster cccccccc, system 7, last term 3, WAL [0/100000, 0/500000)")
     assert lines[3] == "safekeeper 3: empty"
-    assert "LOSS: safekeepers hold WAL up to 0/C00000, the primary only up to 0/900000" in lines[4]
+    assert "what this primary has is kept" in lines[4]
+    assert lines[5:7] == [
+        f"safekeeper 1: 4194304 bytes of WAL are set aside in its data folder, in wal.{found.cluster_id}",
+        f"safekeeper 2: 6291456 bytes of WAL are set aside in its data folder, in wal.{found.cluster_id}",
+    ]
     assert "walproxy archive adopt" in lines[-1]
 
 
-def test_wal_of_another_system_is_not_what_the_primary_lacks() -> None:
-    safekeepers = FakeSafekeeper(1, flush_lsn=12 << 20), FakeSafekeeper(2), FakeSafekeeper(3)
-    other = dataclasses.replace(PRIMARY, system_id=8)
-    lines = surveyed(*safekeepers, primary=other).losses()
-    assert not any("LOSS" in line for line in lines)
+def ends_on(tli: int, record_end_lsn: int = 0) -> Callable[[FakeSafekeeper], None]:
+    """Set the timeline of the last page of the safekeeper's WAL, and the end of the record after the fork, if any."""
+
+    def change(safekeeper: FakeSafekeeper) -> None:
+        safekeeper.answers[ReadRequest] = ReadResponse(1, 0, PAGE_HEADER.pack(0xD118, 0, tli, 0, 0))
+        safekeeper.answers[TailRequest] = TailResponse(2, 0, record_end_lsn, 0)
+
+    return change
+
+
+def survey_of(primary: PrimaryFacts, *safekeepers: FakeSafekeeper, monkeypatch: pytest.MonkeyPatch) -> Survey:
+    found = []
+
+    async def look(config: ProxyConfig) -> PrimaryFacts:
+        return primary
+
+    monkeypatch.setattr(walproxy.rebootstrap, "_look_at_primary", look)
+
+    @on_the_loop
+    async def run() -> None:
+        async with cluster(*safekeepers) as config:
+            found.append(await survey(config))
+
+    run()
+    return found[0]
+
+
+PROMOTED = dataclasses.replace(PRIMARY, tli=2, lineage=((1, 4 << 20),))
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("primary", "end", "given_up"),
+    [
+        (PRIMARY, ends_on(1), None),
+        (dataclasses.replace(PRIMARY, flush_lsn=3 * MIB), ends_on(1), GivenUp(3 * MIB, 5 * MIB, SYSTEM_ID, 1)),
+        (dataclasses.replace(PRIMARY, system_id=8), ends_on(1), GivenUp(MIB, 5 * MIB, SYSTEM_ID, 0)),
+        (PROMOTED, ends_on(2), None),
+        (PROMOTED, ends_on(1, record_end_lsn=4 * MIB + 64), GivenUp(4 * MIB, 5 * MIB, SYSTEM_ID, 1)),
+        (PROMOTED, ends_on(1), None),
+        (PROMOTED, ends_on(3), GivenUp(MIB, 5 * MIB, SYSTEM_ID, 3)),
+        (PRIMARY, ends_on(2), GivenUp(MIB, 5 * MIB, SYSTEM_ID, 2)),
+    ],
+    ids=["all", "behind", "other system", "same fork", "early fork", "torn record", "unknown timeline", "old primary"],
+)
+def test_what_the_primary_lacks_is_found_by_system_timeline_and_position(
+    primary: PrimaryFacts,
+    end: Callable[[FakeSafekeeper], None],
+    given_up: GivenUp | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    safekeepers = FakeSafekeeper(1, flush_lsn=0), FakeSafekeeper(2)
+    end(safekeepers[1])
+    found = survey_of(primary, *safekeepers, monkeypatch=monkeypatch)
+    assert found.given_up == ({2: given_up} if given_up is not None else {})
+    assert any("LOSS: safekeeper 2 holds" in line for line in found.lines()) == (given_up is not None)
+
+
+def test_the_wal_of_another_system_is_given_up_only_if_that_system_is_typed_out() -> None:
+    primary = dataclasses.replace(PRIMARY, system_id=8)
+    found = dataclasses.replace(
+        surveyed(FakeSafekeeper(1), primary=primary), given_up={1: GivenUp(MIB, 5 * MIB, SYSTEM_ID, 0)}
+    )
+    assert (
+        "LOSS: safekeeper 1 holds 4194304 bytes of WAL, [0/100000, 0/500000), of another PostgreSQL"
+        in found.losses()[0]
+    )
+    for consent in (Consent(), Consent(discard_above_lsn=MIB)):
+        with pytest.raises(ConfigurationError, match=r"hold WAL of system 7, and .* 8.*--replace-system-id 7$"):
+            found.check_consent(consent)
+    with pytest.raises(ConfigurationError, match=r"--replace-system-id 8: no safekeeper holds WAL of that system"):
+        found.check_consent(Consent((8,)))
+    found.check_consent(Consent((7,)))
+
+
+def test_wal_that_the_primary_lacks_is_given_up_only_from_the_position_that_is_typed_out() -> None:
+    gaps = {1: GivenUp(4 * MIB, 5 * MIB, SYSTEM_ID, 1), 2: GivenUp(3 * MIB, 6 * MIB, SYSTEM_ID, 1)}
+    found = dataclasses.replace(surveyed(FakeSafekeeper(1), FakeSafekeeper(2)), given_up=gaps)
+    for consent in (Consent(), Consent((SYSTEM_ID,)), Consent(discard_above_lsn=4 * MIB)):
+        with pytest.raises(ConfigurationError, match=r"lacks WAL from 0/300000 on .* --discard-wal-above 0/300000$"):
+            found.check_consent(consent)
+    found.check_consent(Consent(discard_above_lsn=3 * MIB))
+    found.check_consent(Consent(discard_above_lsn=2 * MIB))
+
+
+@on_the_loop
+async def test_a_safekeeper_that_has_received_wal_since_the_survey_is_surveyed_again() -> None:
+    safekeeper = FakeSafekeeper(1)
+    async with cluster(safekeeper) as config:
+        before = surveyed(safekeeper)
+        safekeeper.answers[ProposerGreeting] = greeting(1, flush_lsn=6 << 20)
+        with pytest.raises(WalproxyError, match="safekeeper 1 holds other WAL than a moment ago: run it again"):
+            await execute(config, before)
+    assert not safekeeper.bootstraps()
