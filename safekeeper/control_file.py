@@ -4,7 +4,9 @@
 
     magic (8) | format version (4) | payload length (4) | payload, MessagePack | CRC-32C of all before (4)
 
-All numbers are little-endian. The file is never changed in place: `store` writes a temporary one, syncs it, renames it
+All numbers are little-endian. A control file of the format before is read as it is, and is of this format from the
+next `store` on, which is at the start of the safekeeper; a release that knows the format before only refuses it then.
+The file is never changed in place: `store` writes a temporary one, syncs it, renames it
 and syncs the folder, so that any crash leaves the old state or the new one. What it means is the consensus core's to
 say; here it is one msgspec structure. A vote, an adoption, a membership may be told to others only after `store` has
 returned (S2).
@@ -22,12 +24,12 @@ from typing import TypeVar
 import google_crc32c
 import msgspec
 
+from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN
 from safekeeper.errors import ConfigurationError, StorageFailed
 from safekeeper.wal.filesystem import FileSystem, read_whole, replace_durably
 
 CONTROL_FILE_NAME = "control"
 LOCK_FILE_NAME = "lock"
-FORMAT_VERSION = 1
 
 _HEADER = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
@@ -42,14 +44,28 @@ class StateFile:
         magic: the file's first 8 bytes.
         what: the file for a person, e.g. "control file".
         what_to_do: when it is damaged.
+        version: of the format that is written.
+        version_min: the oldest one that is read.
     """
 
-    def __init__(self, fs: FileSystem, path: Path, *, magic: bytes, what: str, what_to_do: str) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: Path,
+        *,
+        magic: bytes,
+        what: str,
+        what_to_do: str,
+        version: int = 1,
+        version_min: int = 1,
+    ) -> None:
         self._fs = fs
         self.path = path
         self._magic = magic
         self._what = what
         self._what_to_do = what_to_do
+        self._version = version
+        self._version_min = version_min
         self._failure: str | None = None
 
     def load(self, state_type: type[State]) -> State | None:
@@ -78,7 +94,7 @@ class StateFile:
         if self._failure is not None:
             raise StorageFailed(self._failure)
         payload = msgspec.msgpack.encode(state)
-        content = _HEADER.pack(self._magic, FORMAT_VERSION, len(payload)) + payload
+        content = _HEADER.pack(self._magic, self._version, len(payload)) + payload
         try:
             replace_durably(self._fs, self.path, content + _CRC.pack(google_crc32c.value(content)))
         except StorageFailed as error:
@@ -95,10 +111,10 @@ class StateFile:
         # The checksum comes before the version, so that damage is not taken for another version.
         if google_crc32c.value(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
             raise StorageFailed(f"{self.path} is damaged, its checksum is wrong: {self._what_to_do}")
-        if version != FORMAT_VERSION:
+        if not self._version_min <= version <= self._version:
             raise StorageFailed(
-                f"{self.path} has format version {version}, this program knows {FORMAT_VERSION}:"
-                " use the release that wrote it"
+                f"{self.path} has format version {version}, this release reads versions {self._version_min} to"
+                f" {self._version}: use the release that wrote it, or a newer one"
             )
         if length != len(content) - _HEADER.size - _CRC.size:
             raise StorageFailed(f"{self.path} has {len(content)} bytes, which its header denies: {self._what_to_do}")
@@ -115,6 +131,8 @@ class ControlFile(StateFile):
             magic=b"SAFEKEEP",
             what="control file",
             what_to_do="do not edit it; replace the disk and start with an empty data folder",
+            version=FORMAT_VERSION,
+            version_min=FORMAT_VERSION_MIN,
         )
 
 

@@ -9,10 +9,13 @@
 the storage meanwhile, so the node touches the storage only when no effect is under way.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
-from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState
+import msgspec
+
+from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState
 from safekeeper.consensus.effects import (
     DigestWal,
     Effect,
@@ -28,9 +31,17 @@ from safekeeper.consensus.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.consensus.membership import check_quorum_sizes
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.control_file import ControlFile, DataDirectoryLock
-from safekeeper.errors import ConfigurationError, DiskLost, LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.errors import (
+    ConfigurationError,
+    DiskLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StorageFailed,
+    StorageFull,
+)
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.filesystem import FileSystem, Space, sync_names
 from safekeeper.wal.reading import WalReader
@@ -38,6 +49,7 @@ from safekeeper.wal.record_search import RecordEndSearch, find_records
 from safekeeper.wal.storage import WalStorage
 
 WAL_FOLDER = "wal"
+_log = logging.getLogger(__name__)
 
 
 def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_directory: Path) -> str | None:
@@ -220,11 +232,19 @@ class DataFolder:
                     "move the folder away and start with an empty one, to rejoin as a learner"
                 )
             control = ControlState(safekeeper_id=safekeeper_id, incarnation=new_incarnation)
-        if control.format_version != FORMAT_VERSION:
+        if not FORMAT_VERSION_MIN <= control.format_version <= FORMAT_VERSION:
             raise ConfigurationError(
-                f"{self.directory} has format {control.format_version}, this release knows {FORMAT_VERSION}: "
-                "run the release that wrote it"
+                f"{self.directory} has format {control.format_version}, this release reads {FORMAT_VERSION_MIN} to "
+                f"{FORMAT_VERSION}: run the release that wrote it, or a newer one"
             )
+        if control.format_version < FORMAT_VERSION:
+            _log.info("%s has format %d: rewriting it as %d", self.directory, control.format_version, FORMAT_VERSION)
+            control = msgspec.structs.replace(control, format_version=FORMAT_VERSION)
+        if control.membership is not None:
+            try:
+                check_quorum_sizes(control.membership)
+            except RemoteProtocolError as error:
+                raise ConfigurationError(f"{self.directory} has a membership of a newer release: {error}") from None
         if control.safekeeper_id != safekeeper_id:
             raise ConfigurationError(
                 f"{self.directory} belongs to safekeeper {control.safekeeper_id}, not {safekeeper_id}: "

@@ -81,7 +81,13 @@ def status(node: Node) -> dict[str, Any]:
         "promised": {"term": control.promised.term, "run": control.promised.run},
         "follows": acceptor.leader.run if acceptor.leader is not None else None,
         "history": [
-            {"term": entry.term, "start_lsn": format_lsn(entry.start_lsn), "tli": entry.tli}
+            {
+                "term": entry.term,
+                "start_lsn": format_lsn(entry.start_lsn),
+                "tli": entry.tli,
+                "gives_up": entry.gives_up,
+                "floor": entry.floor,
+            }
             for entry in control.history
         ],
         "incarnation": control.incarnation,

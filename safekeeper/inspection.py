@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.membership import Membership
 from safekeeper.control_file import ControlFile
 from safekeeper.data_folder import WAL_FOLDER, missing_wal
 from safekeeper.errors import ConfigurationError, StorageFailed
@@ -100,16 +101,22 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
 def control_rows(control: ControlState) -> list[tuple[str, str]]:
     """Return the control file as (name, value) rows for a person."""
     membership = control.membership
-    members = ", ".join(f"{m.id}={m.incarnation[:8]}" for m in membership.members) if membership else "(none)"
     rows = [
         ("safekeeper", f"{control.safekeeper_id}, incarnation {control.incarnation}"),
         ("cluster", control.cluster_id or "(none)"),
         ("system identifier", str(control.system_id)),
-        ("membership", f"generation {membership.generation if membership else 0}: {members}"),
+        ("membership", _described(membership) if membership is not None else "(none)"),
         ("promised", str(control.promised)),
     ]
+    if control.forgotten_term:
+        rows.append(("history", f"terms up to {control.forgotten_term} are no longer recorded"))
     rows += [
-        ("history", f"term {entry.term} from {format_lsn(entry.start_lsn)}, TLI {entry.tli}")
+        (
+            "history",
+            f"term {entry.term} from {format_lsn(entry.start_lsn)}, TLI {entry.tli}"
+            + (", gives up committed WAL" if entry.gives_up else "")
+            + (f", sealed up to TLI {entry.floor}" if entry.floor else ""),
+        )
         for entry in control.history
     ]
     rows += [
@@ -119,13 +126,31 @@ def control_rows(control: ControlState) -> list[tuple[str, str]]:
     return rows
 
 
+def _described(membership: Membership) -> str:
+    halves = [
+        ", ".join(f"{m.id}={m.incarnation[:8]}{f' at {m.address}' if m.address else ''}" for m in half)
+        for half in membership.halves()
+    ]
+    sizes = membership.quorum_sizes
+    author = f" of term {membership.author}" if membership.author else ""
+    return (
+        f"generation {membership.generation}{author}: {' to '.join(halves)}; "
+        f"quorums: commit {sizes.commit}, elect {sizes.elect}"
+    )
+
+
 def _readable(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: _readable(each, key) for key, each in value.items()}
     if isinstance(value, int) and (name.endswith("_lsn") or name == "truncate_to"):
         return format_lsn(value)
     if name == "history":
-        return [{"term": term, "start_lsn": format_lsn(lsn), "tli": tli} for term, lsn, tli in value]
+        names = ("term", "start_lsn", "tli", "gives_up", "floor")
+        return [_readable(dict(zip(names, entry, strict=True))) for entry in value]
+    if name in ("members", "new_members"):
+        return [dict(zip(("id", "incarnation", "address"), member, strict=True)) for member in value]
+    if name in ("quorum_sizes", "new_quorum_sizes"):
+        return dict(zip(("commit", "elect"), value, strict=True))
     if name == "system_id":
         return str(value)
     return value

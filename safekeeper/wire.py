@@ -34,7 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from safekeeper.consensus.control_state import NOBODY, NodeId
-from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Membership, check_quorum_sizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
@@ -547,6 +547,7 @@ def _check_segment_size(value: int) -> None:
 
 def _check_membership(membership: Membership) -> None:
     _check_positive(membership.generation)
+    check_quorum_sizes(membership)
     if not membership.members:
         raise RemoteProtocolError("it names no members")
     for half in membership.halves():
@@ -555,6 +556,8 @@ def _check_membership(membership: Membership) -> None:
             raise RemoteProtocolError(f"the ids {str(ids)[:_QUOTED_CHARACTERS_MAX]} are not positive and ascending")
         for member in half:
             _check_word(member.incarnation)
+            if len(member.address.encode()) > ADDRESS_BYTES_MAX or not member.address.isprintable():
+                raise RemoteProtocolError(f"{member.address[:64]!r} is not the address of a member")
 
 
 def _check_term_history(history: TermHistory) -> None:

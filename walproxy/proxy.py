@@ -86,6 +86,7 @@ class Proxy:
             ProposerConfig(
                 run=secrets.token_hex(16),
                 safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
+                addresses={safekeeper_id: str(address) for safekeeper_id, address in config.safekeepers},
                 takeover=config.takeover,
                 allow_data_loss=config.allow_data_loss,
                 apply_rule=config.apply_standbys,

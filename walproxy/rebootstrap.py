@@ -281,7 +281,8 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
         if changed:
             raise WalproxyError(f"safekeeper {changed[0]} holds other WAL than a moment ago: run it again")
         generations = [t.greeting.membership.generation for t in talks.values() if t.greeting.membership is not None]
-        members = tuple(Member(i, talk.greeting.incarnation) for i, talk in sorted(talks.items()))
+        addresses = dict(config.safekeepers)
+        members = tuple(Member(i, t.greeting.incarnation, str(addresses[i])) for i, t in sorted(talks.items()))
         bootstrap = Bootstrap(
             cluster_id,
             before.primary.system_id,

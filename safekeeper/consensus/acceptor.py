@@ -27,7 +27,6 @@ from safekeeper.consensus.effects import (
     Send,
     TruncateWal,
 )
-from safekeeper.consensus.membership import Member
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
@@ -207,9 +206,10 @@ class Acceptor(AcceptorLog):
     def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
         control = self.control
         if message.protocol_version != PROTOCOL_VERSION:
+            upgraded = "the proxy" if message.protocol_version < PROTOCOL_VERSION else "this safekeeper"
             reason = (
-                f"protocol version {message.protocol_version} is not spoken here, only {PROTOCOL_VERSION}: "
-                "run the same release on both sides"
+                f"the proxy has protocol version {message.protocol_version}, this safekeeper has {PROTOCOL_VERSION}: "
+                f"upgrade {upgraded} to the release of the other (docs/operations.md, Upgrading)"
             )
             yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
             return
@@ -248,11 +248,11 @@ class Acceptor(AcceptorLog):
 
     def _bootstrap(self, connection: int, message: Bootstrap, now: float) -> Effects:
         control = self.control
-        if Member(control.safekeeper_id, control.incarnation) not in message.membership.members:
+        if not message.membership.is_voter(control.safekeeper_id, control.incarnation):
             reason = f"the bootstrap does not name incarnation {control.incarnation[:8]} of this data folder"
             yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
             return
-        same = control.cluster_id == message.cluster_id and control.membership == message.membership
+        same = control.cluster_id == message.cluster_id and message.membership.is_same(control.membership)
         if message.replace and not same:
             yield from self._rebootstrap(connection, message)
         elif same:
@@ -319,6 +319,7 @@ class Acceptor(AcceptorLog):
                 flush_lsn=self.flush_lsn,
                 commit_lsn=self.commit_lsn,
                 truncate_lsn=self.truncate_lsn,
+                forgotten_term=self.control.forgotten_term,
             ),
         )
 

@@ -27,7 +27,7 @@ from safekeeper.consensus.effects import (
     WriteWal,
 )
 from safekeeper.consensus.messages import Bootstrap, Elected, RefusalCode
-from safekeeper.consensus.term_history import divergence, next_tli_switch, tli_at
+from safekeeper.consensus.term_history import Divergence, divergence, next_tli_switch, tli_at
 from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
@@ -166,7 +166,7 @@ class AcceptorLog:
                 )
             base_lsn = message.base_lsn
         else:
-            refusal = yield from self._refusal_of_cut(cut.lsn, cut.own_tli != cut.other_tli, message)
+            refusal = yield from self._refusal_of_cut(cut, message)
             if refusal is not None:
                 return refusal
             if self.flush_lsn < message.base_lsn:
@@ -195,6 +195,7 @@ class AcceptorLog:
             promised=message.node_id,
             **cluster_fields(message),
             history=message.history,
+            forgotten_term=message.forgotten_term,
             tli_histories=message.tli_histories,
             commit_lsn=commit_lsn,
             truncate_lsn=truncate_lsn,
@@ -211,11 +212,11 @@ class AcceptorLog:
         yield from self._finish_adoption()
         return None
 
-    def _refusal_of_cut(self, lsn: Lsn, tli_changes: bool, message: Elected) -> EffectsThen[Reason | None]:
-        """Return why the WAL must not be cut at `lsn`, None if it may be (S5; S9's second fence)."""
-        if lsn >= self.commit_lsn:
-            return None
-        if tli_changes and message.allow_data_loss:
+    def _refusal_of_cut(self, cut: Divergence, message: Elected) -> EffectsThen[Reason | None]:
+        """Return why the WAL must not be cut there, None if it may be (S5; S9's second fence)."""
+        lsn = cut.lsn
+        # What an operator has once given up stays given up, for the members too that were away then.
+        if lsn >= self.commit_lsn or cut.gives_up:
             return None
         # Nor need a change of timeline be there to be seen: one that nothing was written on leaves no trace.
         record_end_lsn, _, _ = yield FindRecords(lsn)
@@ -233,6 +234,7 @@ class AcceptorLog:
         yield from self._persist(
             **cluster_fields(message),
             history=(),
+            forgotten_term=0,
             tli_histories=(),
             truncate_to=None,
             base_lsn=None,

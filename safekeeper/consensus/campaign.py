@@ -191,8 +191,10 @@ class Campaign:
             f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
         )
         segment_size = self.primary.segment_size
-        self.verification = Verification(self.node_id, self.donor, vote, plan, segment_size, self._stream)
-        yield from self.verification.begin(self._config.allow_data_loss)
+        self.verification = Verification(
+            self.node_id, self.donor, vote, plan, segment_size, self._stream, self._config.allow_data_loss
+        )
+        yield from self.verification.begin()
         self._follow_verification()
 
     def primary_checked(self, page_crcs: tuple[int, ...]) -> None:
@@ -244,7 +246,8 @@ class Campaign:
         """Return what the members of the term that is won are told first (step 5)."""
         assert self.plan is not None and self.node_id is not None  # by the outcome
         vote, primary = self.votes[self.donor], self.primary
-        history = extend_history(vote.history, self.plan, self.node_id)
+        gives_up = self.verification is not None and self.verification.gives_up
+        history = extend_history(vote.history, self.plan, self.node_id, gives_up)
         return Elected(
             self.node_id,
             self.cluster.id,
@@ -256,9 +259,9 @@ class Campaign:
             collect_tli_histories(history, primary, vote.tli_histories),
             vote.wal_begin_lsn if vote.history else self.plan.start_lsn,
             0,
-            self._config.allow_data_loss,
             # What a fork cuts is committed no more (S9).
             min(self.plan.start_lsn, vote.commit_lsn),
+            vote.forgotten_term,
         )
 
     # ------------------------------------------------------------------ steps

@@ -46,18 +46,25 @@ def highest_possible_commit(
     return vote.flush_lsn
 
 
-def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId) -> TermHistory:
+def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId, gives_up: bool = False) -> TermHistory:
     """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
 
     An empty entry at the start itself goes too if it belongs to another timeline: nothing was streamed of it, and it
     may be none of this primary's.
+
+    What a dropped entry has given up stays given up: a member that has not heard of that entry still holds the WAL.
+
+    Args:
+        gives_up: this term itself cuts what may have been committed (S9).
     """
     kept = tuple(
         entry
         for entry in cut_history(history, plan.start_lsn)
         if entry.start_lsn < plan.start_lsn or entry.tli == plan.tli
     )
-    return (*kept, HistoryEntry(node_id.term, plan.start_lsn, plan.tli))
+    gives_up = gives_up or any(entry.gives_up for entry in history if entry not in kept)
+    floor = history[-1].floor if history else 0
+    return (*kept, HistoryEntry(node_id.term, plan.start_lsn, plan.tli, gives_up, floor))
 
 
 def collect_tli_histories(

@@ -180,8 +180,8 @@ class Leadership:
             self.elected.tli_histories,
             base_lsn or self.elected.base_lsn,
             self.commit_lsn,
-            self.elected.allow_data_loss,
             max(base_lsn, self.elected.settled_lsn),
+            self.elected.forgotten_term,
         )
         return SendMessage(safekeeper_id, elected)
 

@@ -3,12 +3,20 @@
 A member is a safekeeper id together with the *incarnation* of its data folder (S8): a folder that was lost comes back
 with another incarnation, and is then a stranger that has promised nothing, whatever its id says.
 `new_members` is the second half of a joint membership; while it is set, both halves need a quorum.
+
+The sizes of the quorums are part of the membership, as expressions in the number of members. The only one that this
+release understands is a majority.
 """
 
 import hashlib
 from collections.abc import Iterable
 
 import msgspec
+
+from safekeeper.errors import RemoteProtocolError
+
+MAJORITY = "N/2+1"
+ADDRESS_BYTES_MAX = 300
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -17,10 +25,30 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
     Attributes:
         id: the safekeeper's number, as the operator gave it; positive.
         incarnation: random id of its data folder, 32 hexadecimal digits.
+        address: where it was last known to listen for proposers, HOST:PORT; a hint, no part of its identity. Empty if
+            not known.
     """
 
     id: int
     incarnation: str
+    address: str = ""
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        """What two members must have in common to be the same one."""
+        return self.id, self.incarnation
+
+
+class QuorumSizes(msgspec.Struct, frozen=True, array_like=True):
+    """How many of N members each decision needs, as expressions in N.
+
+    Attributes:
+        commit: to commit WAL.
+        elect: to win a term.
+    """
+
+    commit: str = MAJORITY
+    elect: str = MAJORITY
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -30,11 +58,16 @@ class Membership(msgspec.Struct, frozen=True):
         generation: grows by one with every change; a message with a lower one is refused.
         members: the members, ordered by id.
         new_members: the members that are being moved to, empty when no change is under way.
+        author: the term of the leader that wrote it, 0 for a bootstrap.
+        quorum_sizes, new_quorum_sizes: of `members` and of `new_members`.
     """
 
     generation: int
     members: tuple[Member, ...]
     new_members: tuple[Member, ...] = ()
+    author: int = 0
+    quorum_sizes: QuorumSizes = QuorumSizes()
+    new_quorum_sizes: QuorumSizes = QuorumSizes()
 
     def halves(self) -> tuple[tuple[Member, ...], ...]:
         """Return the member lists that each need a quorum: one, or two under a joint membership."""
@@ -42,8 +75,12 @@ class Membership(msgspec.Struct, frozen=True):
 
     def is_voter(self, safekeeper_id: int, incarnation: str) -> bool:
         """Tell whether this data folder votes and counts."""
-        member = Member(safekeeper_id, incarnation)
-        return any(member in half for half in self.halves())
+        identity = (safekeeper_id, incarnation)
+        return any(member.identity == identity for half in self.halves() for member in half)
+
+    def is_same(self, other: "Membership | None") -> bool:
+        """Tell whether both are one membership: where the members are said to listen makes no difference."""
+        return other is not None and _without_addresses(self) == _without_addresses(other)
 
     def ids(self) -> frozenset[int]:
         """Return the ids of all voters."""
@@ -58,6 +95,24 @@ class Membership(msgspec.Struct, frozen=True):
 def quorum_size(member_count: int) -> int:
     """Return how many of `member_count` members make a majority."""
     return member_count // 2 + 1
+
+
+def check_quorum_sizes(membership: Membership) -> None:
+    """Refuse a membership whose quorums are of a size that is not understood here.
+
+    Raises:
+        RemoteProtocolError: one of its expressions is not that of a majority.
+    """
+    for sizes in (membership.quorum_sizes, membership.new_quorum_sizes):
+        for name, size in (("commit", sizes.commit), ("elect", sizes.elect)):
+            if size != MAJORITY:
+                raise RemoteProtocolError(f"the {name} quorum {size[:64]!r} is not understood, only {MAJORITY!r} is")
+
+
+def _without_addresses(membership: Membership) -> Membership:
+    halves = (membership.members, membership.new_members)
+    members, new_members = (tuple(Member(*member.identity) for member in half) for half in halves)
+    return msgspec.structs.replace(membership, members=members, new_members=new_members)
 
 
 def bootstrap_cluster_id(system_id: int, members: Iterable[Member]) -> str:

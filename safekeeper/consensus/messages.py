@@ -30,7 +30,7 @@ from safekeeper.consensus.term_history import TermHistory
 from safekeeper.lsn import Lsn
 from safekeeper.wal.records import LogTail
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 DIGEST_PAGE_SIZE = 8192
 
 
@@ -133,6 +133,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
         granted: whether it was promised.
         promised: whom the acceptor follows now.
         history: its term history, cut at flush_lsn.
+        forgotten_term: the highest term that was removed from the front of `history`, 0 if none was.
         tli_histories: the timeline history files of that history.
         wal_begin_lsn, flush_lsn: the WAL that it keeps. 0 if none.
         commit_lsn, truncate_lsn: what it knows; for checks only (S4).
@@ -147,6 +148,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
     flush_lsn: Lsn = 0
     commit_lsn: Lsn = 0
     truncate_lsn: Lsn = 0
+    forgotten_term: int = 0
 
 
 class Elected(msgspec.Struct, frozen=True, tag="elected"):
@@ -157,7 +159,7 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
         commit_lsn: what the proposer knows to be committed in this term.
         settled_lsn: below it the log is committed, whether or not this term knows it yet: the donor knew, or a member
             of the term keeps it no more. For the check of base_lsn only.
-        allow_data_loss: the operator's explicit word that committed records may be cut at a fork (S9).
+        forgotten_term: the highest term that was removed from the front of `history`, 0 if none was.
     """
 
     node_id: NodeId
@@ -170,8 +172,8 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
     tli_histories: tuple[TliHistory, ...]
     base_lsn: Lsn
     commit_lsn: Lsn
-    allow_data_loss: bool = False
     settled_lsn: Lsn = 0
+    forgotten_term: int = 0
 
 
 class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False):

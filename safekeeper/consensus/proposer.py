@@ -329,7 +329,7 @@ class Proposer:
             self.campaign = Campaign(self.config, self.roster, self._stream, self.candidacy, cluster, primary, now)
             self._out.extend(self.campaign.begin(now))
             return
-        bootstrap = plan_bootstrap(self.peers, primary)
+        bootstrap = plan_bootstrap(self.peers, primary, self.config.addresses)
         if bootstrap is not None:
             self._begin_bootstrap(bootstrap, now)
             return

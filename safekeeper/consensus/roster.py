@@ -225,7 +225,7 @@ def majority_against(peers: Peers) -> str:
     return f"{len(reasons)} of {len(peers)} safekeepers refuse it, e.g.: {reasons[0]}"
 
 
-def plan_bootstrap(peers: Peers, primary: PrimaryIdentity) -> Bootstrap | None:
+def plan_bootstrap(peers: Peers, primary: PrimaryIdentity, addresses: Mapping[int, str]) -> Bootstrap | None:
     """Return the first membership of the cluster (step 0), None if somebody is missing or not empty.
 
     The same bootstrap, half done by another run, counts as empty: its cluster id is a digest of the same members.
@@ -233,7 +233,7 @@ def plan_bootstrap(peers: Peers, primary: PrimaryIdentity) -> Bootstrap | None:
     greetings = greetings_of(peers)
     if len(greetings) < len(peers):
         return None
-    members = tuple(Member(i, greeting.incarnation) for i, greeting in sorted(greetings.items()))
+    members = tuple(Member(i, g.incarnation, addresses.get(i, "")) for i, g in sorted(greetings.items()))
     cluster_id = bootstrap_cluster_id(primary.system_id, members)
     if any(not g.is_empty or g.cluster_id not in ("", cluster_id) for g in greetings.values()):
         return None

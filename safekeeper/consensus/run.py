@@ -1,5 +1,6 @@
 """One run of a proposer: which phase it is in, what an operator decided, what it remembers of its terms."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -27,6 +28,7 @@ class ProposerConfig:
     Attributes:
         run: random id of this run, 32 hexadecimal digits.
         safekeeper_ids: the members at a bootstrap.
+        addresses: where they listen, by id, as far as known.
         takeover: be elected even if another proposer is alive.
         allow_data_loss: let a fork cut what may have been committed (S9).
         several_primaries: there are other hosts to try, so that a primary that is refused does not end the run.
@@ -39,6 +41,7 @@ class ProposerConfig:
     allow_data_loss: bool = False
     several_primaries: bool = False
     apply_rule: ApplyRule = field(default_factory=ApplyRule)
+    addresses: Mapping[int, str] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
 
 

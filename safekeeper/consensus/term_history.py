@@ -5,7 +5,10 @@ A history is a tuple of entries in the order of the log. Entry i says: from `sta
 once (S3), so two logs that share a term share every byte up to the end of that term in the shorter of the two.
 That is what makes `divergence` exact: no byte has to be compared.
 
-An entry of length zero is meaningful: it says that the log was adopted by its term (S4), so its owner counts as newer.
+An entry of length zero is meaningful as the last one: it says that the log was adopted by its term (S4), so its owner
+counts as newer.
+
+The front of a history may be missing: `forgotten_term` is the highest term that was removed from it, 0 if none was.
 """
 
 from typing import NamedTuple
@@ -23,11 +26,15 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
         term: the term that wrote it; positive, strictly increasing along a history.
         start_lsn: its first byte; never decreasing along a history.
         tli: PostgreSQL's timeline id of those bytes; never decreasing along a history.
+        gives_up: an operator allowed this fork to cut WAL that may have been committed (S9).
+        floor: the highest timeline that a failover has sealed, 0 if none; a term inherits that of the one before it.
     """
 
     term: int
     start_lsn: Lsn
     tli: int
+    gives_up: bool = False
+    floor: int = 0
 
 
 TermHistory = tuple[HistoryEntry, ...]
@@ -38,13 +45,11 @@ class Divergence(NamedTuple):
 
     Attributes:
         lsn: the first position at which they may differ: bytes below it are equal in both.
-        own_tli: timeline of the own bytes from `lsn` on (of the last byte before it, if there are none).
-        other_tli: timeline that the other history has from `lsn` on.
+        gives_up: the other log leaves ours with an entry that gives up committed WAL.
     """
 
     lsn: Lsn
-    own_tli: int
-    other_tli: int
+    gives_up: bool = False
 
 
 def check_history(history: TermHistory) -> None:
@@ -55,7 +60,7 @@ def check_history(history: TermHistory) -> None:
     """
     previous: HistoryEntry | None = None
     for entry in history:
-        if entry.term <= 0 or entry.tli <= 0 or not 0 < entry.start_lsn <= LSN_MAX:
+        if entry.term <= 0 or entry.tli <= 0 or entry.floor < 0 or not 0 < entry.start_lsn <= LSN_MAX:
             raise RemoteProtocolError(f"term history entry {entry} has a field out of range")
         if previous is not None and (
             entry.term <= previous.term or entry.start_lsn < previous.start_lsn or entry.tli < previous.tli
@@ -122,10 +127,11 @@ def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory) -> Diverg
                 f"{own[own_index]} here, {other[other_index]} there"
             )
         lsn = min(term_end(own, own_index, own_end_lsn), term_end(other, other_index, LSN_MAX))
-        return Divergence(lsn, tli_at(own, lsn), tli_at(other, lsn))
+        leaves_with = other[other_index + 1 : other_index + 2]
+        return Divergence(lsn, any(entry.gives_up for entry in leaves_with))
     return None
 
 
 def describe_history(history: TermHistory) -> str:
-    """Return the history as a person reads it in a log line: `1@0/1000000/1 3@0/2000028/2`."""
-    return " ".join(f"{e.term}@{format_lsn(e.start_lsn)}/{e.tli}" for e in history) or "(none)"
+    """Return the history as a person reads it in a log line: `1@0/1000000/1 3@0/2000028/2!`; `!` gives up WAL."""
+    return " ".join(f"{e.term}@{format_lsn(e.start_lsn)}/{e.tli}{'!' * e.gives_up}" for e in history) or "(none)"

@@ -10,7 +10,7 @@ Nothing of this changes anything. Nothing of a primary that is refused is taken.
 
 from collections.abc import Iterator
 
-from safekeeper.consensus.actions import Action, SendMessage, StartReplication
+from safekeeper.consensus.actions import Action, Level, Note, SendMessage, StartReplication
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.leadership import Leadership
 from safekeeper.consensus.messages import (
@@ -93,6 +93,7 @@ class Verification:
         plan: where the term is to begin.
         is_passed: the term may be led.
         awaits_link: it may be led, but nothing was compared: the first record must link to our last one (S10).
+        gives_up: the term begins at a fork that cuts what may have been acknowledged, as the operator allows.
         refusal: why this primary cannot go on, empty as long as nothing is known against it.
     """
 
@@ -104,22 +105,24 @@ class Verification:
         plan: LogPlan,
         segment_size: int,
         stream: PrimaryStream,
+        allow_data_loss: bool = False,
     ) -> None:
         self.plan = plan
-        self.is_passed = self.awaits_link = False
+        self.is_passed = self.awaits_link = self.gives_up = False
         self.refusal = ""
         self._node_id = node_id
         self._donor = donor
         self._segment_size = segment_size
         self._stream = stream
+        self._allow_data_loss = allow_data_loss
         self._check = check_range(vote.history, vote.wal_begin_lsn, plan.start_lsn, plan.tli, segment_size)
         self._segment_is_gone = False
         self._our_page_crcs: tuple[int, ...] | None = None
         self._their_page_crcs: tuple[int, ...] | None = None
 
-    def begin(self, allow_data_loss: bool) -> Iterator[Action]:
+    def begin(self) -> Iterator[Action]:
         """Ask what a cut would lose if there is one to be justified (S9), else compare at once."""
-        if self.plan.cuts and not allow_data_loss:
+        if self.plan.cuts:
             yield self._ask_for_tail()
         else:
             yield from self._compare()
@@ -146,12 +149,21 @@ class Verification:
             )
             self.is_passed = self.awaits_link = True
         elif 0 < response.record_end_lsn <= possible_commit_lsn:
-            self.refusal = (
-                f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, but WAL up to "
-                f"{format_lsn(possible_commit_lsn)} may have been acknowledged: it lacks the record "
-                f"[{format_lsn(response.lsn)}, {format_lsn(response.record_end_lsn)}) "
-                "(--allow-data-loss gives it up)"
-            )
+            if self._allow_data_loss:
+                self.gives_up = True
+                yield Note(
+                    Level.WARNING,
+                    f"WAL [{format_lsn(response.lsn)}, {format_lsn(possible_commit_lsn)}) may have been acknowledged "
+                    f"and is given up (--allow-data-loss): the primary's timeline {plan.tli} forked off before it",
+                )
+                yield from self._compare()
+            else:
+                self.refusal = (
+                    f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, but WAL up to "
+                    f"{format_lsn(possible_commit_lsn)} may have been acknowledged: it lacks the record "
+                    f"[{format_lsn(response.lsn)}, {format_lsn(response.record_end_lsn)}) "
+                    "(--allow-data-loss gives it up)"
+                )
         else:
             yield from self._compare()
 

@@ -46,17 +46,17 @@ from tests.unit.wal_builder import WalBuilder
 from walproxy.replication import build_hot_standby_feedback, build_status_update
 
 _NODE = NodeId(7, "run7")
-_MEMBERS = Membership(3, (Member(1, "a"), Member(2, "b"), Member(3, "c")), ())
-_HISTORY = (HistoryEntry(1, 100, 1), HistoryEntry(7, 200, 2))
+_MEMBERS = Membership(3, (Member(1, "a", "host:9001"), Member(2, "b"), Member(3, "c")), (), 7)
+_HISTORY = (HistoryEntry(1, 100, 1), HistoryEntry(7, 200, 2, True, 1))
 _FILES = (TliHistory(2, b"1\t0/64\tno recovery target specified\n"),)
 _SIZE = 16 << 20
 
 _FROM_PROPOSERS = (
-    ProposerGreeting(3, "run7", 5, 9, _SIZE),
+    ProposerGreeting(4, "run7", 5, 9, _SIZE),
     Bootstrap("cluster", 5, _SIZE, 170002, _MEMBERS, True),
     PreVoteRequest("run7", False),
     VoteRequest(_NODE, 3),
-    Elected(_NODE, "cluster", 5, _SIZE, 170002, _MEMBERS, _HISTORY, _FILES, 300, 100, False, 0),
+    Elected(_NODE, "cluster", 5, _SIZE, 170002, _MEMBERS, _HISTORY, _FILES, 300, 100, 0, 5),
     ArchiveOrder(_NODE, 1, 100),
     AppendRequest(_NODE, 3, 300, 200, 100, 5, True, b"WAL"),
     AppendRequest(_NODE, 3, 300, 200, 100, 6, False, b""),
@@ -65,10 +65,10 @@ _FROM_PROPOSERS = (
     TailRequest(_NODE, 3, 200),
 )
 _FROM_ACCEPTORS = (
-    AcceptorGreeting(3, 1, "a", "cluster", 5, _SIZE, 170002, _MEMBERS, _NODE, 7, 300, 200, 100, 0),
+    AcceptorGreeting(4, 1, "a", "cluster", 5, _SIZE, 170002, _MEMBERS, _NODE, 7, 300, 200, 100, 0),
     Bootstrapped("cluster", 3),
     PreVoteResponse(True, "run6"),
-    VoteResponse(_NODE, True, _NODE, _HISTORY, _FILES, 300, 200, 100),
+    VoteResponse(_NODE, True, _NODE, _HISTORY, _FILES, 300, 200, 100, 0, 5),
     AppendResponse(_NODE, 300, 200, 5, True),
     StandbyFeedback((Standby("standby_1", 300, 200, 100, 7, 0),)),
     ArchiveReport(100, True, True, 0, "no route to the store"),

@@ -66,7 +66,7 @@ _GONE = pickle.dumps(None)
 class _TakenOnTrust(Verification):
     """Believes every primary: its log is the donor's."""
 
-    def begin(self, allow_data_loss: bool) -> Iterable[Action]:  # type: ignore[override]
+    def begin(self) -> Iterable[Action]:  # type: ignore[override]
         plan = self.plan
         yield self._stream.start(StartReplication(plan.start_lsn, plan.tli, plan.start_lsn, plan.tli))
         self.is_passed = True

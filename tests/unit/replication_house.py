@@ -70,7 +70,6 @@ class Leader(ScriptedProposer):
         histories: tuple[TliHistory, ...] = (),
         commit_lsn: int = 0,
         base_lsn: int = BASE_LSN,
-        allow_data_loss: bool = False,
     ) -> AppendResponse:
         """Win `term` and have `history` adopted."""
         if self.greet().membership is None:
@@ -90,7 +89,6 @@ class Leader(ScriptedProposer):
                 tli_histories=histories,
                 base_lsn=base_lsn,
                 commit_lsn=commit_lsn,
-                allow_data_loss=allow_data_loss,
             )
         )
         answer = self.receive(AppendResponse)

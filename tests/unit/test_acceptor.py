@@ -116,7 +116,7 @@ class Bench:
         return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
 
 
-def elected(node_id: NodeId, *entries: tuple[int, int, int], **changes: Any) -> Elected:
+def elected(node_id: NodeId, *entries: tuple[int, ...], **changes: Any) -> Elected:
     history = tuple(HistoryEntry(*entry) for entry in entries)
     message = Elected(node_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, 0)
     return msgspec.structs.replace(message, **changes)
@@ -385,6 +385,20 @@ def test_a_committed_part_of_a_record_is_cut_whether_the_fork_left_a_trace_or_no
     answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
     assert isinstance(answer, AppendResponse)
     assert (bench.acceptor.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 40, BASE + 40)
+
+
+def test_a_member_that_was_away_cuts_what_was_given_up_meanwhile() -> None:
+    for gives_up in (False, True):
+        bench = following(300)
+        bench.append(BASE + 300, commit_lsn=BASE + 300)
+        bench.record_end_of = lambda lsn: lsn + 50
+        bench.greet(connection=2)
+        given_up = elected(NodeId(3, "run3"), (1, BASE, 1), (2, BASE + 100, 2, gives_up), (3, BASE + 200, 2))
+        answer = bench.tell(given_up, connection=2)
+        if gives_up:
+            assert answer.flush_lsn == bench.acceptor.commit_lsn == BASE + 100
+        else:
+            assert answer.code is RefusalCode.HISTORY
 
 
 def test_another_log_is_refused_when_something_is_committed() -> None:

@@ -216,11 +216,11 @@ def test_committed_wal_is_not_skipped_for_a_log_that_lacks_it() -> None:
     assert bench.control.history == (HistoryEntry(1, BASE, 1),)
 
 
-@pytest.mark.parametrize("allow_data_loss", [False, True])
-def test_a_fork_below_what_is_kept_is_refused_and_nothing_is_looked_for_or_cut(allow_data_loss: bool) -> None:
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_fork_below_what_is_kept_is_refused_and_nothing_is_looked_for_or_cut(gives_up: bool) -> None:
     bench = trimmed()
     before = bench.control
-    message = elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2), settled_lsn=END, allow_data_loss=allow_data_loss)
+    message = elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2, gives_up), settled_lsn=END)
     answer = bench.tell(message)
     assert answer.code is RefusalCode.HISTORY
     assert "no byte of it is part of the history" in answer.reason
@@ -310,20 +310,20 @@ def test_what_was_archived_of_a_log_that_was_cut_is_said_of_no_other_log() -> No
     bench = archived()
     bench.run(bench.acceptor.archive_reported(END, ""))
     fork_lsn = BASE + 2 * SEGMENT
-    bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2), allow_data_loss=True))
+    bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2, True)))
     assert [report.archived_lsn for report in reports(bench)] == [fork_lsn]
     assert bench.acceptor.archived_lsn == fork_lsn
     bench.append(fork_lsn, b"n" * SIZE, node_id=P2)
     bench.flush()
     bench.append(bench.acceptor.write_lsn, node_id=P2, commit_lsn=END)
     assert bench.acceptor.commit_lsn == END
-    bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2), allow_data_loss=True))
+    bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2, True)))
     assert [report.archived_lsn for report in reports(bench)] == [fork_lsn]
 
 
 def test_what_was_archived_while_the_log_was_cut_is_cut_as_well() -> None:
     bench = archived()
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 2 * SEGMENT, 2), allow_data_loss=True))
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 2 * SEGMENT, 2, True)))
     bench.run(bench.acceptor.archive_reported(END, ""))
     assert [report.archived_lsn for report in reports(bench)] == [BASE + 2 * SEGMENT]
 

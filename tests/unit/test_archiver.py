@@ -31,7 +31,7 @@ WAL = random.Random(9).randbytes(5 * SEGMENT_SIZE)
 # The child forks in the second segment.
 FORK_LSN = BASE_LSN + SEGMENT_SIZE + 100_000
 HISTORY_FILE = TliHistory(2, f"1\t{format_lsn(FORK_LSN)}\tno recovery target specified\n".encode())
-FORKED = (HistoryEntry(1, BASE_LSN, 1), HistoryEntry(2, FORK_LSN, 2))
+FORKED = (HistoryEntry(1, BASE_LSN, 1), HistoryEntry(2, FORK_LSN, 2, gives_up=True))
 
 
 @pytest.fixture(autouse=True)
@@ -308,7 +308,7 @@ def test_the_segment_with_a_fork_is_archived_under_both_names(tmp_path: Path, ur
         wait_archived(leader, BASE_LSN + SEGMENT_SIZE + 150_000)
         successor = house.leader("run2")
         # What an operator gives up is cut, and archived_lsn goes back with it.
-        successor.take_over(2, FORKED, histories=(HISTORY_FILE,), commit_lsn=FORK_LSN, allow_data_loss=True)
+        successor.take_over(2, FORKED, histories=(HISTORY_FILE,), commit_lsn=FORK_LSN)
         successor.hear_of_archive(lambda report: report.archived_lsn == BASE_LSN + SEGMENT_SIZE)
         successor.write(child[FORK_LSN - BASE_LSN :])
         successor.commit()
@@ -343,10 +343,10 @@ def test_an_upload_during_which_the_log_went_back_does_not_count_for_the_new_one
         write(leader, SEGMENT_SIZE + 150_000)
         house.call(house.archiver.archive_now)
         assert waiting.wait(DEADLINE_S)
-        house.leader("run2").take_over(2, FORKED, histories=(HISTORY_FILE,), commit_lsn=FORK_LSN, allow_data_loss=True)
+        house.leader("run2").take_over(2, FORKED, histories=(HISTORY_FILE,), commit_lsn=FORK_LSN)
         # The new timeline comes to nothing, and the old one goes on with other bytes.
         third = house.leader("run3")
-        third.take_over(3, (FORKED[0], HistoryEntry(3, FORK_LSN, 1)), commit_lsn=FORK_LSN, allow_data_loss=True)
+        third.take_over(3, (FORKED[0], HistoryEntry(3, FORK_LSN, 1, gives_up=True)), commit_lsn=FORK_LSN)
         third.write(bytes(2 * SEGMENT_SIZE))
         third.commit()
         may_put.set()

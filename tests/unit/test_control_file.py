@@ -1,5 +1,7 @@
 """The control file: atomic, durable, and refused when it is not what was stored."""
 
+import base64
+import contextlib
 import os
 import random
 import signal
@@ -11,7 +13,11 @@ import google_crc32c
 import msgspec
 import pytest
 
+from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState, NodeId
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
+from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.control_file import CONTROL_FILE_NAME, LOCK_FILE_NAME, ControlFile, DataDirectoryLock
+from safekeeper.data_folder import DataFolder
 from safekeeper.errors import ConfigurationError, StorageFailed, StorageFull
 from safekeeper.wal.filesystem import RealFileSystem
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
@@ -32,6 +38,52 @@ class OtherState(msgspec.Struct):
     """What another program might have stored."""
 
     name: str
+
+
+# A control file as the release with format version 1 wrote it.
+FORMAT_1 = base64.b64decode(
+    "U0FGRUtFRVABAAAAcAIAAN4AE61zYWZla2VlcGVyX2lkAqtpbmNhcm5hdGlvbtkgMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
+    "MjIyMjKuZm9ybWF0X3ZlcnNpb24BqmNsdXN0ZXJfaWTZIGNjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjqXN5c3RlbV9p"
+    "ZM9kZlkqakGBFaxzZWdtZW50X3NpemXOAQAAAK5zZXJ2ZXJfdmVyc2lvbs4AAkoCqm1lbWJlcnNoaXCDqmdlbmVyYXRpb24Bp21l"
+    "bWJlcnOTkgHZIDExMTExMTExMTExMTExMTExMTExMTExMTExMTExMTExkgLZIDIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
+    "MjIykgPZIDMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzq25ld19tZW1iZXJzkKhwcm9taXNlZJIJ2SBycnJycnJycnJy"
+    "cnJycnJycnJycnJycnJycnJycnJycqdoaXN0b3J5k5MBzgEAAAABkwTOAgAAKAGTCc4DAAEAAq10bGlfaGlzdG9yaWVzkZICxCkx"
+    "CTAvMzAwMDEwMAlubyByZWNvdmVyeSB0YXJnZXQgc3BlY2lmaWVkCqt0cnVuY2F0ZV90b8CoYmFzZV9sc27ArXdhbF9iZWdpbl9s"
+    "c27OAQAAAKlzZXRfYXNpZGXCqmNvbW1pdF9sc27OAwACAKx0cnVuY2F0ZV9sc27OAgAAAKxhcmNoaXZlZF9sc27OAQAAAKphcmNo"
+    "aXZlX2lk2SBhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYcWdg7c="
+)
+
+
+def test_a_control_file_of_the_format_before_is_read_and_rewritten(tmp_path: Path) -> None:
+    # Its WAL is to be set aside, so that none has to be there.
+    content = FORMAT_1[:-4].replace(b"set_aside\xc2", b"set_aside\xc3")
+    (tmp_path / CONTROL_FILE_NAME).write_bytes(content + google_crc32c.value(content).to_bytes(4, "little"))
+    before = ControlFile(RealFileSystem(), tmp_path).load(ControlState)
+    assert before is not None and before.format_version == 1
+    with contextlib.closing(DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)) as folder:
+        control = folder.control
+    rewritten = (tmp_path / CONTROL_FILE_NAME).read_bytes()
+    assert (content[8], rewritten[8]) == (1, FORMAT_VERSION)
+    assert ControlFile(RealFileSystem(), tmp_path).load(ControlState) == control
+    assert control == msgspec.structs.replace(before, format_version=FORMAT_VERSION)
+    assert control.history == (
+        HistoryEntry(1, 0x1000000, 1, gives_up=False, floor=0),
+        HistoryEntry(4, 0x2000028, 1),
+        HistoryEntry(9, 0x3000100, 2),
+    )
+    assert control.forgotten_term == 0
+    members = tuple(Member(i, str(i) * 32, address="") for i in (1, 2, 3))
+    sizes = QuorumSizes("N/2+1", "N/2+1")
+    assert control.membership == Membership(1, members, author=0, quorum_sizes=sizes, new_quorum_sizes=sizes)
+    assert (control.promised, control.commit_lsn, control.archive_id) == (NodeId(9, "r" * 32), 0x3000200, "a" * 32)
+
+
+def test_a_membership_with_quorums_of_another_size_is_of_a_newer_release(tmp_path: Path) -> None:
+    membership = Membership(1, (Member(2, "2" * 32),), quorum_sizes=QuorumSizes(commit="2"))
+    state = ControlState(safekeeper_id=2, incarnation="2" * 32, membership=membership)
+    ControlFile(RealFileSystem(), tmp_path).store(state)
+    with pytest.raises(ConfigurationError, match="newer release: the commit quorum '2' is not understood"):
+        DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)
 
 
 def test_what_is_stored_is_loaded(tmp_path: Path) -> None:
@@ -115,7 +167,10 @@ def test_a_damaged_file_is_refused_with_its_path(position: str) -> None:
     [
         (b"", "cut short, at 0 bytes"),
         (b"PK\x03\x04" * 9, "not a safekeeper's control file"),
-        (b"SAFEKEEP\x02\0\0\0\0\0\0\0", "format version 2, this program knows 1: use the release that wrote it"),
+        (
+            b"SAFEKEEP\x03\0\0\0\0\0\0\0",
+            "format version 3, this release reads versions 1 to 2: use the release",
+        ),
         (b"SAFEKEEP\x01\0\0\0\x05\0\0\0", "which its header denies"),
         (b"SAFEKEEP\x01\0\0\0\x01\0\0\0\xc1", "is no State: .*replace the disk"),
     ],

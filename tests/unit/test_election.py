@@ -65,6 +65,20 @@ def test_entries_above_a_fork_and_empty_ones_of_another_timeline_go() -> None:
     assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (*donor[:2], HistoryEntry(9, 150, 2))
 
 
+def test_what_was_given_up_stays_given_up_when_the_entry_that_says_so_is_replaced() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2, gives_up=True))
+    for start_lsn, tli in ((150, 3), (120, 3)):
+        extended = extend_history(donor, LogPlan(start_lsn, tli, cuts=True), ASKED)
+        assert extended == (donor[0], HistoryEntry(9, start_lsn, tli, gives_up=True))
+    # Where that entry stays, it says so itself.
+    assert not extend_history(donor, LogPlan(200, 2, cuts=False), ASKED)[-1].gives_up
+
+
+def test_a_term_inherits_what_is_sealed() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 1, floor=1))
+    assert extend_history(donor, LogPlan(200, 1, cuts=False), ASKED)[-1].floor == 1
+
+
 def test_timelines_that_are_in_the_history_no_more_are_forgotten() -> None:
     primary = PrimaryIdentity(
         system_id=7,

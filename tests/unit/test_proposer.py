@@ -355,9 +355,20 @@ def test_data_loss_may_be_allowed_explicitly() -> None:
     table.connects(1, 2, 3)
     table.sees()
     table.votes()
-    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 100),)))
-    assert table.sent(TailRequest) == {}
+    fork_lsn = END - 100
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
     assert table.did(StartReplication)
+    table.hears(1, DigestResponse(0, BASE, fork_lsn, CRCS))
+    table.event(table.proposer.primary_checked(BASE, fork_lsn, CRCS, table.now))
+    assert table.sent(Elected)[1].history[-1].gives_up
+
+
+def test_a_fork_that_cuts_nothing_acknowledged_gives_up_nothing_although_it_might() -> None:
+    fork_lsn = END - 100
+    primary = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
+    message = elected_with(Table(allow_data_loss=True), primary, fork_lsn)
+    assert message.history[-1].start_lsn == fork_lsn and not message.history[-1].gives_up
 
 
 def test_a_timeline_may_end_before_the_term_is_led() -> None:

@@ -76,13 +76,21 @@ def test_a_term_ends_where_the_next_one_starts_or_at_the_end_of_the_log() -> Non
 
 def test_logs_part_at_the_end_of_the_last_common_term_in_the_shorter_one() -> None:
     other = history((1, 100, 1), (3, 200, 1), (4, 250, 1))
-    assert divergence(ONE_TO_FIVE, 400, other) == Divergence(250, 1, 1)
-    assert divergence(other, 400, ONE_TO_FIVE) == Divergence(250, 1, 1)
+    assert divergence(ONE_TO_FIVE, 400, other) == Divergence(250)
+    assert divergence(other, 400, ONE_TO_FIVE) == Divergence(250)
 
 
 def test_a_log_that_the_other_continues_parts_at_its_own_end() -> None:
-    assert divergence(ONE_TO_FIVE, 400, (*ONE_TO_FIVE, HistoryEntry(6, 500, 2))) == Divergence(400, 2, 2)
-    assert divergence(ONE_TO_FIVE, 250, ONE_TO_FIVE) == Divergence(250, 1, 1)
+    assert divergence(ONE_TO_FIVE, 400, (*ONE_TO_FIVE, HistoryEntry(6, 500, 2))) == Divergence(400)
+    assert divergence(ONE_TO_FIVE, 250, ONE_TO_FIVE) == Divergence(250)
+
+
+def test_what_the_other_log_has_given_up_is_said_of_the_entry_with_which_it_leaves_ours() -> None:
+    given_up = (*ONE_TO_FIVE[:2], HistoryEntry(6, 250, 3, gives_up=True), HistoryEntry(7, 400, 3))
+    assert divergence(ONE_TO_FIVE, 400, given_up) == Divergence(250, gives_up=True)
+    assert divergence(given_up, 500, (*given_up, HistoryEntry(8, 450, 3))) == Divergence(450, gives_up=False)
+    later = (*ONE_TO_FIVE, HistoryEntry(6, 400, 3, gives_up=True))
+    assert divergence(history((1, 100, 1), (4, 150, 1)), 400, (*ONE_TO_FIVE[:1], *later[1:])) == Divergence(150)
 
 
 def test_logs_without_a_common_term_share_nothing() -> None:
@@ -98,7 +106,7 @@ def test_two_histories_of_one_term_are_a_forgery() -> None:
 
 
 def test_a_history_without_its_oldest_entries_still_matches() -> None:
-    assert divergence(ONE_TO_FIVE[1:], 400, ONE_TO_FIVE) == Divergence(400, 2, 2)
+    assert divergence(ONE_TO_FIVE[1:], 400, ONE_TO_FIVE) == Divergence(400)
 
 
 def test_a_person_can_read_it() -> None:

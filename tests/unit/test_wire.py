@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safekeeper.consensus.control_state import NOBODY, NodeId, TliHistory
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -57,6 +57,7 @@ lsns = st.integers(1, LSN_MAX - PAYLOAD_BYTES_MAX)
 payloads = st.binary(max_size=300)
 node_ids = st.builds(NodeId, positive, words)
 maybe_nobody = st.one_of(st.just(NOBODY), node_ids)
+addresses = st.sampled_from(["", "db1:9001", "[2001:db8::1]:9001", "ä" * (ADDRESS_BYTES_MAX // 2)])
 segment_sizes = st.sampled_from([1 << 20, 16 << 20, 1 << 30])
 
 
@@ -64,9 +65,9 @@ segment_sizes = st.sampled_from([1 << 20, 16 << 20, 1 << 30])
 def memberships(draw: st.DrawFn) -> Membership:
     def half(least: int) -> tuple[Member, ...]:
         ids = draw(st.lists(st.integers(1, 9), min_size=least, max_size=5, unique=True))
-        return tuple(Member(i, draw(words)) for i in sorted(ids))
+        return tuple(Member(i, draw(words), draw(addresses)) for i in sorted(ids))
 
-    return Membership(draw(positive), half(1), half(0))
+    return Membership(draw(positive), half(1), half(0), draw(numbers))
 
 
 @st.composite
@@ -74,7 +75,9 @@ def histories(draw: st.DrawFn, least: int = 0) -> tuple[HistoryEntry, ...]:
     terms = sorted(draw(st.lists(st.integers(1, 1000), min_size=least, max_size=6, unique=True)))
     starts = sorted(draw(st.lists(positive, min_size=len(terms), max_size=len(terms))))
     tlis = sorted(draw(st.lists(st.integers(1, 50), min_size=len(terms), max_size=len(terms))))
-    return tuple(HistoryEntry(*entry) for entry in zip(terms, starts, tlis, strict=True))
+    floors = draw(st.lists(st.integers(0, 50), min_size=len(terms), max_size=len(terms)))
+    given_up = draw(st.lists(st.booleans(), min_size=len(terms), max_size=len(terms)))
+    return tuple(HistoryEntry(*entry) for entry in zip(terms, starts, tlis, given_up, floors, strict=True))
 
 
 tli_histories = st.lists(st.builds(TliHistory, st.integers(1, 99), payloads), max_size=3).map(tuple)
@@ -97,7 +100,7 @@ proposer_messages = st.one_of(
         tli_histories,
         numbers,
         numbers,
-        st.booleans(),
+        numbers,
         numbers,
     ),
     st.builds(ArchiveOrder, node_ids, numbers, numbers),
@@ -131,7 +134,13 @@ acceptor_messages = st.one_of(
     st.builds(Bootstrapped, words, positive),
     st.builds(PreVoteResponse, st.booleans(), st.just("") | words),
     st.builds(
-        VoteResponse, node_ids, st.booleans(), maybe_nobody, histories(), tli_histories, numbers, numbers, numbers
+        VoteResponse,
+        node_ids,
+        st.booleans(),
+        maybe_nobody,
+        histories(),
+        tli_histories,
+        *[numbers] * 5,
     ),
     st.builds(lambda node, r, s, h: AppendResponse(node, r[1], r[0], s, h), node_ids, ranges, numbers, st.booleans()),
     st.builds(ReadResponse, numbers, lsns, payloads),
@@ -369,3 +378,23 @@ def test_the_longest_payload_fits_and_one_byte_more_is_our_own_mistake() -> None
     ):
         with pytest.raises(LocalProtocolError):
             encode(message)
+
+
+@pytest.mark.parametrize(
+    ("membership", "problem"),
+    [
+        (
+            Membership(1, (Member(1, "a"),), quorum_sizes=QuorumSizes(elect="2")),
+            "the elect quorum '2' is not understood",
+        ),
+        (Membership(1, (Member(1, "a", "two\nlines"),)), "is not the address of a member"),
+        (Membership(1, (Member(1, "a", "x" * (ADDRESS_BYTES_MAX + 1)),)), "is not the address of a member"),
+    ],
+)
+def test_a_membership_that_is_not_understood_is_refused(membership: Membership, problem: str) -> None:
+    with pytest.raises(LocalProtocolError, match=rf"Bootstrap\.membership: .*{problem}"):
+        encode(Bootstrap("c", 5, 1 << 20, 150000, membership))
+    good = Bootstrap("c", 5, 1 << 20, 150000, Membership(1, (Member(1, "a"),)))
+    forged = msgspec.to_builtins(good) | {"membership": msgspec.to_builtins(membership)}
+    with pytest.raises(RemoteProtocolError, match=problem):
+        FrameDecoder(PROPOSER_DIALECT).feed(control(forged))
