@@ -147,8 +147,6 @@ def _readable(value: Any, name: str = "") -> Any:
     if name == "history":
         names = ("term", "start_lsn", "tli", "gives_up", "floor")
         return [_readable(dict(zip(names, entry, strict=True))) for entry in value]
-    if name in ("members", "new_members"):
-        return [dict(zip(("id", "incarnation", "address"), member, strict=True)) for member in value]
     if name in ("quorum_sizes", "new_quorum_sizes"):
         return dict(zip(("commit", "elect"), value, strict=True))
     if name == "system_id":
