@@ -147,7 +147,9 @@ async def test_all_safekeepers_are_told_of_one_new_cluster_of_a_higher_generatio
     bootstrap = told[0][0]
     assert bootstrap.replace and bootstrap.cluster_id == first
     assert (bootstrap.system_id, bootstrap.segment_size) == (SYSTEM_ID, 1 << 20)
-    assert bootstrap.membership == Membership(7, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
+    addresses = dict(config.safekeepers)
+    members = tuple(Member(i, f"{i}" * 32, str(addresses[i])) for i in (1, 2, 3))
+    assert bootstrap.membership == Membership(7, members)
 
 
 def gone(safekeeper: FakeSafekeeper) -> None:
