@@ -23,8 +23,8 @@ from safekeeper.errors import ConfigurationError
 Client: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
 
 # A few quick attempts here: those who call try again for as long as it takes, and say so meanwhile.
+REQUEST_RETRIES = 3
 _RETRIES: Any = {
-    "max_retries": 3,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {
         "init_backoff": timedelta(milliseconds=100),
@@ -53,7 +53,7 @@ class Location(NamedTuple):
     folder: Path | None
 
 
-def open_location(url: str, options: Mapping[str, str], timeout_s: float) -> Location:
+def open_location(url: str, options: Mapping[str, str], timeout_s: float, retries: int = REQUEST_RETRIES) -> Location:
     """Return the client of the store that `url` names.
 
     Raises:
@@ -82,7 +82,7 @@ def open_location(url: str, options: Mapping[str, str], timeout_s: float) -> Loc
     if not parts.netloc:
         raise ConfigurationError(f"{url} names no bucket: write {scheme}://BUCKET/PREFIX")
     return _open_remote(
-        "/".join((f"{scheme}://{parts.netloc}", *filter(None, parts.path.split("/")))), options, timeout_s
+        "/".join((f"{scheme}://{parts.netloc}", *filter(None, parts.path.split("/")))), options, timeout_s, retries
     )
 
 
@@ -98,7 +98,7 @@ def _open_folder(folder: Path, options: Mapping[str, str]) -> Location:
     return Location(str(folder), client, folder)
 
 
-def _open_remote(url: str, options: Mapping[str, str], timeout_s: float) -> Location:
+def _open_remote(url: str, options: Mapping[str, str], timeout_s: float, retries: int) -> Location:
     client_options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(timeout_s, 5)),
         "read_timeout": timedelta(seconds=timeout_s),
@@ -115,7 +115,9 @@ def _open_remote(url: str, options: Mapping[str, str], timeout_s: float) -> Loca
         else:
             config[key] = value
     try:
-        client: Client = _client_from_url(url, config=config, client_options=client_options, retry_config=_RETRIES)
+        client: Client = _client_from_url(
+            url, config=config, client_options=client_options, retry_config={**_RETRIES, "max_retries": retries}
+        )
     except UnknownConfigurationKeyError as error:
         key_named = re.search(r"[Kk]ey: '([^']*)'", str(error))
         name = key_named[1] if key_named else ", ".join(options)

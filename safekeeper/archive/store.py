@@ -24,7 +24,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from safekeeper.archive.local_folder import LocalFolder
-from safekeeper.archive.location import Location, open_location
+from safekeeper.archive.location import REQUEST_RETRIES, Location, open_location
 from safekeeper.archive.objects import PROBE_FOLDER, ObjectInfo
 from safekeeper.archive.store_errors import ConditionsNotSupported, translated
 from safekeeper.errors import ArchiveError, ArchiveRefused, ObjectMissing
@@ -69,7 +69,14 @@ class ObjectStore:
         self._knows_ranges = True  # Until it turns out that it does not.
 
     @classmethod
-    def open(cls, url: str, *, options: Mapping[str, str] = NO_OPTIONS, timeout_s: float = 30) -> Self:
+    def open(
+        cls,
+        url: str,
+        *,
+        options: Mapping[str, str] = NO_OPTIONS,
+        timeout_s: float = 30,
+        retries: int = REQUEST_RETRIES,
+    ) -> Self:
         """Return the folder that `url` names. Nothing is asked of a remote store yet; a local folder is made.
 
         Args:
@@ -77,6 +84,7 @@ class ObjectStore:
             options: obstore's own configuration keys, e.g. endpoint, region, virtual_hosted_style_request; also
                 allow_http, allow_invalid_certificates, proxy_url and root_certificate (the path of a PEM file).
             timeout_s: how long a request may go on without an answer.
+            retries: how often the client repeats a request that may succeed later, at once and by itself.
 
         Raises:
             ConfigurationError: the URL or an option cannot work.
@@ -84,7 +92,7 @@ class ObjectStore:
         secrets = [
             value for name, value in options.items() if value and "endpoint" not in name and "region" not in name
         ]
-        return cls(open_location(url, options, timeout_s), (secret for secret in secrets if len(secret) > 4))
+        return cls(open_location(url, options, timeout_s, retries), (secret for secret in secrets if len(secret) > 4))
 
     def probe(self) -> bool:
         """Say whether the store honours a put that must not overwrite. Asked once, remembered afterwards."""

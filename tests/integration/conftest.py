@@ -1,6 +1,6 @@
 """Real PostgreSQL servers for the integration tests, and coroutines as tests.
 
-`major` runs a test on the oldest and on the newest server that this machine has; EVERY and NEWEST change that.
+`major` runs a test on the oldest and on the newest server that this machine has; EVERY, OLDEST and NEWEST change that.
 `primary` is one server per major for the whole session: a test leaves it as it found it. `new_cluster` makes servers
 that a test may stop, kill or configure. `cluster` is one whole cluster per major for the session, healed after each
 test; `new_gated` makes whole clusters for a test that needs another one. `new_stand` makes one to which bad things are
@@ -50,6 +50,7 @@ def _only(*majors: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("major", sorted(set(majors)), indirect=True, ids=lambda major: f"pg{major}")
 
 
+OLDEST = _only(min(SERVERS, default=0))  # for what does not depend on PostgreSQL's version, and is tested on NEWEST too
 NEWEST = _only(max(SERVERS, default=0))  # for what does not depend on PostgreSQL's version
 EVERY = _only(*(SERVERS or [0]))  # for what must hold on each
 

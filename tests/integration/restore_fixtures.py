@@ -81,9 +81,9 @@ class Past:
     def flush_lsn(self) -> Lsn:
         return parse_lsn(self.server.execute("SELECT pg_current_wal_flush_lsn()::text")[0][0])
 
-    def uploader(self, archive: Path | None = None) -> Uploader:
+    def uploader(self, archive: Path | None = None, *, store: ObjectStore | None = None) -> Uploader:
         uploader = Uploader(
-            ObjectStore.open(str(archive or self.archive)),
+            store or ObjectStore.open(str(archive or self.archive)),
             cluster_id=CLUSTER_ID,
             system_id=self.system_id,
             segment_size=MIB,
@@ -93,11 +93,11 @@ class Past:
         uploader.claim()
         return uploader
 
-    def archive_up_to(self, end_lsn: Lsn, *, server: LocalPostgres | None = None) -> None:
-        """Put the WAL below `end_lsn` into the archive: whole segments, a partial at the end, history files."""
-        uploader = self.uploader()
+    def archive_up_to(self, end_lsn: Lsn, *, store: ObjectStore | None = None) -> None:
+        """Put the WAL below `end_lsn` into an archive: whole segments, a partial at the end, history files."""
+        uploader = self.uploader(store=store)
         self.archived_lsn = end_lsn
-        for path in sorted((server or self.server).pg_wal.iterdir()):
+        for path in sorted(self.server.pg_wal.iterdir()):
             parsed = parse_segment_name(path.name, MIB)
             if path.suffix == ".history":
                 uploader.upload(history_file(int(path.stem, 16)), path)
@@ -205,14 +205,25 @@ def make_runnable(folder: Path, data_directory: Path) -> None:
     Args:
         folder: which that user can enter.
     """
-    user = server_user()
-    if user is None or user.may_enter(Path(sys.executable).resolve()):
+    named, runnable = f"{sys.executable} -P -m walproxy", walproxy_command(folder)
+    if named == runnable:
         return
     configuration = data_directory / "postgresql.auto.conf"
-    named = f"{sys.executable} -P -m walproxy"
     text = configuration.read_text()
     assert named in text
-    configuration.write_text(text.replace(named, str(_program(folder))))
+    configuration.write_text(text.replace(named, runnable))
+
+
+def walproxy_command(folder: Path) -> str:
+    """Return the command with which the servers' user runs walproxy.
+
+    Args:
+        folder: which that user can enter.
+    """
+    user = server_user()
+    if user is None or user.may_enter(Path(sys.executable).resolve()):
+        return f"{sys.executable} -P -m walproxy"
+    return str(_program(folder))
 
 
 def _program(folder: Path) -> Path:

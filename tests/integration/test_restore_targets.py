@@ -20,6 +20,7 @@ from tests.integration.restore_fixtures import (
     take_backup,
     up_to,
     walproxy,
+    walproxy_command,
 )
 from walproxy.local_postgres import LocalPostgres
 
@@ -30,8 +31,12 @@ def recovered_rows(past: Past, target: Path, *arguments: object, backup: str = "
         return rows(server)
 
 
-def test_without_a_target_everything_is_recovered_also_from_the_open_segment(past: Past, target: Path) -> None:
+def test_without_a_target_everything_is_recovered_and_the_settings_for_that_are_gone(past: Past, target: Path) -> None:
+    """Also what is in the open segment."""
+    before = (past.folder / "base" / "postgresql.auto.conf").read_text()
     assert recovered_rows(past, target) == up_to(5)
+    assert not (target / "walproxy-recovery.toml").exists()
+    assert (target / "postgresql.auto.conf").read_text().rstrip("\n") == before.rstrip("\n")
 
 
 def test_recovery_to_a_time_ends_with_the_last_commit_before_it(past: Past, target: Path) -> None:
@@ -39,8 +44,17 @@ def test_recovery_to_a_time_ends_with_the_last_commit_before_it(past: Past, targ
 
 
 @NEWEST
-def test_recovery_to_an_lsn_ends_there(past: Past, target: Path) -> None:
-    assert recovered_rows(past, target, "--target-lsn", format_lsn(past.steps[1].end_lsn)) == up_to(2)
+def test_recovery_to_an_lsn_ends_there_also_if_its_settings_cannot_be_removed(past: Past, target: Path) -> None:
+    arguments = ("--archive", past.archive, "--target-lsn", format_lsn(past.steps[1].end_lsn))
+    restore(past, past.folder / "base", target, *arguments)
+    configuration = target / "postgresql.auto.conf"
+    command = walproxy_command(past.folder)
+    assert f"'{command} recovery-end" in configuration.read_text()
+    # A command that cannot be found ends the server, if PostgreSQL learns of it.
+    configuration.write_text(configuration.read_text().replace(f"'{command} recovery-end", "'/nowhere recovery-end"))
+    with recovered(past.server.binaries, target) as server:
+        assert rows(server) == up_to(2)
+        assert "recovery-end failed: the settings of walproxy restore stay" in server.log_path.read_text()
 
 
 @NEWEST

@@ -285,3 +285,64 @@ def test_a_standby_streams_when_the_archive_has_no_more(past: Past, place: Path)
         assert time.monotonic() - began_at < 30
         wait_for(lambda: bool(standby.execute("SELECT 1 FROM pg_stat_wal_receiver")), "it streams", 30)
     assert "no archive" in standby.log_path.read_text()
+
+
+# A server that is a standby, and one that is being promoted.
+
+
+@pytest.fixture
+def data_directory(past: Past, place: Path) -> Path:
+    """What wal-fetch looks at of the data folder of a standby of this system."""
+    directory = place / "data"
+    for name in ("global", "pg_wal"):
+        (directory / name).mkdir(parents=True)
+    shutil.copy(past.server.data_directory / "global" / "pg_control", directory / "global")
+    (directory / "standby.signal").touch()
+    return directory
+
+
+def fetch_for(data_directory: Path, name: str, *arguments: object) -> int:
+    """Return the exit code of a restore_command of a server that is not running."""
+    target = data_directory / "pg_wal" / ("RECOVERYHISTORY" if name.endswith(".history") else "RECOVERYXLOG")
+    return walproxy("wal-fetch", name, target, *arguments).returncode
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--safekeepers", NOBODY),
+        ("--archive", "/nonexistent"),
+        ("--config", "/nonexistent"),
+        ("--no-such-option",),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_neither_a_standby_nor_a_promotion_is_stopped(
+    past: Past, data_directory: Path, arguments: tuple[str, ...]
+) -> None:
+    name, _ = segment_of(past, 2)
+    assert fetch_for(data_directory, name, *arguments) == EXIT_MISSING
+    (data_directory / "standby.signal").unlink()
+    assert fetch_for(data_directory, "00000002.history", *arguments) == EXIT_MISSING
+    (data_directory / "recovery.signal").touch()
+    assert fetch_for(data_directory, name, *arguments, "--timeout", "0.1") == EXIT_STOPS_RECOVERY
+
+
+def test_a_part_of_a_segment_does_not_replace_more_of_it(past: Past, place: Path, data_directory: Path) -> None:
+    name, lsn = segment_of(past, 5)
+    words = ("--archive", place / "archive")
+    own = data_directory / "pg_wal" / name
+    shutil.copy(past.server.pg_wal / name, own)
+    assert fetch_for(data_directory, name, *words) == EXIT_MISSING
+    own.write_bytes(in_pg_wal(past, name, past.archived_lsn - 8))
+    assert fetch_for(data_directory, name, *words) == EXIT_DELIVERED
+    fetched = (data_directory / "pg_wal" / "RECOVERYXLOG").read_bytes()
+    assert fetched == in_pg_wal(past, name, past.archived_lsn)
+    corrupt(own, past.archived_lsn - lsn - 100)
+    assert fetch_for(data_directory, name, *words) == EXIT_DELIVERED
+
+
+def test_a_promotion_does_not_ask_for_a_history_that_is_there(past: Past, data_directory: Path) -> None:
+    (data_directory / "standby.signal").unlink()
+    (data_directory / "pg_wal" / "00000002.history").write_text("1\t0/100000\tno reason\n")
+    assert fetch_for(data_directory, "00000002.history", "--config", "/nonexistent") == EXIT_MISSING

@@ -13,8 +13,9 @@ from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.upload import Uploader
 from safekeeper.lsn import segment_name
 from tests.unit.wal_builder import WalBuilder
+from walproxy.recovery.caller import is_recovering, system_id_of
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig
-from walproxy.recovery.prefetched import REQUESTS, Prefetched, is_recovering, system_id_of
+from walproxy.recovery.prefetched import REQUESTS, Prefetched
 from walproxy.recovery.prefetcher import Prefetcher
 
 MIB = 1 << 20

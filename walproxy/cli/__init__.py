@@ -12,7 +12,10 @@ import click
 
 from safekeeper.command import run_command
 
-_COMMANDS = ("run", "status", "archive", "restore", "wal-fetch", "rebootstrap", "demo", "bench", "torture", "pipeline")
+_COMMANDS = (
+    *("run", "status", "archive", "restore", "wal-fetch", "recovery-end", "rebootstrap"),
+    *("demo", "bench", "torture", "pipeline"),
+)
 
 
 class _Commands(click.Group):
@@ -40,7 +43,7 @@ def main() -> None:
     """Run the command line, and exit with the code that says how it went."""
     failure_code = None
     if sys.argv[1:2] == ["wal-fetch"]:
-        from walproxy.recovery.config import EXIT_STOPS_RECOVERY
+        from walproxy.cli import wal_fetch
 
-        failure_code = EXIT_STOPS_RECOVERY
+        failure_code = wal_fetch.failure_code(sys.argv[2:])
     run_command(cli, "walproxy", failure_code)

@@ -20,7 +20,13 @@ from walproxy.recovery.base_backup import BaseBackup
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.plan import LATEST, Plan, Target, format_time, make_plan
-from walproxy.recovery.restore import check_target_folder, owner_of, warn_of_unreachable, write_data_folder
+from walproxy.recovery.restore import (
+    check_target_folder,
+    owner_of,
+    refuse_credentials,
+    warn_of_unreachable,
+    write_data_folder,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +104,8 @@ def restore(
     goal = Target(target_time, lsn, target_name, target_timeline, target_action)
     target = target.absolute()
     check_target_folder(target)
+    if not dry_run:
+        refuse_credentials(loaded)
     new_owner = None if dry_run else owner_of(target, owner)
     try:
         source = BaseBackup(backup, ignore_manifest=ignore_manifest)

@@ -6,6 +6,7 @@ safekeeper_source   safekeepers that run, through their replication doors
 folder_source       the data folder of a safekeeper that is stopped
 pages               is this file the WAL that it claims to be
 fetcher             the best answer of several sources: a restore_command's decisions
+caller              the server that runs a restore_command: what it does, and what an exit code would make it do
 prefetched          what the next call needs, fetched before it is asked for: the half that must be quick
 prefetcher          the same, the process that fetches
 record_times        when commits happened, out of the WAL itself
@@ -14,4 +15,5 @@ base_backup         a pg_basebackup, as a folder or as tars
 backup_manifest     its files, sizes and checksums, with which it is compared while it is copied
 plan                how far a recovery would reach, and whether it may begin
 restore             makes the data folder
+settings_block      what it adds to the server's settings, and removes when recovery has ended
 """

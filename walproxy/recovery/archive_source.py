@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from safekeeper.archive.catalog import Catalog
 from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.location import REQUEST_RETRIES
 from safekeeper.archive.objects import ArchivedObject
 from safekeeper.archive.store import ObjectStore
 from safekeeper.lsn import Lsn
@@ -28,8 +29,10 @@ _Result = TypeVar("_Result")
 class ArchiveSource:
     """An archive. Its listing as a whole is read once, when it is needed; single files are looked for each time."""
 
-    def __init__(self, url: str, options: Mapping[str, str], *, timeout_s: float = 30.0) -> None:
-        store = ObjectStore.open(existing_archive(url), options=options, timeout_s=timeout_s)
+    def __init__(
+        self, url: str, options: Mapping[str, str], *, timeout_s: float = 30.0, retries: int = REQUEST_RETRIES
+    ) -> None:
+        store = ObjectStore.open(existing_archive(url), options=options, timeout_s=timeout_s, retries=retries)
         self.name = f"the archive {store.url}"
         self.store = store
         self._reader = ArchiveReader(store)

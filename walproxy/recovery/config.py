@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "WALPROXY"
 # What PostgreSQL makes of a restore_command's exit code: up to 125 the file is not there, which ends recovery; above
-# that, recovery stops with an error. https://www.postgresql.org/docs/current/runtime-config-wal.html
+# that, or after a signal, the server ends with an error. The second is right in archive recovery only: a standby asks
+# again, and a server in a promotion must not end (Mode in caller.py).
+# https://www.postgresql.org/docs/current/runtime-config-wal.html
 EXIT_DELIVERED = 0
 EXIT_MISSING = 1
 EXIT_STOPS_RECOVERY = 200
 DEFAULT_PREFETCH = 4
+# A promotion waits for the answers to some three questions, and pg_promote waits for 60 s.
+_SHORT_TIMEOUT_S = 5.0
 _PREFETCH_MAX = 64
 
 
@@ -122,8 +126,11 @@ class FetchConfig(SourceConfig):
     )
 
 
-def open_sources(config: SourceConfig) -> "list[WalSource]":
+def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list[WalSource]":
     """Return the sources that are named: data folders, the archive, safekeepers. None of them is asked anything yet.
+
+    Args:
+        is_asked_again: each question is asked once and for a few seconds only, since PostgreSQL repeats it.
 
     Raises:
         ConfigurationError: one cannot be used, or none is named.
@@ -138,9 +145,11 @@ def open_sources(config: SourceConfig) -> "list[WalSource]":
 
     sources: list[WalSource] = []
     if config.archive is not None:
-        sources.append(ArchiveSource(config.archive, config.archive_options))
+        patience: dict[str, Any] = {"timeout_s": _SHORT_TIMEOUT_S, "retries": 0} if is_asked_again else {}
+        sources.append(ArchiveSource(config.archive, config.archive_options, **patience))
     if config.safekeepers is not None:
-        sources += safekeeper_sources(config.safekeepers)
+        patience = {"timeout_s": _SHORT_TIMEOUT_S} if is_asked_again else {}
+        sources += safekeeper_sources(config.safekeepers, **patience)
     found = [FolderSource(directory) for directory in config.data_dir]
     if config.uncommitted and (donor := choose_uncommitted(found)) is not None:
         logging.getLogger(__name__).warning(

@@ -49,9 +49,17 @@ class Fetcher:
         sources: in the order in which they are preferred.
         system_id: of the PostgreSQL that recovers; 0 if it is not known: then that of the first source that answers.
         timeout_s: how long a source that does not answer is asked again, for each question.
+        asks_once: a source that did not answer is not asked anything else.
     """
 
-    def __init__(self, sources: Sequence[WalSource], *, system_id: int = 0, timeout_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        sources: Sequence[WalSource],
+        *,
+        system_id: int = 0,
+        timeout_s: float = 0.0,
+        asks_once: bool = False,
+    ) -> None:
         if not sources:
             raise ConfigurationError("no source of WAL is named: give --archive, --safekeepers or --data-dir")
         self.sources = list(sources)
@@ -59,6 +67,8 @@ class Fetcher:
         self._system_id = system_id
         self._origin: Origin | None = None
         self._admitted: set[str] = set()
+        self._asks_once = asks_once
+        self._silent: dict[str, SourceUnavailable] = {}
 
     def origin(self) -> Origin:
         """Return whose WAL it is, as the first source that answers says.
@@ -157,7 +167,14 @@ class Fetcher:
         """Make sure that a source has the WAL of our PostgreSQL; return whose that is."""
         if self._origin is not None and source.name in self._admitted:
             return self._origin
-        origin = source.origin()
+        if source.name in self._silent:
+            raise self._silent[source.name]
+        try:
+            origin = source.origin()
+        except SourceUnavailable as error:
+            if self._asks_once:
+                self._silent[source.name] = error
+            raise
         expected = self._origin.system_id if self._origin is not None else self._system_id
         if expected and origin.system_id != expected:
             raise ArchiveRefused(

@@ -9,11 +9,11 @@ KEY is made of the system id in pg_control and of the sources, so what another r
 A call that is served from here takes less than 0.1 s, most of it Python's start; so nothing heavy is imported.
 """
 
-import hashlib
 import os
 import time
 from pathlib import Path
 
+from walproxy.recovery.caller import sources_key
 from walproxy.recovery.config import FetchConfig
 
 FOLDER = ".walproxy-prefetch"
@@ -37,16 +37,8 @@ class Prefetched:
     """
 
     def __init__(self, data_directory: Path, wal_directory: Path, system_id: int, config: FetchConfig) -> None:
-        sources = (
-            system_id,
-            config.archive,
-            sorted(config.archive_options.items()),
-            config.safekeepers,
-            [str(folder) for folder in config.data_dir],
-        )
-        key = hashlib.sha256(repr(sources).encode()).hexdigest()[:16]
         self.data_directory = data_directory
-        self.folder = wal_directory / FOLDER / key
+        self.folder = wal_directory / FOLDER / sources_key(system_id, config)
 
     def take(self, name: str, target: Path) -> bool:
         """Make the segment `name` the file `target`, if it was fetched, or is being fetched; return whether it was."""
@@ -85,30 +77,3 @@ class Prefetched:
         except OSError:
             return False
         return True
-
-
-def system_id_of(data_directory: Path) -> int:
-    """Return the system id in a data folder's pg_control, 0 if it cannot be read."""
-    try:
-        with (data_directory / "global" / "pg_control").open("rb") as file:
-            return int.from_bytes(file.read(8), "little")
-    except OSError:
-        return 0
-
-
-def is_standby(data_directory: Path) -> bool:
-    """Whether the server is to be a standby, which asks again for what it does not get."""
-    return (data_directory / "standby.signal").exists()
-
-
-def is_recovering(data_directory: Path) -> bool:
-    """Whether a server runs there that was told to recover from an archive and has not finished."""
-    if not is_standby(data_directory) and not (data_directory / "recovery.signal").exists():
-        return False
-    try:
-        os.kill(int((data_directory / "postmaster.pid").read_text().split("\n")[0]), 0)
-    except PermissionError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return True

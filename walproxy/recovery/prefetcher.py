@@ -25,9 +25,10 @@ from typing import Any
 from safekeeper import settings
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn, parse_segment_name, segment_name
+from walproxy.recovery.caller import is_recovering, system_id_of
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
-from walproxy.recovery.prefetched import BEGUN_SUFFIX, LOCK, REQUESTS, Prefetched, is_recovering, system_id_of
+from walproxy.recovery.prefetched import BEGUN_SUFFIX, LOCK, REQUESTS, Prefetched
 
 _IDLE_S = 60.0
 _LOOK_S = 1.0

@@ -3,11 +3,13 @@
 Nothing is written before `plan` has said that the target can be reached. What must not be taken for a whole data folder
 is none: pg_control, without which no server starts, is written last, and if something fails all is removed again.
 
-The server finds its WAL through `walproxy wal-fetch`, whose settings stand in a file of the data folder.
+The server finds its WAL through `walproxy wal-fetch`, whose settings stand in a file of the data folder. When recovery
+has ended, `walproxy recovery-end` removes that file and what was added to postgresql.auto.conf (settings_block.py).
 """
 
 import os
 import pwd
+import re
 import shlex
 import shutil
 import sys
@@ -19,20 +21,19 @@ from typing import NamedTuple
 from safekeeper.control_file import CONTROL_FILE_NAME
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import format_lsn
+from walproxy.conninfo import parse_conninfo
 from walproxy.recovery.base_backup import BaseBackup, Entry, write_entry
 from walproxy.recovery.config import DEFAULT_PREFETCH, FetchConfig, SourceConfig, as_toml
 from walproxy.recovery.plan import Plan, Target, format_time
+from walproxy.recovery.settings_block import AUTO_CONF, END_COMMAND, SETTINGS_FILE, TARGETS, as_block
 from walproxy.server_binaries import ServerUser
 
-SETTINGS_FILE = "walproxy-recovery.toml"
 _PG_CONTROL = PurePosixPath("global/pg_control")
-_TARGETS = (
-    "recovery_target",
-    "recovery_target_name",
-    "recovery_target_time",
-    "recovery_target_xid",
-    "recovery_target_lsn",
+# Of obstore's configuration keys of S3, Google's store and Azure's.
+_CREDENTIAL_OPTIONS = re.compile(
+    "secret|token|password|(access|account|master|sas|encryption|customer|service_account)_key|access_key_id"
 )
+_CONNINFO_CREDENTIALS = ("password", "sslpassword", "oauth_client_secret")
 
 
 class Owner(NamedTuple):
@@ -54,6 +55,36 @@ def check_target_folder(target: Path) -> None:
         raise ConfigurationError(f"{target} is not empty: empty it, or choose another --target; nothing was changed")
     if not target.parent.is_dir():
         raise ConfigurationError(f"{target.parent} does not exist: make it, or correct --target")
+
+
+def refuse_credentials(config: SourceConfig) -> None:
+    """Refuse settings that would bring credentials into the data folder, and with it into every copy of it.
+
+    Raises:
+        ConfigurationError: it names them, and where they belong.
+    """
+    named = [name for name, value in config.archive_options.items() if _is_credential(name, value)]
+    if named:
+        raise ConfigurationError(
+            f"--archive-options has credentials ({', '.join(sorted(named))}), which restore does not write into the "
+            "data folder: set the store's variables in the environment of this command, and of the server that recovers"
+        )
+    if config.safekeepers is None:
+        return
+    given = parse_conninfo(config.safekeepers, "the safekeepers'")
+    named = [name for name in _CONNINFO_CREDENTIALS if given.get(name)]
+    if named:
+        raise ConfigurationError(
+            f"--safekeepers has credentials ({', '.join(named)}), which restore does not write into the data folder: "
+            "use a password file (passfile=...) that the user of the server may read"
+        )
+
+
+def _is_credential(option: str, value: str) -> bool:
+    name = option.lower()
+    if name == "proxy_url":
+        return "@" in value
+    return bool(_CREDENTIAL_OPTIONS.search(name)) and not name.endswith(("_file", "_kms_key_id"))
 
 
 def owner_of(target: Path, name: str | None) -> Owner | None:
@@ -148,13 +179,10 @@ def _configure(target: Path, config: SourceConfig, goal: Target) -> None:
     settings = target / SETTINGS_FILE
     settings.touch(mode=0o600)
     settings.write_text(
-        "# Where walproxy wal-fetch gets the WAL of this recovery. Of no use once the server takes writes.\n"
-        + as_toml(fetching)
+        "# Where walproxy wal-fetch gets the WAL of this recovery. Removed when it has ended.\n" + as_toml(fetching)
     )
-    with (target / "postgresql.auto.conf").open("a") as file:
-        file.write("\n# walproxy restore\n")
-        for name, value in recovery_settings(goal).items():
-            file.write(f"{name} = '{value.replace(chr(39), chr(39) * 2)}'\n")
+    with (target / AUTO_CONF).open("a") as file:
+        file.write(as_block(recovery_settings(goal)))
     (target / "recovery.signal").touch(mode=0o600)
 
 
@@ -167,8 +195,8 @@ def recovery_settings(goal: Target) -> dict[str, str]:
     }
     # PostgreSQL refuses two targets, and the backup may have brought one along. It reads them in this order and has
     # one already when it comes to a second, even to an empty one: so the empty ones come first.
-    settings = {"restore_command": restore_command()}
-    settings |= {name: "" for name in _TARGETS if chosen.get(name) is None}
+    settings = {"restore_command": restore_command(), "recovery_end_command": recovery_end_command()}
+    settings |= {name: "" for name in TARGETS if chosen.get(name) is None}
     settings |= {name: value for name, value in chosen.items() if value is not None}
     settings["recovery_target_timeline"] = goal.timeline
     if not goal.is_end:
@@ -178,13 +206,26 @@ def recovery_settings(goal: Target) -> dict[str, str]:
 
 def restore_command() -> str:
     """Return the command that fetches WAL; PostgreSQL runs it in its data folder."""
+    return f"{_walproxy()} wal-fetch %f %p --config {SETTINGS_FILE}"
+
+
+def recovery_end_command() -> str:
+    """Return the command that removes the settings of this recovery; PostgreSQL runs it in its data folder.
+
+    It always succeeds: PostgreSQL ends the server, in the middle of a promotion, if the command cannot be found.
+    """
+    problem = f"recovery-end failed: the settings of walproxy restore stay in {AUTO_CONF}"
+    return f'{_walproxy()} {END_COMMAND} {SETTINGS_FILE} || echo "{problem}" >&2'
+
+
+def _walproxy() -> str:
+    """Return the beginning of a command that runs this program, as PostgreSQL hands it to a shell."""
     program = Path(sys.argv[0]).absolute()
     if program.name == "walproxy" and os.access(program, os.X_OK):
         words = [str(program)]
     else:
         words = [sys.executable, "-P", "-m", "walproxy"]
-    command = " ".join(shlex.quote(word).replace("%", "%%") for word in words)
-    return f"{command} wal-fetch %f %p --config {SETTINGS_FILE}"
+    return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def warn_of_unreachable(owner: Owner, config: SourceConfig) -> list[str]:

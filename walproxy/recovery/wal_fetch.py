@@ -1,9 +1,13 @@
 """What `walproxy wal-fetch %f %p` does when nothing was fetched ahead, and what its answer means.
 
-PostgreSQL takes every exit code up to 125 for "there is no such file", and ends recovery with what it has. So only
-what every source has denied is EXIT_MISSING; whatever else goes wrong, even in the command line, stops recovery.
+PostgreSQL takes every exit code up to 125 for "there is no such file", and ends archive recovery with what it has. So
+only what every source has denied is EXIT_MISSING there; whatever else goes wrong, even in the command line, stops
+recovery, and the server.
 
-A standby is another matter: it asks again and again, and streams meanwhile. What cannot be said now is missing for it.
+A standby asks again and again, and streams meanwhile: what cannot be said now is missing for it. A promotion needs
+nothing that is not in pg_wal already, and must not be stopped. Both wait for an answer, so each source gets a few
+seconds, and what pg_wal has is not replaced by less: the archive's part of the open segment is older than what was
+streamed.
 """
 
 import logging
@@ -13,35 +17,40 @@ from pathlib import Path
 
 from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.lsn import format_lsn, parse_segment_name
-from walproxy.recovery.config import EXIT_DELIVERED, EXIT_MISSING, EXIT_STOPS_RECOVERY, FetchConfig, open_sources
+from walproxy.recovery.caller import Mode, Silence, sources_key
+from walproxy.recovery.config import EXIT_DELIVERED, EXIT_MISSING, FetchConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher, HoleFound
+from walproxy.recovery.sources import SourceUnavailable
 
 _HISTORY_NAME = re.compile(r"([0-9A-F]{8})\.history")
 _TEMPORARY_SUFFIX = ".walproxy"
+_PIECE_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
 
-def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, standby: bool) -> int:
+def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, mode: Mode) -> int:
     """Fetch a file for PostgreSQL; return the exit code. What is wrong is logged.
 
     Args:
         name: PostgreSQL's name of it, a segment's or a history file's.
         target: where PostgreSQL wants it; replaced atomically.
         system_id: of the PostgreSQL that recovers, 0 if it is not known.
-        standby: it asks again for what it does not get.
+        mode: what that PostgreSQL does.
     """
     temporary = target.with_name(target.name + _TEMPORARY_SUFFIX)
+    is_asked_again = mode in (Mode.STANDBY, Mode.PROMOTING)
     try:
-        timeout_s = 0.0 if standby else config.timeout
-        fetcher = Fetcher(open_sources(config), system_id=system_id, timeout_s=timeout_s)
+        timeout_s = 0.0 if is_asked_again else config.timeout
+        sources = open_sources(config, is_asked_again=is_asked_again)
+        fetcher = Fetcher(sources, system_id=system_id, timeout_s=timeout_s, asks_once=is_asked_again)
         history = _HISTORY_NAME.fullmatch(name)
         if history is not None:
             delivered = _fetch_history(fetcher, int(history[1], 16), temporary)
         else:
-            delivered = _fetch_segment(
-                fetcher, name, temporary, config, find_holes=not standby and not config.end_at_hole
-            )
+            find_holes = not is_asked_again and not config.end_at_hole
+            own = target.parent / name if is_asked_again else None
+            delivered = _fetch_segment(fetcher, name, temporary, config, find_holes=find_holes, own=own)
         if not delivered:
             return EXIT_MISSING
         temporary.rename(target)
@@ -52,11 +61,13 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, s
         _log.error("%s", error)
     except WalproxyError as error:
         _log.error("cannot fetch %s: %s", name, error)
+        if mode is Mode.STANDBY and isinstance(error, SourceUnavailable):
+            Silence(target.parent, sources_key(system_id, config)).begin()
     except OSError as error:
         _log.error("cannot fetch %s: %s: %s", name, error.filename or target, error.strerror or error)
     finally:
         temporary.unlink(missing_ok=True)
-    return EXIT_MISSING if standby else EXIT_STOPS_RECOVERY
+    return mode.failure_code
 
 
 def _fetch_history(fetcher: Fetcher, tli: int, temporary: Path) -> bool:
@@ -66,7 +77,14 @@ def _fetch_history(fetcher: Fetcher, tli: int, temporary: Path) -> bool:
     return content is not None
 
 
-def _fetch_segment(fetcher: Fetcher, name: str, temporary: Path, config: FetchConfig, *, find_holes: bool) -> bool:
+def _fetch_segment(
+    fetcher: Fetcher, name: str, temporary: Path, config: FetchConfig, *, find_holes: bool, own: Path | None
+) -> bool:
+    """Fetch a segment; return whether there is one.
+
+    Args:
+        own: the segment as PostgreSQL may have it already. A part of a segment that is a part of it is of no use.
+    """
     segment_size = fetcher.origin().segment_size
     parsed = parse_segment_name(name, segment_size)
     if parsed is None:
@@ -79,6 +97,8 @@ def _fetch_segment(fetcher: Fetcher, name: str, temporary: Path, config: FetchCo
     if delivered is None:
         return False
     if not delivered.is_whole:
+        if own is not None and _begins_with(own, temporary):
+            return False
         _log.info("%s up to %s only, from %s", name, format_lsn(delivered.end_lsn), delivered.source)
         _pad(temporary, segment_size)
     return True
@@ -88,3 +108,16 @@ def _pad(path: Path, size: int) -> None:
     """Append zeros up to `size` bytes, with their place on the disk: PostgreSQL takes no shorter segment."""
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _begins_with(own: Path, part: Path) -> bool:
+    """Return whether the file `own` is there and begins with all bytes of the file `part`."""
+    try:
+        longer = own.open("rb")
+    except FileNotFoundError:
+        return False
+    with longer, part.open("rb") as shorter:
+        while piece := shorter.read(_PIECE_BYTES):
+            if longer.read(len(piece)) != piece:
+                return False
+    return True
