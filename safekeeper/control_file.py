@@ -25,8 +25,8 @@ import google_crc32c
 import msgspec
 
 from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN
-from safekeeper.errors import ConfigurationError, StorageFailed
-from safekeeper.wal.filesystem import FileSystem, read_whole, replace_durably
+from safekeeper.errors import ConfigurationError, ResourceShortage, StorageFailed
+from safekeeper.wal.filesystem import FileSystem, is_shortage, read_whole, replace_durably
 
 CONTROL_FILE_NAME = "control"
 LOCK_FILE_NAME = "lock"
@@ -88,7 +88,7 @@ class StateFile:
         """Make `state` the stored one, durably.
 
         Raises:
-            StorageFull: no room; the old state stands. It may be tried again.
+            StorageFull: no room, or no file descriptor; the old state stands. It may be tried again.
             StorageFailed: whether the old state or the new one will be found is unknown (S12). Any later call fails.
         """
         if self._failure is not None:
@@ -148,11 +148,15 @@ class DataDirectoryLock:
         Raises:
             ConfigurationError: another process holds it (the message says which), or the folder cannot be used.
             StorageFailed: the disk is full.
+            ResourceShortage: there is no file descriptor for it.
         """
         path = directory / LOCK_FILE_NAME
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            if is_shortage(error):
+                reason = f"could not open {path}: {error.strerror}: raise the limit of open files"
+                raise ResourceShortage(reason) from error
             raise ConfigurationError(f"could not open {path}: {error.strerror}; choose another --data-dir") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -39,6 +39,7 @@ from safekeeper.errors import (
     DiskLost,
     LocalProtocolError,
     RemoteProtocolError,
+    ResourceShortage,
     StorageFailed,
     StorageFull,
 )
@@ -106,6 +107,7 @@ class DataFolder:
             ConfigurationError: it cannot be made, another process has it, or it belongs to another safekeeper.
             DiskLost: what the control file records is gone (S8).
             StorageFailed: it cannot be read or written, or there is no room to start in.
+            ResourceShortage: there is no file descriptor for it.
         """
         if not fs.exists(directory.parent):
             raise ConfigurationError(f"{directory.parent} does not exist: make it, or correct --data-dir")
@@ -114,6 +116,9 @@ class DataFolder:
         folder = cls(fs, directory, lock, ControlFile(fs, directory))
         try:
             folder._load(safekeeper_id, new_incarnation)
+        except ResourceShortage as short:
+            folder.close()
+            raise ResourceShortage(f"could not start in {directory}: {short}: raise the limit of open files") from short
         except StorageFull as full:
             folder.close()
             raise StorageFailed(f"no room to start in {directory}: free some space ({full})") from full
@@ -276,6 +281,7 @@ class DataFolder:
             return self.storage
         if self.storage is not None:
             self.storage.close()
+            self.storage = None
         return self._open_storage(self.control)
 
     def _set_wal_aside(self, label: str) -> None:
@@ -288,11 +294,12 @@ class DataFolder:
             return
         target = self.directory / f"{WAL_FOLDER}.{label}"
         self._fs.make_directory(target)
-        try:
-            # From the top down: what is left behind by a crash is a log without a gap.
-            for name in sorted(names, reverse=True):
-                self._fs.rename(self._wal_directory / name, target / name)
-        except StorageFull as full:
-            raise StorageFailed(str(full)) from full
-        sync_names(self._fs, target)
-        sync_names(self._fs, self._wal_directory)
+        with self._fs.hold_directory(target), self._fs.hold_directory(self._wal_directory):
+            try:
+                # From the top down: what is left behind by a crash is a log without a gap.
+                for name in sorted(names, reverse=True):
+                    self._fs.rename(self._wal_directory / name, target / name)
+            except StorageFull as full:
+                raise StorageFailed(str(full)) from full
+            sync_names(self._fs, target)
+            sync_names(self._fs, self._wal_directory)

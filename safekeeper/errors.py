@@ -7,6 +7,7 @@
     ├── StorageFailed                  6  the data folder can no longer be trusted or written (S12)
     │   └── DiskLost                   6  the WAL that the control file records is gone (S8)
     ├── StorageFull                       no room to prepare a file; nothing is torn, reads go on
+    │   └── ResourceShortage           1  no free file descriptor, or no memory for one more file: retry
     ├── RemoteProtocolError               a peer sent what is not understood (S11): its connection is closed
     │   └── AuthenticationFailed          or does not prove the secret that it must know
     ├── ArchiveError                   1  the archive does not do what it should
@@ -68,6 +69,10 @@ class DiskLost(StorageFailed):
 
 class StorageFull(WalproxyError):
     """No space to prepare a segment or a temporary file. Nothing was torn; it can be tried again."""
+
+
+class ResourceShortage(StorageFull):
+    """The process or the machine has no free file descriptor or memory to open a file. Nothing was changed: retry."""
 
 
 class RemoteProtocolError(WalproxyError):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from safekeeper.archive.objects import ArchivedFile, segment_file
 from safekeeper.archive.read_through import CachedSegment, ReadThrough
 from safekeeper.consensus.learning import Gone, ReadableLog, Removed, Send, TimelineEnd, next_step
-from safekeeper.errors import ObjectMissing, StorageFailed
+from safekeeper.errors import ObjectMissing, ResourceShortage, StorageFailed
 from safekeeper.logs import describe_bug
 from safekeeper.lsn import Lsn, format_lsn, segment_name, segment_start
 from safekeeper.node import Node
@@ -41,6 +41,8 @@ CHUNK_BYTES = 128 << 10
 SERVED_BYTES_PER_TURN = 512 << 10
 # WAL this close to the end was written so lately that it is in memory, also where the system cannot tell.
 RECENT_BYTES = 1 << 20
+# How long a reader waits when there was no file descriptor to open its segment with.
+SHORTAGE_PAUSE_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -256,6 +258,9 @@ class LearnerHub:
                 if not payload:
                     self._fetch(reader, wal, begin_lsn, end_lsn)
                     return 0
+            except ResourceShortage as short:
+                self._wait_for_resources(reader, short)
+                return 0
             except StorageFailed as error:
                 self._fail_read(reader, error)
                 return 0
@@ -302,6 +307,9 @@ class LearnerHub:
         if payload is not None and epoch == self._view.epoch and self._node.is_between_events:
             self._chunk = self._make_chunk(begin_lsn, end_lsn, self.readable_end(reader), payload)
             self._send(reader, self._chunk)
+        elif isinstance(error, ResourceShortage):
+            self._wait_for_resources(reader, error)
+            return
         elif isinstance(error, StorageFailed):
             may_be_removed = not self._node.is_between_events or reader.position_lsn < self._view.log.begin_lsn
             if wal is not reader.wal or not may_be_removed:
@@ -311,6 +319,11 @@ class LearnerHub:
             self._fail(reader, "XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
         # What has come in the middle of an event may be void at its end, and is read again.
         self._wake(reader)
+
+    def _wait_for_resources(self, reader: Reader, short: ResourceShortage) -> None:
+        """Serve the reader again after a pause: its segment could not be opened."""
+        self._node.room.short_of_resources(short)
+        self._loop.call_later(SHORTAGE_PAUSE_S, self._wake, reader)
 
     # Older WAL.
 

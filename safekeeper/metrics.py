@@ -72,6 +72,11 @@ class SafekeeperCollector(Collector):
         if node.room.space is not None:
             yield _gauge("disk_free_bytes", "Free space of the data folder's disk", node.room.space.free_bytes)
             yield _gauge("disk_total_bytes", "Size of the data folder's disk", node.room.space.total_bytes)
+        yield _counter(
+            "resource_shortages",
+            "Failed attempts to open a file, for want of descriptors or memory",
+            node.room.shortages,
+        )
         yield _gauge("disk_lacking", "1 if there was no room for WAL or the control file", bool(node.room.lacking))
 
     def _of_the_archive(self, archiver: Archiver) -> Iterator[Metric]:

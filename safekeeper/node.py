@@ -44,7 +44,7 @@ from safekeeper.consensus.effects import (
 from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage, Standby
 from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.data_folder import DataFolder
-from safekeeper.errors import RemoteProtocolError, StorageFailed, StorageFull
+from safekeeper.errors import RemoteProtocolError, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn, segment_start
 from safekeeper.room import CONTROL_FILE, WAL, Room
 from safekeeper.wal.disk_work import Flush, Preparation, Removal
@@ -66,6 +66,9 @@ QUICK_FLUSH_S = 0.004
 FLUSHES_AVERAGED = 8
 # How long to wait for space before the next segment is tried again.
 PREPARE_AGAIN_AFTER_S = 1.0
+# How long to wait before a file is opened again for which there was no descriptor: twice as long each time. An effect
+# in the disk's thread is tried again after each of these, 0.63 s in all; then it is refused, as for want of space.
+SHORTAGE_PAUSES_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 
 _log = logging.getLogger(__name__)
 # What these do to the WAL, or say about it, includes a flush that runs: it is counted by them and not once more.
@@ -133,6 +136,7 @@ class Node:
         self._average_flush_s = 10 * QUICK_FLUSH_S
         self._report_timer_runs = False
         self._prepare_not_before = 0.0
+        self._shortages_in_a_row = 0  # Of the preparer.
         self._deaf = False  # It is drained or has failed: no message is taken any more.
         self._quiet: asyncio.Future[None] | None = None
         self._change_log = ChangeLog(self.acceptor)
@@ -288,6 +292,12 @@ class Node:
         def job() -> Any:
             if flush is not None:
                 self.folder.opened_storage().finish_flush(flush)
+            for pause_s in SHORTAGE_PAUSES_S:
+                try:
+                    return self.folder.perform(effect)
+                except ResourceShortage as short:
+                    self._loop.call_soon_threadsafe(self.room.short_of_resources, short)
+                    time.sleep(pause_s)
             return self.folder.perform(effect)
 
         self.disk.submit(job, self._effect_done, effect)
@@ -300,6 +310,8 @@ class Node:
             return
         if isinstance(effect, Persist):
             self.room.note(CONTROL_FILE, error)
+        elif isinstance(error, ResourceShortage):
+            self.room.short_of_resources(error)
         elif error is not None:
             self._no_room_for_wal(error)
         self._step(result, error)
@@ -405,9 +417,16 @@ class Node:
         if self.folder.storage is not None:
             self.folder.storage.finish_preparation(preparation)
         if full is not None:
-            self._prepare_not_before = time.monotonic() + PREPARE_AGAIN_AFTER_S
+            pause_s = PREPARE_AGAIN_AFTER_S
+            if isinstance(full, ResourceShortage):
+                pause_s = SHORTAGE_PAUSES_S[min(self._shortages_in_a_row, len(SHORTAGE_PAUSES_S) - 1)]
+                self._shortages_in_a_row += 1
+                # Nobody may write meanwhile, so that no flush comes to try it again.
+                self._loop.call_later(pause_s, self._prepare_ahead)
+            self._prepare_not_before = time.monotonic() + pause_s
             self._no_room_for_wal(full)
         else:
+            self._shortages_in_a_row = 0
             self.room.note(WAL, None)
 
     def _removed(self, removal: Removal, _: Any, error: BaseException | None) -> None:

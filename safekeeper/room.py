@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from safekeeper.errors import ResourceShortage
+from safekeeper.logs import RateLimit
 from safekeeper.lsn import Lsn
 from safekeeper.wal.filesystem import Space
 
@@ -24,6 +26,7 @@ class Room:
         space: as last measured, None before.
         lacking: what there was no room for when it was last tried -> why.
         wal_ends_at_lsn: the end of the last segment there was room for; meaningful while WAL is lacking.
+        shortages: how often a file could not be opened for want of a file descriptor or memory, and was tried again.
     """
 
     def __init__(self, free_warning_bytes: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,6 +34,8 @@ class Room:
         self.space: Space | None = None
         self.lacking: dict[str, str] = {}
         self.wal_ends_at_lsn: Lsn = 0
+        self.shortages = 0
+        self._shortage_lines = RateLimit(lines=3, interval_s=60, clock=clock)
         self._clock = clock
         self._warned_at: float | None = None
 
@@ -41,12 +46,22 @@ class Room:
 
     def note(self, what: str, error: BaseException | None) -> None:
         """Take note that there was room for `what`, or, with an error, that there was none."""
-        if error is None:
+        if isinstance(error, ResourceShortage):
+            self.lacking[what] = str(error)
+            self.short_of_resources(error)
+        elif error is None:
             if self.lacking.pop(what, None) is not None:
                 _log.info("there is room for the %s again", what)
         elif what not in self.lacking:
             self.lacking[what] = str(error)
             _log.warning("no room for the %s: %s; free some space, nothing else is needed", what, error)
+
+    def short_of_resources(self, error: ResourceShortage) -> None:
+        """Take note that a file could not be opened, which is tried again."""
+        self.shortages += 1
+        more = self._shortage_lines.admit()
+        if more is not None:
+            _log.warning("%s: retrying; if this line repeats, raise the limit of open files%s", error, more)
 
     def measured(self, space: Space) -> None:
         """Take note of the disk's space."""

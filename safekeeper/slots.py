@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from safekeeper.control_file import StateFile
-from safekeeper.errors import CommandError, StorageFailed, StorageFull
+from safekeeper.errors import CommandError, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.logs import ProblemLog
 from safekeeper.lsn import Lsn
 from safekeeper.wal.filesystem import FileSystem
@@ -217,7 +217,9 @@ class Slots:
             await stored
         except (StorageFull, StorageFailed) as error:
             self._moved = self._moved or moved
-            sqlstate = "53100" if isinstance(error, StorageFull) else "58030"
+            sqlstate = "58030"
+            if isinstance(error, StorageFull):
+                sqlstate = "53000" if isinstance(error, ResourceShortage) else "53100"
             raise CommandError(sqlstate, f"could not write the replication slots: {error}") from error
 
 

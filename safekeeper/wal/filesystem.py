@@ -7,20 +7,28 @@ disk can stand underneath and lose exactly what a real one may lose. The interfa
 - what `create`, `rename` and `unlink` did is durable once `fsync_directory` of the folder has returned;
 - until then, any of it may be lost or kept, in any order.
 
-Errors come out as two kinds. `StorageFull`: no space or quota, nothing else is wrong. `StorageFailed`: anything else.
-Which of them is fatal is the caller's to say: no space is harmless for a temporary file and fatal for live WAL (S12).
+Errors come out as three kinds. `StorageFull`: no space or quota, nothing else is wrong. `ResourceShortage`, a kind of
+it: no file descriptor or no memory, and nothing was changed. `StorageFailed`: anything else. Which of them is fatal is
+the caller's to say: no space is harmless for a temporary file and fatal for live WAL (S12).
+
+Only calls that change nothing when they fail raise `ResourceShortage`: open, create, read, list, and a write, which the
+caller repeats into a new temporary file. A sync, a rename or a removal that fails for want of memory is StorageFailed:
+an fdatasync that returns an error may have dropped the pages that it did not write, and a second one reports success.
+What must follow a rename or a removal is therefore opened before it: `hold_directory`.
 """
 
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from safekeeper.errors import StorageFailed, StorageFull
+from safekeeper.errors import ResourceShortage, StorageFailed, StorageFull
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 TEMPORARY_SUFFIX = ".new"
 # The flag that makes a read fail rather than wait for the disk: Linux only.
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
@@ -82,6 +90,12 @@ class FileSystem(Protocol):
     def unlink(self, path: Path) -> None:
         """Remove the name `path`."""
 
+    def hold_directory(self, directory: Path) -> contextlib.AbstractContextManager[None]:
+        """Have what `fsync_directory` of `directory` needs at hand: inside the block it opens nothing, in this thread.
+
+        So a change of names that has begun cannot fail for want of a file descriptor. Raises ResourceShortage itself.
+        """
+
     def fsync_directory(self, directory: Path) -> None:
         """Return when every name created, changed or removed in `directory` so far is on disk."""
 
@@ -102,23 +116,24 @@ def replace_durably(fs: FileSystem, path: Path, content: bytes) -> None:
     """Make `content` the content of `path`, atomically and durably: after any crash it is the old one or the new one.
 
     Raises:
-        StorageFull: no room for the temporary file; `path` is untouched and the temporary is gone.
+        StorageFull: no room, or no descriptor, for the temporary file; `path` is untouched and the temporary is gone.
         StorageFailed: anything else; `path` holds the old or the new content, and the process must not go on (S12).
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        file = fs.create(temporary)
+    with fs.hold_directory(path.parent):
         try:
-            file.pwrite(content, 0)
-            file.fdatasync()
-        finally:
-            file.close()
-        fs.rename(temporary, path)
-    except StorageFull:
-        if fs.exists(temporary):
-            fs.unlink(temporary)
-        raise
-    sync_names(fs, path.parent)
+            file = fs.create(temporary)
+            try:
+                file.pwrite(content, 0)
+                file.fdatasync()
+            finally:
+                file.close()
+            fs.rename(temporary, path)
+        except StorageFull:
+            if fs.exists(temporary):
+                fs.unlink(temporary)
+            raise
+        sync_names(fs, path.parent)
 
 
 def sync_names(fs: FileSystem, directory: Path) -> None:
@@ -141,7 +156,7 @@ class RealFile:
     def __init__(self, path: Path, flags: int) -> None:
         self._path = path
         self._descriptor = -1
-        with _os_errors("open", path):
+        with _os_errors("open", path, changes_nothing=True):
             self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def pwrite(self, data: bytes, offset: int) -> None:
@@ -150,7 +165,7 @@ class RealFile:
             while written < len(data):
                 written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
         except OSError as error:
-            raise _storage_error("write", self._path, error) from error
+            raise _storage_error("write", self._path, error, changes_nothing=True) from error
 
     def pread(self, length: int, offset: int) -> bytes:
         try:
@@ -161,7 +176,7 @@ class RealFile:
                     break
                 data += more
         except OSError as error:
-            raise _storage_error("read", self._path, error) from error
+            raise _storage_error("read", self._path, error, changes_nothing=True) from error
         return data
 
     def pread_at_hand(self, length: int, offset: int) -> bytearray | None:
@@ -176,17 +191,17 @@ class RealFile:
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
                 return None
-            raise _storage_error("read", self._path, error) from error
+            raise _storage_error("read", self._path, error, changes_nothing=True) from error
         return data if count == length else data[:count]
 
     def fdatasync(self) -> None:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise _storage_error("sync", self._path, error) from error
+            raise _storage_error("sync", self._path, error, changes_nothing=False) from error
 
     def size(self) -> int:
-        with _os_errors("examine", self._path):
+        with _os_errors("examine", self._path, changes_nothing=True):
             return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
@@ -196,8 +211,18 @@ class RealFile:
                 os.close(descriptor)
 
 
+class _HeldDirectories(threading.local):
+    """The folders that a thread holds: each thread sees its own."""
+
+    def __init__(self) -> None:
+        self.descriptors: dict[Path, int] = {}
+
+
 class RealFileSystem:
     """The operating system's files."""
+
+    def __init__(self) -> None:
+        self._held = _HeldDirectories()
 
     def create(self, path: Path) -> RealFile:
         return RealFile(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -206,17 +231,17 @@ class RealFileSystem:
         return RealFile(path, os.O_RDONLY if read_only else os.O_RDWR)
 
     def exists(self, path: Path) -> bool:
-        with _os_errors("look for", path):
+        with _os_errors("look for", path, changes_nothing=True):
             return path.exists()
 
     def listdir(self, directory: Path) -> list[str]:
-        with _os_errors("list", directory):
+        with _os_errors("list", directory, changes_nothing=True):
             return [entry.name for entry in directory.iterdir()] if directory.exists() else []
 
     def make_directory(self, directory: Path) -> None:
         with _os_errors("create folder", directory):
             directory.mkdir(mode=0o700, exist_ok=True)
-        self.fsync_directory(directory.parent)
+        self.fsync_directory(directory.parent)  # After a ResourceShortage here the whole is repeated.
 
     def rename(self, old: Path, new: Path) -> None:
         with _os_errors(f"rename to {new.name}", old):
@@ -226,28 +251,46 @@ class RealFileSystem:
         with _os_errors("remove", path):
             path.unlink()
 
+    @contextlib.contextmanager
+    def hold_directory(self, directory: Path) -> Iterator[None]:
+        held = self._held.descriptors
+        if directory in held:
+            yield
+            return
+        with _os_errors("sync folder", directory, changes_nothing=True):
+            held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield
+        finally:
+            os.close(held.pop(directory))
+
     def fsync_directory(self, directory: Path) -> None:
-        with _os_errors("sync folder", directory):
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with self.hold_directory(directory), _os_errors("sync folder", directory):
+            os.fsync(self._held.descriptors[directory])
 
     def space(self, directory: Path) -> Space:
-        with _os_errors("measure the space of", directory):
+        with _os_errors("measure the space of", directory, changes_nothing=True):
             facts = os.statvfs(directory)
         return Space(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
 
 
 @contextlib.contextmanager
-def _os_errors(verb: str, path: Path) -> Iterator[None]:
+def _os_errors(verb: str, path: Path, *, changes_nothing: bool = False) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _storage_error(verb, path, error) from error
+        raise _storage_error(verb, path, error, changes_nothing=changes_nothing) from error
 
 
-def _storage_error(verb: str, path: Path, error: OSError) -> StorageFailed | StorageFull:
-    kind = StorageFull if error.errno in _FULL else StorageFailed
+def is_shortage(error: OSError) -> bool:
+    """Return whether the process or the machine lacks file descriptors or memory, which may pass."""
+    return error.errno in _SHORT
+
+
+def _storage_error(verb: str, path: Path, error: OSError, *, changes_nothing: bool) -> StorageFailed | StorageFull:
+    kind: type[StorageFailed | StorageFull] = StorageFailed
+    if error.errno in _FULL:
+        kind = StorageFull
+    elif is_shortage(error) and changes_nothing:
+        kind = ResourceShortage
     return kind(f"could not {verb} {path}: {error.strerror or error}")

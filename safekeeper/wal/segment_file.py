@@ -206,32 +206,33 @@ def create_segment(
             by the cache at one moment and be gone at the next.
 
     Raises:
-        StorageFull: no room. No trace is left, and it may be tried again.
+        StorageFull: no room, or no file descriptor. No trace is left, and it may be tried again.
         StorageFailed: anything else.
     """
     path = directory / segment_name(tli, begin_lsn, segment_size)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     file = None
-    try:
-        file = fs.create(temporary)
-        length = _fill(file, wal, segment_size)
-        if expected is not None:
-            crc = crc_of(file, temporary, expected.begin_lsn - begin_lsn, expected.end_lsn - begin_lsn)
-            if crc != expected.data_crc:
-                raise StorageFailed(f"{path} changed while it was read: its disk is failing, replace it")
-        write_lsn = begin_lsn + length
-        empty_slots = [Slot(sequence, write_lsn, write_lsn, 0) for sequence in (1, 2)]
-        for slot in empty_slots:
-            file.pwrite(slot.encode(), slot_offset(segment_size, slot.sequence))
-        file.fdatasync()
-        fs.rename(temporary, path)
-    except (StorageFull, StorageFailed) as error:
-        if file is not None:
-            file.close()
-        if isinstance(error, StorageFull) and fs.exists(temporary):
-            fs.unlink(temporary)
-        raise
-    sync_names(fs, directory)
+    with fs.hold_directory(directory):
+        try:
+            file = fs.create(temporary)
+            length = _fill(file, wal, segment_size)
+            if expected is not None:
+                crc = crc_of(file, temporary, expected.begin_lsn - begin_lsn, expected.end_lsn - begin_lsn)
+                if crc != expected.data_crc:
+                    raise StorageFailed(f"{path} changed while it was read: its disk is failing, replace it")
+            write_lsn = begin_lsn + length
+            empty_slots = [Slot(sequence, write_lsn, write_lsn, 0) for sequence in (1, 2)]
+            for slot in empty_slots:
+                file.pwrite(slot.encode(), slot_offset(segment_size, slot.sequence))
+            file.fdatasync()
+            fs.rename(temporary, path)
+        except (StorageFull, StorageFailed) as error:
+            if file is not None:
+                file.close()
+            if isinstance(error, StorageFull) and fs.exists(temporary):
+                fs.unlink(temporary)
+            raise
+        sync_names(fs, directory)
     return SegmentFile(
         file,
         path,
@@ -255,7 +256,7 @@ def open_segment(fs: FileSystem, directory: Path, *, tli: int, begin_lsn: Lsn, s
         slots = [slot for slot in read_slots(file, path, begin_lsn, segment_size) if slot is not None]
         if not slots:
             raise StorageFailed(f"{path} has lost its footer: its disk is failing, replace it")
-    except StorageFailed:
+    except (StorageFailed, StorageFull):
         file.close()
         raise
     newest = max(slots)

@@ -13,7 +13,9 @@ the last slot of a segment is durable before the first one of the next (detail b
 
 Files are prepared in full before a byte goes into them, half a segment ahead and in the disk's thread if the node
 calls `prepare_ahead`, otherwise when an append needs them. No room for that is StorageFull: nothing has been written.
-A failed write or fdatasync of live WAL is the end (S12): from then on every call raises StorageFailed.
+A lack of file descriptors is ResourceShortage, of which the same holds, in every call: all that a change opens is open
+before the first step of it. A failed write or fdatasync of live WAL is the end (S12): from then on every call raises
+StorageFailed.
 
 Cuts and resets are decided by the control file (S5, S6), which records the decision before and forgets it after. So
 `truncate` and `reset` may be interrupted anywhere, and are called again after the restart with the same arguments.
@@ -24,7 +26,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from safekeeper.errors import LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.errors import LocalProtocolError, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.lsn import Lsn, format_lsn, segment_start
 from safekeeper.wal.disk_work import Flush, Preparation, Removal
 from safekeeper.wal.filesystem import FileSystem, sync_names
@@ -185,6 +187,7 @@ class WalStorage:
 
         Raises:
             LocalProtocolError: `lsn` lies outside [begin_lsn, write_lsn], or a flush is under way.
+            ResourceShortage: nothing was changed; call again.
             StorageFailed: it failed on the way (S12).
         """
         self._require_no_flush()
@@ -193,8 +196,18 @@ class WalStorage:
         if lsn > self.flush_lsn:
             # The empty slot of a cut vouches for everything below it.
             self.flush_now()
+        begin_lsn = max(self.begin_lsn, segment_start(lsn - 1, self._segment_size))  # Of the segment of byte lsn - 1.
+        end_lsn = begin_lsn + self._segment_size
         try:
-            self._cut(lsn, tli)
+            with self._fs.hold_directory(self._directory):
+                is_open = any(segment.begin_lsn < end_lsn for segment in self._writing)
+                reopened = None if is_open else self._open(begin_lsn)
+                try:
+                    self._cut(begin_lsn, reopened, lsn, tli)
+                except ResourceShortage as error:
+                    raise self._fail(error) from error
+        except ResourceShortage:
+            raise
         except (StorageFailed, StorageFull) as error:
             raise self._fail(error) from error
 
@@ -243,13 +256,17 @@ class WalStorage:
         Raises:
             LocalProtocolError: `base_lsn` is 0 or not the start of a segment, or a flush is under way.
             StorageFull: no room for the first segment. The log is empty; call again.
+            ResourceShortage: nothing was changed, or the log is empty; call again.
             StorageFailed: it failed on the way (S12).
         """
         self._require_no_flush()
         if base_lsn == 0 or base_lsn != segment_start(base_lsn, self._segment_size):
             raise LocalProtocolError(f"{format_lsn(base_lsn)} is not the start of a segment: no log can begin there")
         try:
-            self._drop_from(0)
+            with self._fs.hold_directory(self._directory):
+                self._drop_from(0)
+        except ResourceShortage:
+            raise
         except (StorageFailed, StorageFull) as error:
             raise self._fail(error) from error
         self.begin_lsn = self.write_lsn = self.flush_lsn = 0
@@ -336,11 +353,11 @@ class WalStorage:
         except StorageFailed as error:
             raise self._fail(error) from error
 
-    def _cut(self, lsn: Lsn, tli: int) -> None:
-        begin_lsn = max(self.begin_lsn, segment_start(lsn - 1, self._segment_size))  # Of the segment of byte lsn - 1.
+    def _cut(self, begin_lsn: Lsn, reopened: SegmentFile | None, lsn: Lsn, tli: int) -> None:
+        """Cut at `lsn`, in the segment at `begin_lsn`, which is `reopened` if it was not open. Opens nothing."""
         self._drop_from(begin_lsn + self._segment_size)
-        if not self._writing:
-            self._writing = [self._open(begin_lsn)]
+        if reopened is not None:
+            self._writing = [reopened]
         last = self._writing[-1]
         last.cut(lsn)
         if lsn < last.end_lsn and last.tli != tli:

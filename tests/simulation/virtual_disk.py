@@ -20,6 +20,7 @@ seen at once and pend until `fsync_directory`.
 All chance comes from one `random.Random`. One instance is one machine's disk; files of an earlier life are dead.
 """
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -253,6 +254,9 @@ class VirtualFileSystem:
             raise StorageFailed(f"could not remove {path}: no such file")
         self._change_names({path: None}, [content])
         self.step_done()
+
+    def hold_directory(self, directory: Path) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def fsync_directory(self, directory: Path) -> None:
         self.step("sync folder", directory, self.life)

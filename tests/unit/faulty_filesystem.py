@@ -21,6 +21,7 @@ class FaultyFileSystem(RealFileSystem):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.full = False
         self.failing = False
         self.delay_s = 0.0

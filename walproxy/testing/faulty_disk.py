@@ -24,7 +24,7 @@ import msgspec
 import safekeeper.cli
 from safekeeper.command import run_command
 from safekeeper.errors import ConfigurationError, StorageFull
-from safekeeper.wal.filesystem import FileSystem, RealFile, RealFileSystem, Space
+from safekeeper.wal.filesystem import FileSystem, RealFile, RealFileSystem, Space, is_shortage
 from walproxy.testing.unsynced import UnsyncedWrites
 
 _POLL_S = 0.005
@@ -59,6 +59,10 @@ class _Control:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return self._faults
+        except OSError as error:
+            if is_shortage(error):
+                return self._faults  # As they were: a process without descriptors is no fault of its disk.
+            raise
         try:
             content = os.read(descriptor, _LONGEST_BYTES)
         finally:
@@ -138,6 +142,7 @@ class FaultyDisk(RealFileSystem):
     """
 
     def __init__(self, control_file: Path, volatile: bool = False) -> None:
+        super().__init__()
         self._control = _Control(control_file)
         self._unsynced: dict[tuple[int, int], UnsyncedWrites] | None = {} if volatile else None
 
