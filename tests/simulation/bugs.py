@@ -208,6 +208,12 @@ BUGS: dict[str, Bug] = {
         "switches",
         _everywhere("highest_possible_commit", dropped.known_commit),
     ),
+    "giving_up_is_forgotten": Bug(
+        "S9",
+        "what was given up stays given up in later terms",
+        "losses",
+        _everywhere("divergence", dropped.divergence_that_forgets_what_was_given_up),
+    ),
     "archived_lsn_survives_a_fork": Bug(
         "S9",
         "archived_lsn is lowered with the cut",

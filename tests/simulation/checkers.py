@@ -2,7 +2,8 @@
 
 Truth is kept in two forms. `_terms` has the bytes of each term, as the first safekeeper that wrote them got them: a
 term is won once, so all must write the same (LogMatching). `committed` has every byte below any commit_lsn that was
-ever announced: it may only grow, but for the bytes of an incomplete record that a fork of the timeline replaces (S9).
+ever announced: it may only grow, but for the bytes of an incomplete record that a fork of the timeline replaces (S9),
+and for what an operator gives up: a term that was won by a proxy with --allow-data-loss begins where that is cut.
 `acked_lsn` is how far clients were told that their commits are safe; nothing below it may ever change.
 """
 
@@ -13,7 +14,7 @@ from safekeeper.consensus.actions import ReportStatus
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
-from safekeeper.consensus.term_history import TermHistory, check_history, divergence, tli_at
+from safekeeper.consensus.term_history import TermHistory, check_history, divergence, last_term, tli_at
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive_checker import ArchiveChecker
@@ -57,6 +58,7 @@ class Checker:
         committed: the committed log, from `base_lsn` on.
         acked_lsn: the end of the last record whose commit a client was told.
         acks: how many status updates released somebody.
+        given_up: by term, where it begins and gives up what lay above.
         readers: looks at what readers see.
         archive: looks at what is archived, and removed.
         cluster_id: whose log this is the truth of, empty for the only one that there ever was.
@@ -75,6 +77,7 @@ class Checker:
         self.acked_lsn: Lsn = 0
         self.acks = 0
         self.won: dict[int, Won] = {}
+        self.given_up: dict[int, Lsn] = {}
         self._terms: dict[int, TermBytes] = {}
         self._generations: dict[tuple[str, int], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
@@ -98,7 +101,7 @@ class Checker:
         if won is None:
             history = leadership.elected.history
             won = self.won[node_id.term] = Won(node_id, history, leadership.membership)
-            self._on_won(won)
+            self._on_won(won, proposer.config.allow_data_loss)
         elif won.node_id != node_id:
             raise Violation("ElectionSafety", f"term {node_id.term} is won by {won.node_id} and by {node_id}")
         elif won.history is not leadership.elected.history:
@@ -109,7 +112,7 @@ class Checker:
         elif leadership.commit_lsn < won.commit_lsn:
             raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {node_id.term}")
 
-    def _on_won(self, won: Won) -> None:
+    def _on_won(self, won: Won, may_give_up: bool) -> None:
         """A later leader's log holds what was committed (LeaderCompleteness)."""
         start_lsn = won.history[-1].start_lsn
         check_history(won.history)
@@ -117,17 +120,26 @@ class Checker:
         if not self.base_lsn or won.node_id.term < self.committed_term:
             # A deposed winner may lead late, on an older log: what it could still commit is checked when it does.
             return
+        gives_up = won.history[-1].gives_up
+        if gives_up:
+            if not may_give_up and not self.given_up:
+                raise Violation("LeaderCompleteness", f"{won.node_id} gives up WAL, which nobody has allowed")
+            self.given_up[won.node_id.term] = start_lsn
         same = self.log_of(won.history, self.base_lsn, min(start_lsn, self.committed_lsn))
         if same != self.committed[: len(same)]:
             raise Violation("LeaderCompleteness", f"the log of {won.node_id} has other bytes than were committed")
         if self.base_lsn + len(same) < self.committed_lsn:
-            self._cut_committed(self.base_lsn + len(same), f"{won.node_id} was elected on a log that ends there")
+            why = f"{won.node_id} was elected on a log that ends there"
+            self._cut_committed(self.base_lsn + len(same), why, gives_up and may_give_up)
         self.readers.check_tli_stays(won)
 
-    def _cut_committed(self, lsn: Lsn, why: str) -> None:
-        """Bytes above a fork may go if no record is complete among them (S9)."""
+    def _cut_committed(self, lsn: Lsn, why: str, given_up: bool) -> None:
+        """Bytes above a fork may go if no record is complete among them (S9), or if the operator gives them up."""
         lost = next(records(self.committed, self.base_lsn, lsn), None)
-        if lost is not None or lsn < self.acked_lsn:
+        if given_up:
+            self.acked_lsn = min(self.acked_lsn, lsn)
+            self.world.counts.count("committed WAL given up", int(lost is not None))
+        elif lost is not None or lsn < self.acked_lsn:
             shown = lost or (lsn, self.acked_lsn)
             raise Violation(
                 "LeaderCompleteness",
@@ -151,7 +163,8 @@ class Checker:
                 parted = divergence(won.history, commit_lsn, later.history)
                 if parted is None or parted.lsn < commit_lsn:
                     parted_lsn = parted.lsn if parted else self.base_lsn
-                    self._require_incomplete(won, parted_lsn, commit_lsn, later)
+                    if parted is None or not parted.gives_up:
+                        self._require_incomplete(won, parted_lsn, commit_lsn, later)
                     held_lsn = min(held_lsn, parted_lsn)
         self._require_quorum("CommittedNotOverwritten", won, held_lsn, f"{who} counts it as committed")
         if held_lsn < commit_lsn:
@@ -218,7 +231,9 @@ class Checker:
             raise Violation(
                 "NeverOverReport", f"{proxy.name} reports write {format_lsn(status.write_lsn)}, a quorum lacks it"
             )
-        self._on_acked(primary, status.flush_lsn)
+        # What a later term has given up is released on the old primary, if its proxy does not know yet, and is gone.
+        limits = [lsn for given_up_in, lsn in self.given_up.items() if given_up_in > term]
+        self._on_acked(primary, min([status.flush_lsn, *limits]))
 
     def _replayed_lsn(self, flush_lsn: Lsn) -> Lsn:
         """Return how far those have replayed, now or ever, that the operator waits for."""
@@ -386,6 +401,10 @@ class Checker:
                 invariant,
                 f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.node_id} on their disks: {why}",
             )
+
+    def may_be_given_up(self, history: TermHistory, lsn: Lsn) -> bool:
+        """Tell whether a log with this history may have other bytes from `lsn` on than are committed now."""
+        return any(given_up_lsn <= lsn and last_term(history) < term for term, given_up_lsn in self.given_up.items())
 
     def is_foreign(self, control: ControlState | None) -> bool:
         """Tell whether this is a log of another cluster, which a rebootstrap has given up."""

@@ -34,6 +34,7 @@ FAULT_KINDS = (
     "promote",
     "restore_backup",
     "go_back",
+    "lose_data",
 )
 REACHED = (
     "terms won",
@@ -55,6 +56,7 @@ REACHED = (
     "archivers named",
     "window evictions",
     "leaders stranded",
+    "committed WAL given up",
     "primaries refused",
     "primaries' tails compared",
     "proxies' runs",

@@ -20,7 +20,7 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.standbys import Standbys
-from safekeeper.consensus.term_history import tli_at
+from safekeeper.consensus.term_history import Divergence, TermHistory, divergence, tli_at
 from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import LocalProtocolError, StorageFull
 from safekeeper.lsn import Lsn, format_lsn, segment_start
@@ -203,6 +203,14 @@ class RescanningDisk(ModelDisk):
 
 def quorum_without_term_start(positions: Any, membership: Membership, term_start_lsn: Lsn) -> Lsn:
     return quorum_lsn(positions, membership, 0)
+
+
+def divergence_that_forgets_what_was_given_up(
+    own: TermHistory, own_end_lsn: Lsn, other: TermHistory
+) -> Divergence | None:
+    found = divergence(own, own_end_lsn, other)
+    # As if the permission were a field of the message, which the next term does not send.
+    return found._replace(gives_up=found.gives_up and other[-1].gives_up) if found is not None else None
 
 
 def nothing_committed(*_: Any) -> Lsn:

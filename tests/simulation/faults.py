@@ -322,6 +322,26 @@ class Faults:
         tli = source.tli + 1 if isolated else max(primary.tli for primary in world.primaries) + 1
         self._settle_on(world.new_primary(source.promoted(world.next_primary_name(), fork_lsn, tli)), source)
 
+    def lose_data(self) -> None:
+        """A standby that lacks acknowledged WAL is promoted, and the operator starts a proxy that may give that up."""
+        world = self.world
+        source = world.current
+        lowest_lsn = source.ancestors[-1].end_lsn if source.ancestors else FIRST_LSN
+        acked_lsn = min(world.checker.acked_lsn, source.flush_lsn)
+        if len(world.primaries) >= 8 or acked_lsn <= lowest_lsn:
+            return
+        fork_lsn = source.record_end_at_or_below(self.rng.randint(lowest_lsn, acked_lsn))
+        if fork_lsn <= max(lowest_lsn, FIRST_LSN):
+            return
+        tli = max(primary.tli for primary in world.primaries) + 1
+        primary = world.new_primary(source.promoted(world.next_primary_name(), fork_lsn, tli))
+        self._settle_on(primary, source)
+        proxy = self._proxy()
+        proxy.stop()
+        proxy.takeover = proxy.allow_data_loss = True
+        proxy.primary, proxy.others = primary, ()
+        proxy.start()
+
     def restore_backup(self) -> None:
         """A primary comes back from a backup: the same timeline, behind, and then bytes of its own."""
         world = self.world

@@ -126,6 +126,13 @@ PROFILES: dict[str, Profile] = {
     "slow": replace(
         BALANCED, weights=_with(slow_disk=10), faults_s=5.0, fault_every_s=0.2, delay_s=0.2, flush_delay_s=0.3
     ),
+    "losses": replace(
+        BALANCED,
+        weights=_with(lose_data=8, stay_away=12, promote=2, repoint=4, go_back=2),
+        faults_s=3.0,
+        isolated_promotion=0.0,
+        archive=0.0,
+    ),
     "calm": replace(BALANCED, fault_every_s=0.4),
     "archive": replace(
         BALANCED,

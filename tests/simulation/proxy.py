@@ -64,6 +64,7 @@ class SimProxy:
         life: grows at every start and end; what belongs to an older life is void.
         primary: the one that its configuration names, by a name that may lead elsewhere from one moment to the next.
         others: further hosts in its configuration, read at its start.
+        allow_data_loss: of the next start only.
         proposer: the state machine of the present run, None while the process is down.
         told_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
         refusal: why the last run ended by itself, None if it did not.
@@ -76,6 +77,7 @@ class SimProxy:
         self.primary = primary
         self.others: tuple[VirtualPrimary, ...] = ()
         self.takeover = takeover
+        self.allow_data_loss = False
         self.life = 0
         self.proposer: Proposer | None = None
         self.refusal: WalproxyError | None = None
@@ -98,10 +100,12 @@ class SimProxy:
             run=run,
             safekeeper_ids=tuple(sorted(self.world.safekeepers)),
             takeover=self.takeover,
+            allow_data_loss=self.allow_data_loss,
             several_primaries=len(self.hosts) > 1,
             apply_rule=self.world.apply_rule,
             timing=self.world.timing,
         )
+        self.allow_data_loss = False
         self.proposer = self.world.proposer_class(config)
         self.told_commit_lsn: dict[int, Lsn] = {}
         self._connections: dict[int, Connection] = {}

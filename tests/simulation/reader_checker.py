@@ -68,15 +68,17 @@ class ReaderChecker:
         entry = next((entry for entry in history if entry.tli == tli), None)
         if entry is None:
             raise Violation("LearnerSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
-        if entry not in self._shown:
+        if entry not in self._shown and not self._truth.may_be_given_up(history, entry.start_lsn):
             self._shown[entry] = last_term(history)
             for won in self._truth.won.values():
                 self.check_tli_stays(won)
 
     def check_tli_stays(self, won: "Won") -> None:
         """A term is won: its log has every timeline that readers were told of before."""
-        for entry, shown_in_term in self._shown.items():
-            if won.node_id.term > shown_in_term and entry not in won.history:
+        for entry, shown_in_term in list(self._shown.items()):
+            if won.history[-1].gives_up and entry.start_lsn >= won.history[-1].start_lsn:
+                del self._shown[entry]
+            elif won.node_id.term > shown_in_term and entry not in won.history:
                 raise Violation(
                     "LearnerSafety",
                     f"readers were told of timeline {entry.tli} from {format_lsn(entry.start_lsn)} on, "
@@ -88,7 +90,8 @@ class ReaderChecker:
         disk = safekeeper.disk
         if visible_lsn < seen.end_lsn:
             lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
-            if lost is not None:
+            history = safekeeper.disk.control.history if safekeeper.disk.control is not None else ()
+            if lost is not None and not any(e.gives_up and e.start_lsn <= lost[0] for e in history):
                 raise Violation(
                     "CommitMonotonic",
                     f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",
@@ -111,7 +114,9 @@ class ReaderChecker:
             # Above a fork an old member may still show bytes of a record that was never complete.
             lost = next(records(disk.wal[: visible_lsn - disk.begin_lsn], disk.begin_lsn, begin_lsn + same), None)
             complete_lsn = last_complete_end(disk.wal, disk.begin_lsn, visible_lsn)
-            if lost is not None or complete_lsn > begin_lsn + same:
+            history = safekeeper.acceptor.control.history if safekeeper.acceptor is not None else ()
+            given_up = self._truth.may_be_given_up(history, begin_lsn + same)
+            if not given_up and (lost is not None or complete_lsn > begin_lsn + same):
                 raise Violation(
                     "LearnerSafety",
                     f"readers of {safekeeper.name} see bytes at {format_lsn(begin_lsn + same)} that are not committed",

@@ -112,6 +112,9 @@ def plan(task: Task) -> Schedule:
     real_storage = shape.randrange(STORAGE_ONE_IN) == 0
     uses_wire = shape.randrange(WIRE_ONE_IN) == 0
     standby_count = shape.choice((0, 0, 1, 2))
+    if "lose_data" in task.faults().weights:
+        # One that has replayed what was given up would have to be made anew.
+        standby_count = 0
     apply_rule = shape.choice(APPLY_RULES[standby_count])
     if count == MANY:
         count = shape.choice((4, 5, 6, 7))

@@ -5,7 +5,8 @@ nothing goes wrong that it does not say. Proxies are called P1, P2 ..., safekeep
 primaries by a capital letter; A is there from the start. Records have names of their own, 100 bytes each unless it says
 otherwise.
 
-    P1 starts on A [B] [and takes over]     S1 crashes | loses power | loses its disk | starts
+    P1 starts on A [B] [and takes over |
+                        and may lose data]  S1 crashes | loses power | loses its disk | starts
     P1 stops                                S1 dies after Persist           (the name of an effect)
     S1 is copied                            S1 comes back as it was copied  (never do that: S8)
     P1 and S1 S2 are apart                  A writes a b [of 300 bytes]
@@ -15,7 +16,7 @@ otherwise.
     A stops | starts                        operator rebootstraps over S1 S2 S3
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
-    run 0.5 s
+    run 0.5 s                               b is given up                   (by the operator: it may be lost)
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
@@ -123,13 +124,14 @@ class Stage(World):
 
     # ------------------------------------------------------------------ commands
 
-    def starts(self, name: str, primaries: str, takes_over: str | None) -> None:
+    def starts(self, name: str, primaries: str, how: str | None) -> None:
         first, *others = (self.primary(primary) for primary in primaries.split())
         known = next((proxy for proxy in self.proxies if proxy.name == name), None)
         if known is None:
             known = SimProxy(self, name, first)
             self.proxies.append(known)
-        known.primary, known.others, known.takeover = first, tuple(others), takes_over is not None
+        known.primary, known.others, known.takeover = first, tuple(others), how == " and takes over"
+        known.allow_data_loss = how == " and may lose data"
         known.start()
 
     def stops(self, name: str) -> None:
@@ -255,6 +257,9 @@ class Stage(World):
     def remove(self, safekeepers: str) -> None:
         for safekeeper in self.each_safekeeper(safekeepers):
             safekeeper.trim(TrimRequest(None, 0, 2 * SEGMENT_SIZE, has_archive=self.archive is not None))
+
+    def gives_up(self, records: str) -> None:
+        self.given_up.update(records.split())
 
     def runs(self, seconds: str) -> None:
         self.run(self.clock.now + float(seconds))
@@ -391,7 +396,7 @@ _P, _S, _SS, _A, _R, _RR = r"(P\d)", r"(S\d)", r"((?:S\d ?)+?)", r"([A-Z])", r"(
 _AA = r"([A-Z](?: [A-Z])*)"
 _STANDBY = r"(R\d)"
 _COMMANDS: list[tuple[str, Callable[..., None]]] = [
-    (rf"{_P} starts on {_AA}( and takes over)?", Stage.starts),
+    (rf"{_P} starts on {_AA}( and takes over| and may lose data)?", Stage.starts),
     (rf"{_P} stops", Stage.stops),
     (rf"{_P} loses its primary", Stage.loses_primary),
     (rf"{_P} now uses {_A}", Stage.now_uses),
@@ -415,6 +420,7 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (r"remote_apply waits for (.+)", Stage.waits_for),
     (r"the safekeepers archive", Stage.archives),
     (rf"{_SS} removes? old WAL", Stage.remove),
+    (rf"{_RR} (?:is|are) given up", Stage.gives_up),
     (r"run ([\d.]+) s", Stage.runs),
     (r"until (.+)", Stage.until),
     (r"expect (.+)", Stage.expect),

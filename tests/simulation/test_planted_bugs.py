@@ -20,6 +20,7 @@ QUICK = (
     "commit_above_cut",
     "end_of_wal_underestimated",
     "apply_follows_flush",
+    "giving_up_is_forgotten",
     "readers_ahead_of_commit",
     "timeline_shown_at_its_fork",
     "commit_told_with_wal_only",

@@ -14,6 +14,7 @@ from tests.simulation.world import SimulationFailed
 
 BITES = {
     "a_fork_below_what_is_archived": "archived_lsn_survives_a_fork",
+    "a_member_was_away_when_wal_was_given_up": "giving_up_is_forgotten",
     "a_primary_from_a_backup": "primary_unchecked",
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
     "a_primary_is_compared_with_what_is_left": "last_committed_byte_trimmed",
