@@ -114,7 +114,7 @@ def decode_body(body: bytes) -> AuthenticationMessage:
 _REFUSALS = {
     Reason.NO_SECRET_HERE: "the safekeeper has no shared secret, and this side demands one: give it --secret-file",
     Reason.SECRET_NEEDED: "the safekeeper demands a shared secret: give --secret-file or WALPROXY_SECRET",
-    Reason.WRONG_PROOF: "the safekeeper refuses our proof of the shared secret: is it the same on both sides?",
+    Reason.WRONG_PROOF: "the safekeeper refuses our proof of the shared secret: the two differ, give both the same",
 }
 
 
@@ -131,7 +131,9 @@ class _State(enum.Enum):
 class _Side:
     """What both sides have in common."""
 
-    def __init__(self, secret: bytes, safekeeper_id: int, nonce: bytes, server_certificate_der: bytes) -> None:
+    def __init__(
+        self, secret: bytes, safekeeper_id: int, nonce: bytes, server_certificate_der: bytes, origin: str = ""
+    ) -> None:
         if not secret or len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"an authentication takes a secret and a nonce of {NONCE_BYTES} bytes")
         # Hashed, because HMAC itself takes a key and the same with zero bytes behind it for one.
@@ -140,6 +142,7 @@ class _Side:
         self._nonce = nonce
         self._binding = (1, hashlib.sha256(server_certificate_der).digest()) if server_certificate_der else (0, b"")
         self._state = _State.NEW
+        self._ours = f" (ours is {origin})" if origin else ""
 
     @property
     def done(self) -> bool:
@@ -163,6 +166,7 @@ class ProposerSide(_Side):
         safekeeper_id: whom this connection is meant to reach.
         nonce: 32 random bytes, never used before.
         server_certificate_der: the certificate that the safekeeper presented over TLS; empty without TLS.
+        origin: where the secret is, for messages.
     """
 
     def begin(self) -> Hello:
@@ -179,7 +183,7 @@ class ProposerSide(_Side):
             AuthenticationFailed: the safekeeper refuses, or does not prove that it knows the secret.
         """
         if isinstance(message, Refused) and self._state in (_State.ASKED, _State.PROVED):
-            raise self._fail(_REFUSALS[message.reason])
+            raise self._fail(_REFUSALS[message.reason] + self._ours)
         if isinstance(message, Challenge) and self._state is _State.ASKED:
             if message.safekeeper_id != self._safekeeper_id:
                 raise self._fail(
@@ -192,7 +196,7 @@ class ProposerSide(_Side):
         if isinstance(message, Proof) and self._state is _State.PROVED:
             expected = self._proof(b"safekeeper", self._nonce, self._acceptor_nonce)
             if not hmac.compare_digest(message.proof, expected):
-                raise self._fail("the safekeeper does not know the shared secret: this is not one of ours")
+                raise self._fail("the safekeeper does not know the shared secret: this is not one of ours" + self._ours)
             self._state = _State.DONE
             return None
         raise self._fail(f"{type(message).__name__} does not fit at this point of an authentication")
@@ -205,6 +209,7 @@ class AcceptorSide(_Side):
         secret, nonce: see ProposerSide.
         safekeeper_id: our own.
         server_certificate_der: the certificate that we presented; empty without TLS.
+        origin: see ProposerSide.
     """
 
     def receive(self, message: AuthenticationMessage) -> Challenge | Proof:
@@ -221,7 +226,8 @@ class AcceptorSide(_Side):
             expected = self._proof(b"proposer", self._proposer_nonce, self._nonce)
             if not hmac.compare_digest(message.proof, expected):
                 raise self._fail(
-                    "it does not know the shared secret, or somebody is in between: compare both --secret-file",
+                    "it does not know the shared secret, or somebody is in between: the two differ, give both the same"
+                    + self._ours,
                     Reason.WRONG_PROOF,
                 )
             self._state = _State.DONE

@@ -22,7 +22,7 @@ from safekeeper.errors import AuthenticationFailed, RemoteProtocolError
 from safekeeper.networks import Networks
 from safekeeper.node import Node
 from safekeeper.peer_auth import NONCE_BYTES, AcceptorSide, AuthenticationMessage, Reason, Refused
-from safekeeper.shared_secret import SharedSecret
+from safekeeper.shared_secret import PeerSecret
 from safekeeper.tls import ServerTls
 from safekeeper.tls_transport import TlsTransport
 from safekeeper.wire import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder, encode, encode_authentication
@@ -83,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._node.acceptor.control.safekeeper_id,
                 secrets.token_bytes(NONCE_BYTES),
                 channel.server_certificate_der if channel is not None else b"",
+                self._secret.origin,
             )
 
     def secured(self) -> None:
@@ -193,7 +194,7 @@ class ProposerDoor(Door[Connection]):
         greeting_timeout_s: float,
         idle_timeout_s: float,
         tls: ServerTls | None = None,
-        secret: SharedSecret | None = None,
+        secret: PeerSecret | None = None,
         networks: Networks | None = None,
     ) -> None:
         super().__init__(connections_max=connections_max, networks=networks)

@@ -1,12 +1,14 @@
 """What protects a safekeeper's doors: read from the settings once, and again at SIGHUP.
 
     door          who may come in                                            without any of it
-    proposers     --secret-file, --tls-client-ca, --allow                    loopback only
+    proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the user's own secret
     replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only
     HTTP          --http-allow                                               wherever --http says
 
 A door that any of its three protects listens where it is told. One that nothing protects listens on loopback, whatever
 it is told, and says so: a door that is open to a network by mistake is worse than one that is closed by mistake.
+On loopback the proposers' door demands the secret of the user who runs the safekeeper (safekeeper/local_secret.py),
+unless --secret-file or --tls-client-ca is given: other users of the machine reach loopback, too.
 TLS alone (--tls-cert) hides what travels and lets everybody in, so it opens no door.
 
 At SIGHUP certificates, CAs, users, the secret and the lists of networks are read again. What cannot be used is said,
@@ -21,9 +23,10 @@ from typing import NamedTuple, Protocol
 
 from safekeeper.config import SafekeeperConfig
 from safekeeper.errors import ConfigurationError
+from safekeeper.local_secret import LocalSecret
 from safekeeper.networks import Networks, is_loopback, loopback_instead_of
 from safekeeper.settings import Address
-from safekeeper.shared_secret import read_shared_secret
+from safekeeper.shared_secret import PeerSecret, read_shared_secret
 from safekeeper.tls import ClientTls, ServerTls
 from safekeeper.users import Users
 
@@ -46,7 +49,7 @@ class Protection:
     Attributes:
         proposers_tls, replication_tls, http_tls: None where a door has no TLS.
         users: of the replication door, None if no password is asked.
-        secret: of the proposers' door, None if none is asked.
+        secret: of the proposers' door, None if none is asked. Where it is the user's own, it exists.
         allow: as of the last `reload`.
 
     Raises:
@@ -67,14 +70,22 @@ class Protection:
         self.replication_tls = server_tls(config.tls_cert, config.tls_key, config.pg_client_ca)
         self.http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
         self.users = Users(config.pg_users) if config.pg_users is not None else None
-        self.secret = read_shared_secret(config.secret_file, config.secret, "SAFEKEEPER_SECRET")
+        shared = read_shared_secret(config.secret_file, config.secret, "SAFEKEEPER_SECRET")
+        self._is_open = bool(shared or config.tls_client_ca or config.allow)
+        self.secret: PeerSecret | None = shared
+        if shared is None and config.tls_client_ca is None and (not config.allow or is_loopback(config.listen.host)):
+            self.secret = local = LocalSecret()
+            local.ensure()
         self.allow = AllowLists(config.allow, config.pg_allow, config.http_allow)
         tell_validity(self.proposers_tls, config.tls_cert)
 
     def proposers_address(self) -> Address:
         """Return where the proposers' door may listen; said in the log if that is not where it was told to."""
-        protected = self.secret or self._config.tls_client_ca or self._config.allow
-        return _guarded(self._config.listen, bool(protected), "--listen", "--secret-file, --tls-client-ca or --allow")
+        protections = "--secret-file, --tls-client-ca or --allow"
+        address = _guarded(self._config.listen, self._is_open, "--listen", protections)
+        if isinstance(self.secret, LocalSecret):
+            _log.info("proxies on this machine have to prove the shared secret: %s", self.secret.origin)
+        return address
 
     def replication_address(self, wanted: Address) -> Address:
         """Return where the replication door may listen, as `proposers_address` does."""

@@ -1,10 +1,12 @@
 """The secret that proxies and safekeepers prove to each other (safekeeper/peer_auth.py): whence it comes.
 
-Out of a file, which is read again at SIGHUP, or out of the environment. There is no option whose value it is: a command
+Out of a file, which is read again at SIGHUP, or out of the environment; where neither is given, on loopback, it is the
+user's own (safekeeper/local_secret.py). There is no option whose value it is: a command
 line shows in every list of processes. No message quotes it, nor what stands where it should.
 """
 
 from pathlib import Path
+from typing import Protocol
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.settings import SECRET_BYTES_MIN, Secret, secret_value
@@ -17,6 +19,9 @@ class SharedSecret:
         file: the file it stands in, or None.
         value: what stands in the environment; without a file it must be there.
 
+    Attributes:
+        origin: for messages: where it is.
+
     Raises:
         ConfigurationError: the file cannot be read, or holds none.
     """
@@ -24,6 +29,7 @@ class SharedSecret:
     def __init__(self, file: Path | None, value: Secret | None) -> None:
         self._file = file
         self._secret = value
+        self.origin = f"that in {file}" if file is not None else "that in the environment"
         if file is not None:
             self._secret = _read(file)
 
@@ -43,6 +49,21 @@ class SharedSecret:
         if self._file is not None:
             self._secret = _read(self._file)
         return before != self._secret
+
+
+class PeerSecret(Protocol):
+    """A secret that a connection is proved with: SharedSecret or LocalSecret."""
+
+    @property
+    def origin(self) -> str:
+        """For messages: where it is."""
+
+    @property
+    def value(self) -> bytes:
+        """The secret. Raises ConfigurationError if it cannot be read or made."""
+
+    def reload(self) -> bool:
+        """Read it again; return whether it has changed. Raises ConfigurationError and keeps the old one."""
 
 
 def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -> SharedSecret | None:

@@ -5,17 +5,22 @@ tests need is installed, so a skipped test means that the machine was not prepar
 """
 
 import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 
 from walproxy.local_postgres import take_ports
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:
         take_ports(int(worker.removeprefix("gw")))
+    # The secret that safekeepers and proxies on loopback share is the run's own, not that of who runs it.
+    state = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="walproxy-state-")
+    config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
     # A shell ignores Ctrl-C in what it runs in the background, and children inherit that. Some tests send it to theirs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

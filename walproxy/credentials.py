@@ -1,6 +1,8 @@
 """What the proxy proves to safekeepers and demands of them: read from the settings once, and again at SIGHUP."""
 
 from safekeeper.errors import ConfigurationError
+from safekeeper.local_secret import LocalSecret
+from safekeeper.networks import is_loopback
 from safekeeper.protection import Reloadable, reload_files, require_pair, say_changes
 from safekeeper.shared_secret import read_shared_secret
 from safekeeper.tls import ClientTls, ServerTls
@@ -20,7 +22,14 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     if config.http_tls and config.tls_cert is None:
         raise ConfigurationError("--http-tls is of no use without --tls-cert and --tls-key: give them, too")
     tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
-    return Credentials(tls, read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET"))
+    secret = read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET")
+    proves_by_certificate = config.tls_ca is not None and config.tls_cert is not None
+    if secret is not None or proves_by_certificate:
+        return Credentials(tls, secret)
+    local = LocalSecret()
+    if any(is_loopback(place.host) for _, place in config.safekeepers):
+        local.ensure()
+    return Credentials(tls, local_secret=local)
 
 
 def reload_credentials(credentials: Credentials, http_tls: ServerTls | None) -> None:
@@ -28,6 +37,6 @@ def reload_credentials(credentials: Credentials, http_tls: ServerTls | None) -> 
     files: dict[str, Reloadable | None] = {
         "the certificates for safekeepers": credentials.tls,
         "the certificate of HTTP": http_tls,
-        "the shared secret": credentials.secret,
+        "the shared secret": credentials.secret or credentials.local_secret,
     }
     say_changes(reload_files(files), files)

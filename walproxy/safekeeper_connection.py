@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any, cast
 
 from safekeeper.consensus.messages import AcceptorMessage
-from safekeeper.errors import RemoteProtocolError
+from safekeeper.errors import ConfigurationError, RemoteProtocolError
+from safekeeper.networks import is_loopback
 from safekeeper.peer_auth import NONCE_BYTES, AuthenticationMessage, ProposerSide
 from safekeeper.settings import Address
-from safekeeper.shared_secret import SharedSecret
+from safekeeper.shared_secret import PeerSecret
 from safekeeper.tls import ClientTls
 from safekeeper.tls_transport import TlsTransport
 from safekeeper.wire import ACCEPTOR_AUTHENTICATION, ACCEPTOR_DIALECT, FrameDecoder, encode_authentication
@@ -29,10 +30,16 @@ class Credentials:
     Attributes:
         tls: whom to trust and what to present, None for connections in plaintext.
         secret: what both sides prove to know, None for nothing.
+        local_secret: the same where the safekeeper's address is loopback and there is no `secret`.
     """
 
     tls: ClientTls | None = None
-    secret: SharedSecret | None = None
+    secret: PeerSecret | None = None
+    local_secret: PeerSecret | None = None
+
+    def secret_for(self, host: str) -> PeerSecret | None:
+        """Return what is proved to a safekeeper at the numeric address `host`."""
+        return self.secret or (self.local_secret if is_loopback(host) else None)
 
 
 class SafekeeperConnection(asyncio.BufferedProtocol):
@@ -68,14 +75,14 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         self.is_open = False
         self._safekeeper_id = safekeeper_id
-        self._secret = credentials.secret
+        self._credentials = credentials
         self._opened = opened
         self._received = received
         self._lost = lost
         # Who takes messages now: for a moment the authentication, then the owner.
         self._handle: Callable[[Any], None] = received
         # Its messages are the safekeeper's, or first an authentication's.
-        self._decoder: FrameDecoder[Any] = FrameDecoder(ACCEPTOR_AUTHENTICATION if self._secret else ACCEPTOR_DIALECT)
+        self._decoder: FrameDecoder[Any] = FrameDecoder(ACCEPTOR_DIALECT)
         self._was_open = False
         self._given_up = False
         self._transport: asyncio.Transport | None = None
@@ -128,15 +135,23 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
 
     def secured(self) -> None:
         """TLS is established, or not wanted."""
-        if self._secret is None:
-            self._open()
-            return
-        self.reason = "the safekeeper closed the connection and proved no shared secret: see its log"
         transport = self._transport
         assert transport is not None  # connection_made was called
+        peer = transport.get_extra_info("peername")
+        secret = self._credentials.secret_for(peer[0] if peer else "")
+        if secret is None:
+            self._open()
+            return
+        try:
+            key = secret.value
+        except ConfigurationError as error:
+            self.abort(str(error))
+            return
+        self._decoder.speak(ACCEPTOR_AUTHENTICATION)
+        self.reason = "the safekeeper closed the connection and proved no shared secret: see its log"
         certificate_der = transport.channel.server_certificate_der if isinstance(transport, TlsTransport) else b""
         authentication = ProposerSide(
-            self._secret.value, self._safekeeper_id, secrets.token_bytes(NONCE_BYTES), certificate_der
+            key, self._safekeeper_id, secrets.token_bytes(NONCE_BYTES), certificate_der, secret.origin
         )
         self._handle = partial(self._authenticate, authentication)
         transport.write(encode_authentication(authentication.begin()))

@@ -17,7 +17,8 @@ from typing import Any
 
 from safekeeper.consensus.messages import ProposerMessage
 from safekeeper.lsn import parse_lsn
-from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder
+from safekeeper.peer_auth import Proof
+from safekeeper.wire import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder
 from tests.waiting import NotThereYet, entry
 from tests.waiting import wait_for as wait_for
 from walproxy.local_cluster import LocalCluster, LocalProcess
@@ -225,24 +226,30 @@ class Relay:
                     continue
                 server.settimeout(None)
                 self._sockets += [client, server]
-                decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
+                decoder: FrameDecoder[Any] = FrameDecoder(PROPOSER_AUTHENTICATION)
                 threading.Thread(target=self._pass_on, args=(client, server, decoder), daemon=True).start()
                 threading.Thread(target=self._pass_on, args=(server, client, None), daemon=True).start()
 
-    def _pass_on(
-        self, source: socket.socket, sink: socket.socket, decoder: FrameDecoder[ProposerMessage] | None
-    ) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, decoder: FrameDecoder[Any] | None) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 if self.silent.is_set():
                     continue
                 if decoder is not None and self.cut_at is not None:
-                    if any(isinstance(message, self.cut_at) for message in decoder.feed(data)):
+                    if any(isinstance(message, self.cut_at) for message in _decoded(decoder, data)):
                         self.cut += 1
                         break
                 elif decoder is not None:
-                    decoder.feed(data)
+                    _decoded(decoder, data)
                 sink.sendall(data)
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def _decoded(decoder: FrameDecoder[Any], data: bytes) -> list[Any]:
+    """Return a proxy's next messages: after its proof of the shared secret they are a proposer's."""
+    messages = decoder.feed(data)
+    if any(isinstance(message, Proof) for message in messages):
+        decoder.speak(PROPOSER_DIALECT)
+    return messages

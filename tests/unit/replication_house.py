@@ -22,6 +22,7 @@ from safekeeper.consensus.messages import AppendResponse, ArchiveOrder, ArchiveR
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from safekeeper.data_folder import DataFolder
 from safekeeper.learners import LearnerHub
+from safekeeper.local_secret import LocalSecret
 from safekeeper.node import Node
 from safekeeper.proposer_door import ProposerDoor
 from safekeeper.replication_door import ReplicationDoor
@@ -187,7 +188,11 @@ class ReplicationHouse:
         folder = DataFolder.open(self.fs, self._directory, 1, "a" * 32)
         self.node = node = Node(folder, self._loop)
         self._proposers = ProposerDoor(
-            node, connections_max=8, greeting_timeout_s=DEADLINE_S, idle_timeout_s=DEADLINE_S
+            node,
+            connections_max=8,
+            greeting_timeout_s=DEADLINE_S,
+            idle_timeout_s=DEADLINE_S,
+            secret=LocalSecret(),
         )
         node.attach(self._proposers)
         self.slots = Slots.open(self.fs, self._directory, node.disk, slots_max)

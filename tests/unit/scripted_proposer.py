@@ -1,5 +1,6 @@
 """A proposer that does what the test says: one blocking connection to one safekeeper, messages out, messages in."""
 
+import secrets
 import socket
 from collections import deque
 from types import TracebackType
@@ -23,7 +24,9 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.wire import ACCEPTOR_DIALECT, FrameDecoder, encode
+from safekeeper.local_secret import LocalSecret
+from safekeeper.peer_auth import NONCE_BYTES, ProposerSide
+from safekeeper.wire import ACCEPTOR_AUTHENTICATION, ACCEPTOR_DIALECT, FrameDecoder, encode, encode_authentication
 
 SYSTEM_ID = 7_123_456_789_012_345_678
 SEGMENT_SIZE = 1 << 20
@@ -35,7 +38,7 @@ _Message = TypeVar("_Message")
 
 
 class ScriptedProposer:
-    """One connection of one proposer run to safekeeper `safekeeper_id`."""
+    """One connection of one proposer run to safekeeper `safekeeper_id`, which has proved this user's secret."""
 
     def __init__(self, port: int, *, safekeeper_id: int = 1, run: str = "run1") -> None:
         self.run = run
@@ -45,6 +48,7 @@ class ScriptedProposer:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder: FrameDecoder[AcceptorMessage] = FrameDecoder(ACCEPTOR_DIALECT)
         self._received: deque[AcceptorMessage] = deque()
+        self._authenticate()
 
     def __enter__(self) -> Self:
         return self
@@ -53,6 +57,18 @@ class ScriptedProposer:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._socket.close()
+
+    def _authenticate(self) -> None:
+        side = ProposerSide(LocalSecret().value, self.safekeeper_id, secrets.token_bytes(NONCE_BYTES), b"")
+        decoder = FrameDecoder(ACCEPTOR_AUTHENTICATION)
+        self._socket.sendall(encode_authentication(side.begin()))
+        while not side.done:
+            data = self._socket.recv(1 << 16)
+            assert data, "the safekeeper closed the connection during the authentication"
+            for message in decoder.feed(data):
+                answer = side.receive(message)
+                if answer is not None:
+                    self._socket.sendall(encode_authentication(answer))
 
     def send(self, *messages: ProposerMessage) -> None:
         self._socket.sendall(b"".join(b"".join(encode(message)) for message in messages))

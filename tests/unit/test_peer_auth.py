@@ -173,7 +173,7 @@ def test_nobody_gets_a_second_try_on_one_connection() -> None:
 def test_a_refusal_is_one_line_that_says_what_to_do(reason: Reason) -> None:
     one = proposer()
     one.begin()
-    with pytest.raises(AuthenticationFailed, match=r"--secret-file|the same on both sides") as refused:
+    with pytest.raises(AuthenticationFailed, match=r"--secret-file|give both the same") as refused:
         one.receive(Refused(reason))
     assert refused.value.tell is None
 

@@ -10,6 +10,7 @@ import pytest
 
 from safekeeper.config import ENVIRONMENT_PREFIX, SafekeeperConfig
 from safekeeper.errors import ConfigurationError
+from safekeeper.local_secret import LocalSecret
 from safekeeper.networks import Networks
 from safekeeper.protection import Protection
 from safekeeper.settings import Address, load
@@ -107,11 +108,11 @@ def test_the_replication_door_is_open_to_others_only_if_it_is_protected(
 def test_a_door_on_loopback_says_why_it_stays_there(files: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert Protection(config(files)).proposers_address() == Address("127.0.0.1", 5454)
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO
-    assert record.getMessage() == (
-        "--listen stays on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or --allow is given"
-    )
+    assert [record.levelno for record in caplog.records] == [logging.INFO] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "--listen stays on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or --allow is given",
+        f"proxies on this machine have to prove the shared secret: {LocalSecret().origin}",
+    ]
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,9 +30,17 @@ from safekeeper.consensus.messages import (
     TailResponse,
 )
 from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.local_secret import LocalSecret
+from safekeeper.peer_auth import NONCE_BYTES, AcceptorSide
 from safekeeper.settings import load
 from safekeeper.wal.format import PAGE_HEADER
-from safekeeper.wire import PROPOSER_DIALECT, FrameDecoder, encode
+from safekeeper.wire import (
+    PROPOSER_AUTHENTICATION,
+    PROPOSER_DIALECT,
+    FrameDecoder,
+    encode,
+    encode_authentication,
+)
 from tests.unit.event_loop import on_the_loop
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.rebootstrap import Consent, GivenUp, Survey, execute, survey
@@ -80,6 +88,7 @@ class FakeSafekeeper:
     """Answers as a safekeeper does; `answers` replaces what it says to a type of message, None is silence."""
 
     def __init__(self, safekeeper_id: int, **options: Any) -> None:
+        self.safekeeper_id = safekeeper_id
         self.greeting = greeting(safekeeper_id, **options)
         self.asked: list[ProposerMessage] = []
         self.answers: dict[type, AcceptorMessage | bytes | None] = {
@@ -92,10 +101,15 @@ class FakeSafekeeper:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
-        decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
+        decoder: FrameDecoder[Any] = FrameDecoder(PROPOSER_AUTHENTICATION)
+        secret = AcceptorSide(LocalSecret().value, self.safekeeper_id, bytes(NONCE_BYTES), b"")
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 for message in decoder.feed(data):
+                    if not secret.done:
+                        writer.write(encode_authentication(secret.receive(message)))
+                        decoder.speak(PROPOSER_DIALECT if secret.done else PROPOSER_AUTHENTICATION)
+                        continue
                     self.asked.append(message)
                     answer = self.answers[type(message)]
                     if answer == b"":

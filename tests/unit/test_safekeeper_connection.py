@@ -57,6 +57,10 @@ def secret(value: str) -> SharedSecret:
     return SharedSecret(None, Secret(value.encode()))
 
 
+DIFFERS = (
+    "the safekeeper refuses our proof of the shared secret: the two differ, give both the same "
+    "(ours is that in the environment)"
+)
 OURS, THEIRS = "the secret of this cluster", "the secret of another one"
 
 
@@ -185,7 +189,7 @@ def test_those_who_fit_talk_in_both_directions(
             Door(secret=OURS),
             Proxy(secret=THEIRS),
             "it does not know the shared secret, or somebody is in between",
-            "the safekeeper refuses our proof of the shared secret: is it the same on both sides?",
+            DIFFERS,
         ),
         (
             Door(secret=OURS),
@@ -251,7 +255,7 @@ def test_those_who_fit_talk_in_both_directions(
             Door(mutual_tls, OURS),
             Proxy(presents, THEIRS),
             "it does not know the shared secret, or somebody is in between",
-            "the safekeeper refuses our proof of the shared secret: is it the same on both sides?",
+            DIFFERS,
         ),
         (
             Door(secret=OURS, networks="192.0.2.0/24"),

@@ -21,6 +21,7 @@ import pytest
 
 import walproxy.rebootstrap
 from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.local_secret import LocalSecret
 from safekeeper.pgwire.scram import parse_verifier
 from safekeeper.settings import load
 from safekeeper.tls import ClientTls, ServerTls
@@ -31,6 +32,7 @@ from tests.unit.test_tls import converse
 from walproxy.config import ProxyConfig
 from walproxy.local_cluster import LocalProcess
 from walproxy.local_postgres import free_port
+from walproxy.safekeeper_connection import Credentials
 
 SECRET = "0a5f36c1-the-shared-secret"
 OTHER_SECRET = "7b2e91d4-another-secret"
@@ -292,6 +294,50 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
             greet({})
         with pytest.raises(ConfigurationError, match="no CA of our file of CAs vouches for it"):
             greet({"WALPROXY_SECRET": SECRET}, tls_ca=str(Authority(tmp_path, "other").ca))
+
+
+def test_on_loopback_only_processes_of_the_same_user_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SafekeeperProcess(tmp_path / "sk") as process:
+        file = LocalSecret().file
+        assert str(file) in process.wait_for_line(
+            "proxies on this machine have to prove the shared secret: that of user"
+        )
+        given = {"primary": "host=db1", "safekeepers": f"1=localhost:{process.port}"}
+        config = load(ProxyConfig, "WALPROXY", command_line=given, environment={}, file=None)
+
+        def greet() -> None:
+            async def run() -> None:
+                talks = await walproxy.rebootstrap._greet_all(config)
+                await talks[1].close()
+
+            asyncio.run(run())
+
+        greet()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+        other = re.escape(str(tmp_path / "other/walproxy/secret"))
+        with pytest.raises(
+            ConfigurationError, match=rf"the two differ, give both the same \(ours is that of .* {other}\)"
+        ):
+            greet()
+        assert str(file) in process.wait_for_line("it does not know the shared secret")
+        monkeypatch.setattr(walproxy.rebootstrap, "read_credentials", lambda config: Credentials())
+        with pytest.raises(WalproxyError, match="the safekeeper demands a shared secret: give the proxy --secret-file"):
+            greet()
+
+
+def test_a_given_secret_or_a_client_certificate_takes_the_place_of_the_users_own(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    server = authority.sign("server")
+    (tmp_path / "secret").write_text(SECRET)
+    tls = ["--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)]
+    for options in (tls, ["--secret-file", str(tmp_path / "secret")]):
+        with SafekeeperProcess(tmp_path / "sk", *options) as process:
+            assert not any("have to prove" in line for line in process.lines)
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
