@@ -140,6 +140,12 @@ class ProxyConfig:
         default="false",
         metavar="BOOL",
     )
+    bootstrap: bool = option(
+        "Begin a new cluster on empty safekeepers although the replication slot exists already",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the quorum", parse=seconds, default="3", metavar="SECONDS"
     )

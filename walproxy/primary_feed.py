@@ -1,8 +1,9 @@
 """The proxy's side of PostgreSQL: connects, identifies, streams, and tells positions.
 
 The feed obeys: it streams when its owner says so (`start`), from where it says, and forgets it when told (`stop`). By
-itself it only does what changes nothing: connect, with a growing pause, ask who is there, make the slot, and ask again
-now and then while idle, so that a dead connection is noticed. All callbacks run on the event loop.
+itself it only does what changes nothing: connect, with a growing pause, ask who is there, make the slot once there is a
+cluster, and ask again now and then while idle, so that a dead connection is noticed. All callbacks run on the event
+loop.
 
 Of several hosts it tries one after the other (walproxy/primary_hosts.py). A standby is passed over. One that its owner
 refuses (`refuse`) is put aside: nothing that it has sent is handed on from then on. When every host is refused, the
@@ -21,6 +22,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from safekeeper.consensus.actions import StartReplication
 from safekeeper.consensus.control_state import TliHistory
@@ -75,6 +78,9 @@ class FeedOwner(Protocol):
 
     def failed(self, error: WalproxyError) -> None:
         """Waiting does not help."""
+
+    def may_make_slot(self) -> bool:
+        """Return whether a cluster is known, so that a slot which is not there is no sign of a first start."""
 
     def positions(self) -> tuple[Lsn, Lsn, Lsn]:
         """Return (write, flush, apply) as PostgreSQL may know them now (S1)."""
@@ -131,6 +137,7 @@ class PrimaryFeed:
         self._warned: set[tuple[PrimaryHost, str]] = set()
         self._segment_size = 0
         self._was_connected = False
+        self._slot_is_due = False
 
     # ------------------------------------------------------------------ orders
 
@@ -226,12 +233,26 @@ class PrimaryFeed:
         connection = self._connection = await self._open()
         identity = await self._identify(connection)
         # A standby, which raises above, is left as it is.
-        if await connection.ensure_slot(self._config.slot):
+        slot = self._config.slot
+        has_slot = await connection.has_slot(slot)
+        self._slot_is_due = not has_slot
+        if self._slot_is_due and self._owner.may_make_slot():
+            await self._make_slot(connection)
             # The slot holds WAL from now on: positions from before it do not count.
             identity = await self._identify(connection)
+        identity = msgspec.structs.replace(identity, slot=slot if has_slot else "")
         self.rota.connected()
         self._was_connected = True
         self._introduce(identity)
+
+    async def _make_slot(self, connection: ReplicationConnection) -> None:
+        """Make the slot, unless somebody else has meanwhile.
+
+        Not before there is a cluster: the slot is what tells that the safekeepers are empty, but were not always. So a
+        first start that ends half-way leaves no slot that would stop the next one.
+        """
+        await connection.ensure_slot(self._config.slot)
+        self._slot_is_due = False
 
     async def _open(self) -> ReplicationConnection:
         """Connect to the host whose turn it is."""
@@ -291,9 +312,13 @@ class PrimaryFeed:
             except TimeoutError:
                 # Nobody reads this connection while it is idle: ask something, to see that it lives.
                 await self._identify(self._connection)
+                if self._slot_is_due and self._owner.may_make_slot():
+                    await self._make_slot(self._connection)
                 self._note_that_it_works()
                 continue
             if order is None:
+                if self._slot_is_due:
+                    await self._make_slot(self._connection)
                 self._introduce(await self._identify(self._connection))
             else:
                 await self._stream(self._connection, order)

@@ -89,6 +89,7 @@ class Proxy:
                 addresses={safekeeper_id: str(address) for safekeeper_id, address in config.safekeepers},
                 takeover=config.takeover,
                 allow_data_loss=config.allow_data_loss,
+                bootstrap=config.bootstrap,
                 apply_rule=config.apply_standbys,
                 several_primaries=len(hosts) > 1,
                 timing=timing,
@@ -305,6 +306,10 @@ class Proxy:
     def failed(self, error: WalproxyError) -> None:
         """The feed cannot go on."""
         self._finish(error)
+
+    def may_make_slot(self) -> bool:
+        """Return whether a cluster is known."""
+        return self.proposer.knows_a_cluster
 
     def positions(self) -> tuple[Lsn, Lsn, Lsn]:
         """Return what PostgreSQL may be told (S1); nothing before this very connection was checked (S10)."""

@@ -139,6 +139,27 @@ class ReplicationConnection(CommandConnection):
         answer = await self._command(f"TIMELINE_HISTORY {tli}", f"read the history of TLI {tli}")
         return (answer[0].get_value(0, 1) if answer and answer[0].ntuples else None) or b""
 
+    async def has_slot(self, name: str) -> bool:
+        """Tell whether there is a slot `name`, without an SQL session, which the role need not be allowed.
+
+        Raises:
+            ConfigurationError: no slot can have this name.
+            PrimaryProblem: it is a logical slot, or, before PostgreSQL 15, no slot is free to try it with.
+        """
+        _check_slot_name(name)
+        if self._pgconn.server_version >= 150000:
+            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
+            return row[0] is not None
+        try:
+            # Without RESERVE_WAL it holds nothing back; a session that ends takes it along.
+            await self._command(f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY PHYSICAL', f'look for slot "{name}"')
+        except PrimaryProblem as problem:
+            if problem.sqlstate == "42710":  # duplicate_object
+                return True
+            raise
+        await self._command(f'DROP_REPLICATION_SLOT "{name}"', f'look for slot "{name}"')
+        return False
+
     async def ensure_slot(self, name: str) -> bool:
         """Make the physical slot `name` unless it is there, and return whether it was made.
 

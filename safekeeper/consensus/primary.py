@@ -39,6 +39,7 @@ class PrimaryIdentity(msgspec.Struct, frozen=True, kw_only=True):
         server_version: as libpq reports it, e.g. 150018.
         ancestors: its earlier timelines, oldest first.
         tli_histories: the history files of its timelines above 1, as far as it still has them.
+        slot: the name of our replication slot if it was there before this run has made it, else empty.
     """
 
     system_id: int
@@ -48,6 +49,7 @@ class PrimaryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     server_version: int
     ancestors: tuple[Ancestor, ...] = ()
     tli_histories: tuple[TliHistory, ...] = ()
+    slot: str = ""
 
 
 class LogPlan(NamedTuple):

@@ -52,6 +52,7 @@ from safekeeper.consensus.roster import (
     misfit_reason,
     other_cluster_reason,
     plan_bootstrap,
+    repeated_bootstrap_reason,
     stuck_reason,
 )
 from safekeeper.consensus.run import Candidacy, Phase, ProposerConfig
@@ -89,6 +90,7 @@ class Proposer:
         self.primary: PrimaryIdentity | None = None
         self.refusal: WalproxyError | None = None
         self.stuck = ""
+        self._greeted_since_slot = False
         self._bootstrap: Bootstrap | None = None
         self._bootstrapped: set[int] = set()
         self._stream = PrimaryStream()
@@ -330,10 +332,18 @@ class Proposer:
             self._out.extend(self.campaign.begin(now))
             return
         bootstrap = plan_bootstrap(self.peers, primary, self.config.addresses)
-        if bootstrap is not None:
-            self._begin_bootstrap(bootstrap, now)
-            return
         stuck = stuck_reason(self.peers)
+        if bootstrap is not None:
+            stuck = "" if self.config.bootstrap else repeated_bootstrap_reason(primary)
+            if not stuck:
+                self._begin_bootstrap(bootstrap, now)
+                return
+            if not self._greeted_since_slot:
+                # Another proxy may have finished its bootstrap, and made the slot, since these greetings came.
+                self._greeted_since_slot = True
+                self.roster.forget_greetings()
+                self._out.extend(self.roster.greet_all(primary, now))
+                return
         if stuck and stuck != self.stuck:
             self.stuck = stuck
             self._note(Level.ERROR, stuck)
@@ -542,6 +552,11 @@ class Proposer:
         self._out.append(Finish(error))
 
     # ------------------------------------------------------------------ what a status page shows
+
+    @property
+    def knows_a_cluster(self) -> bool:
+        """Whether a member of a cluster has greeted, or a term was asked for."""
+        return bool(self.term) or any(p.greeting is not None and p.greeting.membership for p in self.peers.values())
 
     @property
     def phase(self) -> Phase:

@@ -273,6 +273,22 @@ def _listed(ids: Iterable[int]) -> str:
     return ", ".join(str(each) for each in sorted(ids))
 
 
+def repeated_bootstrap_reason(primary: PrimaryIdentity) -> str:
+    """Return why empty safekeepers are not the sign of a first start, empty if they are.
+
+    The slot is made when there is a cluster. A bootstrap that was interrupted is not repeated, but finished: one member
+    that has it names the others (`find_cluster`).
+    """
+    if not primary.slot:
+        return ""
+    return (
+        f'every safekeeper is empty, but the primary has the replication slot "{primary.slot}" already: data folders '
+        "were lost or are mounted elsewhere, or --safekeepers names another cluster's; nothing starts by itself: bring "
+        "the folders back, or begin a new cluster with --bootstrap true or walproxy rebootstrap, which give up what "
+        "the lost folders had"
+    )
+
+
 def stuck_reason(peers: Peers) -> str:
     """Return why only an operator can help, empty as long as somebody has not greeted.
 

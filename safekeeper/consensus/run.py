@@ -31,6 +31,7 @@ class ProposerConfig:
         addresses: where they listen, by id, as far as known.
         takeover: be elected even if another proposer is alive.
         allow_data_loss: let a fork cut what may have been committed (S9).
+        bootstrap: begin a new cluster on empty safekeepers although our slot is on the primary already.
         several_primaries: there are other hosts to try, so that a primary that is refused does not end the run.
         apply_rule: the standbys that must have replayed what `apply` says.
     """
@@ -39,6 +40,7 @@ class ProposerConfig:
     safekeeper_ids: tuple[int, ...]
     takeover: bool = False
     allow_data_loss: bool = False
+    bootstrap: bool = False
     several_primaries: bool = False
     apply_rule: ApplyRule = field(default_factory=ApplyRule)
     addresses: Mapping[int, str] = field(default_factory=dict)

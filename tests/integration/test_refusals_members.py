@@ -205,6 +205,42 @@ def test_a_bootstrap_that_breaks_off_in_the_middle_is_repeated(new_stand: NewSta
 
 
 @NEWEST
+def test_empty_folders_everywhere_are_no_first_start_of_a_primary_that_had_a_cluster(new_stand: NewStand) -> None:
+    stand = new_stand().serve()
+    stand.commit(1)
+    stand.proxy.kill9()
+    for safekeeper_id in (1, 2, 3):
+        stand.safekeepers[safekeeper_id].kill9()
+        stand.safekeeper_directory(safekeeper_id).rename(stand.directory / f"elsewhere{safekeeper_id}")
+        stand.safekeepers[safekeeper_id].start()
+    proxy = stand.proxies[0] = stand.proxy_for("waits")
+    wait_for(lambda: "walproxy rebootstrap" in log_of(proxy), "the log says what to do")
+    (line,) = [line for line in log_of(proxy).splitlines() if " ERROR " in line]
+    assert 'the replication slot "walproxy" already' in line and "--bootstrap true" in line
+    stand.wait_for_state("waiting_for_quorum")
+    assert all((stand.safekeepers[i].status() or {})["state"] == "empty" for i in (1, 2, 3))
+
+    # With the folders back in their places it goes on by itself.
+    for safekeeper_id in (1, 2, 3):
+        stand.wipe(safekeeper_id)
+        (stand.directory / f"elsewhere{safekeeper_id}").rename(stand.safekeeper_directory(safekeeper_id))
+        stand.safekeepers[safekeeper_id].start()
+    stand.wait_for_state("streaming")
+    stand.commit(2)
+    stand.verify()
+
+    # Or the operator says that it is a first start.
+    assert proxy.stop() == 0
+    for safekeeper_id in (1, 2, 3):
+        stand.wipe(safekeeper_id)
+        stand.safekeepers[safekeeper_id].start()
+    stand.proxies[0] = stand.proxy_for("first", "--bootstrap", "true")
+    stand.wait_for_state("streaming")
+    stand.commit(3)
+    stand.verify()
+
+
+@NEWEST
 def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_ordered(new_stand: NewStand) -> None:
     stand = new_stand().serve()
     stand.commit(1)

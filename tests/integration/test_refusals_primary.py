@@ -133,7 +133,7 @@ def test_the_winner_of_a_term_ends_whoever_holds_its_slot(new_stand: NewStand) -
     stand.postgres.execute("SELECT pg_create_physical_replication_slot('walproxy', true)")
     stand.safekeepers[1].start()
     with receivewal(stand) as pid:
-        stand.start_proxy()
+        stand.proxies[0] = stand.proxy_for("first", "--bootstrap", "true")
         stand.wait_for_state("streaming")
         assert f'ended walsender {pid}, which held slot "walproxy"' in log_of(stand.proxy)
 
@@ -146,7 +146,9 @@ def test_a_slot_whose_holder_may_not_be_ended_is_waited_for(new_stand: NewStand)
     stand.postgres.execute("CREATE ROLE replicator LOGIN REPLICATION")
     stand.safekeepers[1].start()
     with receivewal(stand) as pid:
-        stand.proxies[0] = stand.proxy_for("replicator", conninfo=stand.postgres.conninfo(user="replicator"))
+        stand.proxies[0] = stand.proxy_for(
+            "replicator", "--bootstrap", "true", conninfo=stand.postgres.conninfo(user="replicator")
+        )
         wait_for(lambda: f"SELECT pg_terminate_backend({pid})" in problem_of(stand.proxy), "it says who is in the way")
         assert stand.proxy.pid is not None
         (line,) = [line for line in log_of(stand.proxy).splitlines() if "pg_terminate_backend" in line]

@@ -54,6 +54,7 @@ class FakePrimary:
         self.failures: dict[str, list[Exception]] = {}
         self.problems: dict[str, Exception] = {}
         self.tried: list[str] = []
+        self.has_slot = False
 
     @property
     def attempts(self) -> int:
@@ -89,9 +90,13 @@ class FakeConnection:
         self.on_wal: Callable[[int, list[memoryview]], None]
         self.on_keepalive: Callable[[int, bool], None]
 
+    async def has_slot(self, name: str) -> bool:
+        return self._primary.has_slot
+
     async def ensure_slot(self, name: str) -> bool:
         self.slots.append(name)
-        return False
+        self._primary.has_slot = True
+        return True
 
     async def identify(self) -> PrimaryFacts:
         if self.closed:
@@ -147,9 +152,13 @@ class Owner:
         self.checked: list[tuple[int, int]] = []
         self.removed: list[str] = []
         self.may_tell = (0, 0, 0)
+        self.knows_a_cluster = True
         self.needs: tuple[int, int] | None = None
         self.when_checked: Callable[[], None] | None = None
         self.when_removed: Callable[[], None] | None = None
+
+    def may_make_slot(self) -> bool:
+        return self.knows_a_cluster
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
         self.identities.append(identity)

@@ -156,3 +156,32 @@ async def test_the_slot_is_freed_on_the_host_that_is_streamed(house: House, monk
     async with house.running():
         await house.stream()
     assert asked == [NEW.conninfo]
+
+
+@on_the_loop
+async def test_the_slot_is_not_made_before_there_is_a_cluster(house: House) -> None:
+    """So that a first start that ends half-way is not mistaken for folders that were lost."""
+    house.owner.knows_a_cluster = False
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        connection = house.primary.connections[-1]
+        assert house.owner.identities[0].slot == "" and connection.slots == []
+        # The votes are there, and the primary is asked anew: its answer is younger than the slot.
+        house.feed.identify()
+        await until(lambda: len(house.owner.identities) == 2)
+        assert connection.slots == ["walproxy"]
+        # Who connects from now on finds it.
+        house.owner.lost.clear()
+        house.feed.stop("another connection")
+        await until(lambda: len(house.owner.identities) == 3)
+        assert house.owner.identities[2].slot == "walproxy"
+        assert house.primary.connections[-1].slots == []
+
+
+@on_the_loop
+async def test_a_slot_that_is_missing_is_made_as_soon_as_a_cluster_is_known(house: House) -> None:
+    house.owner.knows_a_cluster = False
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.owner.knows_a_cluster = True
+        await until(lambda: house.primary.connections[-1].slots == ["walproxy"])

@@ -11,6 +11,8 @@ from safekeeper.consensus.actions import (
     Disconnect,
     Finish,
     IdentifyPrimary,
+    Level,
+    Note,
     ReportStatus,
     SendAppend,
     SendMessage,
@@ -164,6 +166,62 @@ def test_nothing_is_asked_before_there_is_a_primary() -> None:
     table.sees()
     table.ticks()
     assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
+
+
+SLOTTED = msgspec.structs.replace(PRIMARY, slot="walproxy")
+
+
+def greets_again(table: Table, **of: AcceptorGreeting) -> None:
+    assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, of.get(f"s{safekeeper_id}", empty(safekeeper_id)))
+
+
+def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -> None:
+    table = Table()
+    table.sees(SLOTTED)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    # Another proxy may have begun the cluster, and made the slot, a moment ago.
+    greets_again(table)
+    (note,) = table.did(Note)
+    assert note.level is Level.ERROR and note.text == table.proposer.stuck
+    for part in ('slot "walproxy"', "mounted elsewhere", "another cluster", "--bootstrap true", "walproxy rebootstrap"):
+        assert part in note.text
+    table.ticks()
+    assert table.said == [] and table.proposer.phase is Phase.GATHERING
+    # The folders are mounted where they belong.
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.disconnected(safekeeper_id, table.now))
+    table.connects(1, 2, 3)
+    table.ticks()
+    assert table.sent(PreVoteRequest) and not table.proposer.stuck
+
+
+def test_a_first_start_is_told_to_be_one_by_the_operator() -> None:
+    table = Table(bootstrap=True)
+    table.sees(SLOTTED)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    assert table.sent(Bootstrap).keys() == {1, 2, 3}
+
+
+def test_a_bootstrap_that_was_begun_with_these_folders_is_finished_whoever_made_the_slot() -> None:
+    begun = Table()
+    begun.sees()
+    for safekeeper_id in (1, 2, 3):
+        begun.event(begun.proposer.connected(safekeeper_id, begun.now))
+        begun.hears(safekeeper_id, empty(safekeeper_id))
+    message = begun.sent(Bootstrap)[1]
+    half_done = msgspec.structs.replace(empty(1), cluster_id=message.cluster_id, membership=message.membership)
+    table = Table()
+    table.sees(SLOTTED)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, half_done if safekeeper_id == 1 else empty(safekeeper_id))
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.proposer.stuck
 
 
 def test_a_minority_is_asked_nothing() -> None:
