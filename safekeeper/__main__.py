@@ -1,6 +1,17 @@
-"""`python -m safekeeper` is `safekeeper`."""
+"""The program `safekeeper`, also as `python -m safekeeper`."""
 
-from safekeeper.cli import main
+import sys
+
+from safekeeper.hangup import hold_hangup
+
+
+def main() -> None:
+    """Run the command line, and exit."""
+    hold_hangup(sys.argv[1:])
+    from safekeeper.cli import main as run  # Not before: it imports for 0.2 s.
+
+    run()
+
 
 if __name__ == "__main__":
     main()

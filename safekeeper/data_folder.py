@@ -50,6 +50,9 @@ from safekeeper.wal.record_search import RecordEndSearch, find_records
 from safekeeper.wal.storage import WalStorage
 
 WAL_FOLDER = "wal"
+# The file that makes a folder PGDATA.
+POSTGRESQL_MARK = "PG_VERSION"
+
 _log = logging.getLogger(__name__)
 
 
@@ -111,6 +114,11 @@ class DataFolder:
         """
         if not fs.exists(directory.parent):
             raise ConfigurationError(f"{directory.parent} does not exist: make it, or correct --data-dir")
+        if fs.exists(directory / POSTGRESQL_MARK):
+            raise ConfigurationError(
+                f"{directory} is a data folder of PostgreSQL (it has {POSTGRESQL_MARK}): correct --data-dir, a "
+                "safekeeper needs a folder of its own"
+            )
         fs.make_directory(directory)
         lock = DataDirectoryLock(directory)
         folder = cls(fs, directory, lock, ControlFile(fs, directory))

@@ -326,11 +326,17 @@ def secret_value(written: Any) -> Secret:
     return Secret(value)
 
 
+# Numbers travel in MessagePack and in frames of 64 bits; no count or id needs half of that.
+_INTEGER_MAX = 2**63 - 1
+
+
 def positive_integer(written: Any) -> int:
-    """A whole number above 0."""
+    """A whole number above 0 that fits into 63 bits."""
     number = _number(written, int)
     if number < 1:
         raise ValueError(f"{written!r} is not a whole number above 0")
+    if number > _INTEGER_MAX:
+        raise ValueError(f"{written!r} is too large: the highest number is {_INTEGER_MAX}")
     return int(number)
 
 
@@ -399,5 +405,5 @@ def _number(written: Any, kind: type[int] | type[float]) -> int | float:
         raise ValueError(f"{written!r} is not a number")
     try:
         return kind(written)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{written!r} is not a number") from None

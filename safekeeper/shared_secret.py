@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from safekeeper.errors import ConfigurationError
+from safekeeper.private_files import warn_if_shared
 from safekeeper.settings import SECRET_BYTES_MIN, Secret, secret_value
 
 
@@ -81,6 +82,7 @@ def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -
 
 
 def _read(file: Path) -> Secret:
+    warn_if_shared(file, "shared secret")
     try:
         return secret_value(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from safekeeper.errors import ConfigurationError
+from safekeeper.hangup import release_hangup
 from safekeeper.logs import set_level
 from safekeeper.settings import changed_options
 
@@ -51,6 +52,7 @@ def take_signals(
     loop.add_signal_handler(signal.SIGHUP, reload)
     if archive_now is not None:
         loop.add_signal_handler(signal.SIGUSR1, archive_now)
+    release_hangup()
 
 
 def reload_settings(running: _Settings, read: Callable[[], _Settings]) -> _Settings | None:

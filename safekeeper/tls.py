@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safekeeper.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from safekeeper.private_files import warn_if_shared
 
 # The first byte of each TLS record that can begin a conversation.
 HANDSHAKE_RECORD = 0x16
@@ -142,6 +143,7 @@ def _load(protocol: Any, cert: Path | None, key: Path | None, ca: Path | None) -
         context.verify_mode = ssl.CERT_REQUIRED
     if cert is None or key is None:
         return _Loaded(context, b"", None, digest.digest())
+    warn_if_shared(key, "private key")
     certificate = _read(cert, "certificate")
     digest.update(hashlib.sha256(certificate).digest() + hashlib.sha256(_read(key, "private key")).digest())
     certificate_der, valid_until = _first_certificate(cert, certificate)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.pgwire.scram import SALT_BYTES, make_verifier, parse_verifier
+from safekeeper.private_files import warn_if_shared
 
 # PostgreSQL's own limit of a name.
 NAME_BYTES_MAX = 63
@@ -81,6 +82,7 @@ def _verifier_problem(text: str) -> str:
 
 
 def _read(path: Path) -> dict[str, str]:
+    warn_if_shared(path, "verifiers of users")
     try:
         content = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,5 +1,17 @@
-"""`python -m walproxy` is the same as `walproxy`."""
+"""The program `walproxy`, also as `python -m walproxy`."""
 
-from walproxy.cli import main
+import sys
 
-main()
+from safekeeper.hangup import hold_hangup
+
+
+def main() -> None:
+    """Run the command line, and exit."""
+    hold_hangup(sys.argv[1:])
+    from walproxy.cli import main as run  # Not before: it imports for 0.2 s.
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,18 +4,30 @@ A password belongs into .pgpass, PGPASSWORD or a service file. Where somebody wr
 must not come out again in an error: libpq quotes what it does not understand, which may be a part of the password.
 """
 
+import functools
+import logging
+import os
 import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.errors import ConfigurationError
 
+# libpq looks for no file below a device, and so complains of none.
+_NO_PASSFILE = "/dev/null/none"
 _QUOTED = re.compile(r'".*"', re.DOTALL)
+
+_log = logging.getLogger(__name__)
 
 
 def parse_conninfo(conninfo: str, whose: str = "the primary's") -> dict[str, str]:
     """Return the parameters of a libpq connection string (URI or key=value); `whose` it is, an error says.
+
+    A password file that libpq would ignore because others can read it is logged and left out.
 
     Raises:
         ConfigurationError: libpq cannot read it. What it quotes is left out if a password may be part of it.
@@ -33,4 +45,34 @@ def parse_conninfo(conninfo: str, whose: str = "the primary's") -> dict[str, str
             f"{whose} connection string is wrong: its host has an @; one in a password is written %40, "
             "and a password belongs into .pgpass or PGPASSWORD"
         )
-    return given
+    return given | _passfile_override(given)
+
+
+def _passfile_override(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameter that keeps libpq from a password file that it would not read, none if there is no need.
+
+    libpq ignores a password file that others can read, and writes so to standard error itself, past our log. Here that
+    is one line of the log, once for each file and mode.
+    """
+    written = given.get("passfile") or os.environ.get("PGPASSFILE") or str(Path("~/.pgpass").expanduser())
+    if "password" in given or "PGPASSWORD" in os.environ:
+        return {}
+    try:
+        mode = Path(written).stat().st_mode
+    except OSError:
+        return {}
+    if stat.S_ISREG(mode) and not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return {}
+    _warn_of_passfile(written, mode)
+    return {"passfile": _NO_PASSFILE}
+
+
+@functools.cache
+def _warn_of_passfile(path: str, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        permissions = stat.S_IMODE(mode)
+        _log.warning(
+            "the password file %s is ignored: other users can read it (mode %04o): chmod 600", path, permissions
+        )
+    else:
+        _log.warning("the password file %s is ignored: it is not a plain file", path)

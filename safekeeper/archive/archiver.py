@@ -206,7 +206,9 @@ class Archiver:
 
     async def _claim(self, worker: Worker, uploader: Uploader) -> None:
         """Make sure that the archive is ours; say so if it is another one than it was."""
-        archive_id, before_id = (await worker.run(uploader.claim)).archive_id, self._acceptor.archive_id
+        before_id = self._acceptor.archive_id
+        claim = partial(uploader.claim, before_id or self.archive_id)
+        archive_id = (await worker.run(claim)).archive_id
         if before_id and archive_id not in (before_id, self.archive_id):
             _log.error(
                 "the archive %s is another one (%s) than before (%s), which alone has the WAL below %s: was it "

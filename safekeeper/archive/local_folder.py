@@ -4,10 +4,16 @@ obstore writes a file under a temporary name (`name#1`) and renames or links it,
 safekeepers because the archive has it, so here it must be on disk first: the file, and every folder on the way to it.
 Then the operating system is told to forget its bytes: reading them back asks the disk, and an archive that grows does
 not push what is in use out of memory.
+
+WAL holds every row. So a folder made here is its owner's only (0700), and its files are 0600. Where an operator has
+made the folder and lets a group or others in, what is written into it follows: as PostgreSQL's data folder does.
 """
 
+import errno
+import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +23,32 @@ from safekeeper.archive.objects import ObjectInfo
 
 _PIECE_BYTES = 1 << 20
 _TEMPORARY = re.compile(r".*#\d+")
+_OWNER_ONLY = 0o700
+
+_log = logging.getLogger(__name__)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those on the way to it; all that is new is on disk afterwards. Raises OSError."""
+    """Make a folder, and those on the way to it, for their owner only; all that is new is on disk afterwards.
+
+    A folder that is there already stays as it is; a warning is logged if others than owner and group may look into it.
+
+    Raises:
+        OSError: it cannot be made or looked at.
+    """
     new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    for path in [*reversed(new), folder]:
+        path.mkdir(mode=_OWNER_ONLY, exist_ok=True)
     for path in new:
         _sync(path.parent)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & stat.S_IRWXO:
+        _log.warning(
+            "every user of this machine has access to the archive %s (mode %04o), which holds every row: chmod 700, or "
+            "chgrp and chmod 750 for a group that reads it",
+            folder,
+            mode,
+        )
 
 
 class LocalFolder:
@@ -33,11 +57,28 @@ class LocalFolder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._durable = {root}  # Folders whose own names are known to be on disk.
+        self._folder_mode = stat.S_IMODE(root.stat().st_mode)
+        self._file_mode = self._folder_mode & 0o666
+
+    def prepare(self, key: str) -> None:
+        """Make the folders on the way to the object at `key`, open to those who may look into the root."""
+        if not self._root.is_dir():
+            raise OSError(errno.ESTALE, "the archive's folder is gone: is it mounted?")
+        new = []
+        folder = (self._root / key).parent
+        while not folder.exists():
+            new.append(folder)
+            folder = folder.parent
+        for folder in reversed(new):
+            folder.mkdir(mode=_OWNER_ONLY, exist_ok=True)
+            folder.chmod(self._folder_mode)
 
     def sync(self, key: str) -> None:
         """Return when the object at `key` is on disk, and not in the operating system's cache any more."""
         path = self._root / key
         with _opened(path) as descriptor:
+            if stat.S_IMODE(os.fstat(descriptor).st_mode) != self._file_mode:
+                os.fchmod(descriptor, self._file_mode)
             os.fsync(descriptor)
             _forget(descriptor)
         _sync(path.parent)

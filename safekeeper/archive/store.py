@@ -117,6 +117,9 @@ class ObjectStore:
         Returns:
             False if `absent` and it exists.
         """
+        if self._folder is not None:
+            with self._translating(f"put {self._name(key)}"):
+                self._folder.prepare(key)
         if absent and not (isinstance(data, bytes | memoryview) and self.probe()):
             if self._exists(key):
                 return False

@@ -143,25 +143,30 @@ class Uploader:
         self._may_delete = True
         self._archive_id: str | None = None  # Of the archive that was claimed.
 
-    def claim(self) -> Manifest:
+    def claim(self, known_id: str = "") -> Manifest:
         """Make sure that the archive is ours: write its manifest if there is none.
 
+        Args:
+            known_id: of the archive that this cluster has used before, empty if it has used none. Then a place without
+                a manifest is not a new archive but one that is not mounted, or was emptied.
+
         Raises:
-            ArchiveRefused: it belongs to another cluster, or holds WAL of nobody knows whom.
+            ArchiveRefused: it belongs to another cluster, holds WAL without a manifest, or has lost its manifest.
         """
         self._store.remove_leftovers()
         found = read_manifest(self._store)
         if found is None:
+            if known_id:
+                raise ArchiveRefused(
+                    f"{self._store.url} has no {MANIFEST_KEY}, but this cluster has archived into {known_id[:8]} "
+                    "before: mount that archive here, or correct --archive; to begin an empty one without earlier WAL: "
+                    f"{self._create_command()}"
+                )
             if self._store.list(WAL_FOLDER):
                 raise ArchiveRefused(
                     f"{self._store.url} holds WAL but no {MANIFEST_KEY}: put that back, or name another folder"
                 )
-            clusters = (self._cluster_id,)
-            ours = Manifest(self._system_id, self._segment_size, clusters, _now(), secrets.token_hex(16))
-            self._store.put(MANIFEST_KEY, msgspec.json.encode(ours), absent=True)
-            found = read_manifest(self._store)
-        if found is None:
-            raise ArchiveUnavailable(f"{self._store.url}/{MANIFEST_KEY} was written and is not there: try again")
+            found = create(self._store, self._system_id, self._segment_size, self._cluster_id)
         if (found.system_id, found.segment_size) != (self._system_id, self._segment_size):
             raise ArchiveRefused(
                 f"the archive {self._store.url} belongs to the database {found.system_id} "
@@ -224,6 +229,12 @@ class Uploader:
         for folder in folders or ("",):
             infos += self._store.list(folder)
         return parse_keys(infos, self._segment_size)
+
+    def _create_command(self) -> str:
+        return (
+            f"walproxy archive create --archive {self._store.url} --system-id {self._system_id} "
+            f"--cluster-id {self._cluster_id} --segment-size {self._segment_size}"
+        )
 
     def _require_claimed(self) -> None:
         if self._archive_id is None:
@@ -320,6 +331,21 @@ class Uploader:
         except ArchiveRefused as error:
             self._may_delete = False
             _log.warning("partials that are not needed any more stay in the archive: %s", error)
+
+
+def create(store: ObjectStore, system_id: int, segment_size: int, cluster_id: str) -> Manifest:
+    """Write the manifest of a new archive, and return the one that is there then: another archiver may be first.
+
+    Raises:
+        ArchiveRefused: there is a manifest that is not understood.
+        ArchiveUnavailable: it cannot be written, or is not there afterwards.
+    """
+    ours = Manifest(system_id, segment_size, (cluster_id,), _now(), secrets.token_hex(16))
+    store.put(MANIFEST_KEY, msgspec.json.encode(ours), absent=True)
+    found = read_manifest(store)
+    if found is None:
+        raise ArchiveUnavailable(f"{store.url}/{MANIFEST_KEY} was written and is not there: try again")
+    return found
 
 
 def adopt(store: ObjectStore, cluster_id: str) -> Manifest:

@@ -197,6 +197,7 @@ def folder_archive() -> Iterator[Archive]:
     """
     with LocalFolder() as server:
         server.folder.parent.chmod(0o755)
+        (server.folder / "main").mkdir(mode=0o755)
         yield Archive(server, "main", server.place("main"))
 
 

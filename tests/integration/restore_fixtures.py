@@ -130,6 +130,8 @@ def story(binaries: ServerBinaries) -> Iterator[Past]:
     """
     folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
     folder.chmod(0o755)
+    # As an operator does it whose servers run as another user than the safekeepers.
+    (folder / "archive").mkdir(mode=0o755)
     past = make_past(binaries, folder)
     try:
         take_backup(past.server, folder / "base")

@@ -45,5 +45,6 @@ class Authority:
         )
         pair = Pair(self._directory / f"{self._name}-{name}.pem", self._directory / f"{self._name}-{name}.key")
         pair.cert.write_bytes(b"".join(blob.bytes() for blob in signed.cert_chain_pems))
+        pair.key.touch(mode=0o600)
         pair.key.write_bytes(signed.private_key_pem.bytes())
         return pair

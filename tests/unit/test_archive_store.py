@@ -2,6 +2,7 @@
 
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -312,3 +313,37 @@ def test_folder_has_file_and_folders_on_disk_before_it_says_so(tmp_path: Path, m
     store.put("wal/a/two", b"1", absent=False)
     store.put("wal/b/three", iter([b"1"]), absent=True)
     assert synced == ["wal/a/two", "wal/a", "wal/b/three", "wal/b", "wal"]
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_an_archive_that_is_made_here_is_its_owner_s_only(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path / "new" / "archive"))
+    store.put("wal/a/one", b"1", absent=True)
+    store.put("wal/a/two", iter([b"2"]), absent=True)
+    archive = tmp_path / "new" / "archive"
+    assert [mode_of(path) for path in (archive.parent, archive, archive / "wal", archive / "wal" / "a")] == [0o700] * 4
+    assert [mode_of(archive / "wal" / "a" / name) for name in ("one", "two")] == [0o600] * 2
+
+
+def test_what_is_written_into_a_folder_of_the_operator_follows_its_mode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for mode, file_mode, warned in ((0o750, 0o640, False), (0o755, 0o644, True)):
+        archive = tmp_path / f"{mode:o}"
+        archive.mkdir()
+        archive.chmod(mode)
+        ObjectStore.open(str(archive)).put("wal/one", b"1", absent=True)
+        assert (mode_of(archive), mode_of(archive / "wal"), mode_of(archive / "wal" / "one")) == (mode, mode, file_mode)
+        lines = [record.getMessage() for record in caplog.records if str(archive) in record.getMessage()]
+        assert any("every user of this machine has access" in line for line in lines) == warned
+
+
+def test_a_folder_that_is_gone_is_not_made_again_by_a_put(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path / "archive"))
+    (tmp_path / "archive").rmdir()
+    with pytest.raises(ArchiveUnavailable, match=r"archive.*gone|No such file"):
+        store.put("wal/one", b"1", absent=True)
+    assert not (tmp_path / "archive").exists()

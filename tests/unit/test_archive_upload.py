@@ -1,6 +1,7 @@
 """Uploads: whatever happens in between, what has a receipt is right, and nothing of ours overwrites what is not."""
 
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import google_crc32c
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ from safekeeper.errors import (
     StorageFailed,
 )
 from tests.unit.tiny_s3 import Answer, TinyS3
+from walproxy.cli import cli
 
 SEGMENT = 1 << 20
 DATA = os.urandom(4096) * (SEGMENT // 4096)
@@ -464,3 +467,20 @@ def test_wal_without_a_manifest_is_claimed_by_nobody(store: Meddled) -> None:
     uploader(store).upload(FILE, DATA)
     with pytest.raises(ArchiveRefused, match=r"holds WAL but no manifest\.json"):
         uploader(store).claim()
+
+
+def test_an_archive_that_was_used_before_is_not_begun_again_where_its_manifest_is_missing(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path / "archive"))
+    uploader = Uploader(store, cluster_id="c" * 16, system_id=7, segment_size=SEGMENT, safekeeper_id=1, compress=False)
+    archive_id = uploader.claim().archive_id
+    shutil.rmtree(tmp_path / "archive")
+    (tmp_path / "archive").mkdir()
+    with pytest.raises(ArchiveRefused, match=rf"no manifest.json, but .* into {archive_id[:8]} before") as caught:
+        uploader.claim(archive_id)
+    assert read_manifest(store) is None
+    # The message ends with the command that begins an empty one.
+    command = str(caught.value).rpartition(": walproxy ")[2].split()
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.output
+    assert uploader.claim(archive_id).cluster_ids == ("c" * 16,)
+    assert CliRunner().invoke(cli, [*command[:-1], str(2 * SEGMENT)]).exit_code != 0

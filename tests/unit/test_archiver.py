@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 import safekeeper.archive.archiver
 from safekeeper.archive.archiver import NOT_LOOKED_YET
@@ -26,6 +27,7 @@ from safekeeper.wal.reading import SegmentSource
 from tests.unit.event_loop import DEADLINE_S
 from tests.unit.replication_house import Leader, ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SYSTEM_ID
+from walproxy.cli import cli
 
 WAL = random.Random(9).randbytes(5 * SEGMENT_SIZE)
 # The child forks in the second segment.
@@ -378,6 +380,10 @@ def test_an_archive_that_is_emptied_is_not_taken_for_the_same_one(
         shutil.rmtree(url)
         write(leader, 2 * SEGMENT_SIZE)
         leader.hear_of_archive(lambda report: "any more" in report.problem)
+        refused = leader.hear_of_archive(lambda report: "has no manifest.json" in report.problem).problem
+        assert not Path(url).exists()
+        # An operator begins an empty archive, with the command that the refusal names.
+        assert CliRunner().invoke(cli, refused.rpartition(": walproxy ")[2].split()).exit_code == 0
         wait_archived(leader, BASE_LSN + 2 * SEGMENT_SIZE)
         assert archived(url) == expected(2 * SEGMENT_SIZE), "what is still kept is brought there anew"
         assert leader.archive_id != first_id

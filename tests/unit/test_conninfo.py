@@ -1,8 +1,12 @@
 """Connection strings are read as libpq does, and a password in a wrong one does not come out again."""
 
+from pathlib import Path
+
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import make_conninfo
 
 from safekeeper.errors import ConfigurationError
 from walproxy.conninfo import parse_conninfo
@@ -52,3 +56,32 @@ def test_whatever_stands_before_and_behind_a_password_it_is_not_shown(around: st
         parse_conninfo(f"password={around}{PASSWORD}{around}")
     except ConfigurationError as error:
         assert PASSWORD not in str(error)
+
+
+@pytest.fixture
+def passfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "passfile"
+    path.write_text("*:*:*:*:secret\n")
+    monkeypatch.setenv("PGPASSFILE", str(path))
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    return path
+
+
+def test_a_password_file_that_others_can_read_is_one_line_of_the_log_and_nothing_on_stderr(
+    passfile: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    passfile.chmod(0o640)
+    for _ in range(2):
+        parameters = parse_conninfo("host=127.0.0.1 port=1")
+        # libpq looks for the password before it connects.
+        assert psycopg.pq.PGconn.connect(make_conninfo("", **parameters).encode()).status == psycopg.pq.ConnStatus.BAD
+    assert capfd.readouterr().err == ""
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the password file {passfile} is ignored: other users can read it (mode 0640): chmod 600"
+    ]
+
+
+def test_a_password_file_of_the_owner_alone_is_left_to_libpq(passfile: Path, caplog: pytest.LogCaptureFixture) -> None:
+    passfile.chmod(0o600)
+    assert parse_conninfo("host=127.0.0.1") == {"host": "127.0.0.1"}
+    assert caplog.records == []

@@ -8,6 +8,7 @@ import pytest
 
 from safekeeper.consensus.effects import FindRecordEnd, FlushWal, Persist, ResetWal, TruncateWal, WriteWal
 from safekeeper.data_folder import DataFolder
+from safekeeper.errors import ConfigurationError
 from safekeeper.wal.filesystem import RealFileSystem
 from tests.unit.wal_builder import MIB, WalBuilder
 
@@ -48,3 +49,10 @@ def test_what_was_read_of_bytes_that_were_cut_is_forgotten(folder: DataFolder) -
     folder.perform(TruncateWal(torn.begin_lsn, 2))
     write(folder, whole, whole.begin_lsn)
     assert folder.perform(FindRecordEnd(whole.begin_lsn)) == record.end_lsn
+
+
+def test_a_data_folder_of_postgresql_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "PG_VERSION").write_text("18\n")
+    with pytest.raises(ConfigurationError, match=r"is a data folder of PostgreSQL .*: correct --data-dir"):
+        DataFolder.open(RealFileSystem(), tmp_path, 1, "a" * 32)
+    assert [path.name for path in tmp_path.iterdir()] == ["PG_VERSION"]

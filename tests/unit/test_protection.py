@@ -32,6 +32,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(pair.cert, directory / "cert")
     shutil.copy(pair.key, directory / "key")
     shutil.copy(directory / "ca.pem", directory / "ca")
+    for private in ("secret", "users"):
+        (directory / private).touch(mode=0o600)
     (directory / "secret").write_text(SECRET + "\n")
     (directory / "users").write_text(user_line("standby1", "x"))
     return directory

@@ -72,6 +72,10 @@ def test_wrong_values_name_the_variable_or_the_option() -> None:
         read(environment={"SAFEKEEPER_CONNECTIONS_MAX": "many"})
     with pytest.raises(ConfigurationError, match=r"^--id: '0' is not a whole number above 0"):
         read(id="0")
+    with pytest.raises(ConfigurationError, match=r"^--id: '9223372036854775808' is too large"):
+        read(id=str(2**63))
+    with pytest.raises(ConfigurationError, match=r"^SAFEKEEPER_CONNECTIONS_MAX: .* is not a number"):
+        read(environment={"SAFEKEEPER_CONNECTIONS_MAX": "9" * 5000})
 
 
 def test_a_missing_option_says_where_it_can_stand() -> None:

@@ -105,6 +105,7 @@ def test_what_cannot_protect_is_one_line_and_exit_code_3(
     tmp_path: Path, authority: Authority, options: tuple[str, ...], part: str
 ) -> None:
     server, expired = authority.sign("server"), authority.sign("expired", expired=True)
+    (tmp_path / "short").touch(mode=0o600)
     (tmp_path / "short").write_text("name:hunter2")
     places = {"CERT": server.cert, "KEY": server.key, "EXPIRED": expired.cert, "SHORT": tmp_path / "short"}
     arguments = [str(places.get(option, option)) for option in options]
@@ -211,6 +212,7 @@ def outside_of(pid: int) -> str:
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path: Path, authority: Authority) -> None:
     server, client = authority.sign("server"), authority.sign("client")
+    (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(SECRET)
     users = subprocess.run(
         [sys.executable, "-m", "safekeeper", "user", "standby1"],
@@ -220,6 +222,7 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
         timeout=DEADLINE_S,
         check=True,
     ).stdout
+    (tmp_path / "users").touch(mode=0o600)
     (tmp_path / "users").write_text(users)
     doors = [
         *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
@@ -269,6 +272,7 @@ def test_a_connection_string_that_is_wrong_does_not_show_its_password() -> None:
 
 def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, authority: Authority) -> None:
     server, client = authority.sign("server"), authority.sign("client")
+    (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(SECRET)
     doors = [
         *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),

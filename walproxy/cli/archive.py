@@ -12,9 +12,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from safekeeper import settings
 from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.upload import adopt as adopt_cluster
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
-from safekeeper.lsn import format_lsn, parse_lsn
+from safekeeper.archive.upload import create as create_archive
+from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn, parse_lsn
 from walproxy.recovery.archive_source import ArchiveSource
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig
 from walproxy.recovery.plan import format_time
@@ -113,6 +115,33 @@ def verify_(config: Path | None, since: str | None, as_json: bool, **command_lin
     sys.exit(EXIT_UNEXPECTED if verdict.problems else EXIT_FINE)
 
 
+@archive.command("create")
+@click.option("--system-id", required=True, type=click.IntRange(1, 2**64 - 1), metavar="ID", help="Of PostgreSQL.")
+@click.option("--cluster-id", required=True, metavar="ID", help="Of the safekeepers: walproxy status --json shows it.")
+@click.option(
+    "--segment-size", default=16 << 20, show_default=True, type=click.IntRange(1), metavar="BYTES", help="Of the WAL."
+)
+@_archive_options
+def create(config: Path | None, system_id: int, cluster_id: str, segment_size: int, **command_line: Any) -> None:
+    """Begin an empty archive for a cluster whose earlier archive is lost.
+
+    The first archive of a cluster needs no such command. Afterwards safekeepers refuse a place that has no manifest: it
+    may be a file system that is not mounted. WAL that only the lost archive had is gone: take a new base backup.
+
+    \b
+    Example:
+      walproxy archive create --archive /archive --system-id 7312345678901234567 --cluster-id 5e1f0c3a9b7d2486
+    """
+    if segment_size & (segment_size - 1) or not SEGMENT_SIZE_MIN <= segment_size <= SEGMENT_SIZE_MAX:
+        raise ConfigurationError(f"--segment-size {segment_size} is not a power of 2 from 1 MiB to 1 GiB")
+    loaded = _config(config, command_line)
+    store = ObjectStore.open(loaded.archive, options=loaded.archive_options)
+    made = create_archive(store, system_id, segment_size, cluster_id)
+    if (made.system_id, made.segment_size, made.cluster_ids) != (system_id, segment_size, (cluster_id,)):
+        raise ConfigurationError(f"{store.url} holds an archive already: walproxy archive list shows whose it is")
+    click.echo(f"{store.url} is an empty archive of the cluster {cluster_id}")
+
+
 @archive.command("adopt")
 @click.option("--cluster-id", required=True, metavar="ID", help="The new cluster, as walproxy rebootstrap names it.")
 @_archive_options
@@ -127,10 +156,14 @@ def adopt(config: Path | None, cluster_id: str, **command_line: Any) -> None:
     click.echo(f"the clusters {', '.join(manifest.cluster_ids)} may write into it")
 
 
-def _reader(config: Path | None, command_line: dict[str, Any]) -> ArchiveReader:
-    loaded = settings.load(
+def _config(config: Path | None, command_line: dict[str, Any]) -> ArchiveConfig:
+    return settings.load(
         ArchiveConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
     )
+
+
+def _reader(config: Path | None, command_line: dict[str, Any]) -> ArchiveReader:
+    loaded = _config(config, command_line)
     return ArchiveReader(ArchiveSource(loaded.archive, loaded.archive_options).store)
 
 

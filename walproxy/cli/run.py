@@ -51,6 +51,7 @@ def run(config: Path | None, **command_line: str | None) -> NoReturn:
         )
 
     loaded = read()
+    logs.configure(lambda: "walproxy", loaded.log_level)
     proxy = Proxy(loaded, read_credentials(loaded))
     logs.configure(lambda: _who(proxy), loaded.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,6 +3,7 @@
 What brings it back are the commands that an operator would type, run as an operator would run them.
 """
 
+import os
 import re
 import shutil
 import time
@@ -24,11 +25,15 @@ _NEW_CLUSTER = re.compile(r"^cluster (\w+) begins", re.MULTILINE)
 
 
 def safekeeper_options(directory: Path) -> tuple[str, ...]:
-    """Return the options of the safekeepers of a demo in `directory`: they archive, and remove nothing for now."""
-    archive = str(archive_folder(directory))
+    """Return the options of the safekeepers of a demo in `directory`: they archive, and remove nothing for now.
+
+    Make the folder of the archive: under root, PostgreSQL runs as another user, which reads it when it recovers.
+    """
+    archive = archive_folder(directory)
+    archive.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, exist_ok=True)
     interval = str(_PARTIAL_INTERVAL_S)
     # What is compared at the end must still be there.
-    return "--archive", archive, "--archive-partial-interval", interval, _KEEP, _KEEP_ALL
+    return "--archive", str(archive), "--archive-partial-interval", interval, _KEEP, _KEEP_ALL
 
 
 def archive_folder(directory: Path) -> Path:
