@@ -162,9 +162,9 @@ def _make(file: Path) -> None:
         if file.exists():
             return
         new = file.with_name(_FILE + ".new")
-        with open(_create(new), "w", encoding="ascii") as content:
+        with open(_create(new), "wb") as content:
             os.ftruncate(content.fileno(), 0)
-            content.write(secrets.token_hex(_BYTES) + "\n")
+            content.write(secrets.token_hex(_BYTES).encode() + b"\n")
             content.flush()
             os.fsync(content.fileno())
         new.rename(file)

@@ -156,9 +156,6 @@ class Survey:
             ConfigurationError: it says what to type.
         """
         systems = {gap.system_id for gap in self.given_up.values()} - {self.primary.system_id}
-        wrong = sorted(set(consent.system_ids) - {greeting.system_id for greeting in self.greetings.values()})
-        if wrong:
-            raise ConfigurationError(f"--replace-system-id {wrong[0]}: no safekeeper holds WAL of that system")
         unnamed = sorted(systems - set(consent.system_ids))
         if unnamed:
             raise ConfigurationError(
