@@ -24,7 +24,8 @@ from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.local_postgres import LocalPostgres, find_servers
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.messages import UNCHANGED
-from walproxy.pipeline.cdc.publication import TableName, create_publication, parse_table, published_tables
+from walproxy.pipeline.cdc.publication import TableName, create_publication, parse_table
+from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.rows import TypedTable, change_batches, typed_batches
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, patiently

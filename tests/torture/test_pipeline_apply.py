@@ -1,4 +1,4 @@
-"""The apply job, killed ten times under a workload with changes of tables, and its rows compared in the end."""
+"""The apply job, killed again and again under changes of rows and of tables, and its rows compared in the end."""
 
 import random
 import threading
@@ -11,10 +11,14 @@ import pytest
 
 from tests.pipeline.apply_fixtures import PGBENCH_TABLES, ApplyProcess, compare, make_bench, start_bench
 from tests.pipeline.logical_server import Source, logical_server
+from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.server import connect
+from walproxy.pipeline.cdc.slot import create_slot
 
 KILLS = 10
+RANDOM_STEPS = 200
+RANDOM_KILLS = 12
 LOAD_S = 60
 SEED = 7
 SCRIPT = """
@@ -93,3 +97,31 @@ def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, t
     last = ApplyProcess(source, folder, table_format, ["--once"])
     assert last.wait() == 0, last.log.read_text()
     compare(source, folder, table_format, *PGBENCH_TABLES, "wide", "log")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_verification_is_clean_after_200_random_steps_with_kills(
+    source: Source, tmp_path: Path, table_format: FollowingFormat, seed: int
+) -> None:
+    source.publication = "p"
+    source.run(*SETUP)
+    create_slot(source.connection, source.slot)
+    chance, steps, folder = random.Random(seed), RandomSteps(seed), tmp_path / "lake"
+    kills = set(chance.sample(range(RANDOM_STEPS), RANDOM_KILLS))
+    job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
+    try:
+        for number in range(RANDOM_STEPS):
+            print(f"{number}: {'; '.join(steps.run(source))}")
+            # Some steps meet between two of the job's, some do not.
+            time.sleep(chance.choice([0, 0, 0.1, 0.5]))
+            if number in kills:
+                assert job.is_running, job.log.read_text()
+                job.kill9()
+                job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
+        assert job.stop() == 0, job.log.read_text()
+    finally:
+        job.kill9()
+    verified = ApplyProcess(source, folder, table_format, ["--verify"])
+    assert verified.wait() == 0, verified.log.read_text()
+    compare(source, folder, table_format, *TABLES)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from safekeeper.errors import StorageFailed
+from walproxy.pipeline.cdc.apply.fingerprint import Column, Fingerprint, Heap
 from walproxy.pipeline.cdc.apply.following import (
     FollowingTable,
     Merge,
@@ -21,7 +22,7 @@ from walproxy.pipeline.cdc.apply.following import (
     key_filter,
 )
 from walproxy.pipeline.cdc.apply.job import following_table
-from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, only_job, read_job, write_job
+from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined, only_job, read_job, write_job
 from walproxy.pipeline.cdc.publication import TableName
 
 SCHEMA = pa.schema([pa.field("id", pa.int32()), pa.field("a b", pa.string()), pa.field("n", pa.decimal128(10, 2))])
@@ -256,8 +257,11 @@ def test_different_tables_have_different_folders() -> None:
 
 def test_a_job_comes_back_as_it_was_noted_and_runs_once(tmp_path: Path) -> None:
     assert read_job(tmp_path) is None
-    known = KnownTable(16384, 16384, ["id"], {"id": 1, "ü": 3}, ["ü"])
-    job = Job(7, "db", "s", ["p"], "delta", 0x1_0000_0000, {"public.t": known})
+    heaps, columns = {16384: Heap(16385, 0)}, {"id": Column(1, 23, -1), "ü": Column(3, 1043, 9)}
+    fingerprint = Fingerprint(16384, ["publication 1:2"], 5, heaps, {16390: 7}, columns, {"label 3": 8})
+    known = KnownTable(["id"], ["ü"], fingerprint=fingerprint)
+    quarantined = {"public.bad": Quarantined("it is bad", 1.5)}
+    job = Job(7, "db", "s", ["p"], "delta", 0x1_0000_0000, {"public.t": known}, quarantined=quarantined)
     with only_job(tmp_path / "new"):
         write_job(tmp_path / "new", job)
         assert read_job(tmp_path / "new") == job
@@ -266,3 +270,14 @@ def test_a_job_comes_back_as_it_was_noted_and_runs_once(tmp_path: Path) -> None:
     (tmp_path / "new" / "_walproxy_apply" / "job.json").write_text("{}")
     with pytest.raises(Exception, match=r"job\.json is damaged"):
         read_job(tmp_path / "new")
+
+
+def test_a_table_that_an_older_version_copied_has_no_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "_walproxy_apply").mkdir()
+    known = '{"oid": 16384, "file_number": 16384, "key": ["id"], "columns": {"id": 1}, "as_text": []}'
+    (tmp_path / "_walproxy_apply" / "job.json").write_text(
+        '{"system_id": 7, "database": "db", "slot": "s", "publications": ["p"], "format": "delta", '
+        f'"position_lsn": 5, "tables": {{"public.t": {known}}}, "version": 1}}'
+    )
+    job = read_job(tmp_path)
+    assert job is not None and job.tables["public.t"] == KnownTable(["id"])

@@ -5,6 +5,7 @@ import signal
 import threading
 from datetime import timedelta
 from types import FrameType
+from typing import Final
 
 import click
 
@@ -13,9 +14,13 @@ from safekeeper.errors import ConfigurationError
 from walproxy.cli.parameters import DURATION, SIZE
 from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
+from walproxy.pipeline.cdc.apply.tables import ON_BAD_VALUE, OnBadValue
+from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.tables.table_folder import local_folder
+
+_MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 
 
 @click.command()
@@ -53,6 +58,21 @@ from walproxy.pipeline.tables.table_folder import local_folder
 @click.option("--keep", type=DURATION, default="1d", show_default=True, help="How long old states can be read.")
 @click.option("--copy-again", multiple=True, metavar="SCHEMA.NAME", help="Copy this table again; can be repeated.")
 @click.option("--start-over", is_flag=True, help="Copy all tables again, with a new slot if it is gone.")
+@click.option(
+    "--on-bad-value",
+    type=click.Choice(ON_BAD_VALUE),
+    default="stop",
+    show_default=True,
+    help="What becomes of infinity, NaN and other values that a column's type cannot hold; stop quarantines the table.",
+)
+@click.option(
+    "--max-retained",
+    type=SIZE,
+    metavar="SIZE",
+    help="WAL that the slot may retain on the primary; beyond it the slot is made again and all tables are copied.",
+)
+@click.option("--verify", is_flag=True, help="Follow up to now, compare all rows with the source, and end.")
+@click.option("--repair", is_flag=True, help="As --verify, and copy tables again that differ.")
 def apply(
     primary: str,
     slot: str,
@@ -69,17 +89,23 @@ def apply(
     keep: float,
     copy_again: tuple[str, ...],
     start_over: bool,
+    on_bad_value: OnBadValue,
+    max_retained: int | None,
+    verify: bool,
+    repair: bool,
 ) -> None:
     """Keep tables as the tables of a database are.
 
     The first time the tables are copied; then every change is merged into them, exactly once, and only when it is on
-    the quorum. Each table of the source becomes one here, called SCHEMA.NAME. Stop the job at any time, with kill -9
-    too, and start it again. Publication and slot: `walproxy pipeline cdc create`; a slot that is missing is made.
+    the quorum. Each table of the source becomes one here, called SCHEMA.NAME. A table that cannot be followed is
+    quarantined, and the others go on. Stop the job at any time, with kill -9 too, and start it again. Publication and
+    slot: `walproxy pipeline cdc create`; a slot that is missing is made.
 
     \b
     Examples:
       walproxy pipeline apply --primary "host=db1 dbname=shop" --slot lake --publication lake --to /lake/shop
       walproxy pipeline apply ... --to /lake/shop --format iceberg --once
+      walproxy pipeline apply ... --to /lake/shop --verify
     """
     logs.configure(lambda: "walproxy pipeline apply", "warning")
     logging.getLogger("walproxy").setLevel(logging.INFO)
@@ -87,6 +113,8 @@ def apply(
         if name.count(".") < 2:
             raise ConfigurationError(f"--text-column: {name!r} is no column: write schema.table.column")
     SafeLsn(status)
+    if max_retained is not None and max_retained < _MAX_RETAINED_MIN_BYTES:
+        raise ConfigurationError(f"--max-retained: a slot retains {_MAX_RETAINED_MIN_BYTES >> 20} MB at any time")
     options = ApplyOptions(
         primary,
         slot,
@@ -102,6 +130,8 @@ def apply(
         max_bytes,
         memory,
         timedelta(seconds=keep),
+        on_bad_value,
+        max_retained,
     )
     stop = threading.Event()
 
@@ -111,4 +141,7 @@ def apply(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    run_apply(options, once=once, stop=stop)
+    if verify or repair:
+        run_verify(options, repair=repair, stop=stop)
+    else:
+        run_apply(options, once=once, stop=stop)

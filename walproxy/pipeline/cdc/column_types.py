@@ -35,6 +35,18 @@ _MODIFIER_HEADER: Final = 4
 _SCALE_BITS: Final = 11
 
 
+class BadValue(SourceRefused):
+    """A value cannot be one of its column's type.
+
+    Attributes:
+        column: `schema.table.column`.
+    """
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
 def arrow_type(type_oid: int, type_modifier: int) -> pa.DataType:
     """Return the Arrow type for values of a PostgreSQL type; text for what has none."""
     if type_oid == NUMERIC:
@@ -56,15 +68,17 @@ def _decimal(type_modifier: int) -> pa.DataType:
     return pa.decimal128(precision, scale)
 
 
-def to_arrow(values: Sequence[Value], data_type: pa.DataType, column: str) -> pa.Array:
+def to_arrow(values: Sequence[Value], data_type: pa.DataType, column: str, *, bad_as_null: bool = False) -> pa.Array:
     """Return values of one column as an array.
 
     Args:
         values: PostgreSQL's text of them; what is UNCHANGED becomes null.
         column: `schema.table.column`, for errors.
+        bad_as_null: what the type cannot hold becomes null.
 
     Raises:
-        SourceRefused: a value cannot be one of the type.
+        BadValue: a value cannot be one of the type.
+        SourceRefused: a value is not text.
     """
     if any(type(value) is Binary for value in values):
         raise SourceRefused(f"the server sends {column} in binary form, which nobody asked for")
@@ -75,22 +89,38 @@ def to_arrow(values: Sequence[Value], data_type: pa.DataType, column: str) -> pa
         raise SourceRefused(
             f"{column} has a value that is not UTF-8: the server's encoding is not converted"
         ) from error
-    return text_to_arrow(texts, data_type, column)
+    return text_to_arrow(texts, data_type, column, bad_as_null=bad_as_null)
 
 
-def text_to_arrow(texts: pa.Array, data_type: pa.DataType, column: str) -> pa.Array:
+def text_to_arrow(texts: pa.Array, data_type: pa.DataType, column: str, *, bad_as_null: bool = False) -> pa.Array:
     """Return PostgreSQL's texts of the values of one column as an array of a type.
 
     Raises:
-        SourceRefused: a value cannot be one of the type.
+        BadValue: a value cannot be one of the type, and `bad_as_null` is not set.
     """
     try:
         return _convert(texts, data_type)
     except (pa.ArrowInvalid, ValueError) as error:
-        raise SourceRefused(
+        if bad_as_null:
+            return _good_values(texts, data_type)
+        raise BadValue(
             f"{column} has the value {_first_that_fails(texts, data_type)}, which {data_type} cannot hold: name the "
-            "column among those to be read as text"
+            "column among those to be read as text",
+            column,
         ) from error
+
+
+def _good_values(texts: pa.Array, data_type: pa.DataType) -> pa.Array:
+    """Convert the distinct texts one by one, null in place of those that cannot be converted."""
+    encoded = texts.dictionary_encode()
+    good = []
+    for index in range(len(encoded.dictionary)):
+        try:
+            good.append(_convert(encoded.dictionary.slice(index, 1), data_type))
+        except (pa.ArrowInvalid, ValueError):
+            good.append(pa.nulls(1, data_type))
+    values = pa.concat_arrays(good) if good else pa.nulls(0, data_type)
+    return values.take(encoded.indices)
 
 
 def _convert(texts: pa.Array, data_type: pa.DataType) -> pa.Array:

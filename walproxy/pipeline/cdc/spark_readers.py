@@ -23,7 +23,7 @@ from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.options import CdcOptions
-from walproxy.pipeline.cdc.publication import PublishedTable, published_tables
+from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.reading import SlotReader
 from walproxy.pipeline.cdc.rows import CHANGES_SCHEMA, TypedTable, change_batches, typed_batches, typed_schema
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn

@@ -4,21 +4,33 @@ Making a logical slot gives a snapshot that shows exactly the transactions whose
 first position. Such a slot is made for this alone, temporary, and dropped as soon as the snapshot is in use; the tables
 are read in one transaction with it. The slot from which changes are read is not touched: it stands at or below that
 position, and what was committed between the two is passed over by the table's own position.
+
+Forms of ALTER TABLE that rewrite a table leave it empty for older snapshots, so a table is locked before it is copied,
+and its fingerprint within the snapshot must still be the present one.
 """
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from safekeeper.lsn import Lsn, parse_lsn
 from walproxy.pipeline.cdc.column_types import text_to_arrow
-from walproxy.pipeline.cdc.publication import PublishedTable, published_tables
-from walproxy.pipeline.cdc.server import Connection, SourceUnavailable, connect, one_line_errors
+from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
+from walproxy.pipeline.cdc.server import (
+    Connection,
+    SourceRefused,
+    SourceUnavailable,
+    connect,
+    one_line_errors,
+    source_error,
+)
 
+_LOCK_TIMEOUT_S: Final = 10
 _BATCH_ROWS: Final = 16_384
 _BATCH_CHARACTERS: Final = 16 << 20
 
@@ -34,11 +46,36 @@ class Snapshot(NamedTuple):
     connection: Connection
     tables: list[PublishedTable]
 
-    def rows(self, table: PublishedTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a table with the columns of `schema`, in batches of bounded size.
+    def lock(self, table: PublishedTable) -> None:
+        """Keep others from altering the table until the snapshot is closed.
 
         Raises:
-            SourceRefused: a value cannot be one of its column's type, or we may not read the table.
+            SourceRefused: somebody is altering it for long, or it is gone.
+            SourceUnavailable: the connection broke.
+        """
+        try:
+            with self.connection.transaction():
+                self.connection.execute(
+                    sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*table.table))
+                )
+        except psycopg.errors.LockNotAvailable:
+            raise SourceRefused(
+                f"{table.table} could not be copied: another session has locked it for {_LOCK_TIMEOUT_S} s"
+            ) from None
+        except psycopg.Error as error:
+            raise source_error(error, f"lock {table.table}") from error
+
+    def rows(
+        self, table: PublishedTable, schema: pa.Schema, *, null_if_bad: Set[str] = frozenset()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table with the columns of `schema`, in batches of bounded size.
+
+        Args:
+            null_if_bad: columns of which values become null that their type cannot hold.
+
+        Raises:
+            BadValue: a value cannot be one of its column's type.
+            SourceRefused: we may not read the table.
             SourceUnavailable: the connection broke.
         """
         texts: list[tuple[str | None, ...]] = []
@@ -49,10 +86,10 @@ class Snapshot(NamedTuple):
                 texts.append(row)
                 characters += sum(len(value) for value in row if value is not None)
                 if len(texts) >= _BATCH_ROWS or characters >= _BATCH_CHARACTERS:
-                    yield _batch(texts, table, schema)
+                    yield _batch(texts, table, schema, null_if_bad)
                     texts, characters = [], 0
         if texts:
-            yield _batch(texts, table, schema)
+            yield _batch(texts, table, schema, null_if_bad)
 
 
 @contextlib.contextmanager
@@ -73,6 +110,7 @@ def snapshot(conninfo: str, publications: Sequence[str]) -> Iterator[Snapshot]:
                     raise SourceUnavailable("could not make a snapshot of the tables: the server gave none")
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(row[2])))
+                connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(f"{_LOCK_TIMEOUT_S}s"))
         yield Snapshot(parse_lsn(row[1]), connection, published_tables(connection, publications))
 
 
@@ -87,10 +125,17 @@ def _copy_query(table: PublishedTable, columns: Sequence[str]) -> sql.Composed:
     )
 
 
-def _batch(texts: list[tuple[str | None, ...]], table: PublishedTable, schema: pa.Schema) -> pa.RecordBatch:
+def _batch(
+    texts: list[tuple[str | None, ...]], table: PublishedTable, schema: pa.Schema, null_if_bad: Set[str]
+) -> pa.RecordBatch:
     columns = zip(*texts, strict=True) if schema.names else ()
     arrays = [
-        text_to_arrow(pa.array(column, pa.string()), field.type, f"{table.table}.{field.name}")
+        text_to_arrow(
+            pa.array(column, pa.string()),
+            field.type,
+            f"{table.table}.{field.name}",
+            bad_as_null=field.name in null_if_bad,
+        )
         for column, field in zip(columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

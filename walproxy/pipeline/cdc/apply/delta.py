@@ -124,6 +124,13 @@ class DeltaFollowing(FollowingTable):
             parts = [key_filter(pa.Table.from_batches([batch]), keys, keep_matches=True) for batch in batches]
         return pa.concat_tables([pa.schema([schema.field(each) for each in wanted]).empty_table(), *parts])
 
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with self._failures("read"):
+            actions = pa.table(self._refreshed().get_add_actions(flatten=True)).to_pylist()
+        paths = [str(self.folder / action["path"]) for action in actions]
+        with storage_errors(f"read the table {self.folder}"):
+            yield from ds.dataset(paths, schema=self.schema(), format="parquet").to_batches(columns=list(columns))
+
     def tidy(self, keep: timedelta) -> None:
         table = self._refreshed()
         sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()

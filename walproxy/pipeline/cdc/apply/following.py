@@ -6,7 +6,7 @@ it was at some position. Rows are told apart by the columns of the key, which ar
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
@@ -81,6 +81,10 @@ class FollowingTable(ABC):
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add columns that it has not; they are null in the rows that it has."""
 
+    def widen(self, name: str, data_type: pa.DataType) -> bool:
+        """Give a column a type that holds every value of the present one; False if the format cannot."""
+        return False
+
     @abstractmethod
     def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
         """Put changes in."""
@@ -88,6 +92,10 @@ class FollowingTable(ABC):
     @abstractmethod
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         """Return these columns, and those of the key, of the rows that have one of the keys."""
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these columns of all rows, in this order."""
 
     @abstractmethod
     def tidy(self, keep: timedelta) -> None:

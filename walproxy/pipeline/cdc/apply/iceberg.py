@@ -31,7 +31,7 @@ from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file, schema_to
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table import Table as PyIcebergTable
-from pyiceberg.types import IntegerType, LongType, StringType
+from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
 from sqlalchemy.exc import SQLAlchemyError
 
 from safekeeper.errors import StorageFailed
@@ -111,6 +111,16 @@ class IcebergFollowing(FollowingTable):
         with self._failures("add columns to"), self._existing().update_schema() as update:
             update.union_by_name(pa.schema(fields))
 
+    def widen(self, name: str, data_type: pa.DataType) -> bool:
+        old = self.schema().field(name).type
+        if not (pa.types.is_decimal(old) and pa.types.is_decimal(data_type) and old.scale == data_type.scale):
+            return False
+        if old.precision > data_type.precision:
+            return False
+        with self._failures("widen a column of"), self._existing().update_schema() as update:
+            update.update_column((name,), DecimalType(data_type.precision, data_type.scale))
+        return True
+
     def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
         with self._failures("merge into"):
             table = self._existing()
@@ -143,6 +153,14 @@ class IcebergFollowing(FollowingTable):
                 for batch in _read(table, tasks)
             ]
         return pa.concat_tables([schema.empty_table(), *parts])
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with self._failures("read"):
+            table = self._existing()
+            known = self.schema()
+            schema = pa.schema([known.field(name) for name in columns])
+            for batch in _read(table, list(table.scan().plan_files())):
+                yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
 
     def tidy(self, keep: timedelta) -> None:
         horizon = datetime.now(UTC) - keep

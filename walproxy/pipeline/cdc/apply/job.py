@@ -1,42 +1,40 @@
 """The job: tables of a folder follow those of a database, through one slot.
 
-A step reads a range of the slot, merges it into the tables, copies tables that need it, notes the position in the
-job's file, and moves the slot: in this order, so that a crash at any point leaves work to be done again, and nothing
-that is missing. What is held of a range is bounded: when there is too much of it, all tables take what they have, with
-a position in the middle of the range, even of a transaction.
+A step compares the catalogs with what is known of each table, reads a range of the slot, merges it into the tables,
+copies tables that need it, notes the position in the job's file, and moves the slot: in this order, so that a crash at
+any point leaves work to be done again, and nothing that is missing. What is held of a range is bounded: when there is
+too much of it, all tables take what they have, with a position in the middle of the range, even of a transaction.
 
-A table that is published and not in the job's file is copied: at the start, when its first change comes, or when
-nothing else helps (target.py). A copy is newer than the range at hand: its position says so.
+The catalogs are read after the end of the range was fixed. So what was altered below that end is seen, and what was
+altered beyond it is seen early, which costs a copy at worst.
+
+A table that is published and not in the job's file is copied, at the start or in the step in which it appears. A copy
+is newer than the range at hand: its position says so. tables.py decides about single tables.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-import pyarrow as pa
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, format_lsn
-from walproxy.pipeline.cdc.apply.copying import snapshot
+from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingFormat, FollowingTable, Position
-from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, only_job, read_job, write_job
-from walproxy.pipeline.cdc.apply.target import Catalogs, Target, fields_of, known_of
-from walproxy.pipeline.cdc.publication import (
-    PublishedTable,
-    TableName,
-    require_all_changes,
-    require_publications,
-)
+from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_job
+from walproxy.pipeline.cdc.apply.status_files import StatusFiles
+from walproxy.pipeline.cdc.apply.tables import OnBadValue, Tables
+from walproxy.pipeline.cdc.publication import TableName, require_publications
 from walproxy.pipeline.cdc.reading import SlotReader
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, system_id
-from walproxy.pipeline.cdc.slot import advance, create_slot, read_slot
+from walproxy.pipeline.cdc.slot import advance, create_slot, drop_slot, read_slot
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
@@ -55,6 +53,9 @@ class ApplyOptions(NamedTuple):
         max_bytes: WAL that a step reads.
         memory_bytes: of changes that are held at once.
         keep: how long old versions of the tables can be read.
+        on_bad_value: what becomes of a value that the type of its column cannot hold.
+        max_retained_bytes: of WAL that the slot may retain; beyond it the job starts over with a new slot.
+        keys_max: rows of a table that a verification names at most.
     """
 
     conninfo: str
@@ -71,6 +72,34 @@ class ApplyOptions(NamedTuple):
     max_bytes: int = 256 << 20
     memory_bytes: int = 128 << 20
     keep: timedelta = timedelta(days=1)
+    on_bad_value: OnBadValue = "stop"
+    max_retained_bytes: int | None = None
+    keys_max: int = 20
+
+    def is_wanted(self, table: TableName) -> bool:
+        """Return whether a table of the publications is followed."""
+        return not self.tables or table in self.tables
+
+    def text_columns(self, table: TableName) -> list[str]:
+        """Return the columns of a table that are read as text."""
+        prefix = f"{table}."
+        return sorted(name.removeprefix(prefix) for name in self.as_text if name.startswith(prefix))
+
+    def following(self, table: TableName) -> FollowingTable:
+        """Return a table of the folder, whether it exists or not."""
+        return following_table(self.folder, self.format, table)
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """Give the tables of the publications as of a position."""
+        return snapshot(self.conninfo, self.publications)
+
+
+class TablesQuarantined(SourceRefused):
+    """Some tables do not follow: everything else is done."""
+
+
+class _SlotTooFarBehind(SourceUnavailable):
+    """The slot retains more WAL than it may."""
 
 
 def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None = None) -> None:
@@ -87,16 +116,20 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
         begins = True
         while True:
             try:
-                with _opened(options, first=begins) as job:
+                with opened_job(options, first=begins) as job:
                     begins = False
                     job.copy_missing()
                     if once:
                         job.follow_until_now(stop)
+                        job.require_all()
                         return
                     while not stop.is_set():
                         if not job.step():
                             stop.wait(options.interval_s)
                     return
+            except _SlotTooFarBehind as error:
+                _log.error("%s", error)
+                continue
             except SourceUnavailable as error:
                 if once:
                     raise
@@ -117,13 +150,12 @@ def following_table(folder: Path, table_format: FollowingFormat, table: TableNam
 
 
 @contextmanager
-def _opened(options: ApplyOptions, *, first: bool) -> Iterator["_ApplyJob"]:
+def opened_job(options: ApplyOptions, *, first: bool) -> Iterator["ApplyJob"]:
     """Give the job, with its connections. Only the first time tables are to be copied again on request."""
     with ExitStack() as stack:
         reading = stack.enter_context(closing(connect(options.conninfo, application_name="walproxy apply")))
         asking = stack.enter_context(closing(connect(options.conninfo, application_name="walproxy apply")))
         require_publications(asking, options.publications)
-        require_all_changes(asking, options.publications)
         job = _job_of(options, asking, start_over=options.start_over and first)
         if first and options.copy_again:
             again = {str(table) for table in options.copy_again}
@@ -132,7 +164,7 @@ def _opened(options: ApplyOptions, *, first: bool) -> Iterator["_ApplyJob"]:
             tables = {name: known for name, known in job.tables.items() if name not in again}
             job = msgspec.structs.replace(job, tables=tables)
         write_job(options.folder, job)
-        yield stack.enter_context(closing(_ApplyJob(options, job, reading, asking)))
+        yield stack.enter_context(closing(ApplyJob(options, job, reading, asking)))
 
 
 def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) -> Job:
@@ -144,7 +176,9 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
     """
     identity, database = system_id(connection), connection.info.dbname
     job = read_job(options.folder)
-    if job is None or start_over:
+    if job is None or start_over or job.starts_over:
+        if job is not None and job.starts_over and read_slot(connection, options.slot) is not None:
+            drop_slot(connection, options.slot)
         if read_slot(connection, options.slot) is None:
             _log.info("making slot %s: waiting for the transactions that are under way", options.slot)
             create_slot(connection, options.slot)
@@ -175,7 +209,7 @@ def _reader(options: ApplyOptions) -> SlotReader:
     return SlotReader(options.slot, options.publications, SafeLsn(options.status))
 
 
-class _ApplyJob:
+class ApplyJob:
     """The tables, the position and the connections of a job that runs."""
 
     def __init__(self, options: ApplyOptions, job: Job, reading: Connection, asking: Connection) -> None:
@@ -185,18 +219,18 @@ class _ApplyJob:
         self._asking = asking
         self._reader = _reader(options)
         self._reader.check(reading)
-        self._catalogs = Catalogs(asking, options.publications)
-        self._followings: dict[TableName, FollowingTable] = {}
-        self._targets: dict[TableName, Target] = {}
-        self._strange: dict[TableName, str] = {}  # tables to be copied, and why
+        self._status = StatusFiles(options.folder)
         self._tidied_at: dict[TableName, float] = {}
-        for table in self._published():
-            self._add_known(table)
+        self.tables = Tables(options, asking, job)
 
     def close(self) -> None:
-        """Let go of the tables."""
-        for following in self._followings.values():
-            following.close()
+        """Close the tables."""
+        self.tables.close()
+
+    @property
+    def position_lsn(self) -> Lsn:
+        """Every table that follows has what was committed below it."""
+        return self._job.position_lsn
 
     def copy_missing(self) -> None:
         """Copy every table that is published and not known, or of which only a part may be there.
@@ -204,18 +238,27 @@ class _ApplyJob:
         Raises:
             SourceRefused, SourceUnavailable, StorageFailed, StorageFull.
         """
-        missing = [table for table in self._published() if table not in self._targets]
-        for table in missing:
-            self._strange.setdefault(table, "it was not copied yet")
+        self.tables.look()
         self._copy()
+        self._note(self._job.position_lsn)
 
     def follow_until_now(self, stop: threading.Event) -> None:
         """Read up to what is on the quorum now, and tidy the tables."""
-        target_lsn = self._reader.safe_lsn.read(self._asking)
+        self.follow_until(self._reader.safe_lsn.read(self._asking), stop)
+        for target in self.tables:
+            self._tidy(target.table)
+
+    def follow_until(self, target_lsn: Lsn, stop: threading.Event) -> None:
+        """Read up to a position, which must be on the quorum."""
         while self._job.position_lsn < target_lsn and not stop.is_set():
             self.step(target_lsn)
-        for table in list(self._targets):
-            self._tidy(table)
+
+    def require_all(self) -> None:
+        """See that no table is quarantined. Raises TablesQuarantined."""
+        quarantined = self.tables.quarantined
+        if quarantined:
+            reasons = "; ".join(f"{name}: {quarantined[name].reason}" for name in sorted(quarantined))
+            raise TablesQuarantined(f"{len(quarantined)} tables are quarantined, all others follow: {reasons}")
 
     def step(self, target_lsn: Lsn | None = None) -> bool:
         """Read and apply one range; return whether more is there to be read at once.
@@ -223,19 +266,38 @@ class _ApplyJob:
         Raises:
             WalproxyError: nothing that was done is lost; the range is read again.
         """
+        retained_bytes = self._check_slot()
         begin_lsn = self._job.position_lsn
         safe_lsn = self._reader.safe_lsn.read(self._asking) if target_lsn is None else target_lsn
         end_lsn = min(safe_lsn, begin_lsn + self._options.max_bytes)
         if end_lsn <= begin_lsn:
+            self._status.write(self._job, self.tables, 0, retained_bytes)
             return False
+        self.tables.look()
         count = self._take(begin_lsn, end_lsn)
         self._flush(Position(end_lsn, 0))
+        self.tables.settle(is_current=end_lsn == safe_lsn)
         self._copy()
         self._note(end_lsn)
         advance(self._asking, self._options.slot, end_lsn)
+        self._status.write(self._job, self.tables, safe_lsn - end_lsn, retained_bytes)
         if count:
             _log.info("%d changes, up to %s", count, format_lsn(end_lsn))
         return end_lsn < safe_lsn
+
+    def _check_slot(self) -> int:
+        """Return how much WAL the slot retains. Raises _SlotTooFarBehind."""
+        state = read_slot(self._asking, self._options.slot)
+        retained_bytes = 0 if state is None else state.retained_bytes or 0
+        limit = self._options.max_retained_bytes
+        if limit is not None and retained_bytes > limit:
+            self._job = msgspec.structs.replace(self._job, starts_over=True)
+            write_job(self._options.folder, self._job)
+            raise _SlotTooFarBehind(
+                f"slot {self._options.slot!r} retains {retained_bytes} bytes of WAL, more than --max-retained allows "
+                f"({limit}): it is dropped, and all tables are copied again"
+            )
+        return retained_bytes
 
     def _take(self, begin_lsn: Lsn, end_lsn: Lsn) -> int:
         """Hold the changes of a range, as many as may be held; return their number."""
@@ -245,10 +307,10 @@ class _ApplyJob:
             for change in changes:
                 if change.relation is not relation:
                     relation = change.relation
-                    target = None if relation is None else self._target_of(TableName(relation.schema, relation.name))
+                    target = None if relation is None else self.tables.target_of(relation)
                 if target is None:
                     continue
-                target.take(change)
+                self.tables.take(target, change)
                 count += 1
                 held_bytes += change.size
                 if held_bytes >= self._options.memory_bytes:
@@ -256,94 +318,34 @@ class _ApplyJob:
                     held_bytes = 0
         return count
 
-    def _target_of(self, table: TableName) -> Target | None:
-        """Return the table that follows this one; None if there is none, or it is to be copied."""
-        target = self._targets.get(table)
-        if target is None and table not in self._strange and self._is_wanted(table):
-            self._strange[table] = "it came into the publication"
-        return target
-
     def _flush(self, position: Position) -> None:
-        for target in self._targets.values():
-            if target.flush(position):
-                self._tidy_sometimes(target.table)
+        for table in self.tables.flush(position):
+            if time.monotonic() - self._tidied_at.setdefault(table, time.monotonic()) > _TIDY_S:
+                self._tidy(table)
+
+    def copy_again(self, tables: Iterable[TableName], reason: str) -> None:
+        """Copy tables again at once. Raises as `copy_missing`."""
+        for table in tables:
+            self.tables.copy_again(table, reason)
+        self._copy()
+        self._note(self._job.position_lsn)
+
+    def wait_for_quorum(self, lsn: Lsn) -> None:
+        """Return when a position is on the quorum. Raises SourceUnavailable."""
+        self._reader.safe_lsn.wait_for(self._asking, lsn, self._reader.quorum_timeout_s)
 
     def _copy(self) -> None:
-        """Copy the tables that need it, all as of one position."""
-        for table, target in self._targets.items():
-            if target.copy_reason is not None:
-                self._strange[table] = target.copy_reason
-        if not self._strange:
-            return
-        reasons, self._strange = self._strange, {}
-        _log.info("waiting for the transactions that are under way, to copy tables")
-        with snapshot(self._options.conninfo, self._options.publications) as source:
-            # What the copy shows must be on the quorum before anybody reads it here.
-            self._reader.safe_lsn.wait_for(self._asking, source.lsn, self._reader.quorum_timeout_s)
-            published = {each.table: each for each in source.tables}
-            for table, reason in reasons.items():
-                self._targets.pop(table, None)
-                if table not in published:
-                    _log.warning("%s is not in the publication any more: its copy stays as it is", table)
-                    continue
-                made = published[table]
-                text = self._as_text(table)
-                known = known_of(made, text)
-                following = self._following(table)
-                if following.is_foreign():
-                    raise ConfigurationError(
-                        f"{following.folder} is a table that another program made: name another folder"
-                    )
-                schema = pa.schema(fields_of(made, type(following), text))
-                _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
-                following.replace(schema, source.rows(made, schema), Position(source.lsn, 0))
-                self._note(self._job.position_lsn, {str(table): known})
-                self._add_known(table)
+        self.tables.copy(self.wait_for_quorum, lambda: self._note(self._job.position_lsn))
 
-    def _note(self, position_lsn: Lsn, copied: Mapping[str, KnownTable] | None = None) -> None:
-        tables = {**self._job.tables, **{str(table): target.known for table, target in self._targets.items()}}
-        self._job = msgspec.structs.replace(self._job, position_lsn=position_lsn, tables={**tables, **(copied or {})})
+    def _note(self, position_lsn: Lsn) -> None:
+        self._job = msgspec.structs.replace(
+            self._job,
+            position_lsn=position_lsn,
+            tables=self.tables.known(),
+            quarantined=dict(self.tables.quarantined),
+        )
         write_job(self._options.folder, self._job)
-
-    def _add_known(self, table: TableName) -> None:
-        """Take up a table that was copied before."""
-        known = self._job.tables.get(str(table))
-        if known is None:
-            return
-        following = self._following(table)
-        position = following.position()
-        if position is None:
-            raise ConfigurationError(
-                f"the table {following.folder} is gone, or another program made it: copy it again with --copy-again "
-                f"{table}, or name another folder"
-            )
-        if known.as_text != self._as_text(table):
-            raise ConfigurationError(
-                f"{table} was copied with other columns as text, {known.as_text}: copy it again with "
-                f"--copy-again {table}"
-            )
-        self._targets[table] = Target(following, known, self._catalogs, position)
-
-    def _following(self, table: TableName) -> FollowingTable:
-        if table not in self._followings:
-            self._followings[table] = following_table(self._options.folder, self._options.format, table)
-        return self._followings[table]
-
-    def _published(self) -> dict[TableName, PublishedTable]:
-        return {table: made for table, made in self._catalogs.published().items() if self._is_wanted(table)}
-
-    def _is_wanted(self, table: TableName) -> bool:
-        return not self._options.tables or table in self._options.tables
-
-    def _as_text(self, table: TableName) -> list[str]:
-        prefix = f"{table}."
-        return sorted(name.removeprefix(prefix) for name in self._options.as_text if name.startswith(prefix))
-
-    def _tidy_sometimes(self, table: TableName) -> None:
-        now = time.monotonic()
-        if now - self._tidied_at.setdefault(table, now) > _TIDY_S:
-            self._tidy(table)
 
     def _tidy(self, table: TableName) -> None:
         self._tidied_at[table] = time.monotonic()
-        self._following(table).tidy(self._options.keep)
+        self.tables.following(table).tidy(self._options.keep)

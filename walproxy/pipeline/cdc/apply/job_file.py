@@ -13,31 +13,43 @@ import msgspec
 
 from safekeeper.errors import ConfigurationError, StorageFailed
 from safekeeper.lsn import Lsn
+from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.tables.disk import Disk, locked, replace_durably, storage_errors, sync_folder
 
 _FOLDER: Final = "_walproxy_apply"
 _JOB_FILE: Final = "job.json"
 _LOCK_FILE: Final = "lock"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _LOCK_TIMEOUT_S: Final = 2.0
 
 
 class KnownTable(msgspec.Struct, frozen=True):
-    """A source table as it was when it was copied, or when columns were added last.
+    """A source table as it was when it was copied, or when a change of its definition was followed last.
 
     Attributes:
-        oid: of pg_class: another one is another table.
-        file_number: of its file, as pg_class.relfilenode says: another one after its rows were written anew.
         key: the columns that tell rows apart; none if rows are only added.
-        columns: their numbers, as pg_attribute.attnum says.
-        as_text: those that are read as text whatever their type.
+        as_text: columns that are read as text, as the options demand.
+        bad_text: further ones, since they had values that their type does not hold.
+        dropped: columns that the source has no longer, which keep their values here.
+        fingerprint: None in a file of version 1: such a table is copied again.
     """
 
-    oid: int
-    file_number: int
     key: list[str]
-    columns: dict[str, int]
     as_text: list[str] = []
+    bad_text: list[str] = []
+    dropped: list[str] = []
+    fingerprint: Fingerprint | None = None
+
+
+class Quarantined(msgspec.Struct, frozen=True):
+    """Why a table is not followed at present. When that is over, it is copied again.
+
+    Attributes:
+        since: seconds of Unix time.
+    """
+
+    reason: str
+    since: float
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -46,6 +58,8 @@ class Job(msgspec.Struct, frozen=True):
     Attributes:
         position_lsn: every table has what was committed below it.
         tables: by `schema.name` as folders are named; one that is not here is not, or not wholly, copied.
+        quarantined: tables that are not followed at present, and why.
+        starts_over: the slot is to be made again, and all tables are to be copied again.
     """
 
     system_id: int
@@ -56,6 +70,8 @@ class Job(msgspec.Struct, frozen=True):
     position_lsn: Lsn
     tables: dict[str, KnownTable]
     version: int = _VERSION
+    quarantined: dict[str, Quarantined] = {}
+    starts_over: bool = False
 
 
 def read_job(folder: Path) -> Job | None:
@@ -75,9 +91,9 @@ def read_job(folder: Path) -> Job | None:
         job = msgspec.json.decode(content, type=Job)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is damaged, or a newer version's: {error}") from None
-    if job.version != _VERSION:
+    if job.version > _VERSION:
         raise ConfigurationError(f"{path} is of version {job.version}, this program reads version {_VERSION}")
-    return job
+    return msgspec.structs.replace(job, version=_VERSION)
 
 
 def write_job(folder: Path, job: Job) -> None:

@@ -1,53 +1,39 @@
-"""One table that follows its source: which changes it takes, and how it follows changes of the source's columns.
+"""One table that follows its source: which changes it takes, and how it follows changes of the source's definition.
 
 | at the source | here |
 |---|---|
 | ADD COLUMN, null in old rows | the column is added |
-| ADD COLUMN with a default, RENAME COLUMN, another key | the table is copied again: nothing says what old rows have |
+| another length of varchar, varchar to text | nothing |
+| a larger precision of numeric, no row rewritten | the column is widened; copied again where the format cannot |
 | DROP COLUMN | the column stays: it keeps its values, and is null in rows that are written from then on |
-| another type of a column | refused |
-| DROP TABLE and CREATE TABLE, RENAME TABLE | refused |
+| anything else that fingerprint.py detects | the table is copied again |
 
-Columns come with the first change after they were changed; until then nothing is seen here.
+The catalogs are compared before the changes of a step are taken, and may be newer than those. So each layout that the
+changes themselves announce is compared with the known columns too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import format_lsn
+from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.net_changes import Key, NetChanges
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.column_types import arrow_type, to_arrow
 from walproxy.pipeline.cdc.messages import UNCHANGED, Relation, Tuple, Value
-from walproxy.pipeline.cdc.publication import PublishedTable, TableName, base_type, published_tables
-from walproxy.pipeline.cdc.server import Connection, SourceRefused
+from walproxy.pipeline.cdc.published_tables import PublishedTable
+from walproxy.pipeline.cdc.server import SourceRefused
 
 _FULL_IDENTITY: Final = "f"
 
-
-class Catalogs:
-    """Asks the server what its catalogs say now; answers about types are kept."""
-
-    def __init__(self, connection: Connection, publications: Sequence[str]) -> None:
-        self._connection = connection
-        self._publications = publications
-        self._types: dict[tuple[int, int], pa.DataType] = {}
-
-    def type_of(self, type_oid: int, type_modifier: int) -> pa.DataType:
-        """Return the Arrow type for a type, of a domain that of the type below."""
-        key = (type_oid, type_modifier)
-        if key not in self._types:
-            self._types[key] = arrow_type(*base_type(self._connection, *key))
-        return self._types[key]
-
-    def published(self) -> dict[TableName, PublishedTable]:
-        """Return the tables of the publications."""
-        return {each.table: each for each in published_tables(self._connection, self._publications)}
+TypeOf = Callable[[int, int], pa.DataType]
+"""The Arrow type for OID and modifier of a type; of a domain that of its base type."""
 
 
 def fields_of(table: PublishedTable, following: type[FollowingTable], as_text: Sequence[str]) -> list[pa.Field]:
@@ -63,7 +49,7 @@ def fields_of(table: PublishedTable, following: type[FollowingTable], as_text: S
     ]
 
 
-def known_of(table: PublishedTable, as_text: Sequence[str]) -> KnownTable:
+def known_of(table: PublishedTable, as_text: Sequence[str], bad_text: Sequence[str]) -> KnownTable:
     """Return what is to be remembered of a source table.
 
     Raises:
@@ -74,8 +60,7 @@ def known_of(table: PublishedTable, as_text: Sequence[str]) -> KnownTable:
             f"{table.table} has a full replica identity and no primary key, so equal rows cannot be told apart: give "
             "it a primary key, or name the other tables with --table"
         )
-    columns = {column.name: column.number for column in table.columns}
-    return KnownTable(table.oid, table.file_number, list(table.key), columns, list(as_text))
+    return KnownTable(list(table.key), list(as_text), sorted(bad_text), fingerprint=table.fingerprint)
 
 
 class Target:
@@ -83,34 +68,90 @@ class Target:
 
     Attributes:
         position: that of the table.
-        known: its source, as it was when something was done about its columns last.
+        known: its source, as it was when a change of its definition was followed last.
         copy_reason: why it must be copied again, None if it need not; changes are not taken then.
+        following: the table in the folder.
+        bad_as_null: values that a column's type cannot hold become null, except in the key.
     """
 
-    def __init__(self, following: FollowingTable, known: KnownTable, catalogs: Catalogs, position: Position) -> None:
+    def __init__(
+        self,
+        following: FollowingTable,
+        known: KnownTable,
+        fingerprint: Fingerprint,
+        type_of: TypeOf,
+        position: Position,
+        *,
+        bad_as_null: bool = False,
+    ) -> None:
         self.table = following.table
         self.position = position
         self.known = known
         self.copy_reason: str | None = None
-        self._following = following
-        self._catalogs = catalogs
+        self.bad_as_null = bad_as_null
+        self._fingerprint = fingerprint
+        self._awaited: frozenset[int] = frozenset()  # transactions that must turn out to have truncated the table
+        self._seen: Fingerprint | None = None  # accepted once they have
+        self._truncated_by: set[int] = set()
+        self.following = following
+        self._type_of = type_of
         self._schema = following.schema()
         self._relation: Relation | None = None
         self._net = NetChanges(())
 
     @property
-    def size(self) -> int:
-        """Bytes of changes that are held."""
-        return self._net.size
+    def source_oid(self) -> int:
+        """OID of the source table."""
+        return self._fingerprint.oid
+
+    def look(self, now: PublishedTable, is_empty: Callable[[int], bool]) -> None:
+        """Compare the source's catalogs with what is known: follow what can be followed, else set `copy_reason`.
+
+        Raises:
+            SourceUnavailable, StorageFailed, StorageFull.
+        """
+        if self.copy_reason is not None:
+            return
+        verdict = compare(self._fingerprint, now.fingerprint, now.evidence)
+        reason = verdict.copy_reason
+        if reason is None and set(now.key) != set(self.known.key):
+            reason = "its key changed"
+        if reason is None and not all(is_empty(oid) for oid in verdict.brought):
+            reason = "a partition was attached"
+        if reason is None:
+            reason = self._follow_columns(now, verdict.added, verdict.changed)
+        if reason is not None:
+            self.copy_reason = reason
+            return
+        self._awaited, self._seen = verdict.writers, now.fingerprint
+        self.settle(is_current=False)
+
+    def settle(self, *, is_current: bool) -> None:
+        """Accept a rewritten file if the stream has shown that a TRUNCATE wrote it.
+
+        Args:
+            is_current: all changes were taken that can have been made before the catalogs were read.
+        """
+        if self._seen is None or self.copy_reason is not None:
+            return
+        if self._awaited <= self._truncated_by:
+            gone = self._fingerprint.columns.keys() - self._seen.columns.keys()
+            dropped = sorted({*self.known.dropped, *gone})
+            self._fingerprint, self._seen = self._seen, None
+            self.known = msgspec.structs.replace(self.known, fingerprint=self._fingerprint, dropped=dropped)
+        elif is_current:
+            self.copy_reason = "its rows were rewritten"
 
     def take(self, change: Change) -> None:
         """Take the next change, unless the table has it.
 
         Raises:
-            SourceRefused: the table cannot follow its source any more.
+            BadValue: a value of an earlier change cannot be one of its column's type.
             RemoteProtocolError: the change cannot be.
             StorageFailed, StorageFull, SourceUnavailable.
         """
+        if change.kind == "truncate":
+            self._truncated_by.add(change.transaction.xid)
         place = Position(change.transaction.commit_lsn, change.sequence)
         if place < self.position or self.copy_reason is not None:
             return
@@ -126,12 +167,12 @@ class Target:
 
         Raises:
             RemoteProtocolError: a value that was not sent is not in the table either.
-            SourceRefused: a value cannot be one of its column's type.
+            BadValue: a value cannot be one of its column's type.
             StorageFailed, StorageFull.
         """
         if not self._net or self.copy_reason is not None:
             return False
-        self._following.merge(self._merge(), self.known.key, position)
+        self.following.merge(self._merge(), self.known.key, position)
         self.position = position
         self._begin_anew()
         return True
@@ -141,71 +182,62 @@ class Target:
         self._net = NetChanges(tuple(names.index(name) for name in self.known.key) if names else ())
 
     def _look_at(self, relation: Relation, place: Position) -> None:
-        """Follow the columns of the source."""
+        """Compare the layout of the changes that follow with the known columns."""
         before = self._relation
         if before is None or before._replace(xid=0) != relation._replace(xid=0):
             self.flush(place)
-            self._check_identity(relation)
-            if self.copy_reason is None:
-                self._check_columns(relation)
+            self.copy_reason = self._identity_problem(relation) or self._layout_problem(relation)
             if self.copy_reason is not None:
                 return
             self._relation = relation
             self._begin_anew()
         self._relation = relation
 
-    def _check_identity(self, relation: Relation) -> None:
-        if relation.oid != self.known.oid:
-            raise self._refused(relation, "it is another table than the one that was copied")
+    def _identity_problem(self, relation: Relation) -> str | None:
         key = {column.name for column in relation.columns if column.is_key}
         if relation.replica_identity == _FULL_IDENTITY:
-            if not self.known.key:
-                self.copy_reason = "its replica identity changed"
-        elif key != set(self.known.key):
-            self.copy_reason = "its key changed"
+            return None if self.known.key else "its replica identity changed"
+        return None if key == set(self.known.key) else "its key changed"
 
-    def _check_columns(self, relation: Relation) -> None:
-        new = []
+    def _layout_problem(self, relation: Relation) -> str | None:
+        """Columns are sent in the order of their numbers: names that changed places for a while are out of order."""
+        last = 0
         for column in relation.columns:
-            data_type = pa.string()
-            if column.name not in self.known.as_text:
-                data_type = self._following.storable(self._catalogs.type_of(column.type_oid, column.type_modifier))
             if column.name not in self._schema.names:
-                new.append(pa.field(column.name, data_type))
-            elif self._schema.field(column.name).type != data_type:
-                raise self._refused(
-                    relation,
-                    f"its column {column.name} is of another type now, which is kept as {data_type}, not "
-                    f"{self._schema.field(column.name).type}",
-                )
-        # A column of our table that its source did not have when it was looked at last came back, or is half added.
-        new += [
-            self._schema.field(column.name)
-            for column in relation.columns
-            if column.name in self._schema.names and column.name not in self.known.columns
-        ]
+                return f"its changes have an unknown column {column.name}"
+            known = self._fingerprint.columns.get(column.name)
+            if known is not None:
+                if known.number <= last:
+                    return "its columns were renamed for a while"
+                last = known.number
+            if column.name not in self._text:
+                sent = self.following.storable(self._type_of(column.type_oid, column.type_modifier))
+                if not _holds(self._schema.field(column.name).type, sent):
+                    return f"its column {column.name} was of another type"
+        return None
+
+    @property
+    def _text(self) -> list[str]:
+        return [*self.known.as_text, *self.known.bad_text]
+
+    def _follow_columns(self, now: PublishedTable, added: Sequence[str], changed: Sequence[str]) -> str | None:
+        """Add and widen columns; return why the table must be copied instead, if it must."""
+        fields = {field.name: field for field in fields_of(now, type(self.following), self._text)}
+        for name in added:
+            if name in self.known.dropped:
+                return f"a column {name} was dropped, and another one of that name was added"
+        for name in changed:
+            if fields[name].type == self._schema.field(name).type:
+                continue
+            if not self.following.widen(name, fields[name].type):
+                return f"its column {name} is of another type"
+        # A column that was added here before a crash, and not noted, is there already, and null.
+        new = [fields[name] for name in added if name not in self._schema.names]
         if new:
-            self._add(new)
-
-    def _add(self, new: list[pa.Field]) -> None:
-        published = self._catalogs.published().get(self.table)
-        if published is None:
-            self.copy_reason = "it is not in the publication any more"
-            return
-        last = max(self.known.columns.values(), default=0)
-        plain = {column.name for column in published.columns if column.is_plain and column.number > last}
-        if published.file_number != self.known.file_number or any(field.name not in plain for field in new):
-            self.copy_reason = "columns were added or renamed, with values in old rows"
-            return
-        self._following.add_columns(new)
-        self._schema = self._following.schema()
-        self.known = known_of(published, self.known.as_text)
-
-    def _refused(self, relation: Relation, reason: str) -> SourceRefused:
-        return SourceRefused(
-            f"{relation.schema}.{relation.name} cannot be followed any more: {reason}; copy it anew with --copy-again "
-            f"{self.table}"
-        )
+            self.following.add_columns(new)
+        if new or changed:
+            self._schema = self.following.schema()
+        return None
 
     def _merge(self) -> Merge:
         """Return what is held, as tables."""
@@ -218,7 +250,8 @@ class Target:
         for field in self._schema:
             index = where.get(field.name)
             values: list[Value] = [None] * len(rows) if index is None else [row[index] for row in rows]
-            columns[field.name] = to_arrow(values, field.type, f"{self.table}.{field.name}")
+            bad_as_null = self.bad_as_null and field.name not in self.known.key
+            columns[field.name] = to_arrow(values, field.type, f"{self.table}.{field.name}", bad_as_null=bad_as_null)
         upserts = self._completed(pa.table(columns, self._schema), rows, homes, where)
         gone = [key for key, row in self._net.rows.items() if row is None]
         return Merge(self._net.truncated, upserts, self._keys(gone))
@@ -239,7 +272,7 @@ class Target:
             return upserts
         missing = [name for name, index in where.items() if any(rows[number][index] is UNCHANGED for number in homes)]
         wanted = self._keys(list(homes.values()))
-        found = self._following.lookup(wanted, missing)
+        found = self.following.lookup(wanted, missing)
         at = {key: number for number, key in enumerate(_tuples(found.select(self.known.key)))}
         source_of: dict[int, int] = {}
         for number, key in zip(homes, _tuples(wanted), strict=True):
@@ -259,6 +292,14 @@ class Target:
             filled = pa.concat_arrays([column, known]).take(pa.array(indices, pa.int64()))
             upserts = upserts.set_column(upserts.schema.get_field_index(name), self._schema.field(name), filled)
         return upserts
+
+
+def _holds(held: pa.DataType, sent: pa.DataType) -> bool:
+    """Return whether a column of the first type holds every value of the second, from their text."""
+    if held == sent:
+        return True
+    both_decimal = pa.types.is_decimal(held) and pa.types.is_decimal(sent)
+    return both_decimal and bool(held.scale == sent.scale and held.precision >= sent.precision)
 
 
 def _tuples(rows: pa.Table) -> list[tuple[object, ...]]:

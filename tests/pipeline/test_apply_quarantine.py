@@ -1,0 +1,158 @@
+"""What is wrong with one table does not stop the others: it is quarantined, and copied again when it can be."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.pipeline.apply_fixtures import compare, rows_here
+from tests.pipeline.logical_server import Source, logical_server, wait_until
+from walproxy.cli.pipeline_commands.cdc import cdc
+from walproxy.local_postgres import LocalPostgres
+from walproxy.pipeline.cdc.apply import tables as tables_module
+from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, TablesQuarantined, run_apply
+from walproxy.pipeline.cdc.apply.status_files import read_status
+from walproxy.pipeline.cdc.apply.verify import run_verify
+from walproxy.pipeline.cdc.publication import parse_table
+from walproxy.pipeline.cdc.slot import usable_slot
+
+SETUP = (
+    "CREATE TABLE good (id int PRIMARY KEY, v text)",
+    "INSERT INTO good SELECT i, 'v' || i FROM generate_series(1, 100) i",
+    "CREATE TABLE bad (id int PRIMARY KEY, d date, n numeric(10,2), at timestamptz)",
+    "INSERT INTO bad SELECT i, '2024-01-01', i, now() FROM generate_series(1, 100) i",
+)
+BAD_VALUES = ("UPDATE bad SET d = 'infinity' WHERE id = 1", "UPDATE bad SET n = 'NaN', at = '-infinity' WHERE id = 2")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalPostgres]:
+    with logical_server() as made:
+        yield made
+
+
+@pytest.fixture
+def source(server: LocalPostgres) -> Iterator[Source]:
+    with closing(Source(server)) as made:
+        made.run(*SETUP)
+        made.publish("good", "bad")
+        yield made
+
+
+def options_of(source: Source, folder: Path, table_format: FollowingFormat = "delta", **more: Any) -> ApplyOptions:
+    return ApplyOptions(source.conninfo, source.slot, (source.publication,), folder / "lake", table_format, **more)
+
+
+def test_a_bad_table_is_quarantined_and_the_others_go_on(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "_RETRY_MIN_S", 0.2)
+    options = options_of(source, tmp_path, interval_s=0.05)
+    stop = threading.Event()
+
+    def state(table: str) -> str:
+        return read_status(options.folder).tables[f"public.{table}"].state
+
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(run_apply, options, once=False, stop=stop)
+        try:
+            source.run("INSERT INTO good VALUES (1000, 'first')")
+            wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= source.begin_lsn + 1)
+            source.run(BAD_VALUES[0], "UPDATE good SET v = 'second' WHERE id = 1000")
+            end_lsn = source.end_lsn()
+            wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= end_lsn)
+            wait_until(lambda: job.done() or state("bad") == "quarantined")
+            assert state("good") == "following"
+            reason = read_status(options.folder).tables["public.bad"].reason or ""
+            assert "public.bad.d has the value 'infinity'" in reason
+            metrics = (options.folder / "_walproxy_apply" / "metrics.prom").read_text()
+            assert 'walproxy_apply_table_quarantined{table="public.bad"} 1' in metrics
+            assert 'walproxy_apply_table_quarantined{table="public.good"} 0' in metrics
+            compare(source, options.folder, "delta", "good")
+            words = ["status", "--primary", source.conninfo, "--slot", source.slot, "--to", str(options.folder)]
+            shown = CliRunner().invoke(cdc, words)
+            assert shown.exit_code == 1
+            assert "public.good: following" in shown.output and "public.bad: quarantined since" in shown.output
+            source.run("UPDATE bad SET d = '2024-02-02' WHERE id = 1")
+            wait_until(lambda: job.done() or state("bad") == "following")
+        finally:
+            stop.set()
+        job.result(60)
+    assert CliRunner().invoke(cdc, words).exit_code == 0
+    run_apply(options, once=True)
+    compare(source, options.folder, "delta", "good", "bad")
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_bad_values_become_null_or_text_as_the_options_demand(
+    source: Source, tmp_path: Path, table_format: FollowingFormat
+) -> None:
+    as_null = options_of(source, tmp_path / "null", table_format, on_bad_value="null")
+    run_apply(as_null, once=True)
+    source.run(*BAD_VALUES, "UPDATE bad SET d = '2024-03-03' WHERE id = 3")
+    assert len(run_verify(as_null, repair=False)) == 2
+    found = rows_here(as_null.folder, table_format, parse_table("bad")).to_pylist()
+    rows = {row["id"]: (row["d"], row["n"], row["at"]) for row in found}
+    assert rows[1][0] is None and rows[1][1] is not None
+    assert rows[2][0] is not None and rows[2][1:] == (None, None)
+    as_text = as_null._replace(folder=tmp_path / "text", on_bad_value="text", start_over=True)
+    run_apply(as_text, once=True)
+    source.run("UPDATE bad SET d = '-infinity' WHERE id = 5", "UPDATE bad SET n = 7 WHERE id = 2")
+    assert len(run_verify(as_text._replace(start_over=False), repair=False)) == 2
+    compare(source, as_text.folder, table_format, "good", "bad")
+    [row] = [row for row in rows_here(as_text.folder, table_format, parse_table("bad")).to_pylist() if row["id"] == 5]
+    assert (row["d"], row["n"]) == ("-infinity", "5.00")
+
+
+def test_a_publication_that_leaves_changes_out_quarantines_its_tables_until_it_sends_them(
+    source: Source, tmp_path: Path
+) -> None:
+    options = options_of(source, tmp_path)
+    run_apply(options, once=True)
+    source.run("""ALTER PUBLICATION "my pub" SET (publish = 'insert, update')""", "DELETE FROM good WHERE id < 10")
+    with pytest.raises(TablesQuarantined, match=r"2 tables are quarantined.*does not send all changes"):
+        run_apply(options, once=True)
+    source.run("""ALTER PUBLICATION "my pub" SET (publish = 'insert, update, delete, truncate')""")
+    run_apply(options, once=True)
+    compare(source, options.folder, "delta", "good", "bad")
+
+
+def test_a_slot_that_retains_too_much_is_made_again_and_everything_is_copied(
+    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = options_of(source, tmp_path, max_retained_bytes=4 << 20)
+    run_apply(options, once=True)
+    before_lsn = usable_slot(source.connection, source.slot)[1]
+    source.run(
+        "CREATE TABLE unpublished AS SELECT i, repeat('x', 100) AS x FROM generate_series(1, 50000) i",
+        "DELETE FROM good WHERE id < 10",
+    )
+    run_apply(options, once=True)
+    assert "more than --max-retained allows" in caplog.text
+    compare(source, options.folder, "delta", "good", "bad")
+    state, confirmed_lsn = usable_slot(source.connection, source.slot)
+    assert confirmed_lsn > before_lsn and (state.retained_bytes or 0) < 4 << 20
+    run_apply(options, once=True)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_larger_precision_is_followed_in_place_where_the_format_can(
+    source: Source, tmp_path: Path, table_format: FollowingFormat, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    options = options_of(source, tmp_path, table_format)
+    run_apply(options, once=True)
+    caplog.clear()
+    source.run("ALTER TABLE bad ALTER n TYPE numeric(14,2)", "UPDATE bad SET n = 123456789012.34 WHERE id = 4")
+    run_apply(options, once=True)
+    assert ("copying public.bad" in caplog.text) == (table_format == "delta")
+    compare(source, options.folder, table_format, "good", "bad")
+    source.run("ALTER TABLE good ALTER id TYPE bigint", "INSERT INTO good VALUES (5000000000, 'large')")
+    run_apply(options, once=True)
+    compare(source, options.folder, table_format, "good", "bad")

@@ -1,0 +1,89 @@
+"""Verification of tables that follow: it finds what differs, repairs it, and random steps leave nothing to find."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.pipeline.apply_fixtures import compare
+from tests.pipeline.logical_server import Source, logical_server
+from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
+from walproxy.local_postgres import LocalPostgres
+from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat, Merge, Position
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, following_table, run_apply
+from walproxy.pipeline.cdc.apply.verify import TablesDiffer, run_verify
+from walproxy.pipeline.cdc.publication import parse_table
+from walproxy.pipeline.cdc.slot import create_slot
+
+SEEDS = {"delta": 7, "iceberg": 8}
+STEPS = 24
+STEPS_BETWEEN = 8
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalPostgres]:
+    with logical_server() as made:
+        yield made
+
+
+@pytest.fixture
+def source(server: LocalPostgres) -> Iterator[Source]:
+    with closing(Source(server)) as made:
+        made.publication = "p"
+        yield made
+
+
+def options_of(source: Source, folder: Path, table_format: FollowingFormat, **more: Any) -> ApplyOptions:
+    return ApplyOptions(source.conninfo, source.slot, ("p",), folder / "lake", table_format, **more)
+
+
+def harm(options: ApplyOptions, name: str, **columns: pa.Array) -> None:
+    """Delete rows by their key behind the job's back, and leave the position as it is."""
+    with closing(following_table(options.folder, options.format, parse_table(name))) as table:
+        position = table.position()
+        assert position is not None
+        table.merge(Merge(False, table.schema().empty_table(), pa.table(columns)), list(columns), Position(*position))
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_rows_that_a_table_lacks_are_named_and_repaired(
+    source: Source, tmp_path: Path, table_format: FollowingFormat
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2), f float8)",
+        "INSERT INTO t SELECT i, 'v' || i, i, i / 7.0 FROM generate_series(1, 1000) i",
+        "CREATE TABLE log (a int, b text)",
+        "INSERT INTO log SELECT 1, 'the same' FROM generate_series(1, 10)",
+        "CREATE PUBLICATION p FOR TABLE t, log",
+    )
+    create_slot(source.connection, source.slot)
+    options = options_of(source, tmp_path, table_format)
+    assert [each.comparison.rows for each in run_verify(options, repair=False)] == [10, 1000]
+    harm(options, "t", id=pa.array([3, 500], pa.int32()))
+    source.run("UPDATE t SET v = 'later' WHERE id = 7", "ALTER TABLE t ADD w int")
+    with pytest.raises(TablesDiffer, match=r"1 of 2 tables differ from their sources: public\.t; .*--repair"):
+        run_verify(options, repair=False)
+    repaired = run_verify(options, repair=True)
+    assert [(str(each.table), each.comparison.rows) for each in repaired] == [("public.log", 10), ("public.t", 1000)]
+    compare(source, options.folder, table_format, "t", "log")
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_random_steps_of_ddl_and_dml_leave_nothing_to_find(
+    source: Source, tmp_path: Path, table_format: FollowingFormat
+) -> None:
+    source.run(*SETUP)
+    create_slot(source.connection, source.slot)
+    options = options_of(source, tmp_path, table_format, memory_bytes=10_000)
+    steps = RandomSteps(SEEDS[table_format])
+    run_apply(options, once=True)
+    for number in range(1, STEPS + 1):
+        taken = steps.run(source)
+        print(f"{number}: {'; '.join(taken)}")
+        if number % STEPS_BETWEEN == 0:
+            run_apply(options, once=True)
+    assert {str(each.table) for each in run_verify(options, repair=False)} == {f"public.{table}" for table in TABLES}
+    compare(source, options.folder, table_format, *TABLES)

@@ -1,0 +1,118 @@
+"""What follows from a difference between two fingerprints of a table."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from walproxy.pipeline.cdc.apply.fingerprint import Column, Evidence, Fingerprint, Heap, Verdict, compare
+
+INT, TEXT, VARCHAR, NUMERIC = 23, 25, 1043, 1700
+PLAIN = Fingerprint(
+    100,
+    ["member 5:6", "publication 7:8"],
+    50,
+    {100: Heap(100, 90)},
+    {},
+    {"id": Column(1, INT, -1), "s": Column(2, VARCHAR, 14), "n": Column(4, NUMERIC, 655366)},
+    {"label 30": 4, "label 31": 4},
+)
+NARROW = msgspec.structs.replace(PLAIN, heaps={100: Heap(100, 0)})
+PARTED = msgspec.structs.replace(
+    PLAIN, heaps={101: Heap(101, 90), 102: Heap(102, 91)}, partitions={101: 9, 102: 9}, types={}
+)
+
+
+def evidence(
+    *,
+    writers: Mapping[int, int] | None = None,
+    is_partitioned: bool = False,
+    is_member: bool = True,
+    born: frozenset[int] = frozenset(),
+    plain: frozenset[str] = frozenset(),
+) -> Evidence:
+    return Evidence(writers or {}, is_partitioned, is_member, born, plain)
+
+
+def change(known: Fingerprint, **changes: object) -> Fingerprint:
+    return msgspec.structs.replace(known, **changes)
+
+
+def columns(**changes: Column | None) -> dict[str, Column]:
+    return {name: column for name, column in {**PLAIN.columns, **changes}.items() if column is not None}
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (change(PLAIN, oid=200), "another table"),
+        (change(PLAIN, publication=["member 5:7", "publication 7:8"]), "publication"),
+        (change(PLAIN, publication=["member 6:9", "publication 7:8"]), "publication"),
+        (change(PLAIN, key_constraint=51), "primary key"),
+        (change(PLAIN, key_constraint=0), "primary key"),
+        (change(PLAIN, heaps={100: Heap(200, 201)}), "rewritten"),
+        (change(PLAIN, types={"label 30": 5, "label 31": 4}), "type of one of its columns"),
+        (change(PLAIN, columns=columns(id=Column(1, 20, -1))), "id is of another type"),
+        (change(PLAIN, columns=columns(id=Column(5, INT, -1))), "id is another one"),
+        (change(PLAIN, columns=columns(s=None, z=Column(2, VARCHAR, 14))), "s is called z"),
+        (change(PLAIN, columns=columns(z=Column(3, INT, -1))), "z was added with values"),
+        (change(PLAIN, columns=columns(z=Column(5, INT, -1))), "z was added with values"),
+        (change(PLAIN, columns=columns(s=Column(2, VARCHAR, 9)), heaps={100: Heap(200, 90)}), "s is of another type"),
+    ],
+)
+def test_what_cannot_be_followed_has_a_reason(now: Fingerprint, reason: str) -> None:
+    verdict = compare(PLAIN, now, evidence())
+    assert verdict.copy_reason is not None and reason in verdict.copy_reason
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        PLAIN,
+        change(PLAIN, heaps={100: Heap(200, 90)}),
+        change(PLAIN, columns=columns(s=None)),
+        change(PLAIN, types={**PLAIN.types, "label 32": 7}),
+    ],
+)
+def test_what_changes_no_row_beside_the_stream_has_no_consequence(now: Fingerprint) -> None:
+    assert compare(PLAIN, now, evidence()) == Verdict()
+
+
+def test_a_plain_column_is_added_and_a_longer_varchar_is_followed() -> None:
+    now = change(PLAIN, columns=columns(z=Column(5, INT, -1), s=Column(2, TEXT, -1), n=Column(4, NUMERIC, 917510)))
+    assert compare(PLAIN, now, evidence(plain=frozenset({"z"}))) == Verdict(added=("z",), changed=("s", "n"))
+    rewritten = change(now, heaps={100: Heap(200, 90)})
+    assert compare(PLAIN, rewritten, evidence(plain=frozenset({"z"}))).copy_reason is not None
+
+
+def test_without_a_toast_table_only_a_truncate_of_a_listed_table_explains_another_file() -> None:
+    now = change(NARROW, heaps={100: Heap(200, 0)})
+    assert compare(NARROW, now, evidence(writers={100: 77})) == Verdict(writers=frozenset({77}))
+    assert compare(NARROW, now, evidence(writers={100: 0})).copy_reason is not None
+    assert compare(NARROW, now, evidence(writers={100: 77}, is_member=False)).copy_reason is not None
+    assert compare(NARROW, change(NARROW, heaps={100: Heap(100, 95)}), evidence()) == Verdict()
+
+
+def test_partitions_that_come_and_go() -> None:
+    def compared(
+        now: Fingerprint, born: frozenset[int] = frozenset(), writers: Mapping[int, int] | None = None
+    ) -> Verdict:
+        return compare(PARTED, now, evidence(is_partitioned=True, born=born, writers=writers))
+
+    with_new = change(PARTED, heaps={**PARTED.heaps, 103: Heap(103, 0)}, partitions={**PARTED.partitions, 103: 12})
+    assert compared(with_new, born=frozenset({103})) == Verdict()
+    assert compared(with_new) == Verdict(brought=frozenset({103}))
+    rewritten = change(with_new, heaps={**PARTED.heaps, 103: Heap(300, 0)})
+    assert compared(rewritten, born=frozenset({103})) == Verdict(brought=frozenset({103}))
+    gone = change(PARTED, heaps={101: Heap(101, 90)}, partitions={101: 9})
+    assert "detached or dropped" in (compared(gone).copy_reason or "")
+    again = change(PARTED, partitions={101: 13, 102: 9})
+    assert "detached and attached" in (compared(again).copy_reason or "")
+    truncated = change(PARTED, heaps={101: Heap(301, 90), 102: Heap(302, 91)})
+    assert compared(truncated, writers={101: 70, 102: 70}) == Verdict(writers=frozenset({70}))
+
+
+def test_an_attribute_of_a_composite_type_is_part_of_stored_values_and_a_new_label_is_not() -> None:
+    known = change(PLAIN, types={"attribute 5.1": 3})
+    assert compare(known, change(known, types={"attribute 5.1": 3, "attribute 5.2": 9}), evidence()).copy_reason
+    assert compare(known, change(known, types={"attribute 5.1": 3, "label 9": 9}), evidence()) == Verdict()

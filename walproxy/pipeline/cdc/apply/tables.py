@@ -1,0 +1,336 @@
+"""All tables of a job: which ones follow, which ones are to be copied, and which ones are quarantined.
+
+What is wrong with one table does not stop the others. One that does not take its changes is copied again; one that
+cannot be copied is *quarantined* with the reason. Its changes are passed over, so the slot advances; when the problem
+is over the table is copied again, which brings what it missed. That is tried when its definition changed, and after a
+delay that doubles with each failure.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Final, Literal, NamedTuple, Protocol, get_args
+
+import pyarrow as pa
+
+from safekeeper.errors import ConfigurationError, RemoteProtocolError, StorageFailed
+from safekeeper.lsn import Lsn, format_lsn
+from walproxy.pipeline.cdc.apply.copying import Snapshot
+from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
+from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
+from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined
+from walproxy.pipeline.cdc.apply.target import Target, fields_of, known_of
+from walproxy.pipeline.cdc.changes import Change
+from walproxy.pipeline.cdc.column_types import BadValue, arrow_type
+from walproxy.pipeline.cdc.messages import Relation
+from walproxy.pipeline.cdc.publication import TableName, base_type
+from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
+
+_log = logging.getLogger(__name__)
+
+OnBadValue = Literal["stop", "null", "text"]
+ON_BAD_VALUE: Final[tuple[OnBadValue, ...]] = get_args(OnBadValue)
+_RETRY_MIN_S: Final = 60.0
+_RETRY_MAX_S: Final = 3600.0
+_COPY_ATTEMPTS: Final = 3
+_TABLE_ERRORS: Final = (SourceRefused, RemoteProtocolError, ConfigurationError, StorageFailed)
+"""What one table may raise without any harm to the others. A full disk is everybody's matter."""
+
+
+class TablePolicy(Protocol):
+    """What a job's options decide of its tables."""
+
+    @property
+    def publications(self) -> tuple[str, ...]: ...
+
+    @property
+    def on_bad_value(self) -> OnBadValue: ...
+
+    def is_wanted(self, table: TableName) -> bool: ...
+
+    def text_columns(self, table: TableName) -> list[str]: ...
+
+    def following(self, table: TableName) -> FollowingTable: ...
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]: ...
+
+
+class _Problem(NamedTuple):
+    """Of a quarantined table: when to try again, and what its source looked like."""
+
+    fingerprint: Fingerprint | None
+    delay_s: float
+    retry_at: float
+
+
+class Tables:
+    """The tables of a job.
+
+    Attributes:
+        quarantined: why tables are not followed at present, by `schema.name`.
+        copies: number of copies that were made.
+    """
+
+    def __init__(self, policy: TablePolicy, asking: Connection, job: Job) -> None:
+        self._policy = policy
+        self._asking = asking
+        self._types: dict[tuple[int, int], pa.DataType] = {}
+        self._followings: dict[TableName, FollowingTable] = {}
+        self._targets: dict[TableName, Target] = {}
+        self._by_oid: dict[int, Target] = {}
+        self._to_copy: dict[TableName, str] = {}
+        self._bad_text: dict[TableName, set[str]] = {}
+        self._problems: dict[TableName, _Problem] = {}
+        self.quarantined = dict(job.quarantined)
+        self.copies = 0
+        for table in self.published():
+            known = job.tables.get(str(table))
+            if known is not None:
+                self._take_up(table, known)
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(list(self._targets.values()))
+
+    def close(self) -> None:
+        """Close the tables."""
+        for following in self._followings.values():
+            following.close()
+
+    def known(self) -> dict[str, KnownTable]:
+        """Return what is to be remembered of the tables that follow."""
+        return {str(table): target.known for table, target in self._targets.items()}
+
+    def following(self, table: TableName) -> FollowingTable:
+        """Return a table of the folder, whether it exists or not."""
+        if table not in self._followings:
+            self._followings[table] = self._policy.following(table)
+        return self._followings[table]
+
+    def look(self) -> None:
+        """Compare the catalogs, as they are now, with what is known of each table.
+
+        Raises:
+            SourceRefused, SourceUnavailable, StorageFull.
+        """
+        published = self.published()
+        for table, target in list(self._targets.items()):
+            if table not in published:
+                self._drop(table)
+                _log.warning("%s is not published any more: its copy stays as it is", table)
+                continue
+            now = published[table]
+            with self._quarantining(table, now):
+                if now.problem is not None:
+                    raise SourceRefused(f"{table} cannot be followed: {now.problem}")
+                target.look(now, self._is_empty)
+        for name in self.quarantined.keys() - {str(table) for table in published}:
+            del self.quarantined[name]
+        for table, now in published.items():
+            if table not in self._targets:
+                self._look_at_absent(table, now)
+
+    def target_of(self, relation: Relation) -> Target | None:
+        """Return the table that follows a relation, None if there is none."""
+        return self._by_oid.get(relation.oid)
+
+    def take(self, target: Target, change: Change) -> None:
+        """Have a table take its next change. Raises SourceUnavailable, StorageFull."""
+        with self._copied_instead(target):
+            target.take(change)
+
+    def flush(self, position: Position) -> list[TableName]:
+        """Put what is held into the tables; return those that changed. Raises SourceUnavailable, StorageFull."""
+        changed = []
+        for target in self:
+            with self._copied_instead(target):
+                if target.flush(position):
+                    changed.append(target.table)
+        return changed
+
+    def settle(self, *, is_current: bool) -> None:
+        """End a step: `is_current` if it took all changes that the catalogs may show already."""
+        for target in self:
+            target.settle(is_current=is_current)
+
+    def copy_again(self, table: TableName, reason: str) -> None:
+        """Copy a table with the next `copy`."""
+        self._drop(table)
+        self._to_copy[table] = reason
+
+    def copy(self, wait_for_quorum: Callable[[Lsn], None], note: Callable[[], None]) -> None:
+        """Copy the tables that need it, all as of one position; `note` is called after each one.
+
+        A table that is altered between the snapshot and its lock is copied with another snapshot.
+
+        Raises:
+            SourceRefused, SourceUnavailable, StorageFull.
+        """
+        for attempt in range(_COPY_ATTEMPTS):
+            for target in self:
+                if target.copy_reason is not None:
+                    self.copy_again(target.table, target.copy_reason)
+            if not self._to_copy:
+                return
+            _log.info("waiting for the transactions that are under way, to copy tables")
+            with self._policy.snapshot() as source:
+                # What the copy shows must be on the quorum before anybody reads it here.
+                wait_for_quorum(source.lsn)
+                self._copy_as_of(source, note, is_last=attempt == _COPY_ATTEMPTS - 1)
+
+    def _copy_as_of(self, source: Snapshot, note: Callable[[], None], *, is_last: bool) -> None:
+        published = {each.table: each for each in source.tables}
+        reasons, self._to_copy = self._to_copy, {}
+        locked = set()
+        for table in reasons:
+            if table in published:
+                with self._quarantining(table, published[table]):
+                    source.lock(published[table])
+                    locked.add(table)
+        # The lock has come after the snapshot: what was altered in between does not fit what the snapshot shows.
+        now = self.published()
+        for table, reason in reasons.items():
+            if table in now and table not in published:
+                self._to_copy[table] = reason
+            if table not in now or table not in locked:
+                continue
+            made = published[table]
+            with self._quarantining(table, made):
+                if made.fingerprint == now[table].fingerprint:
+                    self._copy_one(source, made, reason)
+                    note()
+                elif is_last:
+                    raise SourceRefused(f"{table} could not be copied: it is altered all the time")
+                else:
+                    self._to_copy[table] = reason
+
+    def _copy_one(self, source: Snapshot, made: PublishedTable, reason: str) -> None:
+        table = made.table
+        if made.problem is not None:
+            raise SourceRefused(f"{table} cannot be followed: {made.problem}")
+        following = self.following(table)
+        if following.is_foreign():
+            raise ConfigurationError(f"{following.folder} is a table that another program made: name another folder")
+        as_text, bad_text = self._policy.text_columns(table), self._bad_text.setdefault(table, set())
+        position = Position(source.lsn, 0)
+        while True:
+            known = known_of(made, as_text, sorted(bad_text))
+            schema = pa.schema(fields_of(made, type(following), [*as_text, *bad_text]))
+            null_if_bad = (
+                frozenset(schema.names) - set(made.key) if self._policy.on_bad_value == "null" else frozenset()
+            )
+            _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
+            try:
+                with source.connection.transaction():
+                    following.replace(schema, source.rows(made, schema, null_if_bad=null_if_bad), position)
+                break
+            except BadValue as error:
+                if not self._keeps_as_text(table, error):
+                    raise
+                reason = f"its column {error.column.rpartition('.')[2]} is kept as text from now on"
+        self.copies += 1
+        self._end_quarantine(table)
+        self._follow(table, known, made.fingerprint, position)
+
+    def _keeps_as_text(self, table: TableName, error: BadValue) -> bool:
+        """Return whether a column becomes text because of a value, and note that it does."""
+        column = error.column.removeprefix(f"{table}.")
+        bad_text = self._bad_text.setdefault(table, set())
+        if self._policy.on_bad_value != "text" or column in bad_text:
+            return False
+        bad_text.add(column)
+        return True
+
+    def _take_up(self, table: TableName, known: KnownTable) -> None:
+        """Follow a table that was copied before."""
+        self._bad_text[table] = set(known.bad_text)
+        if known.as_text != self._policy.text_columns(table):
+            raise ConfigurationError(
+                f"{table} was copied with other columns as text, {known.as_text}: copy it again with "
+                f"--copy-again {table}"
+            )
+        if known.fingerprint is None:
+            self._to_copy[table] = "it was copied by an older version"
+            return
+        with self._quarantining(table):
+            position = self.following(table).position()
+            if position is None:
+                self._to_copy[table] = "its table is gone, or another program made it"
+            else:
+                self._follow(table, known, known.fingerprint, position)
+
+    def _follow(self, table: TableName, known: KnownTable, fingerprint: Fingerprint, position: Position) -> None:
+        bad_as_null = self._policy.on_bad_value == "null"
+        target = Target(self.following(table), known, fingerprint, self._type_of, position, bad_as_null=bad_as_null)
+        self._targets[table] = self._by_oid[fingerprint.oid] = target
+
+    def _drop(self, table: TableName) -> None:
+        target = self._targets.pop(table, None)
+        if target is not None and self._by_oid.get(target.source_oid) is target:
+            del self._by_oid[target.source_oid]
+
+    def _look_at_absent(self, table: TableName, now: PublishedTable) -> None:
+        """Decide whether a table that is published and does not follow is to be copied now."""
+        if table in self._to_copy:
+            return
+        problem = self._problems.get(table)
+        quarantined = self.quarantined.get(str(table))
+        if problem is not None and problem.fingerprint == now.fingerprint and problem.retry_at > time.monotonic():
+            return
+        if now.problem is not None:
+            with self._quarantining(table, now):
+                raise SourceRefused(f"{table} cannot be followed: {now.problem}")
+        elif quarantined is None:
+            self._to_copy[table] = "it was not copied yet"
+        else:
+            self._to_copy[table] = f"it was quarantined ({quarantined.reason})"
+
+    @contextlib.contextmanager
+    def _quarantining(self, table: TableName, now: PublishedTable | None = None) -> Iterator[None]:
+        """Quarantine a table if what is done with it in the block fails."""
+        try:
+            yield
+        except _TABLE_ERRORS as error:
+            self._drop(table)
+            self._to_copy.pop(table, None)
+            before = self._problems.get(table)
+            delay_s = _RETRY_MIN_S if before is None else min(2 * before.delay_s, _RETRY_MAX_S)
+            fingerprint = now.fingerprint if now is not None else None
+            self._problems[table] = _Problem(fingerprint, delay_s, time.monotonic() + delay_s)
+            known = self.quarantined.get(str(table))
+            if known is None or known.reason != str(error):
+                _log.error("%s is quarantined, the other tables go on: %s", table, error)
+                since = time.time() if known is None else known.since
+                self.quarantined[str(table)] = Quarantined(str(error), since)
+
+    @contextlib.contextmanager
+    def _copied_instead(self, target: Target) -> Iterator[None]:
+        """Copy a table again if it does not take its changes in the block; if that fails too, it is quarantined."""
+        try:
+            yield
+        except _TABLE_ERRORS as error:
+            if isinstance(error, BadValue):
+                self._keeps_as_text(target.table, error)
+            target.copy_reason = str(error)
+
+    def _end_quarantine(self, table: TableName) -> None:
+        self._problems.pop(table, None)
+        if self.quarantined.pop(str(table), None) is not None:
+            _log.info("%s is not quarantined any more", table)
+
+    def published(self) -> Mapping[TableName, PublishedTable]:
+        """Return the tables that are published now, and wanted. Raises SourceRefused, SourceUnavailable."""
+        listed = published_tables(self._asking, self._policy.publications)
+        return {each.table: each for each in listed if self._policy.is_wanted(each.table)}
+
+    def _is_empty(self, oid: int) -> bool:
+        query = "SELECT pg_relation_size(%(oid)s::oid) = 0"
+        return bool(one_value(self._asking, query, {"oid": oid}, doing="look at a partition"))
+
+    def _type_of(self, type_oid: int, type_modifier: int) -> pa.DataType:
+        key = (type_oid, type_modifier)
+        if key not in self._types:
+            self._types[key] = arrow_type(*base_type(self._asking, *key))
+        return self._types[key]
