@@ -44,6 +44,15 @@ class ProxyCollector(Collector):
         if status["members"] is not None:
             yield _gauge("members", "How many safekeepers vote and count; absent if unknown", len(status["members"]))
         yield _gauge("members_streaming", "How many of them get WAL as it comes", status["members_streaming"])
+        lost = status["quorum_lost"]
+        yield _gauge(
+            "quorum_lost_seconds",
+            "For how long there has been no quorum; 0 if there is one",
+            lost["for_s"] if lost else 0,
+        )
+        if lost is None or lost["waiting_sessions"] is not None:
+            waiting = lost["waiting_sessions"] if lost else 0
+            yield _gauge("waiting_sessions", "Sessions that wait while there is no quorum; absent if unknown", waiting)
         for name, help in _LSNS.items():
             yield _gauge(f"{name}_lsn_bytes", help, parse_lsn(status[f"{name}_lsn"]))
         yield _gauge("window_bytes", "WAL in memory", status["window_bytes"])

@@ -71,6 +71,28 @@ async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> Slo
         return await _read_slot(connection, name)
 
 
+async def count_waiting_sessions(conninfo: str, *, timeout_s: float = 10.0) -> int:
+    """Return how many sessions wait for synchronous replication.
+
+    Raises:
+        PrimaryProblem: no connection, no answer, or a role that may not see what other sessions wait for.
+    """
+    async with _connection(conninfo, "count the sessions that wait", timeout_s) as connection:
+        cursor = await connection.execute(
+            "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), current_user, "
+            "pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') FROM pg_stat_activity"
+        )
+        row = await cursor.fetchone()
+        assert row is not None  # an aggregate without GROUP BY has one row
+        count, role, may_see = row
+        if not may_see:
+            raise PrimaryProblem(
+                ProblemKind.OTHER,
+                f"role {role} may not see what other sessions wait for: GRANT pg_read_all_stats TO {role}",
+            )
+        return int(count)
+
+
 async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 10.0) -> int | None:
     """End the walsender that holds slot `name` and wait until the slot is free; return its pid, None if it was free.
 

@@ -32,6 +32,7 @@ from safekeeper.consensus.actions import (
 )
 from safekeeper.consensus.apply_rule import ApplyRule
 from safekeeper.consensus.leadership import Leadership, Timing
+from safekeeper.consensus.membership import quorum_size
 from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.consensus.proposer import Proposer
@@ -42,9 +43,10 @@ from safekeeper.lsn import Lsn
 from safekeeper.wire import Buffers, encode, encode_append_header
 from walproxy.config import ProxyConfig
 from walproxy.digest import SegmentDigest
-from walproxy.member_problem import member_problem
+from walproxy.member_problem import known_membership, member_problem
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.primary_hosts import primary_hosts
+from walproxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.readiness import SERVING_STATES, Readiness
 from walproxy.safekeeper_connection import Credentials
 from walproxy.safekeeper_link import SafekeeperLink
@@ -70,6 +72,7 @@ class Proxy:
         state: the public name of the state, as of the last tick.
         state_since: the event loop's time of the last change of it.
         readiness: whether commits go through, as /readyz says.
+        quorum_watch: since when there is no quorum, and how many sessions wait; None before `run`.
         credentials: what connections to safekeepers are made with.
     """
 
@@ -105,6 +108,7 @@ class Proxy:
         self.state = "connecting"
         self.state_since = 0.0
         self.readiness = Readiness()
+        self.quorum_watch: QuorumWatch | None = None
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
@@ -123,6 +127,7 @@ class Proxy:
         self._loop.set_exception_handler(self._callback_failed)
         self._finished = self._loop.create_future()
         self.state_since = self._loop.time()
+        self.quorum_watch = QuorumWatch(self)
         count = len(self.links)
         if count % 2 == 0:
             logger.warning(
@@ -134,6 +139,7 @@ class Proxy:
         self._tell_apply_rule(self.config.apply_standbys)
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
         tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
+        tasks.append(asyncio.create_task(self.quorum_watch.run()))
         for task in tasks:
             task.add_done_callback(self._task_ended)
         try:
@@ -206,7 +212,7 @@ class Proxy:
             # What the link or a refusal has to say was logged by them.
             if link.is_up and not self.proposer.peers[safekeeper_id].refused:
                 problem = self.member_problem(safekeeper_id)
-                if problem:
+                if problem and not self.has_no_room(safekeeper_id):
                     self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
         apply_problem = self.apply_problem()
         if apply_problem:
@@ -244,6 +250,38 @@ class Proxy:
         leadership = self.proposer.leadership
         progress = leadership.members.get(safekeeper_id) if leadership is not None else None
         return progress is not None and bool(progress.refuses) and self.links[safekeeper_id].is_reachable
+
+    def attendance(self, now: float) -> Attendance:
+        """Return which members take part now."""
+        proposer, leadership = self.proposer, self.proposer.leadership
+        known = leadership.membership if leadership is not None else known_membership(proposer.peers)
+        ids = known.ids() if known is not None else frozenset(self.links)
+        if leadership is not None:
+            present = leadership.taking_part(now) & ids
+        else:
+            present = {i for i in ids if i in self.links and proposer.peers[i].greeting and not self.member_problem(i)}
+        is_quorum: bool | None = None
+        if leadership is not None and leadership.commit_lsn and leadership.is_served(now):
+            is_quorum = True
+        elif proposer.state(now) == "waiting_for_quorum":
+            is_quorum = False
+        missing = {i: self._absence(i, now) for i in ids - present}
+        return Attendance(is_quorum, proposer.is_spare, len(present), len(ids), quorum_size(len(ids)), missing)
+
+    def _absence(self, safekeeper_id: int, now: float) -> str:
+        """Return why a member does not take part."""
+        if safekeeper_id not in self.links:
+            return "it is not listed in --safekeepers"
+        leadership = self.proposer.leadership
+        progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+        answered_at = progress.last_response_at if progress is not None else None
+        if not (problem := self.member_problem(safekeeper_id)) and answered_at is not None:
+            return f"no answer for {now - answered_at:.1f} s"
+        return problem or "it has not answered yet"
+
+    def sql_conninfo(self) -> str | None:
+        """Return how to reach the primary over SQL, None without a primary."""
+        return self.feed.rota.current.host.conninfo if self.proposer.primary is not None else None
 
     # ------------------------------------------------------------------ events: links
 

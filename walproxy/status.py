@@ -54,6 +54,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "truncate_lsn": format_lsn(leadership.truncate_lsn if leadership is not None else 0),
         "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
         "backpressure": proxy.feed.is_paused,
+        "quorum_lost": quorum_status(proxy, now),
         "apply_rule": proposer.standbys.rule.text,
         "apply_problem": proxy.apply_problem() or None,
         "archive": archive_status(leadership),
@@ -89,6 +90,22 @@ def _safekeeper_status(
         "address": str(proxy.links[safekeeper_id].address),
         "problem": proxy.member_problem(safekeeper_id) or None,
         "member": safekeeper_id in members if members is not None else None,
+    }
+
+
+def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
+    """Return what is known of the loss of the quorum; None while there is one, and at a spare."""
+    watch = proxy.quorum_watch
+    if watch is None or watch.lost_at is None:
+        return None
+    attendance = proxy.attendance(now)
+    return {
+        "for_s": round(now - watch.lost_at, 3),
+        "present": attendance.present,
+        "needed": attendance.needed,
+        "waiting_sessions": watch.waiting_sessions,
+        "waiting_problem": watch.waiting_problem or None,
+        "missing": [{"id": i, "problem": problem} for i, problem in sorted(attendance.missing.items())],
     }
 
 

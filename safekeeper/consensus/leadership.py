@@ -526,8 +526,12 @@ class Leadership:
 
     def is_served(self, now: float) -> bool:
         """Whether a quorum answers, of members that accept WAL: only then can a commit go through."""
+        return self.membership.has_quorum(self.taking_part(now))
+
+    def taking_part(self, now: float) -> set[int]:
+        """Return the ids of the members that answer and accept WAL."""
         members = self.members
-        return self.membership.has_quorum(i for i in self._answering(now) if i not in members or not members[i].refuses)
+        return {i for i in self._answering(now) if i not in members or not members[i].refuses}
 
     def _answering(self, now: float) -> Iterator[int]:
         """Return the voters that have answered within the heartbeat timeout; at the term's beginning all of them."""

@@ -3,9 +3,11 @@
 import shutil
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,6 +16,7 @@ from safekeeper.errors import EXIT_STORAGE
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import Relay, Stand, end_of, log_of, temporary_folder, wait_for
 from walproxy.local_cluster import LocalProcess
+from walproxy.testing import WalproxyCluster
 
 MIB = 1 << 20
 DISK_BYTES = 12 * MIB
@@ -71,6 +74,43 @@ def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: N
     wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_lsn(), "the full one catches up by itself")
     stand.verify()
     assert "there is room for the WAL again" in log_of(full)
+
+
+def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None:
+    with WalproxyCluster(engine="processes") as cluster:
+
+        def write() -> None:
+            with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
+                connection.execute("CREATE TABLE filler AS SELECT generate_series(1, 600000) AS i")
+
+        def status() -> dict[str, Any]:
+            return cluster.status_of("walproxy") or {}
+
+        def attempts() -> int:
+            return cluster.logs(2, 400).count(": follows (")
+
+        cluster.fill(2)
+        cluster.fill(3)
+        # A daemon: if the test fails, nobody waits for a commit that waits.
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        wait_for(lambda: (status().get("quorum_lost") or {}).get("waiting_sessions") == 1, "the loss is known", 60)
+        # The full ones are tried again and again, adopt the term and answer.
+        before = attempts()
+        wait_for(lambda: status()["state"] != "waiting_for_quorum" or attempts() >= before + 2, "it was tried", 60)
+        assert status()["state"] == "waiting_for_quorum"
+        assert [each["state"] for each in status()["safekeepers"]] == ["streaming", "storage_full", "storage_full"]
+        log = cluster.logs("walproxy", 200)
+        assert log.count("streaming -> waiting_for_quorum after ") == 1
+        (error,) = [line for line in log.splitlines() if " ERROR " in line]
+        assert "1 of 3 members take part, 2 are needed" in error and "safekeeper 3: it refuses WAL: " in error
+        assert writer.is_alive()
+        cluster.heal()
+        writer.join(60)
+        assert not writer.is_alive()
+        cluster.wait_until_streaming()
+        log = cluster.logs("walproxy", 200)
+        assert "safekeeper 2 accepts WAL again" in log and "the quorum is back after " in log
 
 
 @NEWEST

@@ -397,3 +397,43 @@ def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:
         answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S)
     assert answer.stdout.startswith("waiting_for_quorum")
     assert answer.stderr == ""
+
+
+# walproxy check.
+
+
+def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
+    members = [STATUS["safekeepers"][1] | {"id": 1, "lag_bytes": 0}]
+    well = STATUS | {
+        "state": "streaming",
+        "spare": False,
+        "members": [1],
+        "members_streaming": 1,
+        "safekeepers": members,
+    }
+    well |= {"quorum_lost": None, "archive": None, "apply_problem": None, "primary": {"hosts": []}}
+    with answering(200, json.dumps(well).encode()) as url:
+        result = here("check", "--url", url)
+        assert (result.returncode, result.stdout.count("\n"), result.stderr) == (0, 1, "")
+        assert result.stdout.startswith("WALPROXY OK - streaming, 1 of 1 members streaming | ")
+        assert json.loads(here("check", "--json", "--url", url).stdout)["exit_code"] == 0
+    members[0] |= {"state": "storage_full", "problem": "no room"}
+    lost = {"for_s": 63.0, "present": 0, "needed": 1, "waiting_sessions": 5, "waiting_problem": None, "missing": []}
+    ill = well | {"state": "waiting_for_quorum", "members_streaming": 0, "quorum_lost": lost}
+    with answering(200, json.dumps(ill).encode()) as url:
+        result = here("check", "--url", url)
+        assert (result.returncode, result.stdout[:20]) == (2, "WALPROXY CRITICAL - ")
+        assert here("check", "--url", url, "--wait-critical", "1h").returncode == 1
+        assert here("status", "--url", url).stdout.startswith("NO QUORUM for 63 s: commits wait; waiting sessions: 5;")
+
+
+def test_check_is_critical_without_an_answer_and_unknown_if_it_cannot_tell(here: Here) -> None:
+    result = here("check", "--url", "http://127.0.0.1:1")
+    assert result.returncode == 2 and result.stdout.startswith("WALPROXY CRITICAL - no answer from ")
+    result = here("check", "--url", "127.0.0.1")
+    assert result.returncode == 3 and result.stdout.startswith("WALPROXY UNKNOWN - ")
+    with answering(200, json.dumps(STATUS).encode()) as url:
+        result = here("check", "--url", url)
+        assert result.returncode == 3 and "another version" in result.stdout
+    for wrong in (("--wait-critical", "soon"), ("--lag-warning", "0"), ("--colour", "red")):
+        assert here("check", *wrong).returncode == 3

@@ -36,6 +36,10 @@ _STATE_STYLE = {
 }
 
 
+class NoAnswer(WalproxyError):
+    """Nothing answers at the URL."""
+
+
 @click.command()
 @click.option(
     "--url",
@@ -89,7 +93,8 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
         tls: for an https URL; None: the CAs of this machine.
 
     Raises:
-        WalproxyError: nobody answers there, or not a proxy.
+        NoAnswer: nothing answers there.
+        WalproxyError: what answers is not a proxy.
     """
     address = url.rstrip("/") + "/status"
     if not address.startswith(("http://", "https://")):
@@ -114,7 +119,7 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
             raise WalproxyError(f"{address}: {describe_failure(reason)}; name its CA with --tls-ca") from None
         if isinstance(reason, ssl.SSLError):
             raise WalproxyError(f"{address}: {describe_failure(reason)}; correct --url") from None
-        raise WalproxyError(f"no answer from {address}: {reason}; is walproxy running there (--url)?") from None
+        raise NoAnswer(f"no answer from {address}: {reason}; is walproxy running there (--url)?") from None
     try:
         content = json.loads(body)
     except ValueError:
@@ -138,6 +143,7 @@ def render(content: dict[str, Any]) -> Group:
     for name in ("safekeeper", "state", "write", "flush", "lag", "answered"):
         table.add_column(name, justify="right" if name in ("lag", "answered") else "left", no_wrap=True)
     problems = []
+    missing = {each["id"] for each in (content.get("quorum_lost") or {}).get("missing", ())}
     for each in content["safekeepers"]:
         answered_s = each["last_response_s"]
         table.add_row(
@@ -149,10 +155,26 @@ def render(content: dict[str, Any]) -> Group:
             "-" if answered_s is None else f"{answered_s:.1f} s ago",
         )
         who, what = f"safekeeper {each['id']}", each.get("problem")
-        if what:
+        if what and each["id"] not in missing:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problems[:0] = _primary_problems(content.get("primary") or {})
-    return Group(head, positions, table, *_standbys(content), *_archive(content.get("archive")), *problems)
+    lost = _quorum_lost(content.get("quorum_lost"))
+    return Group(*lost, head, positions, table, *_standbys(content), *_archive(content.get("archive")), *problems)
+
+
+def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
+    """Return what an operator must read first, a line each; nothing while there is a quorum."""
+    if lost is None:
+        return []
+    sessions = "unknown" if lost["waiting_sessions"] is None else lost["waiting_sessions"]
+    lines = [
+        f"NO QUORUM for {lost['for_s']:.0f} s: commits wait; waiting sessions: {sessions}; "
+        f"members that take part: {lost['present']}, needed: {lost['needed']}",
+        *(f"missing: safekeeper {each['id']}: {each['problem']}" for each in lost["missing"]),
+    ]
+    if lost["waiting_problem"]:
+        lines.append(f"the sessions that wait were not counted: {lost['waiting_problem']}")
+    return [Text(line, style="bold red") for line in lines]
 
 
 def _quorum(content: dict[str, Any]) -> str:

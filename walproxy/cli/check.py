@@ -1,0 +1,102 @@
+"""`walproxy check`: the state of a proxy as monitoring plugins report it."""
+
+import json
+import ssl
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from safekeeper.errors import WalproxyError
+from safekeeper.logs import one_line
+from safekeeper.tls import ClientTls
+from walproxy.cli.parameters import DURATION, SIZE
+from walproxy.cli.status import NoAnswer, fetch_status
+from walproxy.config import DEFAULT_HTTP
+from walproxy.health_check import Level, Threshold, Thresholds, Verdict, judge
+
+
+@click.command()
+@click.option(
+    "--url",
+    default=f"http://{DEFAULT_HTTP}",
+    envvar="WALPROXY_URL",
+    show_default=True,
+    help="Where the proxy's HTTP door is. [WALPROXY_URL]",
+)
+@click.option(
+    "--tls-ca",
+    envvar="WALPROXY_TLS_CA",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CAs, one of which must vouch for an https URL; those of this machine without it. [WALPROXY_TLS_CA]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, in one line.")
+@click.option("--wait-warning", type=DURATION, default="0s", show_default=True, help="Commits have waited for so long.")
+@click.option("--wait-critical", type=DURATION, default="10s", show_default=True, help="The same, CRITICAL.")
+@click.option(
+    "--missing-warning",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="COUNT",
+    help="So many members do not stream.",
+)
+@click.option(
+    "--missing-critical", type=click.IntRange(1), metavar="COUNT", help="The same, CRITICAL.  [default: never]"
+)
+@click.option(
+    "--lag-warning", type=SIZE, default="64MiB", show_default=True, help="A streaming safekeeper lacks so much WAL."
+)
+@click.option("--lag-critical", type=SIZE, help="The same, CRITICAL.  [default: never]")
+@click.option(
+    "--archive-lag-warning", type=SIZE, default="1GiB", show_default=True, help="So much WAL is not archived."
+)
+@click.option("--archive-lag-critical", type=SIZE, help="The same, CRITICAL.  [default: never]")
+def check(
+    url: str,
+    tls_ca: Path | None,
+    as_json: bool,
+    wait_warning: float,
+    wait_critical: float,
+    missing_warning: int,
+    missing_critical: int | None,
+    lag_warning: int,
+    lag_critical: int | None,
+    archive_lag_warning: int,
+    archive_lag_critical: int | None,
+) -> NoReturn:
+    """Report the proxy's state as a monitoring plugin does: one line with figures, and an exit code.
+
+    Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. They are not those of the other commands: wrong usage is 3, a
+    proxy that does not answer is 2.
+
+    \b
+    Examples:
+      walproxy check
+      walproxy check --url http://10.0.0.9:7667 --missing-critical 2
+      walproxy check --wait-warning 5s --wait-critical 30s --lag-critical 1GiB
+      walproxy check --json | jq -r .level
+    """
+    thresholds = Thresholds(
+        wait_s=Threshold(wait_warning, wait_critical),
+        missing=Threshold(missing_warning, missing_critical),
+        lag_bytes=Threshold(lag_warning, lag_critical),
+        archive_lag_bytes=Threshold(archive_lag_warning, archive_lag_critical),
+    )
+    verdict = _ask(url, tls_ca, thresholds)
+    click.echo(json.dumps(verdict.content()) if as_json else one_line(verdict.line()))
+    raise SystemExit(verdict.level.value)
+
+
+def _ask(url: str, tls_ca: Path | None, thresholds: Thresholds) -> Verdict:
+    """Return the verdict on what answers at `url`, or on why nothing can be said."""
+    try:
+        tls: ssl.SSLContext | None = ClientTls(tls_ca).context if tls_ca is not None else None
+        return judge(fetch_status(url, tls), thresholds)
+    except NoAnswer as error:
+        return Verdict(str(error), [(Level.CRITICAL, "")])
+    except WalproxyError as error:
+        return Verdict(str(error), [(Level.UNKNOWN, "")])
+    except KeyError as missing:
+        return Verdict(f"{url} is a walproxy of another version: /status lacks {missing}", [(Level.UNKNOWN, "")])
