@@ -9,7 +9,7 @@ SEED ?= 0
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test sim exhaustive fuzz torture soak bench clean
+.PHONY: help install demo lint check test sim exhaustive fuzz majors torture soak bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,8 +43,12 @@ exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with
 fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: make fuzz SECONDS_EACH=600 TARGET=session
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_EACH) $(TARGET)
 
+majors: .venv/.dev ## fetch PostgreSQL 13, 14 and 16 into build/postgres, for the torture
+	$(BIN)/python -m tests.torture.majors
+
 torture: .venv/.dev ## what takes minutes: kills, gigabytes. With MINUTES=10 SEED=7 a cluster is beaten so long instead
 	@mkdir -p build
+	$(if $(MINUTES),,$(BIN)/python -m tests.torture.majors)
 	$(if $(MINUTES),$(BIN)/walproxy torture --minutes $(MINUTES) $(if $(filter file,$(origin SEED)),,--seed $(SEED)) --report build/torture.html,$(BIN)/pytest -v -s tests/torture)
 
 soak: .venv/.embedded ## a steady load, and whether any process grows: make soak MINUTES=60

@@ -26,6 +26,8 @@ _WHEELS = (
 _VERSION = re.compile(r"\(PostgreSQL\) ((\d+)\S*)")
 _CACHE = Path("/var/cache/walproxy")
 _OLDEST_MAJOR = 13
+# Programs that work with servers of older major versions than their own.
+_CLIENTS = frozenset({"pg_basebackup", "pg_dump", "pg_receivewal", "pg_recvlogical", "pgbench", "psql"})
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,29 @@ class ServerBinaries:
     root: Path
 
     def path(self, program: str) -> Path:
-        """Return the path of `program`, e.g. "pg_waldump".
+        """Return the path of `program`, e.g. "pg_waldump"; of a client that is missing here, that of a newer version.
 
         Raises:
-            ConfigurationError: this installation does not have it.
+            ConfigurationError: no installation has one that works with this server.
         """
         path = self.bin_directory / program
-        if not path.exists():
-            raise ConfigurationError(f"{path} is missing: install PostgreSQL {self.major} with its client programs")
-        return path
+        if path.exists():
+            return path
+        if program in _CLIENTS:
+            for major, other in sorted(find_servers().items()):
+                if major > self.major and (other.bin_directory / program).exists():
+                    return reachable_binaries(other, server_user()).bin_directory / program
+        raise ConfigurationError(f"{path} is missing: install PostgreSQL {self.major} with its client programs")
 
 
 def find_servers() -> dict[int, ServerBinaries]:
     """Return the servers on this machine by major version; of two with the same major, what the system installed."""
     return {**_by_major(_of_wheels()), **_by_major(_installed())}
+
+
+def servers_in(folder: Path) -> dict[int, ServerBinaries]:
+    """Return the servers of a folder whose subfolders hold one each (bin/postgres), by major version."""
+    return _by_major((path, path.parent) for path in sorted(folder.glob("*/bin")))
 
 
 def choose_server(major: int | None = None) -> ServerBinaries:

@@ -1,6 +1,6 @@
 """A promotion comes to its end whatever state the sources of `walproxy wal-fetch` are in.
 
-All states, on every major version, are in tests/torture/test_promotion_matrix.py.
+All states, on every major version, are in tests/torture/test_majors.py.
 """
 
 from tests.integration.conftest import NEWEST, OLDEST

@@ -32,6 +32,7 @@ def test_a_command_that_no_server_runs_fails_as_in_a_recovery(tmp_path: Path) ->
     assert mode_of(tmp_path) is Mode.UNKNOWN
     assert failure_code([NAME, str(tmp_path / "RECOVERYXLOG")]) == EXIT_STOPS_RECOVERY
     assert failure_code([]) == EXIT_STOPS_RECOVERY
+    assert failure_code([f"/{'x' * 300}/pg_wal/{NAME}"]) == EXIT_STOPS_RECOVERY
 
 
 def test_the_data_folder_is_where_the_file_belongs_or_else_where_the_command_runs(

@@ -60,14 +60,19 @@ def data_directory_of(target: Path) -> Path:
     That is where `target`, in pg_wal, belongs. A script around the command may name a place of its own; PostgreSQL has
     started the script in the data folder then.
     """
-    above = target.absolute().parent.parent
-    here = Path.cwd()
+    try:
+        above, here = target.absolute().parent.parent, Path.cwd()
+    except OSError:  # The current folder has been removed.
+        return target.parent.parent
     return here if is_data_directory(here) and not is_data_directory(above) else above
 
 
 def is_data_directory(folder: Path) -> bool:
-    """Return whether a folder is the data folder of a PostgreSQL server."""
-    return (folder / "global" / "pg_control").exists()
+    """Return whether a folder is the data folder of a PostgreSQL server, False also if it cannot be looked at."""
+    try:
+        return (folder / "global" / "pg_control").exists()
+    except OSError:
+        return False
 
 
 def is_recovering(data_directory: Path) -> bool:
