@@ -80,7 +80,10 @@ class SafekeeperConfig:
         reloadable=True,
     )
     connections_max: int = option(
-        "Connections of proxies served at once", parse=positive_integer, default="64", metavar="NUMBER"
+        "Connections of proxies that have proved who they are; beyond it the one silent for longest is closed",
+        parse=positive_integer,
+        default="64",
+        metavar="NUMBER",
     )
     greeting_timeout: float = option(
         "Seconds until a connection that has not introduced itself is closed",
@@ -92,7 +95,10 @@ class SafekeeperConfig:
         "Seconds of silence until a connection is closed", parse=seconds, default="60", metavar="SECONDS"
     )
     pg_connections_max: int = option(
-        "Connections of replication clients served at once", parse=positive_integer, default="100", metavar="NUMBER"
+        "Connections of replication clients that have logged in; beyond it they are refused",
+        parse=positive_integer,
+        default="100",
+        metavar="NUMBER",
     )
     pg_timeout: float = option(
         "Seconds of silence until a replication client that streams is closed; it is asked for a word at half of it",

@@ -1,8 +1,10 @@
-"""What the doors of a safekeeper have in common: they listen, let in so many, and tell of strangers in moderation.
+"""What all listeners have in common: they accept connections, keep as many as their budgets allow, and limit log lines.
 
-Who comes from elsewhere, or when there are too many already, is sent away at once. A scanner can fill neither the
-connections, which are limited, nor the log, whose lines about strangers are; those about clients that come again and
-again to be refused are limited too. What is said on a connection is the subclass's and the connection's own.
+A connection from a network that is not allowed is closed before anything is read. Which of the others are kept decides
+safekeeper/admission.py: connections that prove nothing have a budget of their own, in which the newest displace the
+oldest, so they take no place from a peer that proves itself. Log lines about connections that are refused or evicted
+are limited, and so are those about known clients that are refused repeatedly. What is sent on a connection is the
+subclass's and the connection's own.
 """
 
 import asyncio
@@ -11,7 +13,9 @@ import socket
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from safekeeper.admission import Admission, Budget
 from safekeeper.errors import ConfigurationError
+from safekeeper.listening import ListeningSockets
 from safekeeper.logs import RateLimit
 from safekeeper.networks import Networks
 from safekeeper.settings import Address
@@ -34,13 +38,14 @@ class Door(ABC, Generic[_Connection]):
     """A listening socket and the connections that came through it.
 
     Args:
-        connections_max: so many are let in at a time.
+        budget: how many connections are kept.
         networks: whence they may come, None for anywhere.
 
     Attributes:
         CANNOT_LISTEN: why it cannot: filled with the address and the reason.
         FOREIGN: somebody comes from elsewhere: filled with whence.
-        CROWDED: there are too many: filled with whence and how many.
+        EVICTED: a connection is closed for a newer one: filled with whence and how many unproven ones there were.
+        admission: which connections are kept; for metrics.
         networks: as above, for connections from now on.
         address: where it listens, known after `open`.
         now: returns the event loop's time.
@@ -49,17 +54,17 @@ class Door(ABC, Generic[_Connection]):
     # Whole lines, so that whoever looks for one that a log has shown finds it in the source.
     CANNOT_LISTEN: ClassVar[str]
     FOREIGN: ClassVar[str]
-    CROWDED: ClassVar[str]
+    EVICTED: ClassVar[str]
 
-    def __init__(self, *, connections_max: int, networks: Networks | None) -> None:
+    def __init__(self, *, budget: Budget, networks: Networks | None) -> None:
         self.networks = networks
         self.address = Address("", 0)
-        self._connections_max = connections_max
+        self.admission = Admission(budget)
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._connections: dict[int, _Connection] = {}
         self._last_number = 0
-        self._server: asyncio.Server | None = None
+        self._listening: ListeningSockets | None = None
         self._watch_handle: asyncio.TimerHandle | None = None
         self._log = logging.getLogger(type(self).__module__)
         self._strangers = RateLimit(lines=10, interval_s=60)
@@ -73,6 +78,15 @@ class Door(ABC, Generic[_Connection]):
     def watch(self) -> float:
         """Look after the connections; return after how many seconds to do so again."""
 
+    @abstractmethod
+    def evict(self, connection: _Connection, reason: str) -> None:
+        """Close a connection at once: another one takes its place."""
+
+    @property
+    def accept_shortages(self) -> int:
+        """How often a connection could not be accepted for want of a file descriptor or memory."""
+        return self._listening.shortages if self._listening is not None else 0
+
     @property
     def connection_count(self) -> int:
         """How many connections there are."""
@@ -85,34 +99,44 @@ class Door(ABC, Generic[_Connection]):
             ConfigurationError: that is not possible.
         """
         try:
-            self._server = await self._loop.create_server(self.new_protocol, address.host, address.port, backlog=64)
+            self._listening = await ListeningSockets.open(address, self._protocol_for)
         except OSError as error:
             raise ConfigurationError(self.CANNOT_LISTEN % (address, error.strerror or error)) from error
-        self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
+        self.address = Address(address.host, self._listening.port)
         self._watch_again()
 
     def stop_accepting(self) -> None:
         """Take no more connections; the ones that there are stay."""
-        if self._server is not None:
-            self._server.close()
+        if self._listening is not None:
+            self._listening.close()
 
     def stop_watching(self) -> None:
         """Look after the connections no more."""
         if self._watch_handle is not None:
             self._watch_handle.cancel()
 
-    def admit(self, connection: _Connection, host: str) -> bool:
-        """Number a new connection, unless it comes from elsewhere or there are too many."""
-        if self.networks is not None and not self.networks.admits(host):
-            self._warn(self.FOREIGN % connection.peer)
-            return False
-        if len(self._connections) >= self._connections_max:
-            self._warn(self.CROWDED % (connection.peer, self._connections_max))
-            return False
+    def admit(self, connection: _Connection, host: str) -> None:
+        """Number a new connection and count it as unproven; another one may be closed for it."""
         self._last_number += 1
         connection.number = self._last_number
+        unproven = self.admission.unproven
+        evicted = self.admission.arrive(connection.number, host, self.now())
         self._connections[connection.number] = connection
-        return True
+        if evicted:
+            old = self._connections[evicted]
+            self._warn(self.EVICTED % (old.peer, unproven))
+            self.evict(old, "a newer connection has taken its place")
+
+    def forget(self, number: int) -> _Connection | None:
+        """Count a connection no longer; return it if it was counted."""
+        self.admission.leave(number)
+        return self._connections.pop(number, None)
+
+    def _protocol_for(self, host: str, port: int) -> asyncio.BaseProtocol | None:
+        if self.networks is not None and not self.networks.admits(host):
+            self._warn(self.FOREIGN % peer_name(host, port))
+            return None
+        return self.new_protocol()
 
     def _watch_again(self) -> None:
         self._watch_handle = self._loop.call_later(self.watch(), self._watch_again)
@@ -128,6 +152,11 @@ class Door(ABC, Generic[_Connection]):
         more = self._familiar.admit()
         if more is not None:
             self._log.info("%s%s", line, more)
+
+
+def peer_name(host: str, port: int) -> str:
+    """Return how a peer is called in the log."""
+    return f"{host}:{port}"
 
 
 def prepare_socket(sock: socket.socket) -> None:

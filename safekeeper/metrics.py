@@ -5,6 +5,7 @@ beginning of the WAL, so that their differences are lags.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -12,13 +13,19 @@ from prometheus_client.registry import Collector
 from safekeeper.archive.archiver import Archiver
 from safekeeper.archive.read_through import ReadThrough
 from safekeeper.archive.statistics import UPLOAD_BUCKETS_S
+from safekeeper.door import Door
+from safekeeper.exposition import listener_metrics
 from safekeeper.learners import LearnerHub
 from safekeeper.node import Node
 from safekeeper.retention import Retention
 
 
 class SafekeeperCollector(Collector):
-    """Collects the numbers of one safekeeper. What is None is not there."""
+    """Collects the numbers of one safekeeper. What is None is not there.
+
+    Attributes:
+        listeners: by name.
+    """
 
     def __init__(
         self,
@@ -34,11 +41,13 @@ class SafekeeperCollector(Collector):
         self._hub = hub
         self._archiver = archiver
         self._read_through = read_through
+        self.listeners: dict[str, Door[Any]] = {}
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         yield from self._of_the_log()
         yield from self._of_the_disk()
+        yield from listener_metrics("safekeeper", self.listeners)
         if self._hub is not None:
             yield _gauge("readers", "Standbys and pg_receivewals that stream from here", len(self._hub.readers))
         if self._archiver is not None:

@@ -41,8 +41,8 @@ class PgTransport(asyncio.Protocol, ABC):
     # For the subclass.
 
     @abstractmethod
-    def admit(self, host: str) -> Session | None:
-        """Return the session of a client from `host`, None to send it away."""
+    def admit(self, host: str) -> Session:
+        """Return the session of a client from `host`."""
 
     @abstractmethod
     def heard(self) -> None:
@@ -75,11 +75,7 @@ class PgTransport(asyncio.Protocol, ABC):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
-        session = self.admit(peer[0] if peer else "")
-        if session is None:
-            self._transport.abort()
-            return
-        self.session = session
+        self.session = self.admit(peer[0] if peer else "")
         self.is_open = True
         prepare_socket(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)

@@ -7,8 +7,12 @@ whatever it does (S14), and a slow one slows down itself only.
 Who may come in is asked in this order, each as far as it is configured: the address, at once; TLS, with a client's
 certificate (safekeeper/tls_transport.py); the shared secret (safekeeper/peer_auth.py). Only then the node hears of it.
 
-A connection is closed when it sends what is not understood, has not introduced itself in time, or is silent for too
-long.
+A connection is proven (safekeeper/admission.py) by the shared secret, or, if none is configured, by a greeting that is
+valid for this safekeeper: the listener is on loopback then, or a certificate or the address has been checked already.
+Proving does not wait for the node, so a disk that is busy keeps no proxy out. A proven connection always has a place:
+if there are too many, the one that has been silent for longest is closed.
+
+A connection is closed when it sends what is not understood, is not proven in time, or is silent for too long.
 """
 
 import asyncio
@@ -16,8 +20,9 @@ import logging
 import secrets
 from typing import Any, cast
 
-from safekeeper.consensus.messages import AcceptorMessage
-from safekeeper.door import Door, prepare_socket
+from safekeeper.admission import Budget
+from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerGreeting, ProposerMessage
+from safekeeper.door import Door, peer_name, prepare_socket
 from safekeeper.errors import AuthenticationFailed, RemoteProtocolError
 from safekeeper.networks import Networks
 from safekeeper.node import Node
@@ -30,6 +35,8 @@ from safekeeper.wire import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDeco
 WRITE_HIGH_WATER_BYTES = 4 << 20
 WRITE_LOW_WATER_BYTES = 1 << 20
 WATCH_INTERVAL_S = 1.0
+# The most that a connection may send in one frame, and the size of its buffer, before it is proven.
+UNPROVEN_FRAME_BYTES_MAX = 4 << 10
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +57,11 @@ class Connection(asyncio.BufferedProtocol):
         self._node = door.node
         # Its messages are the proposer's, or first an authentication's.
         self._secret = door.secret
-        self._decoder: FrameDecoder[Any] = FrameDecoder(PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT)
+        self._decoder: FrameDecoder[Any] = FrameDecoder(
+            PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT, frame_bytes_max=UNPROVEN_FRAME_BYTES_MAX
+        )
+        self._greeting: ProposerGreeting | None = None  # A valid one that the node was not ready for yet.
+        self._proven = False
         self._authentication: AcceptorSide | None = None
         self._transport: asyncio.Transport
         self._reading = True
@@ -69,14 +80,13 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if peer else ""
-        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
+        self.peer = peer_name(peer[0], peer[1]) if peer else "unknown peer"
         prepare_socket(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
         self.heard_at = self._door.now()
-        self._open = self._door.admit(self, self.host)
-        if not self._open:
-            self._transport.abort()
-        elif self._secret is not None:
+        self._open = True
+        self._door.admit(self, self.host)
+        if self._secret is not None:
             channel = transport.channel if isinstance(transport, TlsTransport) else None
             self._authentication = AcceptorSide(
                 self._secret.value,
@@ -123,15 +133,23 @@ class Connection(asyncio.BufferedProtocol):
         node, decoder = self._node, self._decoder
         try:
             while self._open:
-                if self._writing_paused or not node.ready:
+                if self._writing_paused or (not node.ready and self._proven):
                     self._stop_reading()
                     return
-                message = decoder.next_message()
+                message: Any = self._greeting or decoder.next_message()
                 if message is None:
                     break
                 if self._authentication is not None:
                     self._authenticate(self._authentication, message)
                     continue
+                if not self._proven and self._is_valid_greeting(message):
+                    self._prove()
+                if not node.ready:
+                    if not self._proven:
+                        raise RemoteProtocolError("its first message is no greeting of a proxy for this safekeeper")
+                    self._greeting = message
+                    continue
+                self._greeting = None
                 self.greeted = True
                 node.receive(self.number, message)
         except RemoteProtocolError as error:
@@ -164,6 +182,19 @@ class Connection(asyncio.BufferedProtocol):
         if authentication.done:
             self._authentication = None
             self._decoder.speak(PROPOSER_DIALECT)
+            self._prove()
+
+    def _is_valid_greeting(self, message: ProposerMessage) -> bool:
+        return (
+            isinstance(message, ProposerGreeting)
+            and message.protocol_version == PROTOCOL_VERSION
+            and message.safekeeper_id == self._node.acceptor.control.safekeeper_id
+        )
+
+    def _prove(self) -> None:
+        self._proven = True
+        self._decoder.accept_all_frames()
+        self._door.proved(self)
 
     def _stop_reading(self) -> None:
         if self._reading:
@@ -184,20 +215,20 @@ class ProposerDoor(Door[Connection]):
 
     CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --listen"
     FOREIGN = "refused a proxy connection from %s: it lies in none of the networks of --allow"
-    CROWDED = "refused a proxy connection from %s: %d are open already"
+    EVICTED = "closed the proxy connection from %s, the oldest of %d that are not authenticated, for a newer one"
 
     def __init__(
         self,
         node: Node,
         *,
-        connections_max: int,
+        budget: Budget,
         greeting_timeout_s: float,
         idle_timeout_s: float,
         tls: ServerTls | None = None,
         secret: PeerSecret | None = None,
         networks: Networks | None = None,
     ) -> None:
-        super().__init__(connections_max=connections_max, networks=networks)
+        super().__init__(budget=budget, networks=networks)
         self.node = node
         self.secret = secret
         self.waiting: dict[int, Connection] = {}
@@ -230,12 +261,10 @@ class ProposerDoor(Door[Connection]):
 
     def close(self, connection: int, reason: str, *, broken: bool) -> None:
         """See Outbox."""
-        there = self._connections.pop(connection, None)
+        there = self._disconnect(connection)
         if there is None:
             return
-        self.waiting.pop(connection, None)
         there.close()
-        self.node.disconnected(connection)
         line = f"closed proxy connection {connection} from {there.peer}: {reason}"
         if broken:
             self._warn(line)
@@ -250,29 +279,43 @@ class ProposerDoor(Door[Connection]):
 
     # The connections.
 
-    def admit(self, connection: Connection, host: str) -> bool:
+    def admit(self, connection: Connection, host: str) -> None:
         """See Door."""
-        if not super().admit(connection, host):
-            return False
+        super().admit(connection, host)
         _log.debug("proxy connection %d from %s", connection.number, connection.peer)
-        return True
+
+    def evict(self, connection: Connection, reason: str) -> None:
+        """See Door."""
+        self._disconnect(connection.number)
+        connection.close(abort=True)
+
+    def proved(self, connection: Connection) -> None:
+        """A connection is proven: it has a place, whoever has to leave for it."""
+        evicted = self.admission.prove(connection.number, lambda number: self._connections[number].heard_at).evicted
+        if evicted:
+            limit = self.admission.budget.proven_max
+            self.close(evicted, f"the silent one for longest of {limit} proxies' (--connections-max)", broken=False)
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
-        self.waiting.pop(connection.number, None)
-        if self._connections.pop(connection.number, None) is not None:
+        if self._disconnect(connection.number) is not None:
             _log.debug("proxy connection %d from %s is gone", connection.number, connection.peer)
-            self.node.disconnected(connection.number)
+
+    def _disconnect(self, number: int) -> Connection | None:
+        self.waiting.pop(number, None)
+        there = self.forget(number)
+        if there is not None:
+            self.node.disconnected(number)
+        return there
 
     def watch(self) -> float:
         """Close the connections that say nothing."""
         now = self.now()
+        for number in self.admission.overdue(now - self._greeting_timeout_s):
+            self.close(number, f"no greeting within {self._greeting_timeout_s:g} s", broken=True)
         for number, connection in list(self._connections.items()):
-            silent_s = now - connection.heard_at
             if number in self.waiting:
-                continue  # It is not silent: it is we who do not listen.
-            if not connection.greeted and silent_s > self._greeting_timeout_s:
-                self.close(number, f"no greeting within {self._greeting_timeout_s:g} s", broken=True)
-            elif silent_s > self._idle_timeout_s:
+                continue  # It is not silent: its messages are not read.
+            if now - connection.heard_at > self._idle_timeout_s:
                 self.close(number, f"silent for {self._idle_timeout_s:g} s", broken=False)
-        return WATCH_INTERVAL_S
+        return min(WATCH_INTERVAL_S, self._greeting_timeout_s / 4)

@@ -59,6 +59,9 @@ from safekeeper.slots import Slot
 if TYPE_CHECKING:
     from safekeeper.replication_door import ReplicationDoor
 
+# A client that has logged in, does not stream, and sends no command for so long is closed.
+IDLE_SESSION_S = 600.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -91,11 +94,10 @@ class ReplicationConnection(PgTransport):
 
     # The connection.
 
-    def admit(self, host: str) -> Session | None:
+    def admit(self, host: str) -> Session:
         """See PgTransport."""
         door = self._door
-        if not door.admit(self, host):
-            return None
+        door.admit(self, host)
         return Session(
             tls=door.tls is not None,
             users=door.users.verifiers if door.users is not None else None,
@@ -156,6 +158,10 @@ class ReplicationConnection(PgTransport):
                 self.start_tls(self._door.tls, data)
             case Authenticated():
                 self.user, self.name = event.user, event.application_name
+                if not self._door.logged_in(self):
+                    self.session.refuse("53300", "sorry, too many clients already", fatal=True)
+                    self.flush()
+                    self._door.close_connection(self, "")
             case CommandRefused(sqlstate, message):
                 self._door.note_refusal(f"{self} was refused: {message} ({sqlstate})")
             case Terminated():
@@ -334,12 +340,20 @@ class ReplicationConnection(PgTransport):
         if not self.user and now - self._made_at > self._door.greeting_timeout_s:
             reason = f"not let in within {self._door.greeting_timeout_s:g} s"
             self._door.close_connection(self, reason, stranger=True)
+        elif self.user and not streams and self._task_is_over and silent_s > IDLE_SESSION_S:
+            self.session.refuse("57P05", "terminating connection due to idle-session timeout", fatal=True)
+            self.flush()
+            self._door.close_connection(self, f"no command for {IDLE_SESSION_S:g} s")
         elif streams and silent_s > timeout_s:
             _log.warning("%s is closed: silent for %g s", self, timeout_s)
             self.abort()
         elif streams and silent_s > timeout_s / 2 and not self._pinged and not self.is_full:
             self._pinged = True
             self._send_keepalive(reply_requested=True)
+
+    @property
+    def _task_is_over(self) -> bool:
+        return self._task is None or self._task.done()
 
     def say_goodbye(self) -> None:
         """End the conversation because the process ends: a stream as PostgreSQL ends it then, for others to go on."""

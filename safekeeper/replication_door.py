@@ -4,7 +4,8 @@ It listens, admits so many connections as it is told, and looks after them once 
 safekeeper/replication_connection.py's, who is sent what and when safekeeper/learners.py's. It is not open unless an
 address is given.
 
-A scanner can fill neither the connections, which are limited and must be let in within a few seconds, nor the log.
+A connection is proven (safekeeper/admission.py) when its client has logged in. Until then it has a few seconds, and a
+newer one may displace it; a client that has logged in is refused if there are too many.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import logging
 import secrets
 from typing import Any
 
+from safekeeper.admission import Budget
 from safekeeper.door import Door
 from safekeeper.learners import LearnerHub
 from safekeeper.lsn import format_lsn
@@ -40,7 +42,7 @@ class ReplicationDoor(Door[ReplicationConnection]):
 
     CANNOT_LISTEN = "could not listen for replication clients at %s: %s: correct --pg-listen"
     FOREIGN = "refused a replication client from %s: it lies in none of the networks of --pg-allow"
-    CROWDED = "refused a replication client from %s: %d are connected already"
+    EVICTED = "closed the replication client from %s, the oldest of %d that are not logged in, for a newer one"
 
     def __init__(
         self,
@@ -48,14 +50,14 @@ class ReplicationDoor(Door[ReplicationConnection]):
         hub: LearnerHub,
         slots: Slots,
         *,
-        connections_max: int,
+        budget: Budget,
         greeting_timeout_s: float,
         timeout_s: float,
         tls: ServerTls | None = None,
         users: Users | None = None,
         networks: Networks | None = None,
     ) -> None:
-        super().__init__(connections_max=connections_max, networks=networks)
+        super().__init__(budget=budget, networks=networks)
         self.node = node
         self.hub = hub
         self.slots = slots
@@ -124,12 +126,23 @@ class ReplicationDoor(Door[ReplicationConnection]):
 
     # The connections.
 
-    def admit(self, connection: ReplicationConnection, host: str) -> bool:
+    def admit(self, connection: ReplicationConnection, host: str) -> None:
         """See Door."""
-        if not super().admit(connection, host):
-            return False
+        super().admit(connection, host)
         _log.debug("%s", connection)
-        return True
+
+    def evict(self, connection: ReplicationConnection, reason: str) -> None:
+        """See Door."""
+        self.forget(connection.number)
+        connection.abort()
+
+    def logged_in(self, connection: ReplicationConnection) -> bool:
+        """Count a connection as proven; return whether there is a place for it."""
+        if self.admission.prove(connection.number).admitted:
+            return True
+        limit = self.admission.budget.proven_max
+        self._warn(f"refused {connection}: {limit} are connected already (--pg-connections-max)")
+        return False
 
     def close_connection(self, connection: ReplicationConnection, reason: str, *, stranger: bool = False) -> None:
         """Close a connection after what was sent on it. `reason`: for the log, empty if it was logged or is usual."""
@@ -146,7 +159,7 @@ class ReplicationDoor(Door[ReplicationConnection]):
     def lost(self, connection: ReplicationConnection) -> None:
         """Forget a connection that is closed."""
         self.slots.connection_lost(connection.number)
-        if self._connections.pop(connection.number, None) is not None:
+        if self.forget(connection.number) is not None:
             _log.debug("%s is gone", connection)
         if self._emptied is not None and not self._connections and not self._emptied.done():
             self._emptied.set_result(None)

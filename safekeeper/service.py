@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from safekeeper.admission import Budget, Wish
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.archiver import Archiver
 from safekeeper.archive.read_through import ReadThrough
@@ -20,12 +21,13 @@ from safekeeper.data_folder import DataFolder
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.exposition import metrics_application
 from safekeeper.http import safekeeper_routes
-from safekeeper.http_door import HttpDoor, serve_http
+from safekeeper.http_door import HTTP_BUDGET, HttpDoor, serve_http
 from safekeeper.learners import LearnerHub
 from safekeeper.logs import configure, describe_bug
 from safekeeper.lsn import format_lsn
 from safekeeper.metrics import SafekeeperCollector
 from safekeeper.node import Node
+from safekeeper.open_files import listener_budgets
 from safekeeper.proposer_door import ProposerDoor
 from safekeeper.protection import Protection
 from safekeeper.replication_door import ReplicationDoor
@@ -37,6 +39,9 @@ from safekeeper.worker import Worker
 
 # A folder of an archive that hangs must not keep a safekeeper from serving.
 _ARCHIVE_LOOK_S = 5.0
+
+# The listeners, as metrics and log lines name them.
+PROPOSERS, REPLICATION, HTTP = "proposers", "replication", "http"
 
 _log = logging.getLogger(__name__)
 
@@ -90,9 +95,10 @@ class Service:
     async def _serve(self, node: Node, archive: ArchiveAccess | None) -> None:
         config, protection, loop = self._config, self._protection, asyncio.get_running_loop()
         node.room.free_warning_bytes = config.disk_free_warning
+        budgets = listener_budgets(listener_wishes(config))
         door = ProposerDoor(
             node,
-            connections_max=config.connections_max,
+            budget=budgets[PROPOSERS],
             greeting_timeout_s=config.greeting_timeout,
             idle_timeout_s=config.idle_timeout,
             tls=protection.proposers_tls,
@@ -107,12 +113,15 @@ class Service:
             if archive is not None:
                 read_through = ReadThrough(self._fs, config.data_dir, archive, lambda: node.acceptor.control)
             hub = LearnerHub(node, loop, read_through)
-            pg_door = self._make_pg_door(node, slots, hub)
+            pg_door = self._make_pg_door(node, slots, hub, budgets[REPLICATION])
         self._retention = retention = Retention(
             node, slots, hub, archiver, keep_bytes=config.wal_keep, limit_bytes=config.wal_limit
         )
         node.attach_learners(retention)
         collector = SafekeeperCollector(node, retention, hub=hub, archiver=archiver, read_through=read_through)
+        collector.listeners[PROPOSERS] = door
+        if pg_door is not None:
+            collector.listeners[REPLICATION] = pg_door
         http: HttpDoor | None = None
         ticks = []
         try:
@@ -130,7 +139,9 @@ class Service:
                 application=metrics_application(collector),
                 tls=protection.http_tls,
                 networks=protection.allow.http,
+                budget=budgets[HTTP],
             )
+            collector.listeners[HTTP] = http
             take_signals(self._stop.set, partial(self._take_settings, door, http, pg_door), self._archive_now)
             self._announce(node.folder, door, http, pg_door)
             if archiver is not None:
@@ -199,13 +210,13 @@ class Service:
         else:
             _log.warning("SIGUSR1: there is no archive: see --archive")
 
-    def _make_pg_door(self, node: Node, slots: Slots, hub: LearnerHub) -> ReplicationDoor:
+    def _make_pg_door(self, node: Node, slots: Slots, hub: LearnerHub, budget: Budget) -> ReplicationDoor:
         node.attach_learners(hub)
         return ReplicationDoor(
             node,
             hub,
             slots,
-            connections_max=self._config.pg_connections_max,
+            budget=budget,
             greeting_timeout_s=self._config.greeting_timeout,
             timeout_s=self._config.pg_timeout,
             tls=self._protection.replication_tls,
@@ -262,6 +273,15 @@ class Service:
         archiver = self._archiver
         if archiver is not None and not await _first_of(archiver.finish(), node.failed, self._config.drain_timeout):
             _log.warning("%d bytes of committed WAL are not in the archive", archiver.unarchived_bytes)
+
+
+def listener_wishes(config: SafekeeperConfig) -> dict[str, Wish]:
+    """Return how many connections each listener keeps if there are file descriptors for them."""
+    wishes = {PROPOSERS: Wish(Budget(config.connections_max)), HTTP: Wish(HTTP_BUDGET)}
+    if config.pg_listen is not None:
+        # A reader has a segment of the WAL open, and one out of the archive.
+        wishes[REPLICATION] = Wish(Budget(config.pg_connections_max), files_per_proven=2)
+    return wishes
 
 
 async def _first_of(wanted: Coroutine[Any, Any, object], failed: asyncio.Future[None], timeout_s: float | None) -> bool:

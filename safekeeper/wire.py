@@ -309,12 +309,14 @@ class FrameDecoder(Generic[_Message]):
 
     Args:
         dialect: what the peer may say, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.
+        frame_bytes_max: longer frames are refused, and the buffer is as small, until `accept_all_frames`.
     """
 
-    def __init__(self, dialect: Dialect[_Message]) -> None:
+    def __init__(self, dialect: Dialect[_Message], frame_bytes_max: int | None = None) -> None:
         self._dialect = dialect
         self._kinds = dialect.kinds
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = memoryview(bytearray(frame_bytes_max or _BUFFER_BYTES))
         self._begin = 0  # The bytes [_begin, _end) of the buffer are received and not decoded yet.
         self._end = 0
         self._wanted = HEADER_BYTES  # Length of the frame at _begin as far as it is known.
@@ -327,6 +329,15 @@ class FrameDecoder(Generic[_Message]):
         """Understand the bytes behind the last message as another dialect."""
         self._dialect = dialect
         self._kinds = dialect.kinds
+
+    def accept_all_frames(self) -> None:
+        """Accept frames of any length that their kind may have from now on: the peer has proved who it is."""
+        self._frame_bytes_max = None
+        old = self._buffer[self._begin : self._end]
+        if len(self._buffer) < _BUFFER_BYTES:
+            self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+            self._buffer[: len(old)] = old
+            self._begin, self._end = 0, len(old)
 
     def feed(self, data: bytes | memoryview) -> list[_Message]:
         """Take the next bytes and return the messages that they complete.
@@ -353,7 +364,7 @@ class FrameDecoder(Generic[_Message]):
             self._begin = self._end = end = 0
             if self._wanted > len(buffer):
                 self._buffer = buffer = memoryview(bytearray(self._wanted))
-        elif begin + self._wanted > len(buffer) or (begin and len(buffer) - end < _ROOM_BYTES_MIN):
+        elif begin + self._wanted > len(buffer) or (begin and len(buffer) - end < min(_ROOM_BYTES_MIN, len(buffer))):
             target = buffer if self._wanted <= len(buffer) else memoryview(bytearray(self._wanted))
             target[: end - begin] = bytes(buffer[begin:end])
             self._buffer = buffer = target
@@ -412,6 +423,8 @@ class FrameDecoder(Generic[_Message]):
         shortest, longest = _LENGTHS[kind]
         if not shortest <= length <= longest:
             raise RemoteProtocolError(f"a frame of kind {kind} has {length} bytes, not {shortest} to {longest}")
+        if self._frame_bytes_max is not None and HEADER_BYTES + length > self._frame_bytes_max:
+            raise RemoteProtocolError(f"a frame of {length} bytes comes before the peer has proved who it is")
 
     def _append_request(self, begin: int, end: int) -> AppendRequest:
         term, run, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = (

@@ -10,6 +10,8 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from safekeeper.door import Door
+from safekeeper.exposition import listener_metrics
 from safekeeper.lsn import parse_lsn
 
 _LSNS = {
@@ -28,15 +30,20 @@ class ProxyCollector(Collector):
     Args:
         status: returns the content of /status, as it is now.
         not_ready_reason: returns why commits do not go through, empty if they do.
+
+    Attributes:
+        listeners: by name.
     """
 
     def __init__(self, status: Callable[[], Mapping[str, Any]], not_ready_reason: Callable[[], str]) -> None:
         self._status = status
         self._not_ready_reason = not_ready_reason
+        self.listeners: dict[str, Door[Any]] = {}
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         status = self._status()
+        yield from listener_metrics("walproxy", self.listeners)
         yield _gauge("ready", "1 if commits go through this proxy", not self._not_ready_reason())
         yield _gauge("spare", "1 if another proxy serves", status["spare"])
         yield _gauge("term", "The term that it leads or last asked for", status["term"])

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
+from safekeeper.admission import Budget
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.archiver import Archiver
 from safekeeper.archive.read_through import ReadThrough
@@ -189,7 +190,7 @@ class ReplicationHouse:
         self.node = node = Node(folder, self._loop)
         self._proposers = ProposerDoor(
             node,
-            connections_max=8,
+            budget=Budget(8),
             greeting_timeout_s=DEADLINE_S,
             idle_timeout_s=DEADLINE_S,
             secret=LocalSecret(),
@@ -204,7 +205,7 @@ class ReplicationHouse:
             node,
             self.hub,
             self.slots,
-            connections_max=connections_max,
+            budget=Budget(connections_max),
             greeting_timeout_s=greeting_timeout_s,
             timeout_s=timeout_s,
             **self._protection,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import safekeeper.http_door
+from safekeeper.admission import Budget
 from safekeeper.http_door import HttpDoor, serve_http
 from safekeeper.networks import Networks
 from safekeeper.settings import Address
@@ -70,7 +71,7 @@ def test_many_pages_come_over_one_connection_also_large_ones(authority: Authorit
     async def run() -> None:
         async with serving(authority) as door:
             assert await asyncio.to_thread(fetch, door.address.port) == [1, len(LARGE), 1, len(LARGE)]
-            assert not door.handshaking
+            await until(lambda: not door.connection_count)
 
     run()
 
@@ -90,13 +91,13 @@ def test_whoever_comes_from_elsewhere_is_hung_up_on_before_the_handshake(
 def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safekeeper.http_door, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(safekeeper.http_door, "FIRST_REQUEST_TIMEOUT_S", 0.2)
 
     @on_the_loop
     async def run() -> None:
         async with serving(authority) as door:
             assert await asyncio.to_thread(is_hung_up_on, connect(door))
-            assert not door.handshaking
+            await until(lambda: not door.connection_count)
 
     run()
 
@@ -177,7 +178,87 @@ def test_the_door_closes_in_the_middle_of_a_handshake(authority: Authority) -> N
     async def run() -> None:
         async with serving(authority) as door:
             stranger = connect(door)
-            await until(lambda: len(door.handshaking) == 1)
+            await until(lambda: door.connection_count == 1)
         assert await asyncio.to_thread(is_hung_up_on, stranger)
 
     run()
+
+
+def test_a_request_that_is_not_finished_in_time_is_hung_up_on_also_if_bytes_keep_coming(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(safekeeper.http_door, "FIRST_REQUEST_TIMEOUT_S", 0.4)
+
+    def drip(door: HttpDoor) -> int:
+        with connect(door) as plain, ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as client:
+            client.sendall(b"GET /small HTTP/1.1\r\n")
+            client.settimeout(0.05)
+            for sent in range(1000):
+                try:
+                    client.sendall(b"X-Header: 1\r\n")
+                    if client.recv(1) == b"":
+                        return sent
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return sent
+        return 1000
+
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            assert await asyncio.to_thread(drip, door) < 1000
+            await until(lambda: not door.connection_count)
+
+    run()
+    assert "no request within 0.4 s" in caplog.text
+
+
+def test_more_bytes_than_a_request_may_have_end_the_connection(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(safekeeper.http_door, "REQUEST_BYTES_MAX", 1000)
+
+    def pour(door: HttpDoor) -> bytes:
+        with connect(door) as plain, ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as client:
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+            try:
+                return client.recv(1)
+            except OSError:
+                return b""
+
+    @on_the_loop
+    async def run() -> None:
+        async with serving(authority) as door:
+            assert await asyncio.to_thread(pour, door) == b""
+
+    run()
+    assert "more than 1000 bytes for one request" in caplog.text
+
+
+def test_a_newer_connection_displaces_the_oldest_and_is_answered(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(door: HttpDoor) -> bytes:
+        with connect(door) as client:
+            client.sendall(b"GET /small HTTP/1.0\r\n\r\n")
+            return client.recv(100)
+
+    @on_the_loop
+    async def run() -> None:
+        door = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0), budget=Budget(0, 8))
+        try:
+            strangers = [await asyncio.to_thread(connect, door) for _ in range(20)]
+            assert (await asyncio.to_thread(ask, door)).startswith(b"HTTP/1.0 200")
+            await until(lambda: door.connection_count <= 4)
+            assert await asyncio.to_thread(is_hung_up_on, strangers[0])
+            for stranger in strangers:
+                stranger.close()
+        finally:
+            await door.close()
+
+    run()
+    assert (
+        "closed the HTTP connection from 127.0.0.1:" in caplog.text
+        and "the oldest of 4, for a newer one" in caplog.text
+    )

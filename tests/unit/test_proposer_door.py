@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from safekeeper.admission import Budget
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
@@ -130,7 +131,7 @@ class House:
         self.node = Node(DataFolder.open(self.fs, directory, 1, "a" * 32), asyncio.get_running_loop())
         self.door = ProposerDoor(
             self.node,
-            connections_max=connections_max,
+            budget=Budget(connections_max),
             greeting_timeout_s=greeting_timeout_s,
             idle_timeout_s=idle_timeout_s,
             tls=tls,
@@ -321,20 +322,78 @@ async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path) -> None:
 
 
 @on_the_loop
-async def test_connections_beyond_the_limit_are_refused_and_the_others_stay(tmp_path: Path) -> None:
+async def test_beyond_the_limit_the_proxy_that_has_been_silent_for_longest_makes_room(tmp_path: Path) -> None:
     async with house(tmp_path, connections_max=2) as there:
         first, second, third = await there.client(), await there.client(), await there.client()
-        assert await third.receive() is None
-        await first.greet()
-        second.writer.close()
-        await until(lambda: there.door.connection_count == 1)
-        await (await there.client()).greet()
+        await first.lead()
+        await second.greet()
+        greeted_at = there.door.now()
+        await until(lambda: there.door.now() > greeted_at)  # The loop's clock has steps.
+        await first.append(BASE_LSN, b"x")
+        await third.greet()
+        assert await second.receive() is None
+        await first.append(BASE_LSN + 1, b"x")
+        assert there.door.admission.proven == 2
+
+
+@on_the_loop
+async def test_connections_that_prove_nothing_displace_each_other_and_no_proxy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, connections_max=1) as there:
+        there.door.admission.budget = Budget(proven_max=1, unproven_max=6)
+        leader = await there.client()
+        await leader.lead()
+        strangers = [await there.client() for _ in range(12)]
+        assert await strangers[0].receive() is None
+        await leader.append(BASE_LSN, b"x")
+        await until(lambda: there.door.admission.unproven == 3)
+        late = await there.client()
+        await late.greet()
+    assert "the oldest of 3 that are not authenticated, for a newer one" in caplog.text
+
+
+@on_the_loop
+async def test_a_proxy_is_known_by_its_secret_while_the_disk_is_busy(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        leader = await there.client()
+        await leader.lead()
+        there.fs.hold()
+        leader.send(VoteRequest(NodeId(2, "run2"), 1), append(BASE_LSN, b"x"))
+        await until(lambda: not there.node.ready)
+        late = await there.client()
+        late.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+        await until(lambda: there.door.admission.proven == 2)
+        there.fs.release()
+        assert isinstance(await late.receive(), AcceptorGreeting)
+
+
+@on_the_loop
+async def test_who_sends_a_byte_now_and_then_has_no_more_time_for_its_greeting(tmp_path: Path) -> None:
+    async with house(tmp_path, greeting_timeout_s=0.3) as there:
+        client = await there.client()
+        greeting = b"".join(encode(ProposerGreeting(PROTOCOL_VERSION, "run1", 1)))
+        for byte in greeting:
+            client.writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+            if client.writer.is_closing() or client.reader.at_eof():
+                break
+        assert await client.receive() is None
+
+
+@on_the_loop
+async def test_a_stranger_cannot_announce_a_large_frame(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        client.send(append(BASE_LSN, bytes(100_000)))
+        assert await client.receive() is None
+    assert "comes before the peer has proved who it is" in caplog.text
 
 
 @on_the_loop
 async def test_an_address_in_use_is_refused_with_one_line(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        second = ProposerDoor(there.node, connections_max=1, greeting_timeout_s=1, idle_timeout_s=1)
+        second = ProposerDoor(there.node, budget=Budget(1), greeting_timeout_s=1, idle_timeout_s=1)
         with pytest.raises(ConfigurationError, match="could not listen for proxies"):
             await second.open(there.door.address)
 

@@ -16,9 +16,11 @@ import click
 import uvloop
 
 from safekeeper import logs, settings
+from safekeeper.admission import Wish
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.exposition import metrics_application
-from safekeeper.http_door import serve_http
+from safekeeper.http_door import HTTP_BUDGET, serve_http
+from safekeeper.open_files import listener_budgets
 from safekeeper.protection import server_tls, tell_validity
 from safekeeper.signals import reload_settings, take_signals
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
@@ -80,13 +82,16 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
 
     drains: list[asyncio.Task[None]] = []
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+    collector = proxy_collector(proxy)
     http = await serve_http(
         proxy_routes(proxy),
         config.http,
-        application=metrics_application(proxy_collector(proxy)),
+        application=metrics_application(collector),
         tls=http_tls,
         networks=config.http_allow,
+        budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
     )
+    collector.listeners["http"] = http
     try:
         take_signals(
             stop=lambda: drains.append(asyncio.create_task(proxy.stop())),
