@@ -53,6 +53,7 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables_module, "_RETRY_MIN_S", 0.2)
+    monkeypatch.setattr(tables_module, "_RETRY_MAX_S", 0.5)
     options = options_of(source, tmp_path, interval_s=0.05)
     stop = threading.Event()
 

@@ -14,7 +14,9 @@ import pytest
 from tests.pipeline.apply_fixtures import compare
 from tests.pipeline.logical_server import Source, logical_server
 from walproxy.local_postgres import LocalPostgres
+from walproxy.pipeline.cdc.apply.fingerprint import compare as compare_fingerprints
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
+from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.slot import create_slot
 
 Situations = Mapping[str, Sequence[str]]
@@ -290,6 +292,35 @@ def test_a_partitioned_table_is_copied_again_when_rows_come_or_go_with_their_par
 @pytest.mark.parametrize("situation", ORDINARY_OF_PARTITIONS)
 def test_a_partitioned_table_follows_a_new_partition_without_a_copy(partitioned: Told, situation: str) -> None:
     assert partitioned.check(situation, "p") == 0, partitioned.copies[situation]
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["ALTER TABLE s.t SET SCHEMA away", "ALTER TABLE away.t SET SCHEMA s"],
+        ["ALTER PUBLICATION p DROP TABLES IN SCHEMA s", "ALTER PUBLICATION p ADD TABLES IN SCHEMA s"],
+        ["ALTER PUBLICATION p RENAME TO q", "ALTER PUBLICATION q RENAME TO p"],
+        ["DROP PUBLICATION p", "CREATE PUBLICATION p FOR TABLES IN SCHEMA s"],
+        ["ALTER TABLE s.t SET UNLOGGED", "ALTER TABLE s.t SET LOGGED"],
+        ["ALTER TYPE s.pair ADD ATTRIBUTE c int", "ALTER TYPE s.pair DROP ATTRIBUTE c"],
+    ],
+)
+def test_the_catalogs_show_what_was_altered_and_altered_back(server: LocalPostgres, statements: Sequence[str]) -> None:
+    with closing(Source(server)) as source:
+        source.run(
+            "CREATE SCHEMA s",
+            "CREATE SCHEMA away",
+            "CREATE TYPE s.pair AS (a int, b int)",
+            "CREATE TABLE s.t (id int PRIMARY KEY, v s.pair[])",
+            "CREATE PUBLICATION p FOR TABLES IN SCHEMA s",
+        )
+        [known] = published_tables(source.connection, ["p"])
+        source.run("ANALYZE s.t", "VACUUM s.t", "CREATE INDEX ON s.t (v)", "GRANT SELECT ON s.t TO PUBLIC")
+        [now] = published_tables(source.connection, ["p"])
+        assert now.fingerprint == known.fingerprint
+        source.run(*statements)
+        [now] = published_tables(source.connection, ["p"])
+        assert compare_fingerprints(known.fingerprint, now.fingerprint, now.evidence).copy_reason is not None
 
 
 def test_tables_are_copied_again_when_their_publication_was_narrowed_for_a_while(

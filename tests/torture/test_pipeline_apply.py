@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.apply_fixtures import PGBENCH_TABLES, ApplyProcess, compare, make_bench, start_bench
-from tests.pipeline.logical_server import Source, logical_server
+from tests.pipeline.logical_server import Source, logical_server, wait_until
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.server import connect
@@ -109,6 +109,7 @@ def test_verification_is_clean_after_200_random_steps_with_kills(
     create_slot(source.connection, source.slot)
     chance, steps, folder = random.Random(seed), RandomSteps(seed), tmp_path / "lake"
     kills = set(chance.sample(range(RANDOM_STEPS), RANDOM_KILLS))
+    status = folder / "_walproxy_apply" / "status.json"  # written by each step
     job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
     try:
         for number in range(RANDOM_STEPS):
@@ -116,8 +117,11 @@ def test_verification_is_clean_after_200_random_steps_with_kills(
             # Some steps meet between two of the job's, some do not.
             time.sleep(chance.choice([0, 0, 0.1, 0.5]))
             if number in kills:
+                if chance.random() < 0.7:
+                    wait_until(status.exists)
                 assert job.is_running, job.log.read_text()
                 job.kill9()
+                status.unlink(missing_ok=True)
                 job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
         assert job.is_running, job.log.read_text()
     finally:

@@ -21,7 +21,7 @@ PURE = sorted(
             ROOT / "walproxy" / "pipeline" / "cdc" / name
             for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py")
         ),
-        ROOT / "walproxy" / "pipeline" / "cdc" / "apply" / "net_changes.py",
+        *(ROOT / "walproxy" / "pipeline" / "cdc" / "apply" / name for name in ("net_changes.py", "fingerprint.py")),
     ]
 )
 PURE_MAY_IMPORT = {

@@ -6,7 +6,8 @@ transactions    messages to committed transactions, in the order of their commit
 spool           what waits for its commit, in memory and beyond a limit on disk
 server          connections, and what must be known of the server
 slot            the logical slot: look at it, peek, advance
-publication     which tables and columns a publication has
+publication     publications: created, dropped, required to exist
+published_tables  which tables and columns they have, and how the catalogs describe these
 safe_lsn        up to where commits are on a quorum
 column_types    PostgreSQL's text of a value to Arrow
 rows            changes as rows of Arrow

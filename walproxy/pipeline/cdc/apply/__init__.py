@@ -1,13 +1,18 @@
 """Tables that follow the tables of a PostgreSQL database: what `walproxy pipeline apply` does.
 
 job             the loop: read a range of the slot, merge it into the tables, note the position, move the slot
-target          one table: which changes it takes, how it follows changes of its columns
+tables          which tables follow, which are copied again, which are quarantined
+target          one table: which changes it takes, how it follows changes of its source's definition
+fingerprint     what of a source table must not change unnoticed, and what follows from a change; pure
+verify          whether the tables have the rows of their sources
+row_hashes      two sets of rows, compared by hashes over ranges of their key
 net_changes     many changes to at most one per row; pure
 copying         a table as of a position in the WAL
 following       what a table that follows can do, and its position
 delta           such a table in Delta Lake's format
 iceberg         such a table in Iceberg's format
 job_file        what the job knows beside the tables
+status_files    what the job reports, for people and for monitoring
 
 A table's *position* (commit_lsn, sequence) stands in the table itself, in the same commit as the rows: every change
 below it is in, none at or beyond it. So a change that is read again after a crash is passed over. And a copy, which is

@@ -110,6 +110,8 @@ def snapshot(conninfo: str, publications: Sequence[str]) -> Iterator[Snapshot]:
                     raise SourceUnavailable("could not make a snapshot of the tables: the server gave none")
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(row[2])))
+                # A verification keeps the snapshot while the tables follow up to it.
+                connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
                 connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(f"{_LOCK_TIMEOUT_S}s"))
         yield Snapshot(parse_lsn(row[1]), connection, published_tables(connection, publications))
 

@@ -86,10 +86,12 @@ class Tables:
         self._problems: dict[TableName, _Problem] = {}
         self.quarantined = dict(job.quarantined)
         self.copies = 0
-        for table in self.published():
-            known = job.tables.get(str(table))
-            if known is not None:
-                self._take_up(table, known)
+        published = {str(table): table for table in self.published()}
+        for name, known in job.tables.items():
+            if name in published:
+                self._take_up(published[name], known)
+            else:
+                _log.warning("%s is not published any more: its copy stays as it is", name)
 
     def __iter__(self) -> Iterator[Target]:
         return iter(list(self._targets.values()))

@@ -31,6 +31,7 @@ from walproxy.pipeline.cdc.published_tables import PublishedTable
 from walproxy.pipeline.cdc.server import SourceRefused
 
 _FULL_IDENTITY: Final = "f"
+_TRUNCATES_MAX: Final = 1000
 
 TypeOf = Callable[[int, int], pa.DataType]
 """The Arrow type for OID and modifier of a type; of a domain that of its base type."""
@@ -139,6 +140,8 @@ class Target:
             dropped = sorted({*self.known.dropped, *gone})
             self._fingerprint, self._seen = self._seen, None
             self.known = msgspec.structs.replace(self.known, fingerprint=self._fingerprint, dropped=dropped)
+            if len(self._truncated_by) > _TRUNCATES_MAX:
+                self._truncated_by.clear()  # An unexplained file costs a copy.
         elif is_current:
             self.copy_reason = "its rows were rewritten"
 

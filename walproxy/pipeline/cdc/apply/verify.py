@@ -21,6 +21,7 @@ from walproxy.pipeline.cdc.apply.row_hashes import Comparison, compare_rows
 from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.published_tables import PublishedTable
+from walproxy.pipeline.cdc.server import SourceRefused
 
 _log = logging.getLogger(__name__)
 _ROUNDS: Final = 3
@@ -103,18 +104,25 @@ def _verify(
         with options.snapshot() as source:
             job.wait_for_quorum(source.lsn)
             published = {each.table: each for each in source.tables if each.table in tables - verified.keys()}
-            for each in published.values():
-                source.lock(each)
+            # No lock is held meanwhile: a copy waits for transactions, and one of them might wait for the lock.
             job.follow_until(source.lsn, stop)
+            for each in list(published.values()):
+                try:
+                    source.lock(each)
+                except SourceRefused as error:
+                    _log.warning("%s", error)
+                    del published[each.table]
             now = job.tables.published()
             for target in job.tables:
                 made = published.get(target.table)
-                if made is None or target.table not in now or stop.is_set():
+                if stop.is_set():
+                    raise WalproxyError("the verification was stopped: not all tables are compared")
+                if made is None or target.table not in now:
                     continue
                 if target.position.lsn <= source.lsn and made.fingerprint == now[target.table].fingerprint:
                     verified[target.table] = _compared(options, source, made, target)
         remaining = tables - verified.keys() - {TableName(*name.split(".", 1)) for name in job.tables.quarantined}
-        if not remaining or stop.is_set():
+        if not remaining:
             return verified
     names = ", ".join(str(table) for table in sorted(remaining))
     raise TablesDiffer(f"not verified, as they are altered all the time or gone: {names}")
