@@ -90,7 +90,7 @@ def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None
         answers: list[float] = []
 
         def answered_again() -> bool:
-            """Whether a full safekeeper was connected to and has answered three times, or the proxy took that for a quorum."""
+            """Whether a full safekeeper has answered three times, or the proxy took that for a quorum."""
             now = status()
             answers.append(now["safekeepers"][1]["last_response_s"] or 0.0)
             return now["state"] != "waiting_for_quorum" or sum(b < a for a, b in pairwise(answers)) >= 3

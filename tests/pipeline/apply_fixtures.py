@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from tests.pipeline.logical_server import Source
-from walproxy.pipeline.cdc.apply.following import FollowingFormat
 from walproxy.pipeline.cdc.apply.job import following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
+from walproxy.pipeline.choices import FollowingFormat
 
 PGBENCH_TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers")
 

@@ -25,11 +25,11 @@ from tests.pipeline.logical_server import Source, logical_server, wait_until
 from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
-from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.server import SourceRefused, connect
 from walproxy.pipeline.cdc.slot import advance, drop_slot, usable_slot
+from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, big text, n numeric(12,2), at timestamptz)",
@@ -104,7 +104,7 @@ STORY: tuple[tuple[str, ...], ...] = (
 )
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_tables_follow_changes_of_rows_and_of_columns(
     source: Source, tmp_path: Path, table_format: FollowingFormat
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_crash_at_any_point_of_a_step_loses_nothing_and_repeats_nothing(
     compare(source, options.folder, "delta", *TABLES)
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_a_crash_in_the_first_copy_begins_it_again(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: FollowingFormat
 ) -> None:
@@ -208,7 +208,7 @@ def test_a_crash_in_the_first_copy_begins_it_again(
     compare(source, options.folder, table_format, *TABLES)
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
     empty: Source, tmp_path: Path, table_format: FollowingFormat
 ) -> None:

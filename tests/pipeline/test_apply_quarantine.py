@@ -15,12 +15,12 @@ from tests.pipeline.logical_server import Source, logical_server, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply import tables as tables_module
-from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, TablesQuarantined, run_apply
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.slot import usable_slot
+from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 
 SETUP = (
     "CREATE TABLE good (id int PRIMARY KEY, v text)",
@@ -90,7 +90,7 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
     compare(source, options.folder, "delta", "good", "bad")
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_bad_values_become_null_or_text_as_the_options_demand(
     source: Source, tmp_path: Path, table_format: FollowingFormat
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_slot_that_retains_too_much_is_made_again_and_everything_is_copied(
     run_apply(options, once=True)
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_a_larger_precision_is_followed_in_place_where_the_format_can(
     source: Source, tmp_path: Path, table_format: FollowingFormat, caplog: pytest.LogCaptureFixture
 ) -> None:

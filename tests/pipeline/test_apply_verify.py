@@ -12,11 +12,12 @@ from tests.pipeline.apply_fixtures import compare
 from tests.pipeline.logical_server import Source, logical_server
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.local_postgres import LocalPostgres
-from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat, Merge, Position
+from walproxy.pipeline.cdc.apply.following import Merge, Position
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, following_table, run_apply
 from walproxy.pipeline.cdc.apply.verify import TablesDiffer, run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.slot import create_slot
+from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 
 SEEDS = {"delta": 7, "iceberg": 8}
 STEPS = 24
@@ -48,7 +49,7 @@ def harm(options: ApplyOptions, name: str, **columns: pa.Array) -> None:
         table.merge(Merge(False, table.schema().empty_table(), pa.table(columns)), list(columns), Position(*position))
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_rows_that_a_table_lacks_are_named_and_repaired(
     source: Source, tmp_path: Path, table_format: FollowingFormat
 ) -> None:
@@ -71,7 +72,7 @@ def test_rows_that_a_table_lacks_are_named_and_repaired(
     compare(source, options.folder, table_format, "t", "log")
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_random_steps_of_ddl_and_dml_leave_nothing_to_find(
     source: Source, tmp_path: Path, table_format: FollowingFormat
 ) -> None:

@@ -12,9 +12,9 @@ import pytest
 from tests.pipeline.apply_fixtures import PGBENCH_TABLES, ApplyProcess, compare, make_bench, start_bench
 from tests.pipeline.logical_server import Source, logical_server, wait_until
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
-from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot
+from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 
 KILLS = 10
 RANDOM_STEPS = 200
@@ -59,7 +59,7 @@ def change_tables(source: Source, stop: threading.Event) -> None:
             connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, table_format: FollowingFormat) -> None:
     chance = random.Random(SEED)
     script = tmp_path / "script.sql"
@@ -100,7 +100,7 @@ def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, t
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_verification_is_clean_after_200_random_steps_with_kills(
     source: Source, tmp_path: Path, table_format: FollowingFormat, seed: int
 ) -> None:

@@ -3,8 +3,11 @@
 import logging
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
+import click
 import click.testing
 import pytest
 from pyspark.errors import PySparkException
@@ -13,7 +16,9 @@ from safekeeper.errors import ConfigurationError, WalproxyError
 from walproxy.cli.pipeline import missing_extra_is_one_line, pipeline
 from walproxy.pipeline import spark_home as homes
 from walproxy.pipeline import spark_session as spark_sessions
+from walproxy.pipeline.choices import VIEW_NAMES
 from walproxy.pipeline.input.wal_input import WalMissing
+from walproxy.pipeline.schemas import VIEWS
 from walproxy.pipeline.spark_errors import SparkFailed, error_of, spark_errors
 from walproxy.pipeline.spark_home import SparkHome, spark_home
 from walproxy.pipeline.spark_session import find_java, spark_session
@@ -186,3 +191,28 @@ def test_the_commands_are_listed_with_what_they_do_and_can_all_be_imported() -> 
         assert f"\n  {name} " in result.output
         assert pipeline.get_command(context, name) is not None
     assert pipeline.get_command(context, "nothing") is None
+
+
+def test_the_choices_of_options_are_those_of_the_code() -> None:
+    assert VIEW_NAMES == VIEWS
+
+
+@pytest.mark.parametrize("name", pipeline.list_commands(click.Context(pipeline)))
+def test_help_of_a_command_needs_no_library_of_the_extra(name: str) -> None:
+    program = f"""
+import sys
+from walproxy.cli import main
+from walproxy.cli.pipeline import _MODULES
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in _MODULES:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+sys.argv = ["walproxy", "pipeline", "{name}", "--help"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: walproxy pipeline {name} ")

@@ -42,7 +42,8 @@ def write_tables(wal: Path, tables: Path, names: Sequence[str] = ()) -> float:
     Raises:
         WalproxyError: the job failed.
     """
-    from walproxy.pipeline.jobs.run import DEFAULT_TABLES, BatchDone, RunConfig, run
+    from walproxy.pipeline.choices import DEFAULT_TABLES
+    from walproxy.pipeline.jobs.run import BatchDone, RunConfig, run
 
     batches: list[float] = []
 

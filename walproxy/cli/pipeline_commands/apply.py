@@ -1,10 +1,7 @@
 """`walproxy pipeline apply`: tables that follow the tables of a database."""
 
 import logging
-import signal
-import threading
 from datetime import timedelta
-from types import FrameType
 from typing import Final
 
 import click
@@ -12,13 +9,9 @@ import click
 from safekeeper import logs
 from safekeeper.errors import ConfigurationError
 from walproxy.cli.parameters import DURATION, SIZE
-from walproxy.pipeline.cdc.apply.following import FORMATS, FollowingFormat
-from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
-from walproxy.pipeline.cdc.apply.tables import ON_BAD_VALUE, OnBadValue
-from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.choices import FOLLOWING_FORMATS, ON_BAD_VALUE, FollowingFormat, OnBadValue
 
 _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 
@@ -33,7 +26,7 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 @click.option(
     "--format",
     "table_format",
-    type=click.Choice(FORMATS),
+    type=click.Choice(FOLLOWING_FORMATS),
     default="delta",
     show_default=True,
     help="What new tables are.",
@@ -115,6 +108,8 @@ def apply(
     SafeLsn(status)
     if max_retained is not None and max_retained < _MAX_RETAINED_MIN_BYTES:
         raise ConfigurationError(f"--max-retained: a slot retains {_MAX_RETAINED_MIN_BYTES >> 20} MB at any time")
+    from walproxy.cli.pipeline_work.apply import ApplyOptions, apply_until_signal, local_folder, verify_once
+
     options = ApplyOptions(
         primary,
         slot,
@@ -133,15 +128,7 @@ def apply(
         on_bad_value,
         max_retained,
     )
-    stop = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # A second Ctrl-C does not wait for the step.
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
     if verify or repair:
-        run_verify(options, repair=repair, stop=stop)
+        verify_once(options, repair=repair)
     else:
-        run_apply(options, once=once, stop=stop)
+        apply_until_signal(options, once=once)

@@ -1,15 +1,12 @@
 """`walproxy pipeline cdc`: the publication and the slot from which row changes are read."""
 
-import time
 from contextlib import closing
-from datetime import UTC, datetime
 
 import click
 
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import format_lsn
 from walproxy.cli.status import format_bytes
-from walproxy.pipeline.cdc.apply.status_files import ApplyStatus, read_status
 from walproxy.pipeline.cdc.publication import (
     create_publication,
     drop_publication,
@@ -20,7 +17,6 @@ from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot, drop_slot, read_slot, usable_slot
-from walproxy.pipeline.tables.table_folder import local_folder
 
 _primary = click.option(
     "--primary", envvar="WALPROXY_PRIMARY", required=True, metavar="CONNINFO", help="The primary, and its database."
@@ -101,22 +97,9 @@ def status(primary: str, slot: str, publication: str | None, status: str | None,
             for each in published_tables(connection, [publication]):
                 click.echo(f"{each.table}: key {', '.join(each.key) or 'none'}")
     if folder is not None:
-        _show_tables(read_status(local_folder(folder)))
+        from walproxy.cli.pipeline_work.apply_status import show_tables
 
-
-def _show_tables(status: ApplyStatus) -> None:
-    age_s = max(time.time() - status.time, 0)
-    click.echo(f"tables: followed up to {status.position}, reported {age_s:.0f} s ago")
-    quarantined = 0
-    for name, table in status.tables.items():
-        if table.state == "quarantined":
-            quarantined += 1
-            since = datetime.fromtimestamp(table.since or 0, UTC)
-            click.echo(f"{name}: quarantined since {since:%Y-%m-%d %H:%M:%S} UTC: {table.reason}")
-        else:
-            click.echo(f"{name}: following, at {table.position}")
-    if quarantined:
-        raise WalproxyError(f"{quarantined} of {len(status.tables)} tables are quarantined: see above")
+        show_tables(folder)
 
 
 @cdc.command()

@@ -3,14 +3,9 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from safekeeper import logs
-from walproxy.pipeline.jobs.catalog import RelationNames, open_names
-from walproxy.pipeline.jobs.report import DEFAULT_TOP, make_report
-from walproxy.pipeline.jobs.report_html import write_page
-from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
-from walproxy.pipeline.spark_session import spark_session
+from walproxy.pipeline.choices import REPORT_TOP
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +19,7 @@ from walproxy.pipeline.spark_session import spark_session
 )
 @click.option("--from", "begin", metavar="TIME|LSN", help="Begin there: an LSN, or a time of ISO 8601.")
 @click.option("--to", "end", metavar="TIME|LSN", help="End there.")
-@click.option("--top", default=DEFAULT_TOP, show_default=True, type=click.IntRange(1, 1000), help="Rows of each list.")
+@click.option("--top", default=REPORT_TOP, show_default=True, type=click.IntRange(1, 1000), help="Rows of each list.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @click.option("--memory", default="2g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
@@ -57,25 +52,11 @@ def report(
     if catalog is not None and primary is not None and not _is_from_environment("primary"):
         raise click.UsageError("--catalog and --primary exclude each other: names come from one of them")
     logs.configure(lambda: "walproxy pipeline report", "warning")
-    positions = [parse_position(text) if text is not None else None for text in (begin, end)]
+    from walproxy.cli.pipeline_work.report import report_tables
+
     place = catalog if catalog is not None else primary
-    names = open_names(place) if place is not None else RelationNames()
-    folder = look_for_tables(tables.absolute())
-    with spark_session(
-        "walproxy pipeline report",
-        master=f"local[{cores or '*'}]",
-        memory=memory,
-        quick=folder.are_small,
-    ) as spark:
-        found = make_report(spark, folder, names, begin=positions[0], end=positions[1], top=top)
-    if output is not None:
-        write_page(found, output)
-    if as_json:
-        click.echo(msgspec.json.encode(found).decode())
-        return
-    for sentence in found.findings:
-        click.echo(sentence)
-    click.echo(f"the report is in {output}")
+    master = f"local[{cores or '*'}]"
+    report_tables(tables, output, place, (begin, end), top, as_json=as_json, master=master, memory=memory)
 
 
 def _is_from_environment(name: str) -> bool:

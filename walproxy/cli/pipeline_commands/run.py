@@ -1,26 +1,14 @@
 """`walproxy pipeline run`: tables of WAL, kept up to date."""
 
-import contextlib
-import os
-import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import click
-import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from safekeeper import logs
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.lsn import Lsn
 from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
-from walproxy.pipeline.jobs.run import DEFAULT_TABLES, BatchDone, Finished, Report, RunConfig, Waiting
-from walproxy.pipeline.jobs.run import run as run_job
-from walproxy.pipeline.tables import FORMATS, TableFormat
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.choices import DEFAULT_TABLES, TABLE_FORMATS, TableFormat
 
 
 def _tables(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -33,7 +21,7 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
 @click.option(
     "--format",
     "table_format",
-    type=click.Choice(FORMATS),
+    type=click.Choice(TABLE_FORMATS),
     default="parquet",
     show_default=True,
     help="What new tables are.",
@@ -102,6 +90,8 @@ def run(
       walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg --interval 1s
       walproxy pipeline run /mnt/archive --to tables --tables transactions,relation_volume --start 5/40000000
     """
+    from walproxy.cli.pipeline_work.run import RunConfig, local_folder, run_and_report
+
     logs.configure(lambda: "walproxy pipeline run", "warning")
     options = {f"archive.{name}": value for name, value in archive_options.items()}
     if timeline is not None:
@@ -122,90 +112,4 @@ def run(
         cores=cores,
         memory=memory,
     )
-    stop = threading.Event()
-    with _stopped_by_signals(stop), _reporter(as_json, once) as report:
-        run_job(config, report, stop)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` at the first SIGTERM or SIGINT, and end the process at the second."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _reporter(as_json: bool, once: bool) -> Iterator[Report]:
-    """Yield what prints the progress: JSON, a bar on a terminal, or a line for each batch."""
-    console = Console(stderr=True)
-    if as_json:
-        yield lambda event: click.echo(msgspec.json.encode(_as_json(event)).decode())
-    elif not (once and console.is_terminal):
-        yield lambda event: click.echo(_told(event), err=isinstance(event, Waiting))
-    else:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            yield _Bar(bar).report
-
-
-class _Bar:
-    """A bar of the WAL that was there when the run began."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task = bar.add_task("starting Spark", total=None)
-        self._done = 0
-
-    def report(self, event: BatchDone | Waiting | Finished) -> None:
-        """Show an event."""
-        if isinstance(event, BatchDone):
-            self._done += event.end_lsn - event.begin_lsn
-            where = f"up to {format_lsn(event.end_lsn)}"
-            self._bar.update(self._task, description=where, completed=self._done, total=self._done + event.lag_bytes)
-        else:
-            self._bar.console.print(_told(event), markup=False, highlight=False)
-
-
-def _told(event: BatchDone | Waiting | Finished) -> str:
-    match event:
-        case Waiting(reason):
-            return f"waiting: {reason}"
-        case Finished(lsn, 0, _):
-            return f"nothing new: the tables have the WAL up to {format_lsn(lsn)}"
-        case Finished(lsn, batches, rows):
-            return f"the tables have the WAL up to {format_lsn(lsn)}: {rows} rows in {batches} batches"
-        case BatchDone():
-            speed = (event.end_lsn - event.begin_lsn) / max(event.seconds, 1e-3) / (1 << 20)
-            added = ", ".join(f"{name} {count}" for name, count in event.rows.items())
-            return (
-                f"{format_lsn(event.begin_lsn)} to {format_lsn(event.end_lsn)} in {event.seconds:.2f} s "
-                f"({speed:.0f} MiB/s), {event.lag_bytes} bytes behind; rows: {added}"
-            )
-
-
-def _as_json(event: BatchDone | Waiting | Finished) -> dict[str, Any]:
-    match event:
-        case Waiting(reason):
-            return {"event": "waiting", "reason": reason}
-        case Finished(lsn, batches, rows):
-            return {"event": "finished", "lsn": format_lsn(lsn), "batches": batches, "rows": rows}
-        case BatchDone():
-            return {
-                "event": "batch",
-                "begin_lsn": format_lsn(event.begin_lsn),
-                "lsn": format_lsn(event.end_lsn),
-                "available_lsn": format_lsn(event.available_lsn),
-                "lag_bytes": event.lag_bytes,
-                "rows": event.rows,
-                "seconds": round(event.seconds, 3),
-            }
+    run_and_report(config, as_json=as_json)

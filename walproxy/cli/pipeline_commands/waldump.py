@@ -1,46 +1,21 @@
 """`walproxy pipeline waldump`: records of the log as text, as JSON, or summed up."""
 
-import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
 import click
-import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from safekeeper import logs
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import (
-    LSN_MAX,
-    Lsn,
-    format_lsn,
-    parse_segment_name,
-)
+from safekeeper.lsn import Lsn, format_lsn
 from walproxy.cli.parameters import KEY_VALUES, LSN, Parameter
-from walproxy.pipeline.input.wal_input import open_input
-from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
-from walproxy.pipeline.jobs.waldump_selection import (
-    FORKS,
-    Relation,
-    Selection,
-    Stats,
-    rmgr_names,
-    rmid_of,
-    stats_table,
-)
-from walproxy.pipeline.jobs.waldump_text import format_records
-from walproxy.recovery.sources import SourceCorrupt
-
-_Result = TypeVar("_Result")
+from walproxy.pipeline.pages.relation import FORKS
 
 
-def _relation(value: str) -> Relation:
+def _relation(value: str) -> tuple[int, int, int]:
     words = value.split("/")
     if len(words) != 3 or not all(word.isascii() and word.isdecimal() for word in words):
         raise ValueError("write tablespace/database/file by their numbers, for example 1663/5/16384")
-    return Relation(*map(int, words))
+    tablespace, database, file = map(int, words)
+    return tablespace, database, file
 
 
 class _Waldump(click.Command):
@@ -89,7 +64,7 @@ def waldump(
     timeline: int | None,
     rmgr: tuple[str, ...],
     xid: int | None,
-    relation: Relation | None,
+    relation: tuple[int, int, int] | None,
     block: int | None,
     fork: str | None,
     fullpage: bool,
@@ -112,6 +87,8 @@ def waldump(
       walproxy pipeline waldump safekeeper://sk1:5462,sk2:5462 --follow --rmgr Transaction
       walproxy pipeline waldump /var/lib/postgresql/17/main/pg_wal --stats=record
     """
+    from walproxy.cli.pipeline_work.waldump import print_records, rmgr_names
+
     if "list" in rmgr:
         click.echo("\n".join(rmgr_names()))
         return
@@ -122,89 +99,21 @@ def waldump(
     if start is not None and end is not None and start >= end:
         raise click.UsageError(f"nothing lies between --start {format_lsn(start)} and --end {format_lsn(end)}")
     logs.configure(lambda: "walproxy pipeline waldump", "warning")
-    end_must_be_there = end is not None
-    if Path(path).is_file():
-        path, timeline, start, end = _segment(Path(path), timeline, start, end)
-    selection = Selection(
-        begin_lsn=start or 0,
-        end_lsn=LSN_MAX if end is None else end,
-        rmids=frozenset(map(rmid_of, rmgr)) if rmgr else None,
+    print_records(
+        path,
+        start=start,
+        end=end,
+        timeline=timeline,
+        rmgr=rmgr,
         xid=xid,
         relation=relation,
-        fork=FORKS.index(fork) if fork is not None else None,
         block=block,
-        full_page=fullpage,
-    )
-    wal = open_input(path, archive_options)
-    scan = Scan(
-        wal,
-        selection,
-        tli=timeline,
+        fork=FORKS.index(fork) if fork is not None else None,
+        fullpage=fullpage,
         limit=limit,
-        allow_gaps=allow_gaps,
+        stats=stats,
         follow=follow,
-        end_must_be_there=end_must_be_there,
+        as_json=as_json,
+        allow_gaps=allow_gaps,
+        archive_options=archive_options,
     )
-    if stats:
-        _print_stats(scan, by_operation=stats == "record", as_json=as_json)
-        return
-    for done in _with_progress(scan, scan.run(format_as_json if as_json else format_records), sys.stdout.isatty()):
-        sys.stdout.buffer.write(done.result)
-        sys.stdout.buffer.flush()
-
-
-def _segment(
-    path: Path, timeline: int | None, start: Lsn | None, end: Lsn | None
-) -> tuple[str, int | None, Lsn | None, Lsn | None]:
-    """Return the folder of a segment and what there is to read, if that is not said otherwise."""
-    segment_size = open_input(str(path.parent)).origin().segment_size
-    named = parse_segment_name(path.name, segment_size)
-    if named is None:
-        raise ConfigurationError(f"{path} is no segment of WAL: name one, or the folder that it lies in")
-    tli, begin_lsn = named
-    return str(path.parent), timeline or tli, start or begin_lsn, end or begin_lsn + segment_size
-
-
-def _print_stats(scan: Scan, by_operation: bool, as_json: bool) -> None:
-    stats = Stats()
-    begin_lsn = end_lsn = 0
-    damage = None
-    try:
-        for done in _with_progress(scan, scan.run(_summed_up), False):
-            begin_lsn = begin_lsn or done.first_lsn
-            end_lsn = done.last_end_lsn or end_lsn
-            stats.merge(done.result)
-        end_lsn = end_lsn or begin_lsn
-    except SourceCorrupt as error:
-        damage = error  # The sums of what lies before it are shown first.
-    if as_json:
-        rows = stats.by_operation() if by_operation else stats.by_rmgr()
-        content = {
-            "begin_lsn": format_lsn(begin_lsn),
-            "end_lsn": format_lsn(end_lsn),
-            "rows": [row._asdict() for row in rows],
-            "total": stats.total()._asdict(),
-        }
-        click.echo(msgspec.json.encode(content).decode())
-    else:
-        click.echo(f"WAL statistics between {format_lsn(begin_lsn)} and {format_lsn(end_lsn)}:")
-        click.echo(stats_table(stats, by_operation), nl=False)
-    if damage is not None:
-        raise damage
-
-
-def _summed_up(decoded: Any, selected: Any) -> Stats:
-    stats = Stats()
-    stats.add(decoded, selected)
-    return stats
-
-
-def _with_progress(scan: Scan, results: Iterable[Done[_Result]], is_seen: bool) -> Iterable[Done[_Result]]:
-    """Pass results on; how far the scan is stands on stderr, if that is a terminal and the result is not seen there."""
-    console = Console(stderr=True)
-    columns = (TextColumn("reading WAL"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=is_seen or not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        for done in results:
-            bar.update(task, total=scan.planned_bytes, advance=done.piece.end_lsn - done.piece.begin_lsn)
-            yield done

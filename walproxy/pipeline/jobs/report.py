@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.html_page.units import bin_width_us
+from walproxy.pipeline.choices import REPORT_TOP
 from walproxy.pipeline.jobs import report_queries as queries
 from walproxy.pipeline.jobs import report_transactions as transaction_queries
 from walproxy.pipeline.jobs.catalog import RelationNames
@@ -34,7 +35,6 @@ from walproxy.pipeline.jobs.time_axis import Axis, lsn_axis, time_axis, time_tex
 from walproxy.pipeline.spark_errors import spark_errors
 
 BINS_MAX: Final = 300
-DEFAULT_TOP: Final = 15
 _SERIES_MAX: Final = 8
 _CHECKPOINTS_MAX: Final = 1000
 _WRITTEN_MAX: Final = 5
@@ -51,7 +51,7 @@ def make_report(
     *,
     begin: Position | None = None,
     end: Position | None = None,
-    top: int = DEFAULT_TOP,
+    top: int = REPORT_TOP,
 ) -> Report:
     """Return the report on these tables.
 

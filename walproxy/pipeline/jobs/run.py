@@ -29,10 +29,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from safekeeper.errors import ArchiveUnavailable, ConfigurationError
 from safekeeper.lsn import Lsn, format_lsn
+from walproxy.pipeline.choices import DEFAULT_TABLES
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.jobs.table_files import FILES_SCHEMA, TablePart, TaskPlan, write_pieces
-from walproxy.pipeline.schemas import VIEWS, arrow_schema, spark_ddl
+from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
@@ -41,7 +42,6 @@ from walproxy.pipeline.spark_session import check_java, spark_session
 from walproxy.pipeline.tables import DataFile, Table, TableFormat, open_table
 from walproxy.recovery.sources import LogPath, SourceUnavailable
 
-DEFAULT_TABLES: Final = tuple(view for view in VIEWS if view != "blocks")
 """All but `blocks`, whose rows `records` has too."""
 
 _WAIT_S: Final = 0.2

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from safekeeper.errors import ConfigurationError
-from walproxy.pipeline.tables.table_folder import FORMATS, TableFormat, local_folder
+from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.tables.table_folder import FORMATS, local_folder
 
 OPTIONS: Final = {
     "path": "the folder of the tables",

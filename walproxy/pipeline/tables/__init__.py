@@ -18,9 +18,10 @@ removed, and no row comes twice.
 No file here imports pyspark.
 """
 
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.opening import find_tables, open_table
 from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, NewFile
 from walproxy.pipeline.tables.table import Table
-from walproxy.pipeline.tables.table_folder import FORMATS, TableFormat
+from walproxy.pipeline.tables.table_folder import FORMATS
 
 __all__ = ["FORMATS", "DataFile", "LiveFile", "NewFile", "Table", "TableFormat", "find_tables", "open_table"]

@@ -22,10 +22,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from safekeeper.errors import ConfigurationError, StorageFailed
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line, read_footer
 from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
-from walproxy.pipeline.tables.table_folder import TableFormat
 
 _PREFIX: Final = "walproxy."
 _MILLISECONDS: Final = 1000

@@ -44,10 +44,10 @@ from pyiceberg.types import LongType
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from safekeeper.errors import ConfigurationError, StorageFailed
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import storage_errors, sync_folder
 from walproxy.pipeline.tables.parquet_files import LiveFile, first_line
 from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, CheckedFile, Removal, Table, remove_files, unused_since
-from walproxy.pipeline.tables.table_folder import TableFormat
 
 CATALOG_FILE: Final = "iceberg.db"
 CATALOG_NAME: Final = "walproxy"

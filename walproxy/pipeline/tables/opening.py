@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from safekeeper.errors import ConfigurationError
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import Disk, storage_errors
 from walproxy.pipeline.tables.parquet_files import normal_schema
 from walproxy.pipeline.tables.table import Table
 from walproxy.pipeline.tables.table_folder import (
     FORMATS,
     Identity,
-    TableFormat,
     check_identity,
     folder_of,
     identity_of,

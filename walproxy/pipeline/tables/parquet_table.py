@@ -30,11 +30,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safekeeper.errors import ConfigurationError
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.commit_log import CommitLog, Entry, LoggedFile
 from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, storage_errors
 from walproxy.pipeline.tables.parquet_files import LiveFile, first_line
 from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
-from walproxy.pipeline.tables.table_folder import LOCK_FILE, OWN_FOLDER, TableFormat
+from walproxy.pipeline.tables.table_folder import LOCK_FILE, OWN_FOLDER
 
 DATA_LINK: Final = "data"
 STAGED_SUFFIX: Final = ".staged"

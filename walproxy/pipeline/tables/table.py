@@ -22,10 +22,10 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 
 from safekeeper.errors import ConfigurationError, StorageFailed
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction, merge, order_column, plan
 from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, NewFile, read_footer, schema_difference
-from walproxy.pipeline.tables.table_folder import TableFormat
 
 COMMIT_ATTEMPTS: Final = 50
 """How often a commit is tried again because other writers were faster each time."""

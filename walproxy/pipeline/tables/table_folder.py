@@ -10,18 +10,18 @@ import base64
 import re
 import stat
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
 
 from safekeeper.errors import ConfigurationError
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.tables.disk import Disk, replace_durably
 from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
 
-TableFormat = Literal["parquet", "iceberg", "delta"]
-FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
+FORMATS: Final = TABLE_FORMATS
 
 OWN_FOLDER: Final = "_walproxy"
 TABLE_FILE: Final = "table.json"

@@ -9,15 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
 
-FollowingFormat = Literal["delta", "iceberg"]
-FORMATS: Final[tuple[FollowingFormat, ...]] = get_args(FollowingFormat)
 SMALL_FILE_BYTES: Final = 16 << 20
 SMALL_FILES_MAX: Final = 16
 """A merge leaves one small file at least; so many of them are written into one."""

@@ -26,15 +26,16 @@ import msgspec
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
-from walproxy.pipeline.cdc.apply.following import FollowingFormat, FollowingTable, Position
+from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_job
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
-from walproxy.pipeline.cdc.apply.tables import OnBadValue, Tables
+from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.publication import TableName, require_publications
 from walproxy.pipeline.cdc.reading import SlotReader
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, system_id
 from walproxy.pipeline.cdc.slot import advance, create_slot, drop_slot, read_slot
+from walproxy.pipeline.choices import FollowingFormat, OnBadValue
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Final, Literal, NamedTuple, Protocol, get_args
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -28,11 +28,10 @@ from walproxy.pipeline.cdc.messages import Relation
 from walproxy.pipeline.cdc.publication import TableName, base_type
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
+from walproxy.pipeline.choices import OnBadValue
 
 _log = logging.getLogger(__name__)
 
-OnBadValue = Literal["stop", "null", "text"]
-ON_BAD_VALUE: Final[tuple[OnBadValue, ...]] = get_args(OnBadValue)
 _RETRY_MIN_S: Final = 60.0
 _RETRY_MAX_S: Final = 3600.0
 _COPY_ATTEMPTS: Final = 3

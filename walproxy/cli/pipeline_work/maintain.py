@@ -1,0 +1,82 @@
+"""`walproxy pipeline maintain`: the work with a bar, and its result as JSON or as a table."""
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from walproxy.cli.status import format_bytes
+from walproxy.pipeline.jobs.maintain import Maintained
+from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
+from walproxy.pipeline.tables.table import Removal
+
+
+def maintain_and_print(
+    folder: Path,
+    names: tuple[str, ...],
+    target_bytes: int,
+    keep_s: float,
+    orphans_after_s: float,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> bool:
+    """Maintain tables of a folder and print what was done; return whether all of it could be done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        done = maintain_tables(
+            folder,
+            names,
+            target_bytes=target_bytes,
+            keep_s=keep_s,
+            orphans_after_s=orphans_after_s,
+            dry_run=dry_run,
+            progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
+        )
+    if as_json:
+        click.echo(msgspec.json.encode([_as_json(each) for each in done]).decode())
+    else:
+        _show(done, dry_run)
+    for each in done:
+        if each.problem is not None:
+            click.echo(f"PROBLEM: {each.problem}", err=True)
+    return all(each.problem is None for each in done)
+
+
+def _as_json(each: Maintained) -> dict[str, object]:
+    return {
+        **each._asdict(),
+        "compaction": each.compaction._asdict(),
+        "expired": each.expired._asdict(),
+        "orphans": each.orphans._asdict(),
+    }
+
+
+def _show(done: list[Maintained], dry_run: bool) -> None:
+    shown = Table(box=box.SIMPLE_HEAD, title="what would be done" if dry_run else None, title_justify="left")
+    for name in ("table", "format"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("merged", "old states", "orphans", "files now" if dry_run else "files", "size"):
+        shown.add_column(name, justify="right")
+    for each in done:
+        merged = each.compaction
+        shown.add_row(
+            each.name,
+            each.format,
+            f"{merged.files_removed} into {merged.files_added}" if merged.files_removed else "-",
+            _removed(each.expired),
+            _removed(each.orphans),
+            "-" if each.problem is not None else str(each.files),
+            "-" if each.problem is not None else format_bytes(each.bytes),
+        )
+    Console(highlight=False).print(shown)
+
+
+def _removed(removal: Removal) -> str:
+    return f"{removal.files} files, {format_bytes(removal.bytes)}" if removal.files else "-"

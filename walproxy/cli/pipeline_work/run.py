@@ -1,0 +1,112 @@
+"""`walproxy pipeline run`: the job until a signal ends it, and its progress as JSON, a bar, or lines."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from safekeeper.lsn import format_lsn
+from walproxy.pipeline.jobs.run import BatchDone, Finished, Report, RunConfig, Waiting
+from walproxy.pipeline.jobs.run import run as run_job
+from walproxy.pipeline.tables.table_folder import local_folder
+
+__all__ = ["RunConfig", "local_folder", "run_and_report"]
+
+
+def run_and_report(config: RunConfig, *, as_json: bool) -> None:
+    """Run the job, print its progress, and finish the batch that runs at the first SIGTERM or SIGINT."""
+    stop = threading.Event()
+    with _stopped_by_signals(stop), _reporter(as_json, config.once) as report:
+        run_job(config, report, stop)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` at the first SIGTERM or SIGINT, and end the process at the second."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _reporter(as_json: bool, once: bool) -> Iterator[Report]:
+    """Yield what prints the progress: JSON, a bar on a terminal, or a line for each batch."""
+    console = Console(stderr=True)
+    if as_json:
+        yield lambda event: click.echo(msgspec.json.encode(_as_json(event)).decode())
+    elif not (once and console.is_terminal):
+        yield lambda event: click.echo(_told(event), err=isinstance(event, Waiting))
+    else:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            yield _Bar(bar).report
+
+
+class _Bar:
+    """A bar of the WAL that was there when the run began."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("starting Spark", total=None)
+        self._done = 0
+
+    def report(self, event: BatchDone | Waiting | Finished) -> None:
+        """Show an event."""
+        if isinstance(event, BatchDone):
+            self._done += event.end_lsn - event.begin_lsn
+            where = f"up to {format_lsn(event.end_lsn)}"
+            self._bar.update(self._task, description=where, completed=self._done, total=self._done + event.lag_bytes)
+        else:
+            self._bar.console.print(_told(event), markup=False, highlight=False)
+
+
+def _told(event: BatchDone | Waiting | Finished) -> str:
+    match event:
+        case Waiting(reason):
+            return f"waiting: {reason}"
+        case Finished(lsn, 0, _):
+            return f"nothing new: the tables have the WAL up to {format_lsn(lsn)}"
+        case Finished(lsn, batches, rows):
+            return f"the tables have the WAL up to {format_lsn(lsn)}: {rows} rows in {batches} batches"
+        case BatchDone():
+            speed = (event.end_lsn - event.begin_lsn) / max(event.seconds, 1e-3) / (1 << 20)
+            added = ", ".join(f"{name} {count}" for name, count in event.rows.items())
+            return (
+                f"{format_lsn(event.begin_lsn)} to {format_lsn(event.end_lsn)} in {event.seconds:.2f} s "
+                f"({speed:.0f} MiB/s), {event.lag_bytes} bytes behind; rows: {added}"
+            )
+
+
+def _as_json(event: BatchDone | Waiting | Finished) -> dict[str, Any]:
+    match event:
+        case Waiting(reason):
+            return {"event": "waiting", "reason": reason}
+        case Finished(lsn, batches, rows):
+            return {"event": "finished", "lsn": format_lsn(lsn), "batches": batches, "rows": rows}
+        case BatchDone():
+            return {
+                "event": "batch",
+                "begin_lsn": format_lsn(event.begin_lsn),
+                "lsn": format_lsn(event.end_lsn),
+                "available_lsn": format_lsn(event.available_lsn),
+                "lag_bytes": event.lag_bytes,
+                "rows": event.rows,
+                "seconds": round(event.seconds, 3),
+            }

@@ -1,0 +1,143 @@
+"""`walproxy pipeline waldump`: the records that are selected, printed one way or another."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import (
+    LSN_MAX,
+    Lsn,
+    format_lsn,
+    parse_segment_name,
+)
+from walproxy.pipeline.input.wal_input import open_input
+from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
+from walproxy.pipeline.jobs.waldump_selection import (
+    Relation,
+    Selection,
+    Stats,
+    rmgr_names,
+    rmid_of,
+    stats_table,
+)
+from walproxy.pipeline.jobs.waldump_text import format_records
+from walproxy.recovery.sources import SourceCorrupt
+
+__all__ = ["print_records", "rmgr_names"]
+
+_Result = TypeVar("_Result")
+
+
+def print_records(
+    path: str,
+    *,
+    start: Lsn | None,
+    end: Lsn | None,
+    timeline: int | None,
+    rmgr: tuple[str, ...],
+    xid: int | None,
+    relation: tuple[int, int, int] | None,
+    block: int | None,
+    fork: int | None,
+    fullpage: bool,
+    limit: int | None,
+    stats: str | None,
+    follow: bool,
+    as_json: bool,
+    allow_gaps: bool,
+    archive_options: Mapping[str, str],
+) -> None:
+    """Print the records of the WAL at `path`; what each argument selects, the option of its name says."""
+    end_must_be_there = end is not None
+    if Path(path).is_file():
+        path, timeline, start, end = _segment(Path(path), timeline, start, end)
+    selection = Selection(
+        begin_lsn=start or 0,
+        end_lsn=LSN_MAX if end is None else end,
+        rmids=frozenset(map(rmid_of, rmgr)) if rmgr else None,
+        xid=xid,
+        relation=Relation(*relation) if relation is not None else None,
+        fork=fork,
+        block=block,
+        full_page=fullpage,
+    )
+    wal = open_input(path, archive_options)
+    scan = Scan(
+        wal,
+        selection,
+        tli=timeline,
+        limit=limit,
+        allow_gaps=allow_gaps,
+        follow=follow,
+        end_must_be_there=end_must_be_there,
+    )
+    if stats:
+        _print_stats(scan, by_operation=stats == "record", as_json=as_json)
+        return
+    for done in _with_progress(scan, scan.run(format_as_json if as_json else format_records), sys.stdout.isatty()):
+        sys.stdout.buffer.write(done.result)
+        sys.stdout.buffer.flush()
+
+
+def _segment(
+    path: Path, timeline: int | None, start: Lsn | None, end: Lsn | None
+) -> tuple[str, int | None, Lsn | None, Lsn | None]:
+    """Return the folder of a segment and what there is to read, if that is not said otherwise."""
+    segment_size = open_input(str(path.parent)).origin().segment_size
+    named = parse_segment_name(path.name, segment_size)
+    if named is None:
+        raise ConfigurationError(f"{path} is no segment of WAL: name one, or the folder that it lies in")
+    tli, begin_lsn = named
+    return str(path.parent), timeline or tli, start or begin_lsn, end or begin_lsn + segment_size
+
+
+def _print_stats(scan: Scan, by_operation: bool, as_json: bool) -> None:
+    stats = Stats()
+    begin_lsn = end_lsn = 0
+    damage = None
+    try:
+        for done in _with_progress(scan, scan.run(_summed_up), False):
+            begin_lsn = begin_lsn or done.first_lsn
+            end_lsn = done.last_end_lsn or end_lsn
+            stats.merge(done.result)
+        end_lsn = end_lsn or begin_lsn
+    except SourceCorrupt as error:
+        damage = error  # The sums of what lies before it are shown first.
+    if as_json:
+        rows = stats.by_operation() if by_operation else stats.by_rmgr()
+        content = {
+            "begin_lsn": format_lsn(begin_lsn),
+            "end_lsn": format_lsn(end_lsn),
+            "rows": [row._asdict() for row in rows],
+            "total": stats.total()._asdict(),
+        }
+        click.echo(msgspec.json.encode(content).decode())
+    else:
+        click.echo(f"WAL statistics between {format_lsn(begin_lsn)} and {format_lsn(end_lsn)}:")
+        click.echo(stats_table(stats, by_operation), nl=False)
+    if damage is not None:
+        raise damage
+
+
+def _summed_up(decoded: Any, selected: Any) -> Stats:
+    stats = Stats()
+    stats.add(decoded, selected)
+    return stats
+
+
+def _with_progress(scan: Scan, results: Iterable[Done[_Result]], is_seen: bool) -> Iterable[Done[_Result]]:
+    """Pass results on; how far the scan is stands on stderr, if that is a terminal and the result is not seen there."""
+    console = Console(stderr=True)
+    columns = (TextColumn("reading WAL"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=is_seen or not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        for done in results:
+            bar.update(task, total=scan.planned_bytes, advance=done.piece.end_lsn - done.piece.begin_lsn)
+            yield done

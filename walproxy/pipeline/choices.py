@@ -1,0 +1,27 @@
+"""What the options of `walproxy pipeline` can choose from. Imports nothing: `--help` must work without the extra."""
+
+from typing import Final, Literal, TypeAlias, get_args
+
+TableFormat: TypeAlias = Literal["parquet", "iceberg", "delta"]
+TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
+
+FollowingFormat: TypeAlias = Literal["delta", "iceberg"]
+FOLLOWING_FORMATS: Final[tuple[FollowingFormat, ...]] = get_args(FollowingFormat)
+
+OnBadValue: TypeAlias = Literal["stop", "null", "text"]
+ON_BAD_VALUE: Final[tuple[OnBadValue, ...]] = get_args(OnBadValue)
+
+VIEW_NAMES: Final = (
+    "records",
+    "blocks",
+    "transactions",
+    "transaction_volume",
+    "relation_volume",
+    "page_versions",
+    "tuple_stats",
+)
+"""Those of `schemas.VIEWS`, in the same order."""
+DEFAULT_TABLES: Final = tuple(view for view in VIEW_NAMES if view != "blocks")
+
+REPORT_TOP: Final = 15
+"""Rows of each list of a report."""
