@@ -174,7 +174,9 @@ def safekeeper_state(proxy: Proxy, safekeeper_id: int) -> str:
         return "waiting"
     if not progress.voter:
         return "learner"
-    return "catching_up" if progress.sent_lsn < leadership.window_begin_lsn else "streaming"
+    if progress.is_doubted or progress.sent_lsn < leadership.window_begin_lsn:
+        return "catching_up"
+    return "streaming"
 
 
 def not_ready_reason(proxy: Proxy, now: float) -> str:

@@ -84,6 +84,8 @@ class Progress:
         has_readers: it streams to others, so it wants to hear of commits at once.
         adopted_lsn: the end of its log in its answer to `Elected` on this connection.
         refuses: why it has refused WAL for lack of room, empty if it has not, or if an append has succeeded since.
+        is_doubted: a connection to it broke with WAL on its way, and no append has succeeded since: a refusal may have
+            been lost with that connection.
     """
 
     voter: bool
@@ -107,6 +109,7 @@ class Progress:
     has_readers: bool = False
     adopted_lsn: Lsn = 0
     refuses: str = ""
+    is_doubted: bool = False
 
 
 class Leadership:
@@ -156,7 +159,7 @@ class Leadership:
         known = self.members.get(safekeeper_id)
         progress = Progress(voter)
         if known is not None:
-            progress.refuses = known.refuses
+            progress.refuses, progress.is_doubted = known.refuses, known.is_doubted
         if known is not None and known.voter and voter:
             progress.adopted, progress.flush_lsn = known.adopted, known.flush_lsn
             progress.write_lsn = known.flush_lsn
@@ -201,6 +204,8 @@ class Leadership:
         progress = self.members.get(safekeeper_id)
         if progress is None:
             return
+        if progress.answered and progress.write_lsn < progress.sent_lsn:
+            progress.is_doubted = True
         progress.connected = progress.answered = False
         progress.write_lsn = progress.flush_lsn
         progress.waiting_since = progress.read_request = None
@@ -254,9 +259,8 @@ class Leadership:
         progress.has_readers = response.has_readers
         progress.write_lsn = response.write_lsn
         progress.flush_lsn = response.flush_lsn
-        if progress.refuses and (progress.write_lsn > progress.adopted_lsn or progress.write_lsn >= self.received_lsn):
-            progress.refuses = ""
-            yield Note(Level.INFO, f"safekeeper {safekeeper_id} accepts WAL again")
+        if progress.refuses or progress.is_doubted:
+            yield from self._trust_again(safekeeper_id, progress)
         if progress.sent_lsn < self.received_lsn:
             yield from self._feed(safekeeper_id, progress, now)
         if progress.flush_lsn > self.commit_lsn or progress.write_lsn > self.write_lsn:
@@ -266,6 +270,14 @@ class Leadership:
         if progress.has_readers:
             # Its readers may be new, or the commit may have come between `Elected` and this answer.
             yield from self._tell_commit(safekeeper_id, progress, now)
+
+    def _trust_again(self, safekeeper_id: int, progress: Progress) -> Iterator[Action]:
+        """Let a member take part again if an append has succeeded on this connection, or if it lacks nothing."""
+        if progress.write_lsn <= progress.adopted_lsn and progress.write_lsn < self.received_lsn:
+            return
+        if progress.refuses:
+            yield Note(Level.INFO, f"safekeeper {safekeeper_id} accepts WAL again")
+        progress.refuses, progress.is_doubted = "", False
 
     def _advance(self, now: float) -> Iterator[Action]:
         """Recompute what the quorum holds, and say so where it is wanted."""
@@ -531,7 +543,9 @@ class Leadership:
     def taking_part(self, now: float) -> set[int]:
         """Return the ids of the members that answer and accept WAL."""
         members = self.members
-        return {i for i in self._answering(now) if i not in members or not members[i].refuses}
+        return {
+            i for i in self._answering(now) if i not in members or not (members[i].refuses or members[i].is_doubted)
+        }
 
     def _answering(self, now: float) -> Iterator[int]:
         """Return the voters that have answered within the heartbeat timeout; at the term's beginning all of them."""

@@ -274,3 +274,29 @@ def test_a_member_that_answers_and_refuses_does_not_stand_in_for_one_that_is_awa
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START)
     assert table.leadership.answers(table.now) and not table.leadership.is_served(table.now)
+
+
+def test_a_member_whose_connection_broke_with_wal_on_its_way_takes_part_once_an_append_has_succeeded() -> None:
+    table = Table()
+    table.receives(START + 50)
+    table.acks(1, START + 50)
+    for safekeeper_id in (2, 3):
+        # Its refusal is lost with the connection that it closes.
+        list(table.leadership.parted(safekeeper_id, table.now))
+        list(table.leadership.welcome(safekeeper_id, True, table.now))
+        table.acks(safekeeper_id, START)
+    assert table.leadership.answers(table.now) and not table.leadership.is_served(table.now)
+    table.acks(2, START + 10)
+    assert table.leadership.is_served(table.now)
+
+
+def test_a_member_that_lacked_nothing_when_its_connection_broke_takes_part_at_once() -> None:
+    table = Table()
+    list(table.leadership.parted(2, table.now))
+    list(table.leadership.parted(3, table.now))
+    table.now += 2.0
+    for safekeeper_id in (1, 2):
+        list(table.leadership.welcome(safekeeper_id, True, table.now))
+        table.receives(START + 50)
+        table.acks(safekeeper_id, START)
+    assert table.leadership.is_served(table.now)
