@@ -113,7 +113,7 @@ class Proxy:
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
         self._digest: SegmentDigest | None = None
-        self._actions: deque[Action] = deque()
+        self._events: deque[list[Action]] = deque()
         self._executing = False
         self._stopping = False
         self._finished: asyncio.Future[WalproxyError | None]
@@ -366,34 +366,39 @@ class Proxy:
     # ------------------------------------------------------------------ actions
 
     def _execute(self, actions: list[Action]) -> None:
-        self._actions.extend(actions)
+        """Carry out what an event has led to, and then what the events have that were raised meanwhile."""
+        self._events.append(actions)
         if self._executing:
             return
         self._executing = True
-        frame_key: tuple[Lsn, Lsn] | None = None
-        frame: Buffers = []
         try:
-            while self._actions:
-                action = self._actions.popleft()
-                if isinstance(action, SendAppend):
-                    leadership = self.proposer.leadership
-                    if leadership is None:
-                        continue
-                    # Members that are equally far get the same frame: it is made once per batch of actions.
-                    if frame_key != (action.begin_lsn, action.end_lsn):
-                        frame_key = (action.begin_lsn, action.end_lsn)
-                        frame = self._append_frame(leadership, action)
-                    self.links[action.safekeeper_id].send(frame)
-                elif isinstance(action, ReportStatus):
-                    self.status = action
-                    self.feed.positions_changed()
-                    self._trim_window()
-                elif isinstance(action, SendMessage):
-                    self.links[action.safekeeper_id].send(encode(action.message))
-                else:
-                    self._execute_rare(action)
+            while self._events:
+                self._execute_event(self._events.popleft())
         finally:
             self._executing = False
+
+    def _execute_event(self, actions: list[Action]) -> None:
+        # Members that are equally far get the same frame: it is made once for each event, since another one may change
+        # what a frame says, as commit_lsn.
+        frame_key: tuple[Lsn, Lsn] | None = None
+        frame: Buffers = []
+        for action in actions:
+            if isinstance(action, SendAppend):
+                leadership = self.proposer.leadership
+                if leadership is None:
+                    continue
+                if frame_key != (action.begin_lsn, action.end_lsn):
+                    frame_key = (action.begin_lsn, action.end_lsn)
+                    frame = self._append_frame(leadership, action)
+                self.links[action.safekeeper_id].send(frame)
+            elif isinstance(action, ReportStatus):
+                self.status = action
+                self.feed.positions_changed()
+                self._trim_window()
+            elif isinstance(action, SendMessage):
+                self.links[action.safekeeper_id].send(encode(action.message))
+            else:
+                self._execute_rare(action)
 
     def _execute_rare(self, action: Action) -> None:
         if isinstance(action, Disconnect):
