@@ -21,8 +21,8 @@ def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: 
         link_problem: why there is no connection to this one, empty if there is one.
     """
     peer = peers[safekeeper_id]
-    if peer.refused or link_problem:
-        return peer.refused or link_problem
+    if peer.refused or link_problem or peer.problem:
+        return peer.refused or link_problem or peer.problem
     membership = known_membership(peers)
     if peer.greeting is None or membership is None:
         return ""

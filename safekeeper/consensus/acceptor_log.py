@@ -180,14 +180,11 @@ class AcceptorLog:
             raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
         if base_lsn is not None:
             commit_lsn = base_lsn if base_lsn <= max(message.commit_lsn, message.settled_lsn) else 0
-            truncate_lsn = min(self.truncate_lsn, commit_lsn)
             archived_lsn = min(self.archived_lsn, cut.lsn) if cut is not None else 0
             truncate_to = None
         else:
             assert cut is not None  # the two cases above
             commit_lsn = min(self.commit_lsn, cut.lsn)
-            # What is cut is on every member no more (S9 may cut below what they all had).
-            truncate_lsn = min(self.truncate_lsn, cut.lsn)
             archived_lsn = min(self.archived_lsn, cut.lsn)
             same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
             truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
@@ -198,7 +195,9 @@ class AcceptorLog:
             forgotten_term=message.forgotten_term,
             tli_histories=message.tli_histories,
             commit_lsn=commit_lsn,
-            truncate_lsn=truncate_lsn,
+            # What every member has is counted anew in each term: a fork may have cut one below what they all had (S9),
+            # here or on a member that has heard of another term than this one.
+            truncate_lsn=0,
             archived_lsn=archived_lsn,
             base_lsn=base_lsn,
             truncate_to=truncate_to,

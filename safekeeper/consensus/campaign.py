@@ -307,7 +307,7 @@ class Campaign:
     def _ask_for_vote(self, safekeeper_id: int, now: float) -> Iterator[Action]:
         greeting = self._roster.peers[safekeeper_id].greeting
         assert self.node_id is not None and greeting is not None  # by the callers
-        if not self.membership.is_voter(safekeeper_id, greeting.incarnation):
+        if safekeeper_id not in voters_of(self._roster.peers, self.cluster):
             return
         self.asked.add(safekeeper_id)
         self.refusals.discard(safekeeper_id)
@@ -325,17 +325,17 @@ class Campaign:
             # What it said before the votes may be behind them.
             yield IdentifyPrimary()
             return
-        same_log = (
-            stream.is_checked
-            and last_term(vote.history) == self._candidacy.held_term
-            and vote.history[-1].tli == stream.tli
-        )
+        same_log = stream.is_checked and self._has_written(vote) and vote.history[-1].tli == stream.tli
         if same_log and stream.window_begin_lsn <= vote.flush_lsn <= stream.received_lsn:
             # The bytes before the term's start came through this very COPY: it goes on, unchecked.
             self.plan = LogPlan(vote.flush_lsn, stream.tli, cuts=False)
             self.outcome = Outcome.WON
         else:
             self._lose("another proposer has written to the log, the primary is checked anew")
+
+    def _has_written(self, vote: VoteResponse) -> bool:
+        """Tell whether this vote's log ends in the term that this run held last: no other run wrote to it since."""
+        return last_term(vote.history) == self._candidacy.held_term
 
     def _follow_verification(self) -> None:
         assert self.verification is not None  # by the callers

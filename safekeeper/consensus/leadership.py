@@ -122,15 +122,14 @@ class Leadership:
         window_begin_lsn: the oldest byte that the window still holds.
         commit_lsn: on a quorum, in this term; 0 until the term's start is (S4).
         write_lsn: received by a quorum, in this term; 0 until then as well.
-        truncate_lsn: on every member.
+        truncate_lsn: on every member, in this term; 0 until all of them have adopted it. What the votes say of it is of
+            other logs: a fork may have cut one that has not heard of it yet (S9).
         sequence: number of the last word sent.
         streaming: whether the primary streams, and its bytes were found to be ours (S10).
         archiving: who archives.
     """
 
-    def __init__(
-        self, elected: Elected, donor: int, truncate_lsn: Lsn, standbys: Standbys, timing: Timing, now: float
-    ) -> None:
+    def __init__(self, elected: Elected, donor: int, standbys: Standbys, timing: Timing, now: float) -> None:
         self.elected = elected
         self.node_id = elected.node_id
         self.membership: Membership = elected.membership
@@ -141,7 +140,7 @@ class Leadership:
         self.window_begin_lsn = self.term_start_lsn
         self.commit_lsn: Lsn = 0
         self.write_lsn: Lsn = 0
-        self.truncate_lsn = truncate_lsn
+        self.truncate_lsn: Lsn = 0
         self.sequence = 0
         self.streaming = False
         self.members: dict[int, Progress] = {}
@@ -281,7 +280,7 @@ class Leadership:
 
     def _advance(self, now: float) -> Iterator[Action]:
         """Recompute what the quorum holds, and say so where it is wanted."""
-        flush_lsns = {i: p.flush_lsn for i, p in self.members.items() if p.voter and p.adopted}
+        flush_lsns = self._flush_lsns()
         committed = quorum_lsn(flush_lsns, self.membership, self.term_start_lsn)
         advanced = committed > self.commit_lsn
         if advanced:
@@ -290,8 +289,7 @@ class Leadership:
                     f"commit_lsn {format_lsn(committed)} beyond what was received, {format_lsn(self.received_lsn)}"
                 )
             self.commit_lsn = committed
-            if self.membership.ids() <= flush_lsns.keys():
-                self.truncate_lsn = max(self.truncate_lsn, min(min(flush_lsns.values()), committed))
+            self._update_truncate(flush_lsns)
         self._update_write(flush_lsns)
         if self.streaming and (self.write_lsn, self.commit_lsn) != self._told:
             self._told = (self.write_lsn, self.commit_lsn)
@@ -300,6 +298,15 @@ class Leadership:
             for safekeeper_id, progress in self.members.items():
                 if progress.has_readers:
                     yield from self._tell_commit(safekeeper_id, progress, now)
+
+    def _flush_lsns(self) -> dict[int, Lsn]:
+        """Return what each member has on its disk of this term's log."""
+        return {i: p.flush_lsn for i, p in self.members.items() if p.voter and p.adopted}
+
+    def _update_truncate(self, flush_lsns: dict[int, Lsn]) -> None:
+        """Recompute what every member has: a fork cuts what it likes until the last of them has adopted this term."""
+        if self.membership.ids() <= flush_lsns.keys():
+            self.truncate_lsn = max(self.truncate_lsn, min(self.commit_lsn, *flush_lsns.values()))
 
     def _tell_commit(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
         """Let readers see what is committed now, unless they do already or WAL is about to bring the news."""
@@ -502,6 +509,7 @@ class Leadership:
     def tick(self, now: float) -> Iterator[Action]:
         """Send heartbeats, go on feeding, give up on members that do not answer, and see to the archive."""
         self.sequence += 1
+        self._update_truncate(self._flush_lsns())
         news = self.archiving.choose(self.commit_lsn, now)
         if news:
             yield Note(Level.INFO, news)

@@ -48,6 +48,7 @@ class PrimaryStream:
         is_open: it has been told to stream, and has not stopped.
         tli: the timeline that it streams.
         is_checked: what it has was found to be ours up to where the stream began.
+        compares: it begins with bytes to compare; else the first byte that it sends is one that the log lacks.
         awaits_link: it could not be compared: its first record must link to our last one instead.
         received_lsn: end of the WAL that came from it.
         window_begin_lsn: the oldest byte that the window still holds.
@@ -58,6 +59,7 @@ class PrimaryStream:
     is_open: bool = False
     tli: int = 0
     is_checked: bool = False
+    compares: bool = False
     awaits_link: bool = False
     received_lsn: Lsn = 0
     window_begin_lsn: Lsn = 0
@@ -68,15 +70,17 @@ class PrimaryStream:
         """Stream for a new term, into an empty window."""
         self.is_open, self.tli, self.ended_lsn = True, action.tli, None
         self.received_lsn = self.window_begin_lsn = action.begin_lsn
+        self.compares = action.check_begin_lsn < action.begin_lsn
         return action
 
     def resume(self, leadership: Leadership, primary: PrimaryIdentity) -> StartReplication | None:
         """Go on in the same term; None if nobody knows any more what was received, so that it cannot be compared."""
         lsn, history = leadership.received_lsn, leadership.elected.history
         check = check_range(history, history[0].start_lsn, lsn, leadership.tli, primary.segment_size)
-        if check.begin_lsn < lsn and not self.own_page_crcs:
+        self.compares = check.begin_lsn < lsn
+        if self.compares and not self.own_page_crcs:
             return None
-        self.is_open, self.tli, self.is_checked = True, leadership.tli, check.begin_lsn == lsn
+        self.is_open, self.tli, self.is_checked = True, leadership.tli, not self.compares
         return StartReplication(check.begin_lsn, check.tli, lsn, leadership.tli, resumes=True)
 
     def part(self) -> None:

@@ -46,8 +46,10 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.consensus.primary_stream import PrimaryStream
 from safekeeper.consensus.roster import (
+    Cluster,
     Roster,
     find_cluster,
+    later_cluster_reason,
     majority_against,
     misfit_reason,
     other_cluster_reason,
@@ -57,7 +59,7 @@ from safekeeper.consensus.roster import (
 )
 from safekeeper.consensus.run import Candidacy, Phase, ProposerConfig
 from safekeeper.consensus.standbys import Standbys
-from safekeeper.consensus.verification import difference, refusal_in_term
+from safekeeper.consensus.verification import difference, recycled, refusal_in_term
 from safekeeper.errors import ConfigurationError, PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 
@@ -190,10 +192,13 @@ class Proposer:
         return self._take()
 
     def primary_segment_removed(self, now: float) -> list[Action]:
-        """The primary has recycled the segment that was to be compared."""
+        """The primary has recycled the segment that was to be compared, or the one with which it was to go on."""
         # That COPY is over; nothing of it was checked.
         self._stream.is_open = self._stream.is_checked = False
-        if self.leadership is not None:
+        if self.leadership is not None and not self._stream.compares:
+            # Another term would come to the same.
+            self._refuse_primary(recycled(self._stream.received_lsn), now)
+        elif self.leadership is not None:
             self._end_term(now, "the primary has recycled the segment to compare")
             self._try_to_begin(now, due=True)
         elif self.campaign is not None:
@@ -300,19 +305,30 @@ class Proposer:
             return
         leadership = self.leadership
         if leadership is not None:
-            if greeting.cluster_id not in ("", leadership.elected.cluster_id) and not greeting.is_empty:
-                reason = other_cluster_reason(greeting)
-                self._out.extend(self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason))
-                return
-            if greeting.membership and greeting.membership.generation > leadership.membership.generation:
-                self._end_term(now, "a member knows a newer membership")
-                return
-            voter = leadership.membership.is_voter(safekeeper_id, greeting.incarnation)
-            self._out.extend(leadership.welcome(safekeeper_id, voter, now))
+            later = find_cluster(self.peers)
+            if later is not None and later.membership.generation > leadership.membership.generation:
+                self._end_term(now, "a quorum of members knows a newer membership")
+            else:
+                self._welcome(leadership, safekeeper_id, greeting, now)
         elif self.campaign is not None:
             self._out.extend(self.campaign.greeted(safekeeper_id, now))
         else:
             self._try_to_begin(now)
+
+    def _welcome(self, leadership: Leadership, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
+        """Tell a safekeeper who leads, unless it belongs to another cluster."""
+        ours = Cluster(leadership.elected.cluster_id, leadership.membership)
+        later_reason = later_cluster_reason(greeting, ours)
+        if greeting.cluster_id not in ("", ours.id) and not greeting.is_empty:
+            reason = other_cluster_reason(greeting)
+            self._out.extend(self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason))
+        elif later_reason:
+            self._out.extend(self.roster.leave_out(safekeeper_id, later_reason))
+        elif greeting.membership and greeting.membership.generation > leadership.membership.generation:
+            self._end_term(now, "a member knows a newer membership")
+        else:
+            voter = leadership.membership.is_voter(safekeeper_id, greeting.incarnation)
+            self._out.extend(leadership.welcome(safekeeper_id, voter, now))
 
     def _try_to_begin(self, now: float, due: bool = False) -> None:
         """Start what can be started: the bootstrap, or an election."""
@@ -414,10 +430,8 @@ class Proposer:
     def _lead(self, campaign: Campaign, now: float) -> None:
         elected, stream = campaign.elected(), self._stream
         term_start_lsn = elected.history[-1].start_lsn
-        # A fork may cut what every member had (S9).
-        truncate_lsn = min(max(vote.truncate_lsn for vote in campaign.votes.values()), term_start_lsn)
         self.standbys.cut(term_start_lsn)
-        leadership = Leadership(elected, campaign.donor, truncate_lsn, self.standbys, self.timing, now)
+        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now)
         leadership.received_lsn = stream.received_lsn
         leadership.window_begin_lsn = stream.window_begin_lsn
         stream.awaits_link = campaign.awaits_link
@@ -427,9 +441,8 @@ class Proposer:
         candidacy.held_term, candidacy.held_commit_lsn = elected.node_id.term, term_start_lsn
         self.leadership, self.campaign = leadership, None
         for safekeeper_id, peer in self.peers.items():
-            if peer.greeting is not None and not peer.refused:
-                voter = elected.membership.is_voter(safekeeper_id, peer.greeting.incarnation)
-                self._out.extend(leadership.welcome(safekeeper_id, voter, now))
+            if peer.greeting is not None and not peer.refused and self.leadership is leadership:
+                self._welcome(leadership, safekeeper_id, peer.greeting, now)
 
     def _meet_primary_again(self, leadership: Leadership, primary: PrimaryIdentity, now: float) -> None:
         """A primary is there in a term that is led."""

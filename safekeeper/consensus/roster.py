@@ -35,6 +35,7 @@ class Peer:
         waiting_since: when it was asked something that it has not answered, None if it has: a connection may be dead
             without anybody having said so.
         refused: why it counts as missing, empty if it does not.
+        problem: why it counts as missing although its connection stays, empty if that is not so.
         told: the last reason that the log was told, so that a reconnect does not tell it again.
     """
 
@@ -43,6 +44,7 @@ class Peer:
     greeting: AcceptorGreeting | None = None
     refused: str = ""
     refused_code: RefusalCode | None = None
+    problem: str = ""
     told: str = ""
 
 
@@ -63,7 +65,7 @@ class Roster:
     def connect(self, safekeeper_id: int) -> None:
         """A connection is open; why it was refused stays known until it greets again."""
         known = self.peers[safekeeper_id]
-        self.peers[safekeeper_id] = Peer(True, None, None, known.refused, known.refused_code, known.told)
+        self.peers[safekeeper_id] = Peer(True, refused=known.refused, refused_code=known.refused_code, told=known.told)
 
     def disconnect(self, safekeeper_id: int) -> None:
         """A connection is closed."""
@@ -110,7 +112,7 @@ class Roster:
                 f"safekeeper {greeting.safekeeper_id} with protocol {greeting.protocol_version} answered the greeting"
             )
         peer = self.peers[safekeeper_id]
-        peer.greeting, peer.refused, peer.refused_code = greeting, "", None
+        peer.greeting, peer.refused, peer.refused_code, peer.problem = greeting, "", None, ""
         peer.waiting_since = None
         twin = twin_of(self.peers, safekeeper_id, greeting.incarnation)
         if twin is not None:
@@ -125,6 +127,14 @@ class Roster:
             yield Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}")
         peer.refused, peer.refused_code, peer.greeting = reason, code, None
         yield Disconnect(safekeeper_id, reason)
+
+    def leave_out(self, safekeeper_id: int, reason: str) -> Iterator[Action]:
+        """Count it as missing, and keep its greeting: others that say the same may become a quorum."""
+        peer = self.peers[safekeeper_id]
+        peer.problem = reason
+        if peer.told != reason:
+            peer.told = reason
+            yield Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}")
 
     def remember_promise(self, safekeeper_id: int, promised: NodeId) -> None:
         """It has said whom it follows by now."""
@@ -302,6 +312,23 @@ def stuck_reason(peers: Peers) -> str:
     return (
         f"safekeepers {holding} hold WAL or votes, {empty or 'none'} are empty, and no cluster has a quorum among "
         "them: data folders were lost; nothing starts by itself (see walproxy rebootstrap)"
+    )
+
+
+def later_cluster_reason(greeting: AcceptorGreeting, cluster: Cluster) -> str:
+    """Return why a member belongs to a later cluster than this one, empty if it does not.
+
+    Generations are those of one cluster. A rebootstrap that has reached a member and no quorum ends nothing: it is no
+    news of this cluster's membership.
+    """
+    membership = greeting.membership
+    if greeting.cluster_id in ("", cluster.id) or membership is None:
+        return ""
+    if membership.generation <= cluster.membership.generation:
+        return ""
+    return (
+        f"a rebootstrap has begun with it (cluster {greeting.cluster_id[:8]}, generation {membership.generation}) and "
+        "has not come to its end: run walproxy rebootstrap again, or wipe its data folder to let it join this cluster"
     )
 
 

@@ -86,6 +86,14 @@ def difference(begin_lsn: Lsn, ours: tuple[int, ...], theirs: tuple[int, ...], w
     )
 
 
+def recycled(lsn: Lsn) -> str:
+    """Return why a primary that has not kept the WAL from `lsn` on cannot continue a log that ends there."""
+    return (
+        f"the primary has recycled the WAL at {format_lsn(lsn)}, where the quorum's log ends: "
+        "its slot was dropped or invalidated (see walproxy rebootstrap)"
+    )
+
+
 class Verification:
     """One primary, held against the log of one donor.
 
@@ -197,10 +205,7 @@ class Verification:
         our last one. Otherwise this primary cannot go on from where the log ends.
         """
         if self.plan.start_lsn % self._segment_size or self._segment_is_gone:
-            self.refusal = (
-                f"the primary has recycled the WAL at {format_lsn(self.plan.start_lsn)}, where the quorum's log ends: "
-                "its slot was dropped or invalidated (see walproxy rebootstrap)"
-            )
+            self.refusal = recycled(self.plan.start_lsn)
         else:
             self._segment_is_gone = True
             yield self._ask_for_tail()

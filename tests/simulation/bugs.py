@@ -14,6 +14,7 @@ from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.campaign import Campaign
 from safekeeper.consensus.leadership import Leadership
 from safekeeper.consensus.primary_stream import PrimaryStream
+from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.standbys import Standbys
 from tests.simulation import dropped_rules as dropped
 from tests.simulation.archive import SimArchiver
@@ -136,6 +137,14 @@ BUGS: dict[str, Bug] = {
         "switches",
         _acceptor(dropped.CommitAboveCut),
     ),
+    "adopts_unflushed": Bug(
+        "S5",
+        "WAL is flushed before a history is adopted",
+        "elections",
+        _acceptor(dropped.AdoptsUnflushed) + _BELIEVES,
+        weights={"slow_disk": 25},
+        rates={"trims": 0.0, "flush_delay_s": 0.2},
+    ),
     "set_forward_too_far": Bug(
         "S6",
         "a member goes on where the oldest WAL begins that others keep",
@@ -214,6 +223,26 @@ BUGS: dict[str, Bug] = {
         "losses",
         _everywhere("divergence", dropped.divergence_that_forgets_what_was_given_up),
     ),
+    "held_term_without_its_start": Bug(
+        "S9",
+        "what lies below the start of a term that was held may have been committed",
+        "switches",
+        ((Proposer, "_lead", dropped.lead_with_nothing_held),),
+        scenario="a_term_is_held_and_nothing_is_committed_in_it",
+    ),
+    "truncate_lsn_survives_a_cut": Bug(
+        "S9",
+        "an acceptor forgets truncate_lsn when it adopts a history",
+        "switches",
+        _acceptor(dropped.TruncateLsnOfOlderTerms),
+    ),
+    "truncate_lsn_of_the_votes": Bug(
+        "S9",
+        "a leader counts truncate_lsn anew in its term",
+        "switches",
+        ((Proposer, "_lead", dropped.lead_with_truncate_lsn_of_votes),),
+        rates={"trims": 1.0, "archive": 0.0},
+    ),
     "archived_lsn_survives_a_fork": Bug(
         "S9",
         "archived_lsn is lowered with the cut",
@@ -249,6 +278,20 @@ BUGS: dict[str, Bug] = {
     ),
     "primary_unchecked": Bug(
         "S10", "the primary's bytes are compared", "switches", _everywhere("first_difference", dropped.no_difference)
+    ),
+    "copy_goes_on_over_another_term": Bug(
+        "S10",
+        "a COPY goes on in the next term only if no other run has written to the log",
+        "elections",
+        ((Campaign, "_has_written", dropped.any_log_is_ours),),
+        scenario="another_run_has_written_meanwhile",
+    ),
+    "unlinked_primary_told": Bug(
+        "S10",
+        "a primary that cannot be compared is told nothing before its first record links to the log",
+        "switches",
+        ((Proposer, "_lead", dropped.lead_unlinked_as_checked),),
+        weights={"restore_recycled": 20},
     ),
     "end_of_wal_underestimated": Bug(
         "S13",

@@ -20,6 +20,7 @@ from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.synthetic_wal import last_complete_end, records
+from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Checker:
         given_up: by term, where it begins and gives up what lay above.
         readers: looks at what readers see.
         archive: looks at what is archived, and removed.
+        truncate: looks at what is said to be on every member.
         cluster_id: whose log this is the truth of, empty for the only one that there ever was.
         believes: whether an acceptor's words are taken on trust instead of being compared with its disk. A planted bug
             that makes it lie is found at once by its words; if they are believed, the harm that follows must be found.
@@ -83,6 +85,7 @@ class Checker:
         self._received: dict[tuple[str, int], Lsn] = {}
         self.readers = ReaderChecker(self)
         self.archive = ArchiveChecker(self)
+        self.truncate = TruncateChecker(self)
 
     @property
     def committed_lsn(self) -> Lsn:
@@ -111,6 +114,7 @@ class Checker:
             self._on_committed(won, proxy.name)
         elif leadership.commit_lsn < won.commit_lsn:
             raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {node_id.term}")
+        self.truncate.on_led(proxy.name, leadership)
 
     def _on_won(self, won: Won, may_give_up: bool) -> None:
         """A later leader's log holds what was committed (LeaderCompleteness)."""

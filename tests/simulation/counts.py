@@ -33,6 +33,7 @@ FAULT_KINDS = (
     "recycle",
     "promote",
     "restore_backup",
+    "restore_recycled",
     "go_back",
     "lose_data",
 )

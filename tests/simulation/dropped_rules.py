@@ -17,7 +17,15 @@ from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TrimWal, TruncateWal
 from safekeeper.consensus.leadership import Leadership, Progress
 from safekeeper.consensus.membership import Membership
-from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, ProposerMessage, VoteRequest
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    Elected,
+    ProposerMessage,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import Divergence, TermHistory, divergence, tli_at
@@ -91,6 +99,32 @@ class CommitAboveCut(Acceptor):
     def _persist(self, **changes: Any) -> Effects:
         if "truncate_to" in changes:
             changes["commit_lsn"] = max(self.commit_lsn, changes.get("commit_lsn", 0))
+        yield from super()._persist(**changes)
+
+
+class AdoptsUnflushed(Acceptor):
+    """Adopts a history without a flush before it: where histories part is found without the WAL that is not on disk."""
+
+    _is_adopting = False
+
+    def _elected(self, connection: int, message: Elected, now: float) -> Effects:
+        self._is_adopting = True
+        try:
+            yield from super()._elected(connection, message, now)
+        finally:
+            self._is_adopting = False
+
+    def _flush_all(self) -> Effects:
+        if not self._is_adopting:
+            yield from super()._flush_all()
+
+
+class TruncateLsnOfOlderTerms(Acceptor):
+    """Believes that every member has as much of the log that it adopts as every member had of the one before."""
+
+    def _persist(self, **changes: Any) -> Effects:
+        if changes.get("truncate_lsn") == 0 and not changes.get("set_aside"):
+            del changes["truncate_lsn"]
         yield from super()._persist(**changes)
 
 
@@ -219,6 +253,35 @@ def nothing_committed(*_: Any) -> Lsn:
 
 def known_commit(votes: Any, donor: int, *_: Any) -> Lsn:
     return max(0, *(int(vote.commit_lsn) for vote in votes.values()))
+
+
+_lead = Proposer._lead
+
+
+def lead_with_nothing_held(proposer: Proposer, campaign: Campaign, now: float) -> None:
+    """Lead a term as if nothing below its start could have been committed."""
+    _lead(proposer, campaign, now)
+    proposer.candidacy.held_commit_lsn = 0
+
+
+def lead_with_truncate_lsn_of_votes(proposer: Proposer, campaign: Campaign, now: float) -> None:
+    """Lead a term as if every member still had what the voters say, each of the log that it had."""
+    _lead(proposer, campaign, now)
+    leadership = proposer.leadership
+    assert leadership is not None  # it has just begun
+    voted_lsn = max(vote.truncate_lsn for vote in campaign.votes.values())
+    leadership.truncate_lsn = min(voted_lsn, leadership.term_start_lsn)
+
+
+def lead_unlinked_as_checked(proposer: Proposer, campaign: Campaign, now: float) -> None:
+    """Lead a term as if a primary that cannot be compared had been: PostgreSQL is told positions at once."""
+    _lead(proposer, campaign, now)
+    assert proposer.leadership is not None  # it has just begun
+    proposer.leadership.streaming = proposer._stream.is_checked = proposer._stream.is_open
+
+
+def any_log_is_ours(campaign: Campaign, vote: VoteResponse) -> bool:
+    return bool(vote.history)
 
 
 def voters_of_any_cluster(peers: Peers, cluster: Cluster) -> set[int]:

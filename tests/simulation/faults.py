@@ -353,6 +353,31 @@ class Faults:
         if end_lsn >= max(lowest_lsn, FIRST_LSN + 1):
             self._settle_on(world.new_primary(source.restored(world.next_primary_name(), end_lsn)), source)
 
+    def restore_recycled(self) -> None:
+        """The log ends on a segment's border; a backup comes back, ends there too, and recycles the rest."""
+        source = self.world.current
+        if len(self.world.primaries) < 8 and source.up:
+            source.switch_segment()
+            source.flush()
+            source.quiet = True
+            self.world.clock.after(0.5 * self.rng.random(), self._restore_recycled_now, source)
+
+    def _restore_recycled_now(self, source: VirtualPrimary) -> None:
+        world = self.world
+        source.quiet = False
+        border_lsn = source.insert_lsn
+        end_lsn = source.record_end_at_or_below(border_lsn - SEGMENT_SIZE // 2)
+        if border_lsn % SEGMENT_SIZE or not FIRST_LSN < border_lsn - SEGMENT_SIZE <= end_lsn:
+            return
+        restored = source.restored(world.next_primary_name(), end_lsn)
+        restored.write_record(HEADER_BYTES + world.rng.randint(1, SEGMENT_SIZE // 4))
+        restored.switch_segment()
+        restored.flush()
+        restored.oldest_lsn = restored.insert_lsn
+        restored.quiet = True
+        world.clock.after(world.rng.random(), self._write_again, restored)
+        self._settle_on(world.new_primary(restored), source)
+
     def go_back(self) -> None:
         """The operator believes in an older primary again."""
         self._settle_on(self.rng.choice(self.world.primaries), self.world.current)

@@ -115,7 +115,9 @@ PROFILES: dict[str, Profile] = {
     ),
     "switches": replace(
         BALANCED,
-        weights=_with(promote=25, repoint=8, restore_backup=5, go_back=5, crash_primary=8, recycle=5),
+        weights=_with(
+            promote=25, repoint=8, restore_backup=5, restore_recycled=3, go_back=5, crash_primary=8, recycle=5
+        ),
         isolated_promotion=0.5,
         low_fork=0.5,
         several_hosts=0.4,

@@ -285,6 +285,7 @@ class SimSafekeeper:
                     return
         self._task = None
         world.checker.readers.on_handled(self)
+        world.checker.truncate.on_handled(self)
         if world.archive is not None:
             world.checker.archive.on_handled(self)
         if self.readers and self.acceptor is not None:

@@ -10,13 +10,14 @@ otherwise.
     P1 stops                                S1 dies after Persist           (the name of an effect)
     S1 is copied                            S1 comes back as it was copied  (never do that: S8)
     P1 and S1 S2 are apart                  A writes a b [of 300 bytes]
-    P1 cannot tell S1 | cannot hear S1      A writes a and flushes 40 bytes of it
+    P1 cannot tell S1 | cannot hear S1      A writes a [of 300 bytes] and flushes 40 bytes of it
     P1 and S1 meet again                    B is A promoted after a | before a
     P1 loses its primary | now uses B       B is A restored after a
-    A stops | starts                        operator rebootstraps over S1 S2 S3
+    A stops | starts | recycles old WAL     operator rebootstraps over S1 S2 S3
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
-    run 0.5 s                               b is given up                   (by the operator: it may be lost)
+    S1 flushes slowly | quickly             b is given up                   (by the operator: it may be lost)
+    run 0.5 s
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
@@ -26,6 +27,9 @@ otherwise.
     P1 puts A aside | streams A                           a b are archived
     S1 archives
     readers of S1 are on timeline 1                       a b are applied | not applied   (as PostgreSQL was told)
+
+A primary that recycles old WAL has lost its slot: of its segments it keeps the one that it writes, and no other. A
+safekeeper that flushes slowly has what it was sent on its disk after seconds, unless it must wait for that.
 
 A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. With it the truth
 begins anew: only the new cluster's commits are `committed` from then on.
@@ -42,7 +46,7 @@ from typing import NamedTuple
 from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.run import Phase
 from safekeeper.consensus.trimming import TrimRequest
-from safekeeper.lsn import Lsn
+from safekeeper.lsn import Lsn, segment_start
 from tests.simulation.disk import DiskCopy
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
@@ -56,6 +60,7 @@ from tests.simulation.world import World
 SCENARIOS = Path(__file__).parent / "scenarios"
 WAIT_S = 10.0
 RECORD_BYTES = 100
+SLOW_FLUSH_S = 20.0
 _CALM = Profile(
     delay_s=0.002,
     flush_delay_s=0.002,
@@ -164,9 +169,9 @@ class Stage(World):
             self._write_one(primary, record, int(size or RECORD_BYTES))
         primary.flush()
 
-    def writes_in_part(self, name: str, record: str, flushed: str) -> None:
+    def writes_in_part(self, name: str, record: str, size: str | None, flushed: str) -> None:
         primary = self.primary(name)
-        self._write_one(primary, record, RECORD_BYTES)
+        self._write_one(primary, record, int(size or RECORD_BYTES))
         primary.flush(self.records[record].start_lsn + int(flushed))
 
     def _write_one(self, primary: VirtualPrimary, name: str, size: int) -> None:
@@ -178,6 +183,10 @@ class Stage(World):
 
     def primary_starts(self, name: str) -> None:
         self.primary(name).start()
+
+    def recycles(self, name: str) -> None:
+        primary = self.primary(name)
+        primary.oldest_lsn = segment_start(primary.insert_lsn, SEGMENT_SIZE)
 
     def promoted(self, name: str, source: str, side: str, record: str) -> None:
         fork_lsn = self._beside(side, record)
@@ -197,6 +206,10 @@ class Stage(World):
             safekeeper.crash(power_cut=how != "crashes")
         if how == "loses its disk":
             safekeeper.wipe()
+
+    def flushes(self, name: str, how: str) -> None:
+        (safekeeper,) = self.each_safekeeper(name)
+        safekeeper.flush_delay_s = SLOW_FLUSH_S if how == "slowly" else self.profile.flush_delay_s
 
     def dies_after(self, name: str, effect: str) -> None:
         (safekeeper,) = self.each_safekeeper(name)
@@ -403,13 +416,15 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_P} and {_SS} are apart", Stage.apart),
     (rf"{_P} cannot (tell|hear) {_SS}", Stage.cannot),
     (rf"{_P} and {_SS} meet again", Stage.meet),
-    (rf"{_A} writes {_R} and flushes (\d+) bytes of it", Stage.writes_in_part),
+    (rf"{_A} writes {_R}(?: of (\d+) bytes)? and flushes (\d+) bytes of it", Stage.writes_in_part),
     (rf"{_A} writes {_RR}(?: of (\d+) bytes)?", Stage.writes),
     (rf"{_A} stops", Stage.primary_stops),
     (rf"{_A} starts", Stage.primary_starts),
+    (rf"{_A} recycles old WAL", Stage.recycles),
     (rf"{_A} is {_A} promoted (after|before) {_R}", Stage.promoted),
     (rf"{_A} is {_A} restored (after|before) {_R}", Stage.restored),
     (rf"{_S} (crashes|loses power|loses its disk)", Stage.crashes),
+    (rf"{_S} flushes (slowly|quickly)", Stage.flushes),
     (rf"{_S} is copied", Stage.is_copied),
     (rf"{_S} comes back as it was copied", Stage.comes_back),
     (rf"{_S} dies after (\w+)", Stage.dies_after),

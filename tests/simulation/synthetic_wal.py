@@ -1,8 +1,9 @@
 """WAL as the virtual primaries write it: records whose borders can be seen in the bytes, from anywhere.
 
     0           1          4           9
-    | 0x80      | length   | previous  | content ...
-    The first byte alone has its high bit set; length and previous record's start are written in base 128.
+    | 0x80      | length   | previous  | content ... 0x7F
+    The first byte alone has its high bit set; length and previous record's start are written in base 128. In the
+    content 0x7F is the last byte, and no other: it stands for the page header that says where a record ends.
 
 So a record begins wherever a byte is above 0x7F, and no page or segment needs a header. A record that is followed by
 another one before its announced end is one that a crash of the primary has cut short: PostgreSQL marks such a place
@@ -16,8 +17,8 @@ from safekeeper.lsn import Lsn
 
 SEGMENT_SIZE = 16 << 10
 HEADER_BYTES = 9
-_START = 0x80
-_CONTENT = bytes(byte & 0x7F for byte in range(256))
+_START, _END = 0x80, 0x7F
+_CONTENT = bytes(min(byte & 0x7F, _END - 1) for byte in range(256))
 
 
 def make_record(size: int, previous_lsn: Lsn, rng: random.Random) -> bytes:
@@ -28,7 +29,9 @@ def make_record(size: int, previous_lsn: Lsn, rng: random.Random) -> bytes:
         *(previous_lsn >> 28 & 0x7F, previous_lsn >> 21 & 0x7F, previous_lsn >> 14 & 0x7F),
         *(previous_lsn >> 7 & 0x7F, previous_lsn & 0x7F),
     )
-    return bytes(header) + rng.randbytes(size - HEADER_BYTES).translate(_CONTENT)
+    content = bytearray(rng.randbytes(size - HEADER_BYTES).translate(_CONTENT))
+    content[-1:] = bytes([_END]) if content else b""
+    return bytes(header) + content
 
 
 def records(wal: bytes | bytearray, begin_lsn: Lsn, from_lsn: Lsn) -> Iterator[tuple[Lsn, Lsn]]:
@@ -54,8 +57,11 @@ def find_records(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple[Lsn,
     """
     last_lsn = last_record_start(wal, begin_lsn, lsn)
     if not last_lsn and begin_lsn <= lsn < begin_lsn + len(wal) and wal[lsn - begin_lsn] != _START:
-        # A record that the log begins amidst: a page's header would say where it ends, here the next record does.
+        # A record that the log begins amidst. A crash may have cut it short: then the next record says where it ends.
         end = _next_start(wal, lsn - begin_lsn)
+        last = wal.find(_END, lsn - begin_lsn, end)
+        if last >= 0:
+            return begin_lsn + last + 1, 0
         return (begin_lsn + end if end < len(wal) else 0), 0
     return next((end for _, end in records(wal, begin_lsn, last_lsn or begin_lsn) if end > lsn), 0), last_lsn
 

@@ -14,6 +14,9 @@ from tests.simulation.world import SimulationFailed
 
 BITES = {
     "a_fork_below_what_is_archived": "archived_lsn_survives_a_fork",
+    "a_fork_that_one_member_has_heard_of": "truncate_lsn_survives_a_cut",
+    "a_history_is_adopted_while_wal_is_not_flushed": "adopts_unflushed",
+    "a_laggard_remembers_what_every_member_had": "truncate_lsn_of_the_votes",
     "a_member_was_away_when_wal_was_given_up": "giving_up_is_forgotten",
     "a_primary_from_a_backup": "primary_unchecked",
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
@@ -21,8 +24,11 @@ BITES = {
     "a_primary_that_is_put_aside_is_read_no_further": "refused_primary_read_on",
     "a_promise_survives_a_crash": "vote_not_persisted",
     "a_quorum_needs_a_member_that_is_set_forward": "wal_begin_of_unadopted_member",
+    "a_recycled_primary_is_told_nothing_yet": "unlinked_primary_told",
     "a_standby_that_is_gone_holds_remote_apply_back": "apply_follows_flush",
+    "a_term_is_held_and_nothing_is_committed_in_it": "held_term_without_its_start",
     "a_timeline_that_another_one_replaces": "timeline_shown_with_its_term",
+    "another_run_has_written_meanwhile": "copy_goes_on_over_another_term",
     "b_terms_are_unique": "no_truncate",
     "d_recovery_truncates_at_the_divergence": "no_truncate",
     "e_own_term_first": "commit_before_term_start",
@@ -39,6 +45,7 @@ BITES = {
     "o_a_replacement_that_lacks_wal": "wiped_member_votes",
     "q_an_old_member_after_a_rebootstrap": "old_member_joins_unwiped",
     "the_last_commit_reaches_readers_at_once": "commit_told_with_wal_only",
+    "what_every_member_had_is_cut": "truncate_lsn_survives_a_cut",
     "zenith_example_1_longer_but_older": "no_truncate",
 }
 

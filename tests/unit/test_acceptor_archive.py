@@ -172,9 +172,18 @@ def test_a_log_that_ends_below_the_oldest_wal_there_is_begins_anew_there(known_b
     control = bench.control
     assert (control.base_lsn, control.wal_begin_lsn, control.commit_lsn) == (None, FORWARD, FORWARD)
     assert control.history == (HistoryEntry(1, BASE, 1),)
-    # Its commits were its own; what is below is on every member and in the archive as before.
-    assert (control.truncate_lsn, control.archived_lsn) == (END, END)
+    # Its commits were its own; what is below is in the archive as before. What every member has is counted anew.
+    assert (control.truncate_lsn, control.archived_lsn) == (0, END)
     assert bench.append(FORWARD, b"more") is None and bench.flush().flush_lsn == FORWARD + 4
+
+
+def test_a_log_that_begins_anew_behind_a_fork_is_not_taken_to_be_on_every_member() -> None:
+    bench = archived(SIZE - 200)
+    fork = ((1, BASE, 1), (2, END - 100, 2))
+    bench.tell(elected(P2, *fork, base_lsn=FORWARD, commit_lsn=FORWARD))
+    assert (bench.control.wal_begin_lsn, bench.control.archived_lsn) == (FORWARD, END - 100)
+    # All members had the WAL below END of the old log; some of it was cut.
+    assert bench.control.truncate_lsn == bench.acceptor.truncate_lsn == 0
 
 
 def test_a_crash_while_a_log_is_set_forward_is_finished_at_the_start() -> None:

@@ -42,6 +42,7 @@ from tests.simulation.profiles import PROFILES
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.scenario import SCENARIOS, play
 from tests.simulation.test_scenarios import BITES
+from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.world import World
 from tests.unit.test_rooms import PURE
 from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
@@ -263,7 +264,7 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
 def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
-    kinds = (Checker, ReaderChecker, ArchiveChecker, Minority, World)
+    kinds = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, Minority, World)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
     assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files

@@ -24,7 +24,7 @@ class Table:
 
     def __init__(self, rule: str = "", answers: bool = True) -> None:
         self.standbys = Standbys(parse_apply_rule(rule))
-        self.leadership = Leadership(ELECTED, 1, 0, self.standbys, Timing(), 10.0)
+        self.leadership = Leadership(ELECTED, 1, self.standbys, Timing(), 10.0)
         self.said: list[Action] = []
         self.now = 10.0
         self.leadership.streaming = True
@@ -44,6 +44,9 @@ class Table:
     def hears(self, safekeeper_id: int, *standbys: Standby) -> None:
         self.said = list(self.leadership.on_standby_feedback(safekeeper_id, standbys))
 
+    def tick(self) -> None:
+        self.said = list(self.leadership.tick(self.now))
+
     def heartbeats(self) -> list[int]:
         """Return who was just sent a word without WAL."""
         return [a.safekeeper_id for a in self.said if isinstance(a, SendAppend) and a.begin_lsn == a.end_lsn]
@@ -55,6 +58,18 @@ class Table:
 
     def reports(self) -> list[ReportStatus]:
         return [action for action in self.said if isinstance(action, ReportStatus)]
+
+
+def test_what_every_member_has_is_counted_anew_in_each_term_once_all_have_adopted_it() -> None:
+    table = Table(answers=False)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START)
+        table.tick()
+    assert (table.leadership.commit_lsn, table.leadership.truncate_lsn) == (START, 0)
+    # Nothing is committed with the last one's answer.
+    table.acks(3, START)
+    table.tick()
+    assert table.leadership.truncate_lsn == START
 
 
 def at(lsn: int, name: str = "a") -> Standby:

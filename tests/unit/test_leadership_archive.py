@@ -29,7 +29,7 @@ class Table:
     def __init__(self, settled_lsn: int = START) -> None:
         history = (msgspec.structs.replace(ELECTED.history[0], start_lsn=START),)
         elected = msgspec.structs.replace(ELECTED, history=history, base_lsn=BEGIN, settled_lsn=settled_lsn)
-        self.leadership = Leadership(elected, 1, 0, Standbys(parse_apply_rule("")), Timing(), 10.0)
+        self.leadership = Leadership(elected, 1, Standbys(parse_apply_rule("")), Timing(), 10.0)
         self.now = 10.0
         self.said: list[Action] = []
 

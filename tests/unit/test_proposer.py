@@ -47,6 +47,7 @@ from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import Phase, ProposerConfig
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.errors import ConfigurationError, Fenced, PrimaryRefused
+from safekeeper.lsn import format_lsn
 
 SEGMENT = 1 << 20
 BASE = 4 * SEGMENT
@@ -579,6 +580,52 @@ def test_a_copy_whose_segment_was_recycled_is_not_taken_for_one_that_goes_on() -
     table.votes(history=(*LOG, HistoryEntry(held.term, END, 1)))
     # The donor's log is this run's own, but no COPY is open any more: the primary is asked, and checked, anew.
     assert table.did(IdentifyPrimary)
+    assert table.proposer.leadership is None
+
+
+def test_a_primary_that_has_recycled_the_next_segment_too_is_refused_instead_of_a_term_after_the_other() -> None:
+    table = Table()
+    border_lsn = BASE + SEGMENT
+    primary = msgspec.structs.replace(PRIMARY, flush_lsn=border_lsn + 3 * SEGMENT)
+    table.connects(1, 2, 3)
+    table.sees(primary)
+    table.votes(flush_lsn=border_lsn)
+    table.sees(primary)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    assert table.sent(TailRequest).keys() == {1}
+    table.hears(1, TailResponse(0, border_lsn, 0, BASE))
+    assert table.proposer.phase is Phase.LEADING
+    table.event(table.proposer.primary_segment_removed(table.now))
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused)
+    assert f"has recycled the WAL at {format_lsn(border_lsn)}, where the quorum's log ends" in str(finish.error)
+
+
+def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_no_term() -> None:
+    table = Table()
+    node_id = table.leads()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    begun = msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=Membership(2, MEMBERS.members))
+    for _ in range(2):
+        table.event(table.proposer.disconnected(3, table.now))
+        table.event(table.proposer.connected(3, table.now))
+        table.hears(3, begun)
+        assert table.proposer.leadership is not None and not table.sent(Elected)
+    assert "a rebootstrap has begun with it" in table.proposer.peers[3].problem
+
+
+def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster() -> None:
+    table = Table()
+    table.leads()
+    for safekeeper_id in (2, 3):
+        assert table.proposer.leadership is not None
+        later = msgspec.structs.replace(
+            empty(safekeeper_id), cluster_id="d" * 32, membership=Membership(2, MEMBERS.members)
+        )
+        table.event(table.proposer.disconnected(safekeeper_id, table.now))
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, later)
     assert table.proposer.leadership is None
 
 

@@ -234,7 +234,7 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900) ->
     proxy.proposer.set_apply_rule(parse_apply_rule(rule))
     history = (HistoryEntry(4, 100, 1),)
     elected = Elected(NodeId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
-    leadership = Leadership(elected, 1, 0, proxy.proposer.standbys, Timing(), 1.0)
+    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0)
     leadership.received_lsn, leadership.streaming = 1000, True
     proxy.proposer.leadership, proxy.proposer.candidacy.term = leadership, 4
     for safekeeper_id in (1, 2, 3):

@@ -1,0 +1,67 @@
+"""What truncate_lsn promises: every member has, or has removed itself, every byte below it of this very log.
+
+It is checked when it changes, and when the log changes that it is said of. A member that has gone on to a later log may
+have cut some of it at a fork (S9): those that believed it before learn that with their own adoption.
+"""
+
+from typing import TYPE_CHECKING
+
+from safekeeper.consensus.term_history import TermHistory, divergence, last_term
+from safekeeper.lsn import Lsn, format_lsn
+from tests.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from safekeeper.consensus.leadership import Leadership
+    from tests.simulation.checkers import Checker
+    from tests.simulation.safekeeper import SimSafekeeper
+
+
+class TruncateChecker:
+    """Compares what leaders and acceptors take for granted with every member's disk."""
+
+    def __init__(self, truth: "Checker") -> None:
+        self._truth = truth
+        self._believed: dict[int, tuple[Lsn, TermHistory]] = {}
+        self._told: tuple[Lsn, TermHistory] = (0, ())
+
+    def on_led(self, who: str, leadership: "Leadership") -> None:
+        """A leader has handled an event: what it tells the members is true of the term's log."""
+        told = leadership.truncate_lsn, leadership.elected.history
+        if told != self._told:
+            self._told = told
+            self._require(who, *told)
+
+    def on_handled(self, safekeeper: "SimSafekeeper") -> None:
+        """An acceptor has handled an event: what it believes is true of its own log."""
+        acceptor = safekeeper.acceptor
+        if acceptor is None or self._truth.is_foreign(acceptor.control):
+            return
+        believed = acceptor.truncate_lsn, acceptor.control.history
+        if self._believed.get(safekeeper.id) != believed:
+            self._believed[safekeeper.id] = believed
+            self._require(safekeeper.name, *believed)
+
+    def _require(self, who: str, lsn: Lsn, history: TermHistory) -> None:
+        if not history or lsn <= history[0].start_lsn:
+            return  # There is no byte below.
+        for member in self._truth.members():
+            if not _has(member, lsn, history):
+                raise Violation(
+                    "OnEveryMember",
+                    f"{who} takes it that every member has its log below {format_lsn(lsn)}, {member.name} does not",
+                )
+
+
+def _has(member: "SimSafekeeper", lsn: Lsn, history: TermHistory) -> bool:
+    control = member.disk.control
+    if control is None or last_term(control.history) > last_term(history):
+        return True
+    if control.base_lsn is not None:
+        return control.base_lsn >= lsn
+    end_lsn = member.disk.durable_lsn
+    if control.truncate_to is not None:
+        end_lsn = min(end_lsn, control.truncate_to)
+    if end_lsn < lsn:
+        return False
+    parted = divergence(control.history, end_lsn, history)
+    return parted is not None and parted.lsn >= lsn
