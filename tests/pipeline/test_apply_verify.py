@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.pipeline.apply_fixtures import compare
+from tests.pipeline.apply_fixtures import ApplyProcess, compare
 from tests.pipeline.logical_server import Source, logical_server
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.local_postgres import LocalPostgres
@@ -67,6 +67,10 @@ def test_rows_that_a_table_lacks_are_named_and_repaired(
     source.run("UPDATE t SET v = 'later' WHERE id = 7", "ALTER TABLE t ADD w int")
     with pytest.raises(TablesDiffer, match=r"1 of 2 tables differ from their sources: public\.t; .*--repair"):
         run_verify(options, repair=False)
+    if table_format == "delta":
+        command = ApplyProcess(source, options.folder, table_format, ["--verify"])
+        assert command.wait() == 1
+        assert "public.t: missing: 500" in command.log.read_text()
     repaired = run_verify(options, repair=True)
     assert [(str(each.table), each.comparison.rows) for each in repaired] == [("public.log", 10), ("public.t", 1000)]
     compare(source, options.folder, table_format, "t", "log")
