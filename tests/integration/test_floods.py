@@ -12,6 +12,7 @@ from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import Stand, log_of, wait_for
 from walproxy.local_cluster import LocalProcess
 from walproxy.local_postgres import free_port
+from walproxy.testing.shortages import TakenDescriptors
 
 LIMIT = 256
 EACH = 110
@@ -22,6 +23,7 @@ LIMITED = (
     f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
     "runpy.run_module('safekeeper', run_name='__main__', alter_sys=True)"
 )
+LARGE_INSERT = "INSERT INTO ledger SELECT generate_series(1, 80000)"
 
 
 class Flood:
@@ -107,4 +109,26 @@ def test_floods_at_a_majority_stop_no_commit_keep_out_no_proxy_and_end_nobody(ne
         assert f"the limit of open files, {LIMIT}, is below" in log
         assert "for a newer one" in log and "Too many open files" not in log
     stand.safekeepers[3].start()
+    stand.verify()
+
+
+@NEWEST
+def test_a_majority_that_can_open_nothing_goes_on_by_itself_when_it_can(new_stand: NewStand) -> None:
+    stand = new_stand().serve()
+    stand.commit(1)
+    two = [stand.safekeepers[number] for number in (1, 2)]
+    taken = [TakenDescriptors(process.pid) for process in two if process.pid is not None]
+    # More than a segment, and the one behind it may be prepared already.
+    waits = threading.Thread(target=stand.postgres.execute, args=(LARGE_INSERT,))
+    waits.start()
+    try:
+        wait_for(lambda: all("Too many open files: retrying" in log_of(process) for process in two), "both lack files")
+        assert waits.is_alive()
+    finally:
+        for each in taken:
+            each.give_back()
+    waits.join(60)
+    assert not waits.is_alive()
+    stand.commit(2)
+    assert all(process.pid is not None for process in two)
     stand.verify()

@@ -11,9 +11,11 @@ from walproxy.torture.nemesis import PROGRESS_WITHIN_S, Nemesis
 from walproxy.torture.plan import (
     CUT_OFF,
     DEAF,
+    FLOOD,
     FULL_DISK,
     KILL,
     MUTE,
+    NO_DESCRIPTORS,
     PAUSE,
     POWER_CUT,
     SILENCING,
@@ -81,6 +83,12 @@ class NotedCluster:
     def fill(self, safekeeper: str) -> None:
         self._note(f"fill {safekeeper}")
 
+    def flood(self, safekeeper: str) -> None:
+        self._note(f"flood {safekeeper}")
+
+    def take_descriptors(self, safekeeper: str) -> None:
+        self._note(f"take descriptors {safekeeper}")
+
     def heal(self, who: str | None = None) -> None:
         self._note(f"heal {who or 'all'}")
         if who is None:
@@ -128,7 +136,7 @@ def test_a_seed_means_the_same_plan() -> None:
 def test_every_kind_of_fault_and_of_bout_is_planned() -> None:
     planned = bouts(7)
     kinds = {fault.kind for bout in planned for fault in bout.faults}
-    assert kinds == {*SILENCING, SLOW_DISK, FULL_DISK, POWER_CUT}
+    assert kinds == {*SILENCING, SLOW_DISK, FULL_DISK, FLOOD, NO_DESCRIPTORS, POWER_CUT}
     assert {bout.kind for bout in planned} == {"mixed", "no quorum", "crash", "fast stop", "power cut"}
     assert {fault.target for bout in planned for fault in bout.faults} == {"postgres", *SAFEKEEPERS, *TARGETS.proxies}
 
@@ -194,6 +202,8 @@ def test_faults_begin_and_end_when_they_are_due(cluster: NotedCluster) -> None:
         (DEAF, "partition safekeeper1 to"),
         (MUTE, "partition safekeeper1 from"),
         (FULL_DISK, "fill safekeeper1"),
+        (FLOOD, "flood safekeeper1"),
+        (NO_DESCRIPTORS, "take descriptors safekeeper1"),
         (STOP, "stop safekeeper1"),
     ],
 )

@@ -9,6 +9,7 @@ This class keeps the books (what is paused, cut off, slow) and an `Engine` does 
 code calls it through `asyncio.to_thread`. See docs/testing.md.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,13 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, get_args
 
 from safekeeper.errors import ConfigurationError
+from safekeeper.networks import is_loopback
+from safekeeper.settings import address
 from walproxy.testing.engine import Blueprint, ClusterFailed, Engine
 from walproxy.testing.faulty_disk import DiskFaults
 from walproxy.testing.leftovers import temporary_folder
 from walproxy.testing.processes import ProcessesEngine
+from walproxy.testing.shortages import Flood, TakenDescriptors
 
 EngineName = Literal["auto", "containers", "processes"]
 
@@ -89,6 +93,8 @@ class WalproxyCluster:
         self._started: Engine | None = None
         self._paused: set[str] = set()
         self._disks: dict[str, DiskFaults] = {}
+        self._floods: dict[str, Flood] = {}
+        self._descriptors: dict[str, TakenDescriptors] = {}
         self._closing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -107,6 +113,8 @@ class WalproxyCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        for name in self.members:
+            self._end_shortages(name)
         self._started = None
         self._paused.clear()
         self._disks.clear()
@@ -225,20 +233,51 @@ class WalproxyCluster:
         name = self._safekeeper(safekeeper)
         self._set_disk(name, DiskFaults(fsync_ms=self._disk(name).fsync_ms, full=True))
 
+    def flood(self, safekeeper: str | int) -> None:
+        """Keep half-sent connections open to every listener of a safekeeper, and open more; among processes only.
+
+        In containers, whose addresses this machine does not see, and if it does not answer, nothing happens.
+        """
+        name = self._safekeeper(safekeeper)
+        status = self._engine.status_of(name) if self.engine == "processes" else None
+        if status is not None and name not in self._floods:
+            addresses = [address(written) for written in status["addresses"].values()]
+            self._floods[name] = Flood([each for each in addresses if is_loopback(each.host)])
+
+    def take_descriptors(self, safekeeper: str | int) -> None:
+        """Let a safekeeper open no file and accept no connection; among processes only, in containers nothing happens.
+
+        One that is started again has descriptors. To one that has not started yet, and so does not answer, nothing
+        happens: no program starts without them.
+        """
+        name = self._safekeeper(safekeeper)
+        if self.engine != "processes" or self._engine.status_of(name) is None or name in self._descriptors:
+            return
+        with contextlib.suppress(KeyError, ProcessLookupError):  # It has ended in this moment.
+            self._descriptors[name] = TakenDescriptors(self._engine.process_ids()[name])
+
     def heal(self, who: str | int | None = None) -> None:
-        """End the partitions, the disk's faults and the pause of a member; without one, of all.
+        """End the partitions, the disk's faults, the shortages and the pause of a member; without one, of all.
 
         Of all: whoever has ended, for whatever reason, is started again, too.
         """
         for name in self.members if who is None else [self._name(who)]:
             if name in self._paused:
                 self.resume(name)
+            self._end_shortages(name)
             if name in self._blueprint.safekeeper_names:
                 self._engine.hold(name, "none")
                 if name in self._disks:
                     self._set_disk(name, DiskFaults())
             if who is None:
                 self._engine.start(name)
+
+    def _end_shortages(self, name: str) -> None:
+        flood, descriptors = self._floods.pop(name, None), self._descriptors.pop(name, None)
+        if descriptors is not None:
+            descriptors.give_back()
+        if flood is not None:
+            flood.stop()
 
     def _streams(self) -> bool:
         status = self.status()

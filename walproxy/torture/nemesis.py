@@ -19,9 +19,11 @@ from safekeeper.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.torture.plan import (
     CUT_OFF,
     DEAF,
+    FLOOD,
     FULL_DISK,
     KILL,
     MUTE,
+    NO_DESCRIPTORS,
     PAUSE,
     POWER_CUT,
     SLOW_DISK,
@@ -55,6 +57,8 @@ class BeatenCluster(Protocol):
     def partition(self, safekeeper: str, direction: Literal["both", "to", "from"] = "both", /) -> None: ...
     def slow(self, safekeeper: str, fsync_ms: float, /) -> None: ...
     def fill(self, safekeeper: str, /) -> None: ...
+    def flood(self, safekeeper: str, /) -> None: ...
+    def take_descriptors(self, safekeeper: str, /) -> None: ...
     def heal(self, who: str | None = None, /) -> None: ...
     def status_of(self, who: str, /) -> dict[str, Any] | None: ...
     def process_ids(self) -> dict[str, int]: ...
@@ -165,6 +169,10 @@ class Nemesis:
             cluster.slow(target, fault.fsync_ms)
         elif fault.kind == FULL_DISK:
             cluster.fill(target)
+        elif fault.kind == FLOOD:
+            cluster.flood(target)
+        elif fault.kind == NO_DESCRIPTORS:
+            cluster.take_descriptors(target)
         else:
             cluster.partition(target, _DIRECTIONS[fault.kind])
 

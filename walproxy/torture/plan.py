@@ -21,6 +21,7 @@ _Choice = TypeVar("_Choice")
 KILL, STOP, PAUSE = "kill", "stop", "pause"
 CUT_OFF, DEAF, MUTE = "cut off", "deaf", "mute"
 SLOW_DISK, FULL_DISK = "slow disk", "full disk"
+FLOOD, NO_DESCRIPTORS = "flood", "no descriptors"
 POWER_CUT = "power cut"
 
 POSTGRES: Final = "postgres"
@@ -28,7 +29,18 @@ SILENCING: Final = (KILL, STOP, PAUSE, CUT_OFF, DEAF, MUTE)
 """While one of these lasts, nobody hears from a safekeeper that it has anything new."""
 
 # How often each is chosen, against the others of its row.
-_OF_SAFEKEEPERS: Final = {KILL: 6, PAUSE: 4, STOP: 2, CUT_OFF: 4, DEAF: 3, MUTE: 3, SLOW_DISK: 4, FULL_DISK: 2}
+_OF_SAFEKEEPERS: Final = {
+    KILL: 6,
+    PAUSE: 4,
+    STOP: 2,
+    CUT_OFF: 4,
+    DEAF: 3,
+    MUTE: 3,
+    SLOW_DISK: 4,
+    FULL_DISK: 2,
+    FLOOD: 3,
+    NO_DESCRIPTORS: 3,
+}
 _SILENCING_WEIGHTS: Final = {kind: _OF_SAFEKEEPERS[kind] for kind in SILENCING}
 _OF_PROXIES: Final = {KILL: 4, PAUSE: 3, STOP: 2}
 _SIZES: Final = {1: 30, 2: 35, 3: 25, 4: 10}
