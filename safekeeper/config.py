@@ -109,6 +109,13 @@ class SafekeeperConfig:
     slots_max: int = option(
         "Replication slots that there may be", parse=positive_integer, default="64", metavar="NUMBER"
     )
+    slot_idle_timeout: float | None = option(
+        "Seconds after which a replication slot that no client uses is dropped; without it never",
+        parse=optional(seconds),
+        default=None,
+        metavar="SECONDS",
+        reloadable=True,
+    )
     archive: str | None = option(
         "Where committed WAL is archived: a folder, or s3://, gs:// or az:// and what follows; without it nowhere",
         parse=optional(text),

@@ -20,7 +20,6 @@ from safekeeper.lsn import format_lsn
 from safekeeper.node import Node
 from safekeeper.replication_door import ReplicationDoor
 from safekeeper.retention import Retention
-from safekeeper.slots import Slots
 
 # A disk whose thread has been at one thing for longer than this does not answer.
 DISK_STALLED_S = 10.0
@@ -29,7 +28,6 @@ DISK_STALLED_S = 10.0
 def safekeeper_routes(
     node: Node,
     addresses: Callable[[], dict[str, str]],
-    slots: Slots | None = None,
     pg_door: ReplicationDoor | None = None,
     archiver: Archiver | None = None,
     retention: Retention | None = None,
@@ -39,7 +37,6 @@ def safekeeper_routes(
     Args:
         node: whom they are about.
         addresses: returns where it listens, by door, for /status.
-        slots: what is held for replication clients, None if there are none.
         pg_door: where they connect, None if they cannot.
         archiver: None if there is no archive.
         retention: what sees to the WAL that is kept, None if nothing does.
@@ -49,7 +46,7 @@ def safekeeper_routes(
         readers = pg_door.describe_readers() if pg_door is not None else []
         return status(node) | {
             "readers": readers,
-            "slots": describe_slots(slots) if slots else [],
+            "slots": retention.described_slots() if retention is not None else [],
             "archive": archiver.describe() if archiver is not None else None,
             "wal_limit": retention.limit_bytes if retention is not None else None,
             "addresses": addresses(),
@@ -106,19 +103,6 @@ def status(node: Node) -> dict[str, Any]:
             "busy_s": round(node.disk.busy_s, 3),
         },
     }
-
-
-def describe_slots(slots: Slots) -> list[dict[str, Any]]:
-    """Return what /status shows of the slots."""
-    return [
-        {
-            "name": slot.name,
-            "restart_lsn": format_lsn(slot.restart_lsn),
-            "active": slot.holder != 0,
-            "temporary": slot.temporary,
-        }
-        for slot in slots.describe()
-    ]
 
 
 def health_problem(node: Node) -> str | None:

@@ -16,6 +16,7 @@ from safekeeper.archive.statistics import UPLOAD_BUCKETS_S
 from safekeeper.door import Door
 from safekeeper.exposition import listener_metrics
 from safekeeper.learners import LearnerHub
+from safekeeper.lsn import parse_lsn
 from safekeeper.node import Node
 from safekeeper.retention import Retention
 
@@ -50,6 +51,7 @@ class SafekeeperCollector(Collector):
         yield from listener_metrics("safekeeper", self.listeners)
         if self._hub is not None:
             yield _gauge("readers", "Standbys and pg_receivewals that stream from here", len(self._hub.readers))
+        yield from self._of_the_slots()
         if self._archiver is not None:
             yield from self._of_the_archive(self._archiver)
         if self._read_through is not None:
@@ -88,6 +90,22 @@ class SafekeeperCollector(Collector):
         )
         yield _gauge("disk_lacking", "1 if there was no room for WAL or the control file", bool(node.room.lacking))
 
+    def _of_the_slots(self) -> Iterator[Metric]:
+        restart = _labelled(
+            "slot_restart_lsn_bytes", "Below it the slot's client needs nothing; absent for none", "slot"
+        )
+        retained = _labelled("slot_retained_bytes", "WAL that the slot holds here", "slot")
+        idle = _labelled("slot_idle_seconds", "For how long no client has used the slot, 0 while one does", "slot")
+        active = _labelled("slot_active", "1 if a client uses the slot", "slot")
+        for slot in self._retention.described_slots():
+            label = [slot["name"]]
+            if slot["restart_lsn"] is not None:
+                restart.add_metric(label, parse_lsn(slot["restart_lsn"]))
+            retained.add_metric(label, slot["retained_bytes"])
+            idle.add_metric(label, slot["idle_s"])
+            active.add_metric(label, slot["active"])
+        yield from (restart, retained, idle, active)
+
     def _of_the_archive(self, archiver: Archiver) -> Iterator[Metric]:
         statistics, acceptor = archiver.statistics, self._node.acceptor
         yield _gauge("archiver", "1 if this safekeeper archives", acceptor.is_archiver)
@@ -110,6 +128,10 @@ class SafekeeperCollector(Collector):
 
 def _gauge(name: str, help: str, value: float) -> Metric:
     return GaugeMetricFamily(f"safekeeper_{name}", help, value=value)
+
+
+def _labelled(name: str, help: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"safekeeper_{name}", help, labels=[label])
 
 
 def _counter(name: str, help: str, value: float) -> Metric:

@@ -10,6 +10,7 @@ and every TRIM_INTERVAL_S, because slots and readers move without that.
 
 import asyncio
 import logging
+from typing import Any
 
 from safekeeper.archive.archiver import Archiver
 from safekeeper.archive.read_through import FETCHES_AT_ONCE, SEGMENTS_KEPT
@@ -31,6 +32,7 @@ class Retention:
     Attributes:
         keep_bytes: see TrimRequest.
         limit_bytes: room for WAL, and for the segments out of the archive that readers are at.
+        slot_idle_timeout_s: after so long without a client a slot is dropped; None: never.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Retention:
         *,
         keep_bytes: int,
         limit_bytes: int | None,
+        slot_idle_timeout_s: float | None = None,
     ) -> None:
         self._node = node
         self._slots = slots
@@ -51,10 +54,13 @@ class Retention:
         self._seen = (0, 0)
         self.keep_bytes = keep_bytes
         self.limit_bytes = limit_bytes
+        self.slot_idle_timeout_s = slot_idle_timeout_s
 
     async def run(self) -> None:
         """Look after it until cancelled."""
         while True:
+            if self.slot_idle_timeout_s is not None:
+                await self._slots.drop_idle(self.slot_idle_timeout_s)
             self.look()
             await asyncio.sleep(TRIM_INTERVAL_S)
 
@@ -83,6 +89,24 @@ class Retention:
             return self.limit_bytes
         cache_bytes = (SEGMENTS_KEPT + FETCHES_AT_ONCE) * self._node.acceptor.control.segment_size
         return self.limit_bytes - min(cache_bytes, self.limit_bytes // 4)
+
+    def described_slots(self) -> list[dict[str, Any]]:
+        """Return what /status and /metrics show of the slots, by name.
+
+        A slot that stands below the WAL that is here retains nothing.
+        """
+        begin_lsn, end_lsn = self._node.folder.begin_lsn, self._node.acceptor.write_lsn
+        return [
+            {
+                "name": slot.name,
+                "restart_lsn": format_lsn(slot.restart_lsn) if slot.restart_lsn else None,
+                "active": slot.holder != 0,
+                "temporary": slot.temporary,
+                "idle_s": round(self._slots.idle_s(slot), 3),
+                "retained_bytes": max(0, end_lsn - slot.restart_lsn) if slot.restart_lsn >= begin_lsn else 0,
+            }
+            for slot in self._slots.describe()
+        ]
 
     def wanted_lsn(self) -> Lsn | None:
         """Return the oldest WAL that a slot or a reader still gets from here, None if there are none."""

@@ -115,7 +115,13 @@ class Service:
             hub = LearnerHub(node, loop, read_through)
             pg_door = self._make_pg_door(node, slots, hub, budgets[REPLICATION])
         self._retention = retention = Retention(
-            node, slots, hub, archiver, keep_bytes=config.wal_keep, limit_bytes=config.wal_limit
+            node,
+            slots,
+            hub,
+            archiver,
+            keep_bytes=config.wal_keep,
+            limit_bytes=config.wal_limit,
+            slot_idle_timeout_s=config.slot_idle_timeout,
         )
         node.attach_learners(retention)
         collector = SafekeeperCollector(node, retention, hub=hub, archiver=archiver, read_through=read_through)
@@ -134,7 +140,7 @@ class Service:
                 return found | ({"pg": str(pg_door.address)} if pg_door is not None else {})
 
             http = await serve_http(
-                safekeeper_routes(node, addresses, slots, pg_door, archiver, retention),
+                safekeeper_routes(node, addresses, pg_door, archiver, retention),
                 config.http,
                 application=metrics_application(collector),
                 tls=protection.http_tls,
@@ -244,6 +250,7 @@ class Service:
             return
         self._node.room.free_warning_bytes = new.disk_free_warning
         self._retention.keep_bytes, self._retention.limit_bytes = new.wal_keep, new.wal_limit
+        self._retention.slot_idle_timeout_s = new.slot_idle_timeout
         if self._archiver is not None:
             self._archiver.partial_interval_s = new.archive_partial_interval
         self._protection.reload(new)

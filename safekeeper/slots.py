@@ -6,13 +6,17 @@ gone; its restart_lsn is written lazily, since an older one keeps more WAL and d
 lives as long as its connection, in memory.
 
 All persistent slots are one small file of the data folder, `slots`, replaced as a whole in the disk's thread. One
-change is made at a time; the others wait. Losing slots costs kept WAL, never data. All the same a file that is damaged
-is refused at the start: going on without would let WAL be removed that somebody still needs, silently.
+change is made at a time; the others wait. A slot that no connection has used for --slot-idle-timeout is dropped; that
+time is counted from the start of the process at the earliest. Losing slots costs kept WAL, never data. All the same a
+file that is damaged is refused at the start: going on without would let WAL be removed that somebody still needs,
+silently.
 """
 
 import asyncio
 import logging
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,13 @@ import msgspec
 from safekeeper.control_file import StateFile
 from safekeeper.errors import CommandError, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.logs import ProblemLog
-from safekeeper.lsn import Lsn
+from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.filesystem import FileSystem
 from safekeeper.worker import Worker
 
 SLOTS_FILE_NAME = "slots"
+# Who holds a slot while it expires: no connection has this number.
+EXPIRY = -1
 
 _NAME = re.compile(r"[a-z0-9_]{1,63}")
 _log = logging.getLogger(__name__)
@@ -47,12 +53,16 @@ class Slot:
         restart_lsn: below it its client needs nothing any more; 0 if nothing is held for it yet.
         temporary: it ends with its connection.
         holder: the number of the connection that uses it, 0 if none does.
+        idle_since: when it was used last, or when this process began; of no meaning while it is used.
     """
 
-    __slots__ = ("holder", "name", "released", "restart_lsn", "temporary")
+    __slots__ = ("holder", "idle_since", "name", "released", "restart_lsn", "temporary")
 
-    def __init__(self, name: str, restart_lsn: Lsn, *, temporary: bool = False, holder: int = 0) -> None:
+    def __init__(
+        self, name: str, restart_lsn: Lsn, idle_since: float, *, temporary: bool = False, holder: int = 0
+    ) -> None:
         self.name = name
+        self.idle_since = idle_since
         self.restart_lsn = restart_lsn
         self.temporary = temporary
         self.holder = holder
@@ -62,7 +72,8 @@ class Slot:
 class Slots:
     """The slots of one safekeeper. Made by `open`."""
 
-    def __init__(self, file: StateFile, disk: Worker, slots_max: int) -> None:
+    def __init__(self, file: StateFile, disk: Worker, slots_max: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._file = file
         self._disk = disk
         self._slots_max = slots_max
@@ -71,14 +82,23 @@ class Slots:
         self._moved = False  # A restart_lsn is newer than the file's.
         self._save_task: asyncio.Task[None] | None = None
         self._save_problem = ProblemLog(_log)
+        self._drop_problem = ProblemLog(_log)
 
     @classmethod
-    def open(cls, fs: FileSystem, directory: Path, disk: Worker, slots_max: int) -> "Slots":
+    def open(
+        cls,
+        fs: FileSystem,
+        directory: Path,
+        disk: Worker,
+        slots_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "Slots":
         """Read the slots of the data folder `directory`.
 
         Args:
             disk: the thread in which the file is written.
             slots_max: so many there may be, temporary ones included; more in the file are kept.
+            clock: seconds, by which a slot is idle.
 
         Raises:
             StorageFailed: the file is damaged.
@@ -90,10 +110,10 @@ class Slots:
             what="file of slots",
             what_to_do="remove it to start without slots; standbys create theirs again, if their WAL is still there",
         )
-        slots = cls(file, disk, slots_max)
+        slots = cls(file, disk, slots_max, clock)
         stored = file.load(_StoredSlots)
         if stored is not None:
-            slots._slots = {slot.name: Slot(slot.name, slot.restart_lsn) for slot in stored.slots}
+            slots._slots = {slot.name: Slot(slot.name, slot.restart_lsn, clock()) for slot in stored.slots}
         return slots
 
     def find(self, name: str) -> Slot | None:
@@ -125,7 +145,8 @@ class Slots:
                 raise CommandError(
                     "53400", "all replication slots are in use", hint="Free one or increase --slots-max."
                 )
-            slot = Slot(name, restart_lsn, temporary=temporary, holder=connection if temporary else 0)
+            holder = connection if temporary else 0
+            slot = Slot(name, restart_lsn, self._clock(), temporary=temporary, holder=holder)
             if not temporary:
                 await self._store([*self._slots.values(), slot])
             self._slots[name] = slot
@@ -176,7 +197,35 @@ class Slots:
         """End the use of a slot; a temporary one stays its connection's."""
         if not slot.temporary:
             slot.holder = 0
+            slot.idle_since = self._clock()
             slot.released.set()
+
+    def idle_s(self, slot: Slot) -> float:
+        """Return how long no connection has used the slot, 0 while one does."""
+        return 0.0 if slot.holder else max(0.0, self._clock() - slot.idle_since)
+
+    async def drop_idle(self, timeout_s: float) -> None:
+        """Drop the slots that no connection has used for so long. One that cannot be dropped now is tried again."""
+        for slot in self.describe():
+            idle_s = self.idle_s(slot)
+            if idle_s < timeout_s:
+                continue
+            try:
+                async with self._changing:
+                    if slot.holder or self._slots.get(slot.name) is not slot:
+                        continue  # It was taken or dropped meanwhile.
+                    await self._drop(slot, EXPIRY)
+            except CommandError as error:
+                self._drop_problem.note(str(error), "an idle replication slot could not be dropped: %s", error)
+            else:
+                self._drop_problem.over()
+                _log.warning(
+                    'dropped replication slot "%s", which held WAL from %s on: no connection used it for %.0f s '
+                    "(--slot-idle-timeout)",
+                    slot.name,
+                    format_lsn(slot.restart_lsn),
+                    idle_s,
+                )
 
     def connection_lost(self, connection: int) -> None:
         """Drop the temporary slots of a connection."""

@@ -15,6 +15,7 @@ from safekeeper.exposition import metrics_application
 from safekeeper.http import safekeeper_routes
 from safekeeper.http_door import serve_http
 from safekeeper.logs import ProblemLog
+from safekeeper.lsn import format_lsn
 from safekeeper.metrics import SafekeeperCollector
 from safekeeper.retention import Retention
 from safekeeper.settings import Address
@@ -33,7 +34,7 @@ def pages(house: ReplicationHouse) -> tuple[dict[str, float], dict[str, Any]]:
     collector = SafekeeperCollector(
         house.node, retention, hub=house.hub, archiver=house.archiver, read_through=house.read_through
     )
-    routes = safekeeper_routes(house.node, dict, house.slots, house.door, house.archiver, retention)
+    routes = safekeeper_routes(house.node, dict, house.door, house.archiver, retention)
     door = house.run(serve_http(routes, Address("127.0.0.1", 0), application=metrics_application(collector)))
     url = f"http://{door.address}"
     try:
@@ -101,6 +102,31 @@ def test_positions_disk_and_archive_are_told_in_numbers_and_words(tmp_path: Path
     assert archive["url"] == str(tmp_path / "archive")
     assert (archive["archiver"], archive["lag_bytes"], archive["problem"]) == (True, 0, "")
     assert archive["last_upload_at"] is not None
+
+
+def test_slots_are_told_in_numbers_and_one_that_holds_nothing_has_no_position(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
+        leader = house.led()
+        leader.write(WAL)
+        leader.commit(END_LSN)
+        house.run(house.slots.create("holds", BASE_LSN, connection=0))
+        house.run(house.slots.create("nothing", 0, connection=0))
+        house.call(lambda: house.slots.acquire(house.slots.find("nothing"), 7))
+        numbers, status = pages(house)
+    assert {
+        "safekeeper_slot_restart_lsn_bytes[holds]": BASE_LSN,
+        "safekeeper_slot_retained_bytes[holds]": len(WAL),
+        "safekeeper_slot_retained_bytes[nothing]": 0,
+        "safekeeper_slot_idle_seconds[nothing]": 0,
+        "safekeeper_slot_active[holds]": 0,
+        "safekeeper_slot_active[nothing]": 1,
+    }.items() <= numbers.items()
+    assert "safekeeper_slot_restart_lsn_bytes[nothing]" not in numbers
+    assert numbers["safekeeper_slot_idle_seconds[holds]"] > 0
+    assert [(slot["name"], slot["restart_lsn"]) for slot in status["slots"]] == [
+        ("holds", format_lsn(BASE_LSN)),
+        ("nothing", None),
+    ]
 
 
 def test_uploads_are_counted_by_how_long_they_took() -> None:

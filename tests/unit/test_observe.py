@@ -35,6 +35,7 @@ def test_every_metric_that_is_watched_is_there(file: str, tmp_path: Path, proxy:
     status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0}]
     said = set(numbers(ProxyCollector(lambda: status, lambda: "")))
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
+        house.run(house.slots.create("s1", 0, connection=0))
         house.call(house.node.measure_room)
         house.until(lambda: house.node.room.space is not None)
         said |= set(pages(house)[0])

@@ -135,6 +135,28 @@ def test_there_are_only_so_many_slots(tmp_path: Path) -> None:
         assert refused(client, "CREATE_REPLICATION_SLOT c TEMPORARY PHYSICAL") == "53400"
 
 
+def test_a_slot_that_nobody_uses_is_dropped_after_a_while_and_one_in_use_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        now = 100.0
+        house.slots._clock = lambda: now
+        for name in ("idle", "used", "back"):
+            house.run(house.slots.create(name, BASE_LSN, connection=0))
+        house.call(lambda: house.slots.acquire(house.slots.find("used"), 7))
+        now = 150.0
+        house.call(lambda: house.slots.acquire(house.slots.find("back"), 8))
+        house.call(lambda: house.slots.release(house.slots.find("back")))
+        now = 160.0
+        house.run(house.slots.drop_idle(60.5))
+        assert [slot.name for slot in house.call(house.slots.describe)] == ["back", "idle", "used"]
+        house.run(house.slots.drop_idle(60.0))
+        assert [slot.name for slot in house.call(house.slots.describe)] == ["back", "used"]
+        assert 'dropped replication slot "idle", which held WAL from 0/300000 on' in caplog.text
+    with ReplicationHouse(tmp_path) as house:
+        assert [slot.name for slot in house.call(house.slots.describe)] == ["back", "used"]
+
+
 def test_on_a_full_disk_a_slot_is_refused_and_nothing_else_is_disturbed(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         leader = committed(house)
@@ -224,6 +246,7 @@ def test_slots_survive_a_kill_and_positions_a_checkpoint(tmp_path: Path) -> None
             process.wait_exit()
     with served(tmp_path / "sk") as (process, port):
         slots = process.get("/status")[1]["slots"]
+        assert all(slot.pop("idle_s") > 0 and slot.pop("retained_bytes") >= 0 for slot in slots)
         assert slots == [
             {"name": "s1", "restart_lsn": "0/300005", "active": False, "temporary": False},
             {"name": "s2", "restart_lsn": "0/3003E8", "active": False, "temporary": False},
