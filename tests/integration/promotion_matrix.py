@@ -7,7 +7,6 @@ promotes the standby. The primary of the last promotion is the source of the nex
 import contextlib
 import shlex
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,7 +38,10 @@ LOCAL, ALIVE, REFUSING, HANGING = "local archive", "S3", "S3 that refuses connec
 ARCHIVES: Final = (LOCAL, ALIVE, REFUSING, HANGING)
 FREE, IN_USE = "folder free", "folder in use"
 FOLDERS: Final = (FREE, IN_USE)
+START_S: Final = 60.0
 PROMOTION_S: Final = 60
+# Nobody listens there.
+DEAD_ENDPOINT: Final = "http://127.0.0.1:1"
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Dynasty:
             options = {"restore_command": self._restore_command(archive), **SETTINGS}
             standby = make_standby(old, self.past.folder / f"server{tli}", f"server{tli}", settings=options)
             self.servers.append(standby)
-            standby.start()
+            standby.start(START_S)
             # The archive's part of the open segment is shorter than what the standby has.
             self.past.add_steps(1, switch=False)
             self.archive()
@@ -113,7 +115,7 @@ class Dynasty:
     def _options(self, archive: str) -> list[str]:
         if archive == LOCAL:
             return ["--archive", str(self.past.archive)]
-        endpoint = {ALIVE: self.moto.endpoint, HANGING: self.hanging.endpoint, REFUSING: f"http://127.0.0.1:{_dead()}"}
+        endpoint = {ALIVE: self.moto.endpoint, HANGING: self.hanging.endpoint, REFUSING: DEAD_ENDPOINT}
         return source_options(self.moto.place("main", endpoint[archive]))
 
 
@@ -138,10 +140,3 @@ def dynasty(binaries: ServerBinaries) -> Iterator[Dynasty]:
         first_lsn = past.steps[0].end_lsn // MIB * MIB
         make_safekeeper_folder(past, made.safekeeper_folder, first_lsn, end_lsn, end_lsn)
         yield made
-
-
-def _dead() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -63,6 +63,7 @@ def test_commits_survive_the_loss_of_a_safekeeper_and_of_the_primary(new_gated: 
     assert_equal_to_primary(cluster, second)
 
 
+@pytest.mark.timeout(1800)
 def test_a_promotion_comes_to_its_end_whatever_its_sources_answer(
     servers: dict[int, ServerBinaries], major: int
 ) -> None:

@@ -38,6 +38,7 @@ class FakeSource:
         self.pieces = {(1, lsn): min(lsn + MIB, end_lsn) for lsn in range(begin_lsn, end_lsn, MIB)}
         self.system_id = SYSTEM_ID
         self.is_silent = False
+        self.questions = 0
         self.change: Callable[[bytearray], None] = lambda content: None
         self.histories: dict[int, bytes] = {}
 
@@ -73,6 +74,7 @@ class FakeSource:
         return next_of(self.pieces, path, lsn)
 
     def _answer(self) -> None:
+        self.questions += 1
         if self.is_silent:
             raise SourceUnavailable(f"{self.name} does not answer")
 
@@ -100,6 +102,17 @@ def test_a_whole_segment_needs_no_other_answer(target: Path) -> None:
     silent = FakeSource("a", 3 * MIB)
     silent.is_silent = True
     assert fetch(target, silent, FakeSource("b", 3 * MIB)) == ("b", 3 * MIB)
+
+
+@pytest.mark.parametrize(("asks_once", "questions"), [(True, 1), (False, 2)])
+def test_a_silent_source_is_asked_once_where_somebody_waits(target: Path, asks_once: bool, questions: int) -> None:
+    silent, partial = FakeSource("a", 3 * MIB), FakeSource("b", 2 * MIB + 9000)
+    silent.is_silent = True
+    fetcher = Fetcher((silent, partial), system_id=SYSTEM_ID, asks_once=asks_once)
+    assert fetcher.origin().segment_size == MIB
+    with pytest.raises(SourceUnavailable):
+        fetcher.fetch_segment(1, 2 * MIB, target)
+    assert silent.questions == questions
 
 
 def test_without_a_whole_one_the_longest_part_is_taken(target: Path) -> None:
