@@ -542,6 +542,8 @@ class Proposer:
         if not self.config.several_primaries:
             self._finish(PrimaryRefused(reason))
             return
+        if self.campaign is not None and self.campaign.node_id is not None:
+            self._note(Level.INFO, f"term {self.campaign.node_id.term} is given up, the primary is refused: {reason}")
         self._out.append(RefusePrimary(reason))
         self._part_from_primary()
         if self.campaign is not None or self._bootstrap is not None:
