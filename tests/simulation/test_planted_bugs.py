@@ -26,6 +26,8 @@ QUICK = (
     "commit_told_with_wal_only",
     "heartbeat_behind_the_window",
     "wal_begin_of_unadopted_member",
+    "truncate_lsn_survives_a_cut",
+    "unlinked_primary_told",
 )
 SEEDS = 150
 
