@@ -132,7 +132,10 @@ class ProxyConfig:
         metavar="SECONDS",
     )
     takeover: bool = option(
-        "Be elected even if another proxy is alive: it is deposed", parse=yes_or_no, default="false", metavar="BOOL"
+        "Be elected even if another proxy is alive, which is deposed; once in a run",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
     )
     allow_data_loss: bool = option(
         "Follow a primary whose timeline lacks WAL that may have been acknowledged: that WAL is given up",

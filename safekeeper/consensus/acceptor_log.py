@@ -27,7 +27,14 @@ from safekeeper.consensus.effects import (
     WriteWal,
 )
 from safekeeper.consensus.messages import Bootstrap, Elected, RefusalCode
-from safekeeper.consensus.term_history import Divergence, divergence, next_tli_switch, tli_at
+from safekeeper.consensus.term_history import (
+    Divergence,
+    bound_history,
+    cut_history,
+    divergence,
+    next_tli_switch,
+    tli_at,
+)
 from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
@@ -74,6 +81,11 @@ class AcceptorLog:
         May raise `StorageFull`: what is unfinished is then not claimed, and finished before the next adoption.
         """
         yield from self._finish_adoption()
+        control = self.control
+        history, forgotten_term = bound_history(control.history, control.forgotten_term, control.commit_lsn)
+        if history != control.history:
+            # An earlier release has let it grow until no vote could carry it.
+            yield from self._persist(history=history, forgotten_term=forgotten_term)
         if self.flush_lsn:
             # The next byte may belong to another timeline than the last one: its segment must bear that name.
             yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
@@ -154,7 +166,7 @@ class AcceptorLog:
 
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
-        cut = divergence(self.control.history, self.flush_lsn, message.history) if self.flush_lsn else None
+        cut = self._divergence_from(message)
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
             cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
         base_lsn: Lsn | None = None
@@ -210,6 +222,24 @@ class AcceptorLog:
             self._open_fork_lsn = next_tli_switch(message.history, cut.lsn - 1)
         yield from self._finish_adoption()
         return None
+
+    def _divergence_from(self, message: Elected) -> Divergence | None:
+        """Return where our log and the elected proposer's part, None if they have nothing in common."""
+        if not self.flush_lsn:
+            return None
+        control = self.control
+        own = cut_history(control.history, self.flush_lsn)
+        found = divergence(own, self.flush_lsn, message.history, max(control.forgotten_term, message.forgotten_term))
+        if found is not None or not own or own[0].term > message.forgotten_term:
+            return found
+        # The last term that both have is one that the others have forgotten: a quorum has gone on without us since. It
+        # has what is committed of our log, unless that was given up, and needs nothing else of it.
+        given_up = [
+            entry.start_lsn
+            for entry in message.history
+            if entry.gives_up and entry.term > control.forgotten_term and entry not in own
+        ]
+        return Divergence(min([self.commit_lsn, *given_up]), gives_up=True)
 
     def _refusal_of_cut(self, cut: Divergence, message: Elected) -> EffectsThen[Reason | None]:
         """Return why the WAL must not be cut there, None if it may be (S5; S9's second fence)."""

@@ -14,6 +14,7 @@ from safekeeper.consensus.election import (
     collect_tli_histories,
     extend_history,
     highest_possible_commit,
+    shorten_history,
 )
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
@@ -114,7 +115,9 @@ class Campaign:
     def begin(self, now: float) -> Iterator[Action]:
         """Ask for the pre-votes."""
         for safekeeper_id in sorted(self.asked):
-            request = PreVoteRequest(self._config.run, self._config.takeover)
+            # Once: two that depose each other again and again would win terms without end.
+            takeover = self._config.takeover and not self._candidacy.term
+            request = PreVoteRequest(self._config.run, takeover)
             yield self._roster.ask(safekeeper_id, request, now)
 
     def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> Iterator[Action]:
@@ -247,7 +250,9 @@ class Campaign:
         assert self.plan is not None and self.node_id is not None  # by the outcome
         vote, primary = self.votes[self.donor], self.primary
         gives_up = self.verification is not None and self.verification.gives_up
-        history = extend_history(vote.history, self.plan, self.node_id, gives_up)
+        history, forgotten_term = shorten_history(
+            extend_history(vote.history, self.plan, self.node_id, gives_up), self.votes, self.donor, self.membership
+        )
         return Elected(
             self.node_id,
             self.cluster.id,
@@ -261,7 +266,7 @@ class Campaign:
             0,
             # What a fork cuts is committed no more (S9).
             min(self.plan.start_lsn, vote.commit_lsn),
-            vote.forgotten_term,
+            forgotten_term,
         )
 
     # ------------------------------------------------------------------ steps

@@ -58,7 +58,7 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
         membership: the members, None before the bootstrap.
         promised: the proposer that this acceptor follows; it votes for nobody of the same or a lower term (S3).
         history: the term history of its WAL.
-        forgotten_term: the highest term that was removed from the front of `history`, 0 if none was.
+        forgotten_term: the highest term that was removed from `history`, 0 if none was.
         tli_histories: PostgreSQL's timeline history files of the timelines in `history`.
         truncate_to: set while an adopted history's cut is not yet finished (S5).
         base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it starts here.

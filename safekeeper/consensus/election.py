@@ -11,8 +11,17 @@ from safekeeper.consensus.control_state import NodeId, TliHistory
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.primary import LogPlan, PrimaryIdentity
-from safekeeper.consensus.term_history import HistoryEntry, TermHistory, cut_history, last_term
+from safekeeper.consensus.term_history import (
+    HistoryEntry,
+    TermHistory,
+    bound_history,
+    cut_history,
+    forget_front,
+    last_term,
+)
 from safekeeper.lsn import Lsn
+
+TLI_HISTORY_BYTES_MAX = 512 << 10
 
 
 def choose_donor(votes: Mapping[int, VoteResponse]) -> int:
@@ -49,8 +58,9 @@ def highest_possible_commit(
 def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId, gives_up: bool = False) -> TermHistory:
     """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
 
-    An empty entry at the start itself goes too if it belongs to another timeline: nothing was streamed of it, and it
-    may be none of this primary's.
+    An empty entry at the start itself goes too: it said that its owner is newer than those without it, and so does the
+    new one. The very first entry stays, as what all logs have in common, unless it belongs to another timeline: nothing
+    was streamed of that one, and it may be none of this primary's.
 
     What a dropped entry has given up stays given up: a member that has not heard of that entry still holds the WAL.
 
@@ -60,7 +70,7 @@ def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId, gives_u
     kept = tuple(
         entry
         for entry in cut_history(history, plan.start_lsn)
-        if entry.start_lsn < plan.start_lsn or entry.tli == plan.tli
+        if entry.start_lsn < plan.start_lsn or (entry is history[0] and entry.tli == plan.tli)
     )
     gives_up = gives_up or any(entry.gives_up for entry in history if entry not in kept)
     floor = history[-1].floor if history else 0
@@ -72,9 +82,34 @@ def collect_tli_histories(
 ) -> tuple[TliHistory, ...]:
     """Return the history files of the timelines above 1 in `history`: the primary's, else the ones already known.
 
-    Timelines that are not in `history` any more are forgotten with it (S9).
+    Timelines that are not in `history` any more are forgotten with it (S9). The oldest ones go when all of them do not
+    fit a message; the newest one names every ancestor, and readers are answered out of that.
     """
     content = {entry.tli: entry.content for entry in known}
     content.update({entry.tli: entry.content for entry in primary.tli_histories})
-    tlis = sorted({entry.tli for entry in history if entry.tli in content})
-    return tuple(TliHistory(tli, content[tli]) for tli in tlis)
+    tlis = {entry.tli for entry in history}
+    kept: list[TliHistory] = []
+    room = TLI_HISTORY_BYTES_MAX
+    for tli in sorted(tlis & content.keys(), reverse=True):
+        room -= len(content[tli])
+        if room < 0 and kept:
+            break
+        kept.append(TliHistory(tli, content[tli]))
+    return tuple(reversed(kept))
+
+
+def shorten_history(
+    history: TermHistory, votes: Mapping[int, VoteResponse], donor: int, membership: Membership
+) -> tuple[TermHistory, int]:
+    """Return the new term's history without what no member needs, and the highest term that was ever removed from it.
+
+    If every member has voted, that is what lies wholly below the WAL that any of them keeps. One that is away may need
+    it, so with votes missing nothing goes before there is too much for a message.
+    """
+    vote = votes[donor]
+    forgotten_term = vote.forgotten_term
+    if membership.ids() <= votes.keys():
+        begins = [vote.wal_begin_lsn for vote in votes.values() if vote.flush_lsn]
+        history, forgotten_term = forget_front(history, forgotten_term, min(begins, default=0))
+    # What this very term cuts is committed no more (S9).
+    return bound_history(history, forgotten_term, min(vote.commit_lsn, history[-1].start_lsn))

@@ -133,7 +133,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
         granted: whether it was promised.
         promised: whom the acceptor follows now.
         history: its term history, cut at flush_lsn.
-        forgotten_term: the highest term that was removed from the front of `history`, 0 if none was.
+        forgotten_term: the highest term that was removed from `history`, 0 if none was.
         tli_histories: the timeline history files of that history.
         wal_begin_lsn, flush_lsn: the WAL that it keeps. 0 if none.
         commit_lsn, truncate_lsn: what it knows; for checks only (S4).
@@ -159,7 +159,7 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
         commit_lsn: what the proposer knows to be committed in this term.
         settled_lsn: below it the log is committed, whether or not this term knows it yet: the donor knew, or a member
             of the term keeps it no more. For the check of base_lsn only.
-        forgotten_term: the highest term that was removed from the front of `history`, 0 if none was.
+        forgotten_term: the highest term that was removed from `history`, 0 if none was.
     """
 
     node_id: NodeId

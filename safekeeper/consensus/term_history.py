@@ -8,7 +8,8 @@ That is what makes `divergence` exact: no byte has to be compared.
 An entry of length zero is meaningful as the last one: it says that the log was adopted by its term (S4), so its owner
 counts as newer.
 
-The front of a history may be missing: `forgotten_term` is the highest term that was removed from it, 0 if none was.
+Old entries may be missing: `forgotten_term` is the highest term that was removed, 0 if none was. What is left of the
+terms up to that one, the first entry of each timeline and what gives up WAL, says nothing of where two logs part.
 """
 
 from typing import NamedTuple
@@ -38,6 +39,9 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 TermHistory = tuple[HistoryEntry, ...]
+
+# What a vote and an election carry must fit a frame: 10,000 entries take a quarter of a MiB.
+HISTORY_ENTRIES_MAX = 10_000
 
 
 class Divergence(NamedTuple):
@@ -77,6 +81,40 @@ def cut_history(history: TermHistory, end_lsn: Lsn) -> TermHistory:
     return history[:count]
 
 
+def forget_front(history: TermHistory, forgotten_term: int, kept_lsn: Lsn) -> tuple[TermHistory, int]:
+    """Remove the entries that lie wholly below `kept_lsn`; return what is left, and the highest term that is not.
+
+    The last entry that starts below it stays, and so do landmarks (`forget_entries`).
+    """
+    count = max((index for index, entry in enumerate(history) if entry.start_lsn < kept_lsn), default=0)
+    return forget_entries(history, forgotten_term, count)
+
+
+def bound_history(history: TermHistory, forgotten_term: int, commit_lsn: Lsn) -> tuple[TermHistory, int]:
+    """Remove the oldest entries if there are more than fit a message, whatever WAL is kept.
+
+    The oldest of those that stay has begun below `commit_lsn`, so a quorum has adopted it or a later one: nothing is
+    needed of a member that has adopted neither (5.4).
+    """
+    count = len(history) - HISTORY_ENTRIES_MAX
+    while count > 0 and history[count].start_lsn >= commit_lsn:
+        count -= 1
+    return forget_entries(history, forgotten_term, max(count, 0))
+
+
+def forget_entries(history: TermHistory, forgotten_term: int, count: int) -> tuple[TermHistory, int]:
+    """Remove the first `count` entries but landmarks: the first of each timeline, and those that give up WAL."""
+    landmarks, highest = [], 0
+    for index, entry in enumerate(history[:count]):
+        if entry.gives_up or index == 0 or entry.tli != history[index - 1].tli:
+            landmarks.append(entry)
+        else:
+            highest = entry.term
+    if not highest:
+        return history, forgotten_term
+    return (*landmarks, *history[count:]), max(forgotten_term, highest)
+
+
 def last_term(history: TermHistory) -> int:
     """Return the term of the last entry, 0 for an empty history."""
     return history[-1].term if history else 0
@@ -104,18 +142,20 @@ def term_end(history: TermHistory, index: int, log_end_lsn: Lsn) -> Lsn:
     return history[index + 1].start_lsn if index + 1 < len(history) else log_end_lsn
 
 
-def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory) -> Divergence | None:
+def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory, forgotten_term: int = 0) -> Divergence | None:
     """Find where the own log and the log of `other` part (S5); None if they share no term.
 
     Args:
         own: the own history; entries above `own_end_lsn` are ignored.
         own_end_lsn: where the own log ends.
         other: the history to adopt; its last term has no end yet.
+        forgotten_term: the highest term that was removed from one of the two: terms up to it tell nothing.
 
     Raises:
         RemoteProtocolError: both have a term but not the same entry for it: one of the two is forged or damaged.
     """
-    own = cut_history(own, own_end_lsn)
+    own = tuple(entry for entry in cut_history(own, own_end_lsn) if entry.term > forgotten_term)
+    other = tuple(entry for entry in other if entry.term > forgotten_term)
     index_of = {entry.term: index for index, entry in enumerate(other)}
     for own_index in range(len(own) - 1, -1, -1):
         other_index = index_of.get(own[own_index].term)

@@ -63,6 +63,7 @@ class ArchiveChecker:
     def archived_end(self, history: TermHistory) -> Lsn:
         """Return how far the bytes of the log with this history are archived without a gap, from its beginning on."""
         archive = self._truth.world.archive
+        history = self._truth.whole(history)
         lsn = self._whole.get(history, history[0].start_lsn)
         while archive is not None:
             begin_lsn = segment_start(lsn, SEGMENT_SIZE)
@@ -102,7 +103,7 @@ class ArchiveChecker:
         if self._begins.get(safekeeper.id) == begin_lsn or not control.history:
             return
         self._begins[safekeeper.id] = begin_lsn
-        if begin_lsn > control.history[0].start_lsn:
+        if begin_lsn > self._truth.whole(control.history)[0].start_lsn:
             self._require_kept(safekeeper, control.history, begin_lsn)
 
     def _require_kept(self, safekeeper: "SimSafekeeper", history: TermHistory, begin_lsn: Lsn) -> None:
@@ -137,7 +138,7 @@ class ArchiveChecker:
             assert control is not None  # it is a member
             if safekeeper.disk.begin_lsn > control.wal_begin_lsn and control.base_lsn is None:
                 raise Violation("NoHole", f"{safekeeper.name} lacks WAL that its control file claims")
-            if control.history and control.wal_begin_lsn > control.history[0].start_lsn:
+            if control.history and control.wal_begin_lsn > self._truth.whole(control.history)[0].start_lsn:
                 self._require_kept(safekeeper, control.history, control.wal_begin_lsn)
 
 

@@ -223,6 +223,19 @@ BUGS: dict[str, Bug] = {
         "losses",
         _everywhere("divergence", dropped.divergence_that_forgets_what_was_given_up),
     ),
+    "history_cut_one_entry_too_many": Bug(
+        "S5",
+        "the entry in which the oldest WAL lies stays in the history",
+        "archive",
+        _everywhere("forget_front", dropped.forget_one_too_many),
+        rates=_ARCHIVING,
+    ),
+    "history_cut_above_commit": Bug(
+        "S5",
+        "a term that is forgotten is followed by one that a quorum has adopted",
+        "elections",
+        _everywhere("bound_history", dropped.bound_at_any_position),
+    ),
     "held_term_without_its_start": Bug(
         "S9",
         "what lies below the start of a term that was held may have been committed",

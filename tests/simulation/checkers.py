@@ -14,7 +14,7 @@ from safekeeper.consensus.actions import ReportStatus
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
-from safekeeper.consensus.term_history import TermHistory, check_history, divergence, last_term, tli_at
+from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, last_term, tli_at
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive_checker import ArchiveChecker
@@ -37,7 +37,9 @@ class Won:
     """A term that was won: by whom, and the log that it stands for."""
 
     node_id: NodeId
+    # With what was removed from its front, and as it was sent.
     history: TermHistory
+    sent_history: TermHistory
     membership: Membership
     commit_lsn: Lsn = 0
     # Below it this log was found to be the committed one: neither changes there, unless the committed one is cut.
@@ -79,6 +81,7 @@ class Checker:
         self.acked_lsn: Lsn = 0
         self.acks = 0
         self.won: dict[int, Won] = {}
+        self._before: dict[HistoryEntry, TermHistory] = {}
         self.given_up: dict[int, Lsn] = {}
         self._terms: dict[int, TermBytes] = {}
         self._generations: dict[tuple[str, int], Membership] = {}
@@ -102,12 +105,14 @@ class Checker:
         node_id = leadership.node_id
         won = self.won.get(node_id.term)
         if won is None:
-            history = leadership.elected.history
-            won = self.won[node_id.term] = Won(node_id, history, leadership.membership)
+            sent = leadership.elected.history
+            won = self.won[node_id.term] = Won(node_id, self.whole(sent), sent, leadership.membership)
+            self._before[sent[-1]] = won.history[:-1]
+            self.world.counts.count("histories cut", int(leadership.elected.forgotten_term > 0))
             self._on_won(won, proposer.config.allow_data_loss)
         elif won.node_id != node_id:
             raise Violation("ElectionSafety", f"term {node_id.term} is won by {won.node_id} and by {node_id}")
-        elif won.history is not leadership.elected.history:
+        elif won.sent_history is not leadership.elected.history:
             raise Violation("ElectionSafety", f"{node_id} has won its term twice")
         if leadership.commit_lsn > won.commit_lsn:
             won.commit_lsn = leadership.commit_lsn
@@ -115,6 +120,13 @@ class Checker:
         elif leadership.commit_lsn < won.commit_lsn:
             raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {node_id.term}")
         self.truncate.on_led(proxy.name, leadership)
+
+    def whole(self, history: TermHistory) -> TermHistory:
+        """Return a history with what was removed from its front, or between the first entries of its timelines."""
+        if not history:
+            return ()
+        before = self._before.get(history[-1])
+        return (*(self.whole(history[:-1]) if before is None else before), history[-1])
 
     def _on_won(self, won: Won, may_give_up: bool) -> None:
         """A later leader's log holds what was committed (LeaderCompleteness)."""
@@ -307,7 +319,7 @@ class Checker:
             if message.write_lsn > disk.write_lsn:
                 raise Violation("AckImpliesFlushed", f"{safekeeper.name} says it received what it did not write")
             won = self.won[message.node_id.term]
-            if control is None or control.history != won.history or control.promised.term < message.node_id.term:
+            if control is None or control.history != won.sent_history or control.promised.term < message.node_id.term:
                 raise Violation(
                     "DurableBeforeSaid", f"{safekeeper.name} answers in a term that it has not adopted on disk"
                 )
@@ -323,7 +335,7 @@ class Checker:
         """Same term and position, same bytes (LogMatching)."""
         assert safekeeper.acceptor is not None  # it has just written
         control = safekeeper.acceptor.control
-        history, end_lsn = control.history, begin_lsn + len(payload)
+        history, end_lsn = self.whole(control.history), begin_lsn + len(payload)
         for index in range(len(history) - 1, -1, -1):
             entry = history[index]
             part_end = history[index + 1].start_lsn if index + 1 < len(history) else end_lsn
@@ -435,9 +447,9 @@ class Checker:
             end_lsn = min(end_lsn, control.truncate_to)
         if end_lsn < lsn:
             return False
-        if control.history == won.history:
+        if control.history == won.sent_history:
             return True
-        parted = divergence(control.history, end_lsn, won.history)
+        parted = divergence(self.whole(control.history), end_lsn, won.history)
         return parted is not None and parted.lsn >= lsn
 
     def check_committed_is_held(self) -> None:
@@ -481,7 +493,7 @@ class Checker:
             end_lsn = disk.durable_lsn
             if control.truncate_to is not None:
                 end_lsn = min(end_lsn, control.truncate_to)
-            log = self.log_of(control.history, disk.begin_lsn, end_lsn)
+            log = self.log_of(self.whole(control.history), disk.begin_lsn, end_lsn)
             held = disk.wal[: end_lsn - disk.begin_lsn]
             if log != held:
                 at = next((i for i, (a, b) in enumerate(zip(log, held, strict=False)) if a != b), len(log))

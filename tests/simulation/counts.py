@@ -50,6 +50,7 @@ REACHED = (
     "timeline switches",
     "truncations",
     "logs begun anew",
+    "histories cut",
     "reads from peers",
     "readers sent WAL",
     "old WAL removed",

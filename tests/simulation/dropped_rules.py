@@ -28,10 +28,17 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.standbys import Standbys
-from safekeeper.consensus.term_history import Divergence, TermHistory, divergence, tli_at
+from safekeeper.consensus.term_history import (
+    Divergence,
+    TermHistory,
+    bound_history,
+    divergence,
+    forget_entries,
+    tli_at,
+)
 from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import LocalProtocolError, StorageFull
-from safekeeper.lsn import Lsn, format_lsn, segment_start
+from safekeeper.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from tests.simulation.archive import SimArchiver
 from tests.simulation.disk import ModelDisk
 from tests.simulation.primary import SYSTEM_ID
@@ -245,6 +252,15 @@ def divergence_that_forgets_what_was_given_up(
     found = divergence(own, own_end_lsn, other)
     # As if the permission were a field of the message, which the next term does not send.
     return found._replace(gives_up=found.gives_up and other[-1].gives_up) if found is not None else None
+
+
+def forget_one_too_many(history: TermHistory, forgotten_term: int, kept_lsn: Lsn) -> tuple[TermHistory, int]:
+    count = max((index + 1 for index, entry in enumerate(history[:-1]) if entry.start_lsn < kept_lsn), default=0)
+    return forget_entries(history, forgotten_term, count)
+
+
+def bound_at_any_position(history: TermHistory, forgotten_term: int, _: Lsn) -> tuple[TermHistory, int]:
+    return bound_history(history, forgotten_term, LSN_MAX)
 
 
 def nothing_committed(*_: Any) -> Lsn:

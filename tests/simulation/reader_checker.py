@@ -65,7 +65,7 @@ class ReaderChecker:
 
     def _on_shown_tli(self, safekeeper: "SimSafekeeper", tli: int, history: TermHistory) -> None:
         """A timeline that readers were told of is in every later log, from the same fork on (S7)."""
-        entry = next((entry for entry in history if entry.tli == tli), None)
+        entry = next((entry for entry in self._truth.whole(history) if entry.tli == tli), None)
         if entry is None:
             raise Violation("LearnerSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
         if entry not in self._shown and not self._truth.may_be_given_up(history, entry.start_lsn):
@@ -91,7 +91,7 @@ class ReaderChecker:
         if visible_lsn < seen.end_lsn:
             lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
             history = safekeeper.disk.control.history if safekeeper.disk.control is not None else ()
-            if lost is not None and not any(e.gives_up and e.start_lsn <= lost[0] for e in history):
+            if lost is not None and not any(e.gives_up and e.start_lsn <= lost[0] for e in self._truth.whole(history)):
                 raise Violation(
                     "CommitMonotonic",
                     f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",

@@ -17,7 +17,7 @@ otherwise.
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
     S1 flushes slowly | quickly             b is given up                   (by the operator: it may be lost)
-    run 0.5 s
+    run 0.5 s                               histories keep 2 terms
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
@@ -271,6 +271,9 @@ class Stage(World):
         for safekeeper in self.each_safekeeper(safekeepers):
             safekeeper.trim(TrimRequest(None, 0, 2 * SEGMENT_SIZE, has_archive=self.archive is not None))
 
+    def keep_terms(self, count: str) -> None:
+        self.history_entries_max = int(count)
+
     def gives_up(self, records: str) -> None:
         self.given_up.update(records.split())
 
@@ -436,6 +439,7 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (r"the safekeepers archive", Stage.archives),
     (rf"{_SS} removes? old WAL", Stage.remove),
     (rf"{_RR} (?:is|are) given up", Stage.gives_up),
+    (r"histories keep (\d+) terms", Stage.keep_terms),
     (r"run ([\d.]+) s", Stage.runs),
     (r"until (.+)", Stage.until),
     (r"expect (.+)", Stage.expect),

@@ -80,7 +80,7 @@ class SimStandby:
         for safekeeper in serving:
             acceptor = safekeeper.acceptor
             if archive is not None and acceptor is not None and self.applied_lsn:
-                wal = archive.read(acceptor.control.history, self.applied_lsn)
+                wal = archive.read(self.world.checker.whole(acceptor.control.history), self.applied_lsn)
                 wal = wal[: max(0, acceptor.readable_lsn - self.applied_lsn)]
                 end_lsn = last_complete_end(wal, self.applied_lsn, self.applied_lsn + len(wal))
                 self.world.checker.readers.on_replayed(self, wal[: end_lsn - self.applied_lsn])

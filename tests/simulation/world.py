@@ -14,6 +14,7 @@ from typing import Any
 from safekeeper import wire as wire_module
 from safekeeper.consensus import archiving as archiving_module
 from safekeeper.consensus import leadership as leadership_module
+from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.leadership import Timing
@@ -41,6 +42,7 @@ from tests.simulation.trace import line
 from tests.simulation.violation import Violation
 
 TRACE_LINES = 60
+SHORT_HISTORY = 2
 LIVENESS_S = 40.0
 SETTLE_S = 3.0
 WORKLOAD_S = 0.2
@@ -128,6 +130,8 @@ class World:
         self.apply_rule = parse_apply_rule(apply_rule)
         self.archiver_named = 0
         self.retention = SimRetention(self, seed)
+        # In every second seed histories may hardly grow, so that terms are forgotten although members are away.
+        self.history_entries_max = SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
         self.archive: ModelArchive | None = None
         if self.retention.has_archive:
             self.begin_archive(seed)
@@ -241,7 +245,7 @@ class World:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
-            with _small_frames():
+            with _small_frames(self.history_entries_max):
                 self.clock.run(until_s, events)
         except Exception as error:
             raise SimulationFailed(error, self.trace()) from error
@@ -434,12 +438,13 @@ def _quiet(profile: Profile) -> Profile:
 
 
 @contextmanager
-def _small_frames() -> Iterator[None]:
+def _small_frames(history_entries_max: int) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small = (
         (leadership_module, "APPEND_BYTES_MAX", 2000),
         (leadership_module, "IN_FLIGHT_BYTES_MAX", 12000),
         (leadership_module, "READ_BYTES", 3000),
+        (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),

@@ -23,6 +23,7 @@ from safekeeper.consensus.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.consensus.election import extend_history, shorten_history
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -42,8 +43,10 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.consensus.primary import LogPlan
+from safekeeper.consensus.term_history import HISTORY_ENTRIES_MAX, HistoryEntry
 from safekeeper.errors import InvariantViolation, RemoteProtocolError, StorageFull
+from safekeeper.wire import CONTROL_BYTES_MAX, encode
 
 SEGMENT = 1 << 20
 BASE = 4 * SEGMENT
@@ -536,3 +539,56 @@ def test_recovery_reads_are_for_the_promised_proposer_only() -> None:
 @pytest.mark.parametrize(("begin", "end"), [(-1, 10), (90, 101), (20, 10)])
 def test_what_is_not_here_is_not_read(begin: int, end: int) -> None:
     assert following(100).tell(ReadRequest(P1, 5, BASE + begin, BASE + end)).code is RefusalCode.RANGE
+
+
+# Histories that lack their oldest terms.
+
+
+def voter_with(count: int) -> Bench:
+    """Return a member that has followed so many leaders, of which each has written a byte."""
+    history = tuple(HistoryEntry(term, BASE + term, 1) for term in range(1, count + 1))
+    control = msgspec.structs.replace(
+        member().control,
+        history=history,
+        promised=NodeId(count, "run"),
+        wal_begin_lsn=BASE,
+        commit_lsn=BASE + count,
+    )
+    return Bench(control, BASE + count + 1)
+
+
+def test_a_history_that_had_outgrown_every_message_is_made_to_fit_at_the_start() -> None:
+    bench = voter_with(150_000)
+    assert bench.control.forgotten_term == 150_000 - HISTORY_ENTRIES_MAX
+    assert [entry.term for entry in bench.control.history[:2]] == [1, 150_001 - HISTORY_ENTRIES_MAX]
+    bench.greet()
+    answer = bench.tell(VoteRequest(NodeId(150_001, "run1"), 1))
+    assert answer.granted and answer.forgotten_term == bench.control.forgotten_term
+    assert sum(map(len, encode(answer))) < CONTROL_BYTES_MAX // 4
+    # The next term's history is as long, and adopted without a cut.
+    plan = LogPlan(answer.flush_lsn, 1, cuts=False)
+    history = extend_history(answer.history, plan, answer.node_id)
+    history, forgotten_term = shorten_history(history, {1: answer}, 1, Membership(1, MEMBERS.members[:1]))
+    message = msgspec.structs.replace(elected(answer.node_id), history=history, forgotten_term=forgotten_term)
+    assert sum(map(len, encode(message))) < CONTROL_BYTES_MAX // 4
+    assert bench.tell(message).flush_lsn == answer.flush_lsn
+    assert bench.control.history[-1].term == 150_001
+
+
+def test_a_member_whose_last_term_is_forgotten_keeps_what_it_knows_to_be_committed() -> None:
+    bench = following(300)
+    bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.greet(connection=2)
+    message = elected(NodeId(9, "run9"), (1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1), forgotten_term=7)
+    answer = bench.tell(message, connection=2)
+    assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 100, BASE + 100)
+    assert bench.control.forgotten_term == 7
+
+
+def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_since() -> None:
+    bench = following(300)
+    bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.greet(connection=2)
+    entries = ((1, BASE, 1), (5, BASE + 60, 2, True), (8, BASE + 200, 2), (9, BASE + 400, 2))
+    answer = bench.tell(elected(NodeId(9, "run9"), *entries, forgotten_term=7), connection=2)
+    assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 60, BASE + 60)

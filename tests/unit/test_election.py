@@ -1,9 +1,13 @@
+import msgspec
+
 from safekeeper.consensus.control_state import NodeId, TliHistory
 from safekeeper.consensus.election import (
+    TLI_HISTORY_BYTES_MAX,
     choose_donor,
     collect_tli_histories,
     extend_history,
     highest_possible_commit,
+    shorten_history,
 )
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import VoteResponse
@@ -58,11 +62,11 @@ def test_the_new_term_follows_the_donors_history() -> None:
     assert extend_history(donor, LogPlan(300, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 300, 1))
 
 
-def test_entries_above_a_fork_and_empty_ones_of_another_timeline_go() -> None:
+def test_entries_above_a_fork_and_empty_ones_go() -> None:
     donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(5, 200, 2))
     assert extend_history(donor, LogPlan(150, 1, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 1))
     assert extend_history(donor, LogPlan(150, 3, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 3))
-    assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (*donor[:2], HistoryEntry(9, 150, 2))
+    assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 2))
 
 
 def test_what_was_given_up_stays_given_up_when_the_entry_that_says_so_is_replaced() -> None:
@@ -91,3 +95,32 @@ def test_timelines_that_are_in_the_history_no_more_are_forgotten() -> None:
     known = (TliHistory(2, b"two"), TliHistory(3, b"an older three"), TliHistory(4, b"four"))
     history = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(9, 200, 3))
     assert collect_tli_histories(history, primary, known) == (TliHistory(2, b"two"), TliHistory(3, b"three"))
+
+
+def test_terms_that_come_to_nothing_do_not_make_the_history_longer() -> None:
+    history: tuple[HistoryEntry, ...] = (HistoryEntry(1, 100, 1),)
+    for term in range(2, 50):
+        history = extend_history(history, LogPlan(200, 1, cuts=False), NodeId(term, "run"))
+    assert history == (HistoryEntry(1, 100, 1), HistoryEntry(49, 200, 1))
+
+
+def test_what_lies_below_the_wal_of_every_member_is_forgotten_when_all_have_voted() -> None:
+    entries = ((1, 100, 1), (2, 200, 1), (3, 300, 1), (4, 400, 1), (5, 500, 1))
+    votes = {voter: vote(900, *entries, commit_lsn=850) for voter in (1, 2, 3)}
+    for voter, begin_lsn in ((1, 350), (2, 450), (3, 800)):
+        votes[voter] = msgspec.structs.replace(votes[voter], wal_begin_lsn=begin_lsn)
+    history = extend_history(votes[1].history, LogPlan(900, 1, cuts=False), ASKED)
+    assert shorten_history(history, votes, 1, THREE) == ((history[0], *history[2:]), 2)
+    # One that has no WAL needs none of it.
+    votes[1] = msgspec.structs.replace(votes[1], flush_lsn=0, wal_begin_lsn=0)
+    assert shorten_history(history, votes, 2, THREE) == ((history[0], *history[3:]), 3)
+    # One that is away may need all of it.
+    del votes[1]
+    assert shorten_history(history, votes, 2, THREE) == (history, 0)
+
+
+def test_files_of_old_timelines_go_when_not_all_of_them_fit() -> None:
+    primary = PrimaryIdentity(system_id=7, tli=1, flush_lsn=1, segment_size=1024, server_version=150000)
+    history = tuple(HistoryEntry(term, 100 * term, term) for term in range(1, 11))
+    known = tuple(TliHistory(tli, bytes(TLI_HISTORY_BYTES_MAX // 4)) for tli in range(2, 11))
+    assert collect_tli_histories(history, primary, known) == known[-4:]

@@ -225,6 +225,19 @@ def test_a_bootstrap_that_was_begun_with_these_folders_is_finished_whoever_made_
     assert table.proposer.phase is Phase.PRE_VOTING and not table.proposer.stuck
 
 
+def test_takeover_counts_once_in_a_run() -> None:
+    table = Table(takeover=True)
+    table.connects(1, 2, 3)
+    table.sees()
+    assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, VoteResponse(NodeId(6, "run1"), False, NodeId(7, "other")))
+    table.ticks()
+    assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {False}
+
+
 def test_a_minority_is_asked_nothing() -> None:
     table = Table()
     table.sees()

@@ -1,13 +1,17 @@
+import msgspec
 import pytest
 
 from safekeeper.consensus.term_history import (
+    HISTORY_ENTRIES_MAX,
     Divergence,
     HistoryEntry,
     TermHistory,
+    bound_history,
     check_history,
     cut_history,
     describe_history,
     divergence,
+    forget_front,
     last_term,
     next_tli_switch,
     term_end,
@@ -112,3 +116,43 @@ def test_a_history_without_its_oldest_entries_still_matches() -> None:
 def test_a_person_can_read_it() -> None:
     assert describe_history(history((1, 0x1000000, 1), (3, 0x2000028, 2))) == "1@0/1000000/1 3@0/2000028/2"
     assert describe_history(()) == "(none)"
+
+
+LONG = history((1, 100, 1), (2, 150, 1), (4, 200, 2), (5, 250, 2), (6, 300, 2), (8, 400, 3), (9, 500, 3))
+
+
+def test_entries_below_what_is_kept_go_but_the_one_that_it_begins_in_and_the_first_of_each_timeline() -> None:
+    assert forget_front(LONG, 0, 420) == ((LONG[0], LONG[2], LONG[5], LONG[6]), 6)
+    assert forget_front(LONG, 0, 400) == ((LONG[0], LONG[2], *LONG[4:]), 5)
+    assert forget_front(LONG, 0, 100) == (LONG, 0)
+    assert forget_front(LONG, 0, 0) == (LONG, 0)
+
+
+def test_what_gives_up_wal_is_never_forgotten() -> None:
+    long = (*LONG[:3], msgspec.structs.replace(LONG[3], gives_up=True), *LONG[4:])
+    assert forget_front(long, 0, 600) == ((long[0], long[2], long[3], long[5], long[6]), 6)
+
+
+def test_to_forget_twice_forgets_no_more() -> None:
+    shorter, forgotten_term = forget_front(LONG, 0, 420)
+    assert forget_front(shorter, forgotten_term, 420) == (shorter, 6)
+
+
+def test_too_many_terms_are_forgotten_from_the_oldest_on_as_far_as_they_are_committed() -> None:
+    long = history(*((term, 1000 + term, 1) for term in range(1, HISTORY_ENTRIES_MAX + 101)))
+    bounded, forgotten_term = bound_history(long, 0, LSN_MAX)
+    assert bounded == (long[0], *long[100:]) and forgotten_term == 100
+    assert bound_history(bounded, forgotten_term, LSN_MAX) == (bounded, forgotten_term)
+    # The first that stays has begun below what is committed.
+    bounded, forgotten_term = bound_history(long, 0, long[50].start_lsn + 1)
+    assert bounded == (long[0], *long[50:]) and forgotten_term == 50
+    assert bound_history(long, 0, 0) == (long, 0)
+    assert bound_history(long[:HISTORY_ENTRIES_MAX], 0, LSN_MAX) == (long[:HISTORY_ENTRIES_MAX], 0)
+
+
+def test_terms_that_are_forgotten_say_nothing_of_where_two_logs_part() -> None:
+    shorter, forgotten_term = forget_front(LONG, 0, 420)
+    assert divergence(LONG, 600, shorter, forgotten_term) == Divergence(600)
+    assert divergence(LONG[:6], 450, shorter, forgotten_term) == Divergence(450)
+    # The first entries of the timelines are in both, and what comes behind them is not.
+    assert divergence(LONG[:4], 280, shorter, forgotten_term) is None
