@@ -116,7 +116,7 @@ class Campaign:
         """Ask for the pre-votes."""
         for safekeeper_id in sorted(self.asked):
             # Once: two that depose each other again and again would win terms without end.
-            takeover = self._config.takeover and not self._candidacy.term
+            takeover = self._config.takeover and not self._candidacy.was_elected
             request = PreVoteRequest(self._config.run, takeover)
             yield self._roster.ask(safekeeper_id, request, now)
 
@@ -324,6 +324,7 @@ class Campaign:
     def _elect(self) -> Iterator[Action]:
         """A quorum has promised: choose the donor, and ask the primary once more who it is."""
         self.phase = Phase.VERIFYING
+        self._candidacy.was_elected = True
         self.donor = choose_donor(self.votes)
         vote, stream = self.votes[self.donor], self._stream
         if not stream.is_open:

@@ -55,6 +55,7 @@ class Candidacy:
         term: the last term that it asked for or holds; none is asked for twice.
         held_term, held_commit_lsn: the last term that it held, and how far it committed, at least the term's start;
             0 if it held none.
+        was_elected: a quorum has voted for it once: from then on it takes nothing over.
         is_spare: another proposer is alive; this one waits.
         failed: campaigns in a row that came to nothing after votes were asked for.
     """
@@ -62,5 +63,6 @@ class Candidacy:
     term: int = 0
     held_term: int = 0
     held_commit_lsn: Lsn = 0
+    was_elected: bool = False
     is_spare: bool = False
     failed: int = 0

@@ -234,6 +234,12 @@ def test_takeover_counts_once_in_a_run() -> None:
         table.hears(safekeeper_id, PreVoteResponse(True))
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, VoteResponse(NodeId(6, "run1"), False, NodeId(7, "other")))
+    # Another one was quicker: that was no takeover.
+    table.ticks()
+    assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
+    table.votes()
+    table.event(table.proposer.disconnected(1, table.now))
+    table.connects(1)
     table.ticks()
     assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {False}
 
