@@ -44,17 +44,19 @@ class TruncateChecker:
     def _require(self, who: str, lsn: Lsn, history: TermHistory) -> None:
         if not history or lsn <= history[0].start_lsn:
             return  # There is no byte below.
+        whole = self._truth.whole(history)
         for member in self._truth.members():
-            if not _has(member, lsn, history):
+            control = member.disk.control
+            if not _has(member, lsn, whole, self._truth.whole(control.history) if control is not None else ()):
                 raise Violation(
                     "OnEveryMember",
                     f"{who} takes it that every member has its log below {format_lsn(lsn)}, {member.name} does not",
                 )
 
 
-def _has(member: "SimSafekeeper", lsn: Lsn, history: TermHistory) -> bool:
+def _has(member: "SimSafekeeper", lsn: Lsn, history: TermHistory, own: TermHistory) -> bool:
     control = member.disk.control
-    if control is None or last_term(control.history) > last_term(history):
+    if control is None or last_term(own) > last_term(history):
         return True
     if control.base_lsn is not None:
         return control.base_lsn >= lsn
@@ -63,5 +65,5 @@ def _has(member: "SimSafekeeper", lsn: Lsn, history: TermHistory) -> bool:
         end_lsn = min(end_lsn, control.truncate_to)
     if end_lsn < lsn:
         return False
-    parted = divergence(control.history, end_lsn, history)
+    parted = divergence(own, end_lsn, history)
     return parted is not None and parted.lsn >= lsn
