@@ -22,6 +22,7 @@ from safekeeper.consensus.effects import (
     Effects,
     FindRecordEnd,
     FindRecords,
+    FindTimedRecord,
     FlushWal,
     Persist,
     ReadWal,
@@ -48,6 +49,7 @@ from safekeeper.wal.filesystem import FileSystem, Space, sync_names
 from safekeeper.wal.reading import WalReader
 from safekeeper.wal.record_search import RecordEndSearch, find_records
 from safekeeper.wal.storage import WalStorage
+from safekeeper.wal.timed_records import find_timed_record
 
 WAL_FOLDER = "wal"
 # The file that makes a folder PGDATA.
@@ -194,6 +196,8 @@ class DataFolder:
                 if search is None or search.lsn != lsn:
                     search = self._record_end_search = RecordEndSearch(lsn, self._segment_size)
                 return search.find(storage.read, storage.flush_lsn)
+            case FindTimedRecord(begin_lsn, end_lsn):
+                return find_timed_record(self.opened_storage().read, begin_lsn, end_lsn, self._segment_size)
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} is not for the disk")
         return None

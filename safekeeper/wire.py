@@ -71,7 +71,6 @@ from safekeeper.wal.records import LogTail
 WIRE_VERSION = 1
 PAYLOAD_BYTES_MAX = 1 << 20
 CONTROL_BYTES_MAX = 2 << 20
-DIGEST_RANGE_BYTES_MAX = SEGMENT_SIZE_MAX
 STANDBYS_MAX = 1000
 STANDBY_NAME_BYTES_MAX = 63
 PROBLEM_BYTES_MAX = 1000
@@ -511,8 +510,6 @@ def _check_control(message: Any) -> None:
             raise RemoteProtocolError(f"{name}.{field}: {error}") from error
     if isinstance(message, ReadRequest | DigestRequest) and message.begin_lsn > message.end_lsn:
         raise RemoteProtocolError(f"{name} of a range that ends before it begins")
-    if isinstance(message, DigestRequest) and message.end_lsn - message.begin_lsn > DIGEST_RANGE_BYTES_MAX:
-        raise RemoteProtocolError(f"{name} of more than {DIGEST_RANGE_BYTES_MAX} bytes")
 
 
 def _check_numbers(value: Any) -> None:

@@ -143,6 +143,12 @@ class ProxyConfig:
         default="false",
         metavar="BOOL",
     )
+    allow_unverified_primary: bool = option(
+        "Accept a primary that has recycled WAL which proves that it wrote the quorum's log: only if you know it did",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
     bootstrap: bool = option(
         "Begin a new cluster on empty safekeepers although the replication slot exists already",
         parse=yes_or_no,

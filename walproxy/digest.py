@@ -1,65 +1,85 @@
-"""Checksums of the pages of one segment, kept while WAL streams by (S10).
+"""Checksums of the WAL that a primary has streamed, back to a record that bears a time (S10).
 
-A `SegmentDigest` follows the stream: at any time it knows the CRC-32C of each 8 KiB page from the start of the segment
-that holds the last byte up to that byte. It is what a primary that comes back is compared with. The same class computes
-the checksums of the bytes that a primary sends for the comparison.
+A `StreamDigest` follows the stream: at any time it has the CRC-32C of each 8 KiB page from the start of the segment of
+the last record known to bear a time up to the last byte. It is what a primary that comes back is compared with. It is
+begun with the bytes that a primary sends for the comparison, and goes on from there.
 
 Cost: about 0.3 us for a message that lies within a page; the CRC itself runs at more than 10 GB/s.
 """
 
-from typing import Self
+from array import array
 
 from google_crc32c import extend
 
 from safekeeper.consensus.messages import DIGEST_PAGE_SIZE
 from safekeeper.lsn import Lsn, segment_start
+from safekeeper.wal.timed_records import TimedRecords
+
+# 16 MiB of checksums, for 32 GiB of WAL without a record that bears a time: beyond that nothing is known (S14).
+PAGES_MAX = 1 << 22
 
 
-class SegmentDigest:
+class StreamDigest:
     """The page checksums of the WAL [begin_lsn, end_lsn), where begin_lsn is a segment's start.
 
+    Args:
+        begin_lsn: where the stream begins. If that is no segment's start, nothing is known before a later segment.
+        keeps_all: keep all checksums until `let_go`, as a comparison needs them.
+
     Attributes:
+        begin_lsn: where the checksums begin.
         end_lsn: the next byte expected.
     """
 
-    def __init__(self, segment_size: int, begin_lsn: Lsn) -> None:
-        """Begin at `begin_lsn`. If that is no segment's start, nothing is known before the next segment begins."""
+    def __init__(self, segment_size: int, begin_lsn: Lsn, *, keeps_all: bool = False) -> None:
+        self._timed = TimedRecords(begin_lsn, segment_size)
         self._segment_size = segment_size
+        self._keeps_all = keeps_all
         self.end_lsn = begin_lsn
-        self._begin_lsn = begin_lsn if begin_lsn % segment_size == 0 else None
-        self._full_pages: list[int] = []
+        self.begin_lsn = self._whole_from_lsn = -(-begin_lsn // segment_size) * segment_size
+        self._full_pages = array("I")
         self._crc = 0
 
-    @classmethod
-    def after(cls, segment_size: int, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...]) -> Self:
-        """Go on behind bytes whose checksums are known: those of [begin_lsn, end_lsn), from a segment's start on."""
-        digest = cls(segment_size, begin_lsn)
-        digest.end_lsn = end_lsn
-        digest._full_pages = list(page_crcs)
-        if end_lsn % DIGEST_PAGE_SIZE:
-            digest._crc = digest._full_pages.pop()
-        return digest
+    def slot_lsn(self, commit_lsn: Lsn) -> Lsn:
+        """Return what PostgreSQL may be told to be flushed: see `TimedRecords.slot_lsn`."""
+        return self._timed.slot_lsn(commit_lsn)
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
+        self._timed.feed(data)
         while data:
-            if self.end_lsn % self._segment_size == 0:
-                self._begin_lsn, self._full_pages, self._crc = self.end_lsn, [], 0
             room = DIGEST_PAGE_SIZE - self.end_lsn % DIGEST_PAGE_SIZE
             piece = data if len(data) <= room else memoryview(data)[:room]
             # The library takes nothing but bytes; a page at most is copied.
             self._crc = extend(self._crc, bytes(piece))
             self.end_lsn += len(piece)
             if len(piece) == room:
-                self._full_pages.append(self._crc)
+                if self.end_lsn > self.begin_lsn:
+                    self._full_pages.append(self._crc)
                 self._crc = 0
             if piece is data:
-                return
+                break
             data = memoryview(data)[room:]
+        if not self._keeps_all:
+            self._drop_surplus()
+
+    def let_go(self) -> None:
+        """Keep from now on only what a primary that comes back is compared with."""
+        self._keeps_all = False
+        self._drop_surplus()
+
+    def _drop_surplus(self) -> None:
+        surplus = self._timed.segment_lsn - self.begin_lsn
+        if surplus > 0:
+            del self._full_pages[: surplus // DIGEST_PAGE_SIZE]
+            self.begin_lsn += surplus
+        if len(self._full_pages) > PAGES_MAX:
+            self.begin_lsn = self._whole_from_lsn = segment_start(self.end_lsn, self._segment_size) + self._segment_size
+            del self._full_pages[:]
 
     def page_crcs(self) -> tuple[int, ...]:
-        """Return the checksums from the start of the segment that holds byte end_lsn - 1; empty if some are unknown."""
-        if self._begin_lsn is None or self._begin_lsn != segment_start(self.end_lsn - 1, self._segment_size):
+        """Return the checksums from `begin_lsn` on; empty if some are unknown."""
+        if self._timed.segment_lsn < self._whole_from_lsn:
             return ()
         if self.end_lsn % DIGEST_PAGE_SIZE:
             return (*self._full_pages, self._crc)

@@ -31,7 +31,7 @@ from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
 from safekeeper.errors import EXIT_PRIMARY_REFUSED, RemoteProtocolError, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.continuity import LinkCheck
-from walproxy.digest import SegmentDigest
+from walproxy.digest import StreamDigest
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
 from walproxy.primary_hosts import HostRota, HostState, PrimaryHost
 from walproxy.primary_sql import terminate_slot_holder
@@ -61,8 +61,8 @@ class FeedOwner(Protocol):
     def primary_lost(self, reason: str) -> None:
         """The connection is gone; another is being made."""
 
-    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...]) -> None:
-        """The bytes to be compared are received; nothing of them is handed on."""
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: StreamDigest) -> None:
+        """The bytes to be compared are received, and `digest` has their checksums; nothing of them is handed on."""
 
     def segment_removed(self, reason: str) -> None:
         """The primary does not have the WAL any more that was asked for."""
@@ -128,7 +128,7 @@ class PrimaryFeed:
         self._told_feedback_at = 0.0
         self._caught_up_at = 0.0
         self._status_scheduled = False
-        self._check: SegmentDigest | None = None
+        self._check: StreamDigest | None = None
         self._check_begin_lsn: Lsn = 0
         self._link_check: LinkCheck | None = None
         self._unlinked: list[memoryview] = []
@@ -338,16 +338,18 @@ class PrimaryFeed:
             return
         self._told_positions = (0, 0, 0)
         try:
-            if order.check_begin_lsn < order.begin_lsn and order.check_tli != order.tli:
-                end = await self._copy(connection, order.check_begin_lsn, order.check_tli, order)
-                if (end.next_tli, end.next_begin_lsn) != (order.tli, order.begin_lsn):
+            begin_lsn = order.check_begin_lsn
+            tli = order.check_tli if begin_lsn < order.begin_lsn else order.tli
+            while tli != order.tli:
+                # The primary has these bytes on its earlier timelines only.
+                end = await self._copy(connection, begin_lsn, tli, order)
+                if not tli < end.next_tli <= order.tli or not begin_lsn < end.next_begin_lsn <= order.begin_lsn:
                     raise RemoteProtocolError(
-                        f"timeline {order.check_tli} ends at {format_lsn(end.next_begin_lsn)} for timeline "
-                        f"{end.next_tli}, not at {format_lsn(order.begin_lsn)} for {order.tli}"
+                        f"timeline {tli} ends at {format_lsn(end.next_begin_lsn)} for timeline {end.next_tli}, "
+                        f"not at or below {format_lsn(order.begin_lsn)} for timeline {order.tli}"
                     )
-                end = await self._copy(connection, order.begin_lsn, order.tli, order)
-            else:
-                end = await self._copy(connection, order.check_begin_lsn, order.tli, order)
+                begin_lsn, tli = end.next_begin_lsn, end.next_tli
+            end = await self._copy(connection, begin_lsn, tli, order)
         except PrimaryProblem as problem:
             if problem.kind is ProblemKind.WAL_REMOVED:
                 self.streams = False
@@ -369,8 +371,8 @@ class PrimaryFeed:
         self, connection: ReplicationConnection, begin_lsn: Lsn, tli: int, order: StartReplication
     ) -> TimelineEnd:
         await self._start_replication(connection, begin_lsn, tli)
-        if begin_lsn < order.begin_lsn:
-            self._check = SegmentDigest(self._segment_size, begin_lsn)
+        if begin_lsn == order.check_begin_lsn < order.begin_lsn:
+            self._check = StreamDigest(self._segment_size, begin_lsn, keeps_all=True)
             self._check_begin_lsn = begin_lsn
         loop = asyncio.get_running_loop()
         self._caught_up_at = loop.time()
@@ -432,7 +434,7 @@ class PrimaryFeed:
             begin_lsn += head
         if begin_lsn == end_lsn:
             self._check = None
-            self._owner.primary_checked(self._check_begin_lsn, end_lsn, check.page_crcs())
+            self._owner.primary_checked(self._check_begin_lsn, end_lsn, check)
         return begin_lsn, rest
 
     def _take_unlinked(

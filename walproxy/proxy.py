@@ -42,7 +42,7 @@ from safekeeper.logs import ProblemLog, RateLimits
 from safekeeper.lsn import Lsn
 from safekeeper.wire import Buffers, encode, encode_append_header
 from walproxy.config import ProxyConfig
-from walproxy.digest import SegmentDigest
+from walproxy.digest import StreamDigest
 from walproxy.member_problem import known_membership, member_problem
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.primary_hosts import primary_hosts
@@ -93,6 +93,7 @@ class Proxy:
                 takeover=config.takeover,
                 allow_data_loss=config.allow_data_loss,
                 bootstrap=config.bootstrap,
+                allow_unverified_primary=config.allow_unverified_primary,
                 apply_rule=config.apply_standbys,
                 several_primaries=len(hosts) > 1,
                 timing=timing,
@@ -112,7 +113,7 @@ class Proxy:
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
-        self._digest: SegmentDigest | None = None
+        self._digest: StreamDigest | None = None
         self._events: deque[list[Action]] = deque()
         self._executing = False
         self._stopping = False
@@ -301,18 +302,20 @@ class Proxy:
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
         """The primary said who it is."""
-        crcs = self._digest.page_crcs() if self._digest is not None else ()
-        self._execute(self.proposer.primary_identified(identity, self._loop.time(), crcs))
+        digest = self._digest
+        crcs, begin_lsn = (digest.page_crcs(), digest.begin_lsn) if digest is not None else ((), 0)
+        self._execute(self.proposer.primary_identified(identity, self._loop.time(), crcs, begin_lsn))
 
     def primary_lost(self, reason: str) -> None:
         """The connection to the primary is gone."""
         self._execute(self.proposer.primary_lost(self._loop.time()))
 
-    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...]) -> None:
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: StreamDigest) -> None:
         """The bytes to compare were received (S10)."""
-        identity = self.proposer.primary
-        if identity is not None and self._digest is None:
-            self._digest = SegmentDigest.after(identity.segment_size, begin_lsn, end_lsn, page_crcs)
+        page_crcs = digest.page_crcs()
+        if self._digest is None:
+            digest.let_go()
+            self._digest = digest
         self._execute(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
         self.feed.positions_changed()
 
@@ -354,7 +357,12 @@ class Proxy:
         leadership = self.proposer.leadership
         if leadership is None or not leadership.streaming:
             return 0, 0, 0
-        return self.status.write_lsn, self.status.flush_lsn, self.status.apply_lsn
+        status, digest = self.status, self._digest
+        if digest is None or not status.flush_lsn:
+            return status.write_lsn, status.flush_lsn, status.apply_lsn
+        # Told as flushed is never more than leaves the slot where a comparison of this primary must begin (S10).
+        flush_lsn = digest.slot_lsn(status.flush_lsn)
+        return status.write_lsn, flush_lsn, min(status.apply_lsn, flush_lsn)
 
     def hot_standby_feedback(self) -> tuple[int, int] | None:
         """Return what the standbys need; None before a quorum follows, which then has told of its standbys."""
@@ -412,7 +420,7 @@ class Proxy:
                 identity, checks = self.proposer.primary, action.check_begin_lsn < action.begin_lsn
                 self._digest = None
                 if identity is not None and not checks:
-                    self._digest = SegmentDigest(identity.segment_size, action.begin_lsn)
+                    self._digest = StreamDigest(identity.segment_size, action.begin_lsn)
             self.feed.start(action)
         elif isinstance(action, StopReplication):
             self.feed.stop(action.reason)

@@ -23,11 +23,13 @@ from safekeeper.consensus.effects import (
     Effects,
     EffectsThen,
     FindRecords,
+    FindTimedRecord,
     ReadWal,
     Send,
     TruncateWal,
 )
 from safekeeper.consensus.messages import (
+    DIGEST_RANGE_BYTES_MAX,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendRequest,
@@ -63,7 +65,7 @@ from safekeeper.consensus.term_history import (
 )
 from safekeeper.consensus.trimming import TrimRequest
 from safekeeper.errors import InvariantViolation, RemoteProtocolError, StorageFull
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.lsn import Lsn, format_lsn, segment_start
 
 HEARTBEAT_TIMEOUT_S = 1.0
 READ_BYTES_MAX = 1 << 20
@@ -473,11 +475,15 @@ class Acceptor(AcceptorLog):
     def _digest(self, connection: int, message: DigestRequest, now: float) -> Effects:
         if not (yield from self._may_read(connection, message.node_id, message.begin_lsn, message.end_lsn)):
             return
-        page_crcs = yield DigestWal(message.begin_lsn, message.end_lsn)
-        yield Send(
-            connection,
-            DigestResponse(message.request_id, message.begin_lsn, message.end_lsn, tuple(page_crcs)),
-        )
+        begin_lsn = message.begin_lsn
+        timed_lsn: Lsn = 0
+        if message.back_to_timed:
+            log_begin_lsn = self.control.wal_begin_lsn
+            timed_lsn = yield FindTimedRecord(log_begin_lsn, message.end_lsn)
+            begin_lsn = min(begin_lsn, segment_start(timed_lsn or log_begin_lsn, self.control.segment_size))
+        end_lsn = min(message.end_lsn, begin_lsn + DIGEST_RANGE_BYTES_MAX)
+        page_crcs = yield DigestWal(begin_lsn, end_lsn)
+        yield Send(connection, DigestResponse(message.request_id, begin_lsn, end_lsn, tuple(page_crcs), timed_lsn))
 
     def _tail(self, connection: int, message: TailRequest, now: float) -> Effects:
         if not (yield from self._may_read(connection, message.node_id, message.lsn, self.flush_lsn)):

@@ -18,6 +18,7 @@ from safekeeper.consensus.effects import (
     EffectsThen,
     FindRecordEnd,
     FindRecords,
+    FindTimedRecord,
     FlushWal,
     Persist,
     ResetWal,
@@ -37,7 +38,7 @@ from safekeeper.consensus.term_history import (
 )
 from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 
 Reason = tuple[RefusalCode, str]
 
@@ -69,6 +70,8 @@ class AcceptorLog:
         self.archive_id = control.archive_id
         # The archive that is configured here, as far as somebody has looked.
         self.own_archive_id = ""
+        # The newest segment's record that bears a time, among those below the other: see `_trim`.
+        self._timed_lsn = self._timed_below_lsn = 0
         self._leader_commit_lsn: Lsn = 0
         self._next_tli_switch_lsn: Lsn = LSN_MAX
         # The first change of timeline that another fork might still replace: readers stop there. The log's beginning
@@ -108,8 +111,9 @@ class AcceptorLog:
         is_whole = control.base_lsn is None and control.truncate_to is None and not control.set_aside
         if not self.flush_lsn or not is_whole:
             return False
+        begin_lsn = control.wal_begin_lsn
         kept = Kept(
-            control.wal_begin_lsn,
+            begin_lsn,
             self.flush_lsn,
             # What a fork may still replace stays (S9): no byte of it is shown before its first record is complete.
             self.readable_lsn,
@@ -118,12 +122,26 @@ class AcceptorLog:
             self.archived_lsn if self.archive_id == self.own_archive_id else 0,
             control.segment_size,
         )
-        lsn = yield from self._before_open_record(trim_to(kept, request))
-        if lsn <= control.wal_begin_lsn:
+        lsn = trim_to(kept, request)
+        if lsn <= begin_lsn:
+            return False
+        lsn = min(lsn, segment_start((yield from self._find_timed_record()) or begin_lsn, control.segment_size))
+        lsn = yield from self._before_open_record(lsn)
+        if lsn <= begin_lsn:
             return False
         yield from self._persist(wal_begin_lsn=lsn)
         yield TrimWal(lsn)
         return True
+
+    def _find_timed_record(self) -> EffectsThen[Lsn]:
+        """Return where a record begins that bears a time and no fork can cut, in the newest such segment; 0 if none is.
+
+        A primary is compared back to it (S10), so it stays. What was searched once is not searched again.
+        """
+        begin_lsn = max(segment_start(self._timed_below_lsn, self.control.segment_size), self.control.wal_begin_lsn)
+        found_lsn: Lsn = yield FindTimedRecord(begin_lsn, self.readable_lsn)
+        self._timed_lsn, self._timed_below_lsn = found_lsn or self._timed_lsn, self.readable_lsn
+        return self._timed_lsn
 
     def _before_open_record(self, lsn: Lsn) -> EffectsThen[Lsn]:
         """Return the highest segment start, not above `lsn`, behind which the next record is complete and readable.
@@ -188,6 +206,7 @@ class AcceptorLog:
                         f"({format_lsn(message.base_lsn)}), which is not known to be committed yet"
                     )
                 base_lsn = message.base_lsn
+        self._timed_lsn = self._timed_below_lsn = 0  # It may be cut, or the log begin elsewhere.
         if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
             raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
         if base_lsn is not None:
@@ -259,6 +278,7 @@ class AcceptorLog:
 
     def _set_aside(self, message: Bootstrap) -> Effects:
         """Make room for another cluster's log; what is here is kept for the operator under another name."""
+        self._timed_lsn = self._timed_below_lsn = 0
         # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
         yield from self._persist(
             **cluster_fields(message),

@@ -36,6 +36,9 @@ from safekeeper.consensus.verification import Verification, plan_term
 from safekeeper.errors import Fenced, PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 
+# How fast WAL is compared at least.
+VERIFIED_BYTES_PER_S = 8 << 20
+
 
 class Outcome(Enum):
     """What the answers so far amount to."""
@@ -141,7 +144,7 @@ class Campaign:
                 yield from self._judge(now)
         elif verification is not None and safekeeper_id == self.donor:
             if isinstance(message, DigestResponse):
-                verification.on_digest(message)
+                yield from verification.on_digest(message)
             elif isinstance(message, TailResponse):
                 yield from verification.on_tail(message, self.possible_commit_lsn())
             self._follow_verification()
@@ -176,7 +179,7 @@ class Campaign:
         verifying = self.phase is Phase.VERIFYING
         if self.phase is Phase.VOTING and self.quorum_at is not None:
             yield from self._judge(now)
-        elif now - self._round_began_at > (timing.verify_timeout_s if verifying else timing.vote_timeout_s):
+        elif now - self._round_began_at > (self._verify_timeout_s() if verifying else timing.vote_timeout_s):
             self._lose(f"{'the primary or the donor' if verifying else 'a quorum'} did not answer in time")
 
     def primary_identified(self) -> Iterator[Action]:
@@ -195,7 +198,14 @@ class Campaign:
         )
         segment_size = self.primary.segment_size
         self.verification = Verification(
-            self.node_id, self.donor, vote, plan, segment_size, self._stream, self._config.allow_data_loss
+            self.node_id,
+            self.donor,
+            vote,
+            plan,
+            segment_size,
+            self._stream,
+            allow_data_loss=self._config.allow_data_loss,
+            allow_unverified=self._config.allow_unverified_primary,
         )
         yield from self.verification.begin()
         self._follow_verification()
@@ -342,6 +352,11 @@ class Campaign:
     def _has_written(self, vote: VoteResponse) -> bool:
         """Tell whether this vote's log ends in the term that this run held last: no other run wrote to it since."""
         return last_term(vote.history) == self._candidacy.held_term
+
+    def _verify_timeout_s(self) -> float:
+        """Return how long the primary's check may take: the more there is to compare, the longer."""
+        compared_bytes = self.verification.compared_bytes if self.verification is not None else 0
+        return self._config.timing.verify_timeout_s + compared_bytes / VERIFIED_BYTES_PER_S
 
     def _follow_verification(self) -> None:
         assert self.verification is not None  # by the callers

@@ -118,6 +118,17 @@ class FindRecordEnd:
     lsn: Lsn
 
 
+@dataclass(frozen=True, slots=True)
+class FindTimedRecord:
+    """Return where a record begins that bears a time, lies in [begin_lsn, end_lsn), and in the newest such segment.
+
+    0 if there is none. `begin_lsn` is a segment's start.
+    """
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
 Effect = (
     Send
     | Close
@@ -132,6 +143,7 @@ Effect = (
     | DigestWal
     | FindRecords
     | FindRecordEnd
+    | FindTimedRecord
 )
 _Result = TypeVar("_Result")
 EffectsThen = Generator[Effect, Any, _Result]

@@ -32,6 +32,8 @@ from safekeeper.wal.records import LogTail
 
 PROTOCOL_VERSION = 4
 DIGEST_PAGE_SIZE = 8192
+# One answer has the checksums of at most so much WAL.
+DIGEST_RANGE_BYTES_MAX = 1 << 30
 
 
 class RefusalCode(StrEnum):
@@ -280,21 +282,35 @@ class ReadResponse(msgspec.Struct, frozen=True, tag="read_response"):
 
 
 class DigestRequest(msgspec.Struct, frozen=True, tag="digest_request"):
-    """Send the CRC-32C of each aligned 8 KiB page of [begin_lsn, end_lsn), first and last cut at the range's ends."""
+    """Send the CRC-32C of each aligned 8 KiB page of [begin_lsn, end_lsn), first and last cut at the range's ends.
+
+    Attributes:
+        back_to_timed: begin with an earlier segment if no record that bears a time lies in the range: with the last one
+            in which such a record begins, or with the first one of the log.
+    """
 
     node_id: NodeId
     request_id: int
     begin_lsn: Lsn
     end_lsn: Lsn
+    back_to_timed: bool = False
 
 
 class DigestResponse(msgspec.Struct, frozen=True, tag="digest_response"):
-    """One CRC-32C per page."""
+    """One CRC-32C per page.
+
+    Attributes:
+        begin_lsn, end_lsn: what they are of; `end_lsn` is below the one asked for if the range was too long for one
+            answer.
+        timed_lsn: the start of a record that bears a time, complete below the end that was asked for; 0 if the log
+            holds none, or if it was not asked for.
+    """
 
     request_id: int
     begin_lsn: Lsn
     end_lsn: Lsn
     page_crcs: tuple[int, ...]
+    timed_lsn: Lsn = 0
 
 
 class TailRequest(msgspec.Struct, frozen=True, tag="tail_request"):

@@ -1,6 +1,6 @@
 """The primary's COPY as the consensus sees it: is it open, was it found to be ours, how far has it come (S10).
 
-A COPY begins with the bytes to compare (`check_range`). What comes behind them enters the window, and goes on from one
+A COPY begins with the bytes to compare (`CheckRange`). What comes behind them enters the window, and goes on from one
 term to the next as long as nobody else has written to the log meanwhile.
 """
 
@@ -23,9 +23,9 @@ class CheckRange(NamedTuple):
 
 
 def check_range(history: TermHistory, wal_begin_lsn: Lsn, lsn: Lsn, tli: int, segment_size: int) -> CheckRange:
-    """Return from where on a primary's bytes are compared up to `lsn` (S10).
+    """Return what has to be compared of a primary's bytes below `lsn` in any case (S10).
 
-    From the start of the segment that holds byte `lsn` - 1; at the log's very base there is nothing to compare.
+    From the start of the segment that holds byte `lsn` - 1 on; at the log's very base there is nothing to compare.
 
     Args:
         history, wal_begin_lsn: of the log.
@@ -34,10 +34,19 @@ def check_range(history: TermHistory, wal_begin_lsn: Lsn, lsn: Lsn, tli: int, se
     """
     if not history or lsn <= wal_begin_lsn:
         return CheckRange(lsn, tli)
-    if lsn % segment_size == 0:
-        # Byte lsn - 1 lies in a segment that only the timeline of that byte has.
-        tli = tli_at(history, lsn - 1)
-    return CheckRange(segment_start(lsn - 1, segment_size), tli)
+    return check_range_from(segment_start(lsn - 1, segment_size), history, lsn, tli, segment_size)
+
+
+def check_range_from(begin_lsn: Lsn, history: TermHistory, lsn: Lsn, tli: int, segment_size: int) -> CheckRange:
+    """Return the range [begin_lsn, lsn) with the timeline under which a primary has its first segment.
+
+    That is the timeline of the segment's last byte in the log: the file of a segment in which a timeline was left is a
+    part of the next one, too. Of the segment that `lsn` lies in it is the one on which the primary goes on.
+    """
+    border_lsn = begin_lsn + segment_size
+    if border_lsn <= lsn:
+        tli = tli_at(history, border_lsn - 1)
+    return CheckRange(begin_lsn, tli)
 
 
 @dataclass(slots=True)
@@ -53,7 +62,8 @@ class PrimaryStream:
         received_lsn: end of the WAL that came from it.
         window_begin_lsn: the oldest byte that the window still holds.
         ended_lsn: where the timeline has ended, None as long as it goes on.
-        own_page_crcs: checksums of what was received before this connection, to compare with what it has now.
+        own_begin_lsn, own_page_crcs: checksums of what was received before this connection, back to a record that
+            bears a time, to compare with what it has now; none if that is not known.
     """
 
     is_open: bool = False
@@ -64,6 +74,7 @@ class PrimaryStream:
     received_lsn: Lsn = 0
     window_begin_lsn: Lsn = 0
     ended_lsn: Lsn | None = None
+    own_begin_lsn: Lsn = 0
     own_page_crcs: tuple[int, ...] = ()
 
     def start(self, action: StartReplication) -> StartReplication:
@@ -78,8 +89,10 @@ class PrimaryStream:
         lsn, history = leadership.received_lsn, leadership.elected.history
         check = check_range(history, history[0].start_lsn, lsn, leadership.tli, primary.segment_size)
         self.compares = check.begin_lsn < lsn
-        if self.compares and not self.own_page_crcs:
-            return None
+        if self.compares:
+            if not self.own_page_crcs:
+                return None
+            check = check_range_from(self.own_begin_lsn, history, lsn, leadership.tli, primary.segment_size)
         self.is_open, self.tli, self.is_checked = True, leadership.tli, not self.compares
         return StartReplication(check.begin_lsn, check.tli, lsn, leadership.tli, resumes=True)
 

@@ -166,17 +166,22 @@ class Proposer:
     # ------------------------------------------------------------------ events: the primary
 
     def primary_identified(
-        self, primary: PrimaryIdentity, now: float, own_page_crcs: tuple[int, ...] = ()
+        self,
+        primary: PrimaryIdentity,
+        now: float,
+        own_page_crcs: tuple[int, ...] = (),
+        own_begin_lsn: Lsn = 0,
     ) -> list[Action]:
         """A connection to the primary is open and says who it is.
 
         Args:
-            own_page_crcs: checksums of the pages that were received of the segment that holds the last received byte,
-                from its start up to `received_lsn`.
+            own_page_crcs, own_begin_lsn: checksums of the pages of what was received, from `own_begin_lsn` up to
+                `received_lsn`; own_begin_lsn is the start of the last segment in which a record that bears a time is
+                known to begin, or of the log. Empty if that is not known.
         """
         first = self.primary is None and not self.candidacy.held_term
         self.primary = primary
-        self._stream.own_page_crcs = own_page_crcs
+        self._stream.own_page_crcs, self._stream.own_begin_lsn = own_page_crcs, own_begin_lsn
         self._stream.is_open = False
         if first:
             # What was greeted without an identity is greeted again with one, so that both sides check it.

@@ -32,6 +32,7 @@ class ProposerConfig:
         takeover: be elected even if another proposer is alive.
         allow_data_loss: let a fork cut what may have been committed (S9).
         bootstrap: begin a new cluster on empty safekeepers although our slot is on the primary already.
+        allow_unverified_primary: let a primary go on that has recycled WAL which would have to be compared (S10).
         several_primaries: there are other hosts to try, so that a primary that is refused does not end the run.
         apply_rule: the standbys that must have replayed what `apply` says.
     """
@@ -41,6 +42,7 @@ class ProposerConfig:
     takeover: bool = False
     allow_data_loss: bool = False
     bootstrap: bool = False
+    allow_unverified_primary: bool = False
     several_primaries: bool = False
     apply_rule: ApplyRule = field(default_factory=ApplyRule)
     addresses: Mapping[int, str] = field(default_factory=dict)

@@ -2,8 +2,10 @@
 
 First `plan_term`: do the timelines fit, and where does the term begin? If it begins below the log's end, the donor
 says which record a cut there would lose; one that may have been acknowledged is not cut. Then the donor's bytes and the
-primary's are compared, page by page, over the segment before the term's start. Where the primary has recycled that
-segment, its first record must link to the log's last one instead: that is seen once it streams.
+primary's are compared, page by page, over the segment before the term's start, and further back until a record that
+bears a time lies in the range: another one that was written in its place would bear another time. A primary that has
+recycled that is refused, unless an operator vouches for it: then what it has left of the last segment is compared, and
+where that is gone, too, its first record must link to the log's last one, which is seen once it streams.
 
 Nothing of this changes anything. Nothing of a primary that is refused is taken.
 """
@@ -22,7 +24,7 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.primary import LogPlan, PrimaryIdentity, first_difference, first_log_plan, plan_log
-from safekeeper.consensus.primary_stream import PrimaryStream, check_range
+from safekeeper.consensus.primary_stream import PrimaryStream, check_range, check_range_from
 from safekeeper.errors import PrimaryRefused, RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 
@@ -102,6 +104,7 @@ class Verification:
         is_passed: the term may be led.
         awaits_link: it may be led, but nothing was compared: the first record must link to our last one (S10).
         gives_up: the term begins at a fork that cuts what may have been acknowledged, as the operator allows.
+        compared_bytes: how much there is to compare.
         refusal: why this primary cannot go on, empty as long as nothing is known against it.
     """
 
@@ -113,7 +116,9 @@ class Verification:
         plan: LogPlan,
         segment_size: int,
         stream: PrimaryStream,
+        *,
         allow_data_loss: bool = False,
+        allow_unverified: bool = False,
     ) -> None:
         self.plan = plan
         self.is_passed = self.awaits_link = self.gives_up = False
@@ -123,10 +128,22 @@ class Verification:
         self._segment_size = segment_size
         self._stream = stream
         self._allow_data_loss = allow_data_loss
-        self._check = check_range(vote.history, vote.wal_begin_lsn, plan.start_lsn, plan.tli, segment_size)
+        self._allow_unverified = allow_unverified
+        self._history = vote.history
+        # What has to be compared in any case; it begins further back as soon as the donor has said from where on.
+        self._check = self._last_segment = check_range(
+            vote.history, vote.wal_begin_lsn, plan.start_lsn, plan.tli, segment_size
+        )
         self._segment_is_gone = False
+        self._donor_crcs: list[int] = []
+        self._donor_crcs_end_lsn: Lsn = 0
         self._our_page_crcs: tuple[int, ...] | None = None
         self._their_page_crcs: tuple[int, ...] | None = None
+
+    @property
+    def compared_bytes(self) -> int:
+        """How much WAL is to be compared."""
+        return self.plan.start_lsn - self._check.begin_lsn
 
     def begin(self) -> Iterator[Action]:
         """Ask what a cut would lose if there is one to be justified (S9), else compare at once."""
@@ -175,23 +192,48 @@ class Verification:
         else:
             yield from self._compare()
 
-    def on_digest(self, response: DigestResponse) -> None:
-        """The donor's checksums have come.
+    def on_digest(self, response: DigestResponse) -> Iterator[Action]:
+        """The donor's checksums have come, all or the next ones.
 
         Raises:
             RemoteProtocolError: they are not those that were asked for.
         """
-        if response.end_lsn != self.plan.start_lsn:
-            return
-        begin_lsn = self._check.begin_lsn
+        start_lsn = self.plan.start_lsn
+        if response.request_id != self._node_id.term or self._our_page_crcs is not None:
+            return  # of another campaign
+        is_first = not self._donor_crcs
+        begin_lsn = response.begin_lsn if is_first else self._donor_crcs_end_lsn
         pages = -(-(response.end_lsn - begin_lsn) // DIGEST_PAGE_SIZE)
-        if response.begin_lsn != begin_lsn or len(response.page_crcs) != pages:
+        is_asked_for = (
+            begin_lsn <= self._last_segment.begin_lsn and begin_lsn % self._segment_size == 0
+            if is_first
+            else response.begin_lsn == begin_lsn
+        )
+        if not is_asked_for or not begin_lsn < response.end_lsn <= start_lsn or len(response.page_crcs) != pages:
             raise RemoteProtocolError(
-                f"{len(response.page_crcs)} checksums from {format_lsn(response.begin_lsn)} on are not those of "
-                f"the {pages} pages from {format_lsn(begin_lsn)} on that were asked for"
+                f"{len(response.page_crcs)} checksums of [{format_lsn(response.begin_lsn)}, "
+                f"{format_lsn(response.end_lsn)}) are not those that were asked for"
             )
-        self._our_page_crcs = response.page_crcs
-        self._judge()
+        if is_first:
+            self._check = check_range_from(begin_lsn, self._history, start_lsn, self.plan.tli, self._segment_size)
+            # What a log has no such record of since its very beginning was never acknowledged to a commit.
+            is_proof = begin_lsn <= response.timed_lsn < start_lsn or begin_lsn <= self._history[0].start_lsn
+            if not is_proof and not self._allow_unverified:
+                self.refusal = (
+                    f"the quorum's log begins at {format_lsn(begin_lsn)} and has no record with a time below "
+                    f"{format_lsn(start_lsn)}: that this is the primary which wrote it cannot be verified "
+                    "(--allow-unverified-primary if it is, else see walproxy rebootstrap)"
+                )
+                return
+        self._donor_crcs += response.page_crcs
+        self._donor_crcs_end_lsn = response.end_lsn
+        if response.end_lsn < start_lsn:
+            yield SendMessage(
+                self._donor, DigestRequest(self._node_id, self._node_id.term, response.end_lsn, start_lsn)
+            )
+            return
+        self._our_page_crcs = tuple(self._donor_crcs)
+        yield self._start_stream()
 
     def on_primary_checked(self, page_crcs: tuple[int, ...]) -> None:
         """The primary's checksums have come."""
@@ -199,12 +241,26 @@ class Verification:
         self._judge()
 
     def on_segment_removed(self) -> Iterator[Action]:
-        """The primary has recycled the segment to compare.
+        """The primary has recycled WAL that is to be compared.
 
-        If the log ends on a segment's border, the next segment is all that is needed: its first record must link to
-        our last one. Otherwise this primary cannot go on from where the log ends.
+        Its own bytes alone prove that it is the right one (S10): without them an operator has to vouch for it. Then the
+        last segment is compared. If that is gone, too, and the log ends on a segment's border, the next segment is all
+        that is needed: its first record must link to our last one. Otherwise this primary cannot go on from where the
+        log ends.
         """
-        if self.plan.start_lsn % self._segment_size or self._segment_is_gone:
+        begin_lsn, start_lsn = self._check.begin_lsn, self.plan.start_lsn
+        if begin_lsn < start_lsn and not self._allow_unverified:
+            self.refusal = (
+                f"the primary has recycled WAL of [{format_lsn(begin_lsn)}, {format_lsn(start_lsn)}), which is to be "
+                "compared with the quorum's log: that it is the primary which wrote that log cannot be verified "
+                "(--allow-unverified-primary if it is, else see walproxy rebootstrap)"
+            )
+        elif begin_lsn < self._last_segment.begin_lsn:
+            assert self._our_page_crcs is not None  # the stream has begun with them
+            skipped = (self._last_segment.begin_lsn - begin_lsn) // DIGEST_PAGE_SIZE
+            self._check, self._our_page_crcs = self._last_segment, self._our_page_crcs[skipped:]
+            yield self._start_stream()
+        elif self.plan.start_lsn % self._segment_size or self._segment_is_gone:
             self.refusal = recycled(self.plan.start_lsn)
         else:
             self._segment_is_gone = True
@@ -217,11 +273,17 @@ class Verification:
         """Have the primary's bytes before the term's start compared with the donor's."""
         plan, check = self.plan, self._check
         if check.begin_lsn < plan.start_lsn:
-            yield SendMessage(self._donor, DigestRequest(self._node_id, 0, check.begin_lsn, plan.start_lsn))
+            term = self._node_id.term
+            request = DigestRequest(self._node_id, term, check.begin_lsn, plan.start_lsn, back_to_timed=True)
+            yield SendMessage(self._donor, request)
         else:
             self._our_page_crcs = self._their_page_crcs = ()
-        yield self._stream.start(StartReplication(check.begin_lsn, check.tli, plan.start_lsn, plan.tli))
-        self._judge()
+            yield self._start_stream()
+            self._judge()
+
+    def _start_stream(self) -> StartReplication:
+        plan, check = self.plan, self._check
+        return self._stream.start(StartReplication(check.begin_lsn, check.tli, plan.start_lsn, plan.tli))
 
     def _judge(self) -> None:
         if self._our_page_crcs is not None and self._their_page_crcs is not None:

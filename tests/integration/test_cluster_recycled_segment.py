@@ -1,10 +1,11 @@
-"""A primary that has recycled the segment which ends where the log ends: its next record must link to ours (S10)."""
+"""WAL that a primary is compared with: its slot keeps it; and what happens where it is gone all the same (S10)."""
 
 import time
 
+from safekeeper.errors import EXIT_PRIMARY_REFUSED
 from safekeeper.lsn import Lsn, format_lsn, segment_name
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
-from tests.integration.conftest import NewGated
+from tests.integration.conftest import NEWEST, NewGated
 
 SETTINGS = {"wal_keep_size": "0", "min_wal_size": "2MB", "max_wal_size": "4MB", "checkpoint_timeout": "1h"}
 ATTEMPTS = 20
@@ -28,7 +29,7 @@ def end_the_log_on_a_border(cluster: Gated) -> Lsn:
 
 
 def recycle_below(cluster: Gated, end_lsn: Lsn) -> None:
-    """Make checkpoints until the segment that ends at `end_lsn` is gone; the slot holds back only what follows it."""
+    """Make checkpoints until the segment that ends at `end_lsn` is gone; there is no slot to hold it back."""
     path = cluster.postgres.pg_wal / segment_name(1, end_lsn - 1, cluster.segment_size)
     deadline = time.monotonic() + 20
     while path.exists():
@@ -36,12 +37,33 @@ def recycle_below(cluster: Gated, end_lsn: Lsn) -> None:
         cluster.postgres.execute("CHECKPOINT")
 
 
-def test_a_primary_without_the_segment_before_goes_on_if_its_next_record_links_to_ours(new_gated: NewGated) -> None:
+@NEWEST
+def test_the_slot_keeps_what_a_primary_is_compared_with_and_no_restart_is_refused(new_gated: NewGated) -> None:
     cluster = new_gated(**SETTINGS).start_gated()
     end_lsn = end_the_log_on_a_border(cluster)
-    recycle_below(cluster, end_lsn)
+    for _ in range(3):
+        cluster.postgres.execute("CHECKPOINT")
+    assert (cluster.postgres.pg_wal / segment_name(1, end_lsn - 1, cluster.segment_size)).exists()
     cluster.proxy.start()
     Commit(cluster.postgres).wait()
-    assert "the primary's WAL continues ours" in cluster.proxy.log_path.read_text()
     assert cluster.status()["term_start_lsn"] == format_lsn(end_lsn)
+    cluster.verify()
+
+
+def test_a_primary_without_the_segment_before_goes_on_if_an_operator_vouches_for_it(new_gated: NewGated) -> None:
+    cluster = new_gated(**SETTINGS).start_gated()
+    end_lsn = end_the_log_on_a_border(cluster)
+    cluster.postgres.execute("SELECT pg_drop_replication_slot('walproxy')")
+    recycle_below(cluster, end_lsn)
+    cluster.proxy.start()
+    assert cluster.proxy.wait(30) == EXIT_PRIMARY_REFUSED
+    assert "--allow-unverified-primary" in cluster.proxy.log_path.read_text().splitlines()[-1]
+    cluster.add_proxy("--allow-unverified-primary", "true")
+    Commit(cluster.postgres).wait()
+    assert "the primary's WAL continues ours" in cluster.proxies[-1].log_path.read_text()
+    assert cluster.status()["term_start_lsn"] == format_lsn(end_lsn)
+    cluster.proxies[-1].stop()
+    del cluster.proxies[-1]
+    cluster.proxy.start()
+    Commit(cluster.postgres).wait()
     cluster.verify()

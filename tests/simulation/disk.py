@@ -20,7 +20,7 @@ from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.disk_work import Flush
 from safekeeper.wal.filesystem import read_whole, replace_durably
 from safekeeper.wal.storage import WalStorage
-from tests.simulation.synthetic_wal import SEGMENT_SIZE, find_records
+from tests.simulation.synthetic_wal import SEGMENT_SIZE, find_records, last_timed_record
 from tests.simulation.virtual_disk import VirtualFileSystem
 
 
@@ -138,6 +138,10 @@ class ModelDisk:
 
     def find_records(self, lsn: Lsn) -> tuple[Lsn, Lsn, None]:
         return (*find_records(self.wal, self.begin_lsn, lsn), None)
+
+    def find_timed_record(self, begin_lsn: Lsn, end_lsn: Lsn) -> Lsn:
+        start_lsn, _ = last_timed_record(self.wal, self.begin_lsn, end_lsn)
+        return start_lsn if start_lsn >= begin_lsn else 0
 
     def crash(self, power_cut: bool) -> None:
         """End the process: of what was not durable any part may remain, and is durable after the restart."""

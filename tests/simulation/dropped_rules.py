@@ -20,6 +20,8 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
+    DigestRequest,
+    DigestResponse,
     Elected,
     ProposerMessage,
     VoteRequest,
@@ -40,7 +42,7 @@ from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
 from safekeeper.errors import LocalProtocolError, StorageFull
 from safekeeper.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from tests.simulation.archive import SimArchiver
-from tests.simulation.disk import ModelDisk
+from tests.simulation.disk import ModelDisk, page_crcs
 from tests.simulation.primary import SYSTEM_ID
 from tests.simulation.proxy import SimProxy
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
@@ -231,6 +233,35 @@ class TrimsWithinRecords(Acceptor):
         return lsn
         yield Persist(self.control)  # Never reached: it makes this a generator.
 
+    def _find_timed_record(self) -> EffectsThen[Lsn]:
+        return self.readable_lsn
+        yield Persist(self.control)  # Never reached: it makes this a generator.
+
+
+class TrimsTimedRecords(Acceptor):
+    """Removes the last record that bears a time as soon as nobody needs it."""
+
+    def _find_timed_record(self) -> EffectsThen[Lsn]:
+        return self.readable_lsn
+        yield Persist(self.control)  # Never reached: it makes this a generator.
+
+
+class ComparesTheLastSegment(Acceptor):
+    """Has a primary compared over the segment of the last byte only, whatever records lie in it."""
+
+    def _digest(self, connection: int, message: DigestRequest, now: float) -> Effects:
+        effects = super()._digest(connection, msgspec.structs.replace(message, back_to_timed=False), now)
+        result: Any = None
+        while True:
+            try:
+                effect = effects.send(result)
+            except StopIteration:
+                return
+            if isinstance(effect, Send) and isinstance(effect.message, DigestResponse):
+                answer = msgspec.structs.replace(effect.message, timed_lsn=message.begin_lsn)
+                effect = Send(effect.connection, answer)
+            result = yield effect
+
 
 class RescanningDisk(ModelDisk):
     """Finds the end of its WAL by looking for the last whole record, and drops what was acked of the next one."""
@@ -349,6 +380,17 @@ def trim_to_commit(kept: Kept, request: TrimRequest) -> Lsn:
     """Remove all that is committed, up to a segment's border, if there is enough WAL behind it."""
     next_segment_lsn = segment_start(kept.readable_lsn, kept.segment_size) + 1
     return min(trim_to(kept._replace(readable_lsn=next_segment_lsn), request), kept.readable_lsn)
+
+
+def checksums_of_the_last_segment(proxy: SimProxy) -> tuple[tuple[int, ...], Lsn]:
+    """Keep what a primary is compared with that comes back in a term, but not back to a record that bears a time."""
+    end_lsn = proxy._tail_begin_lsn + len(proxy._tail)
+    begin_lsn = max(segment_start(end_lsn - 1, SEGMENT_SIZE), proxy._tail_begin_lsn)
+    return page_crcs(proxy._tail[begin_lsn - proxy._tail_begin_lsn :], begin_lsn), begin_lsn
+
+
+def all_that_is_committed(proxy: SimProxy, commit_lsn: Lsn) -> Lsn:
+    return commit_lsn
 
 
 def flushed(archiver: SimArchiver, acceptor: Acceptor) -> Lsn:

@@ -28,6 +28,7 @@ from safekeeper.consensus.effects import (
     Effects,
     FindRecordEnd,
     FindRecords,
+    FindTimedRecord,
     FlushWal,
     Persist,
     ReadWal,
@@ -375,6 +376,8 @@ def _carry_out_one(effect: Effect, disk: Disk, said: list[tuple[int, Any]], clos
         # Every byte is a record.
         record_end_lsn = effect.lsn + 1 if effect.lsn < BASE_LSN + len(disk.wal) else 0
         return (record_end_lsn, 0, None) if isinstance(effect, FindRecords) else record_end_lsn
+    elif isinstance(effect, FindTimedRecord):
+        return effect.begin_lsn
     else:
         assert isinstance(effect, TrimWal), f"not part of this world: {effect}"
     return None

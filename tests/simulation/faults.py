@@ -351,7 +351,9 @@ class Faults:
         lowest_lsn = source.ancestors[-1].end_lsn if source.ancestors else FIRST_LSN
         end_lsn = source.record_end_at_or_below(self.rng.randint(lowest_lsn, source.flush_lsn))
         if end_lsn >= max(lowest_lsn, FIRST_LSN + 1):
-            self._settle_on(world.new_primary(source.restored(world.next_primary_name(), end_lsn)), source)
+            repeats = self.rng.random() < 0.5
+            restored = source.restored(world.next_primary_name(), end_lsn, repeats=repeats)
+            self._settle_on(world.new_primary(restored), source)
 
     def restore_recycled(self) -> None:
         """The log ends on a segment's border; a backup comes back, ends there too, and recycles the rest."""

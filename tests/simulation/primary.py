@@ -1,15 +1,25 @@
 """A virtual PostgreSQL: it writes WAL, flushes it, streams what is flushed, and releases commits when it is told to.
 
-A primary that is promoted or restored is a new object with a copy of its source's WAL. From there on it writes bytes
-of its own: two primaries that both believe to be the right one never write the same.
+A primary that is promoted or restored is a new object with a copy of its source's WAL. From there on it writes commits
+of its own: two primaries that both believe to be the right one never write the same ones. But one that was restored may
+repeat the shape of what its source wrote, and with it every byte of the records that bear no time.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from safekeeper.consensus.control_state import TliHistory
 from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
 from safekeeper.lsn import Lsn, segment_start
-from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_complete_end, last_record_start, make_record
+from tests.simulation.synthetic_wal import (
+    HEADER_BYTES,
+    SEGMENT_SIZE,
+    is_timed_at,
+    last_complete_end,
+    last_record_start,
+    make_record,
+    records,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy
@@ -33,6 +43,7 @@ class VirtualPrimary:
         quiet: whether nobody writes at the moment.
         walsender: the proxy that streams from it, one at most: there is one slot.
         life: grows at every crash.
+        repeated: sizes of records that it writes instead of what it is asked for, and whether they bear a time.
     """
 
     def __init__(self, world: "World", name: str, tli: int, ancestors: tuple[Ancestor, ...], wal: bytes) -> None:
@@ -49,6 +60,7 @@ class VirtualPrimary:
         self.up = True
         self.quiet = False
         self.life = 0
+        self.repeated: deque[tuple[int, bool]] = deque()
         self._last_record_lsn = last_record_start(self.wal, FIRST_LSN, self.insert_lsn)
 
     @property
@@ -71,10 +83,12 @@ class VirtualPrimary:
 
     # ------------------------------------------------------------------ writing
 
-    def write_record(self, size: int) -> Lsn:
-        """Insert a record of `size` bytes; return its end."""
+    def write_record(self, size: int, *, is_timed: bool = False) -> Lsn:
+        """Insert a record of `size` bytes, a commit if it bears a time; return its end."""
+        if self.repeated:
+            size, is_timed = self.repeated.popleft()
         start_lsn = self.insert_lsn
-        self.wal += make_record(size, self._last_record_lsn, self.world.rng)
+        self.wal += make_record(size, self._last_record_lsn, self.world.rng, is_timed=is_timed)
         self._last_record_lsn = start_lsn
         return self.insert_lsn
 
@@ -82,6 +96,14 @@ class VirtualPrimary:
         """Insert a record that fills the segment, as pg_switch_wal does."""
         rest = segment_start(self.insert_lsn, SEGMENT_SIZE) + SEGMENT_SIZE - self.insert_lsn
         self.write_record(rest if rest >= HEADER_BYTES else rest + SEGMENT_SIZE)
+
+    def fits_into_segment(self, size: int) -> bool:
+        """Tell whether a record of `size` bytes would end in the segment that it begins in.
+
+        Of a commit across a border the first part may be recycled as soon as it is acknowledged: in a segment of 16 MiB
+        that is so rare that the primary is then refused; here nobody writes one.
+        """
+        return self.insert_lsn % SEGMENT_SIZE + size < SEGMENT_SIZE
 
     def flush(self, up_to_lsn: Lsn | None = None) -> None:
         """Make WAL durable on its own disk, all of it or up to a position; the walsender may send it then."""
@@ -152,6 +174,17 @@ class VirtualPrimary:
         ancestors = (*self.ancestors, Ancestor(self.tli, fork_lsn))
         return VirtualPrimary(self.world, name, tli, ancestors, self.read(FIRST_LSN, fork_lsn))
 
-    def restored(self, name: str, end_lsn: Lsn) -> "VirtualPrimary":
-        """Return this one as a backup would bring it back: behind, on the same timeline."""
-        return VirtualPrimary(self.world, name, self.tli, self.ancestors, self.read(FIRST_LSN, end_lsn))
+    def restored(self, name: str, end_lsn: Lsn, *, repeats: bool = False) -> "VirtualPrimary":
+        """Return this one as a backup would bring it back: behind, on the same timeline.
+
+        Args:
+            repeats: it goes on with records of the same sizes as those that it lacks.
+        """
+        primary = VirtualPrimary(self.world, name, self.tli, self.ancestors, self.read(FIRST_LSN, end_lsn))
+        if repeats:
+            for start_lsn, record_end_lsn in records(self.wal, FIRST_LSN, end_lsn):
+                if start_lsn != primary.insert_lsn + sum(size for size, _ in primary.repeated):
+                    break  # A crash has cut one short.
+                is_timed = is_timed_at(self.wal, start_lsn - FIRST_LSN)
+                primary.repeated.append((record_end_lsn - start_lsn, is_timed))
+        return primary

@@ -27,7 +27,7 @@ from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, segment_start
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
-from tests.simulation.synthetic_wal import SEGMENT_SIZE, previous_link
+from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
 from walproxy.primary_hosts import HostRota, HostState, PrimaryHost
 from walproxy.window import Window
 
@@ -65,6 +65,7 @@ class SimProxy:
         primary: the one that its configuration names, by a name that may lead elsewhere from one moment to the next.
         others: further hosts in its configuration, read at its start.
         allow_data_loss: of the next start only.
+        allow_unverified_primary: of its starts from now on.
         proposer: the state machine of the present run, None while the process is down.
         told_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
         refusal: why the last run ended by itself, None if it did not.
@@ -78,6 +79,7 @@ class SimProxy:
         self.others: tuple[VirtualPrimary, ...] = ()
         self.takeover = takeover
         self.allow_data_loss = False
+        self.allow_unverified_primary = False
         self.life = 0
         self.proposer: Proposer | None = None
         self.refusal: WalproxyError | None = None
@@ -101,6 +103,7 @@ class SimProxy:
             safekeeper_ids=tuple(sorted(self.world.safekeepers)),
             takeover=self.takeover,
             allow_data_loss=self.allow_data_loss,
+            allow_unverified_primary=self.allow_unverified_primary,
             several_primaries=len(self.hosts) > 1,
             apply_rule=self.world.apply_rule,
             timing=self.world.timing,
@@ -351,16 +354,18 @@ class SimProxy:
             self._rota.connected()
             identity = link.primary.identity()
             self.world.note(self.name, "sees", identity)
-            actions = self.proposer.primary_identified(identity, self.clock.now, self._own_page_crcs())
+            actions = self.proposer.primary_identified(identity, self.clock.now, *self._own_page_crcs())
             self._step(actions)
 
-    def _own_page_crcs(self) -> tuple[int, ...]:
-        """Return the checksums of what was received of the segment that holds the last byte, () if not all is known."""
-        end_lsn = self._tail_begin_lsn + len(self._tail)
-        begin_lsn = segment_start(end_lsn - 1, SEGMENT_SIZE)
-        if not self._tail or self._tail_begin_lsn > begin_lsn:
-            return ()
-        return page_crcs(self._tail[begin_lsn - self._tail_begin_lsn :], begin_lsn)
+    def _own_page_crcs(self) -> tuple[tuple[int, ...], Lsn]:
+        """Return the checksums of what was received back to the last record with a time, and where they begin."""
+        begin_lsn = self._proof_lsn(self._tail_begin_lsn + len(self._tail))
+        return page_crcs(self._tail[begin_lsn - self._tail_begin_lsn :], begin_lsn), begin_lsn
+
+    def _proof_lsn(self, lsn: Lsn) -> Lsn:
+        """Return the start of the segment of the last record with a time below `lsn`, of what is known."""
+        timed_lsn, _ = last_timed_record(self._tail, self._tail_begin_lsn, lsn)
+        return segment_start(timed_lsn, SEGMENT_SIZE) if timed_lsn else self._tail_begin_lsn
 
     def _open_copy(self, link: PrimaryLink, action: StartReplication) -> None:
         if self._is_dead(link):
@@ -445,7 +450,7 @@ class SimProxy:
             self._unlinked.clear()
         self._window.append(self._window.end_lsn, [memoryview(data)])
         self._tail += data
-        surplus = segment_start(self._tail_begin_lsn + len(self._tail) - 1, SEGMENT_SIZE) - self._tail_begin_lsn
+        surplus = self._proof_lsn(self._status.flush_lsn if self._status is not None else 0) - self._tail_begin_lsn
         if surplus > 0:
             del self._tail[:surplus]
             self._tail_begin_lsn += surplus
@@ -513,8 +518,14 @@ class SimProxy:
         if link is None or status is None or not link.copying or not self._link_stands(link):
             return
         if link.primary.walsender is self:
+            flush_lsn = self._slot_lsn(status.flush_lsn)
+            status = ReportStatus(status.write_lsn, flush_lsn, min(status.apply_lsn, flush_lsn))
             self.world.checker.on_status(self, link.primary, status)
             link.primary.told(status.flush_lsn, status.apply_lsn)
+
+    def _slot_lsn(self, commit_lsn: Lsn) -> Lsn:
+        """Return what the primary may be told, whose slot then keeps what it will be compared with."""
+        return slot_lsn(self._tail, self._tail_begin_lsn, commit_lsn) if commit_lsn else 0
 
     # ------------------------------------------------------------------ time
 

@@ -17,6 +17,7 @@ from safekeeper.consensus.effects import (
     Effects,
     FindRecordEnd,
     FindRecords,
+    FindTimedRecord,
     FlushWal,
     Persist,
     ReadWal,
@@ -349,6 +350,8 @@ class SimSafekeeper:
             return disk.digests(effect.begin_lsn, effect.end_lsn)
         elif isinstance(effect, FindRecordEnd):
             return disk.find_records(effect.lsn)[0]
+        elif isinstance(effect, FindTimedRecord):
+            return disk.find_timed_record(effect.begin_lsn, effect.end_lsn)
         else:
             assert isinstance(effect, FindRecords)
             return disk.find_records(effect.lsn)

@@ -9,10 +9,12 @@ otherwise.
                         and may lose data]  S1 crashes | loses power | loses its disk | starts
     P1 stops                                S1 dies after Persist           (the name of an effect)
     S1 is copied                            S1 comes back as it was copied  (never do that: S8)
-    P1 and S1 S2 are apart                  A writes a b [of 300 bytes]
+    P1 and S1 S2 are apart                  A writes a b [of 300 bytes] [without a time]
     P1 cannot tell S1 | cannot hear S1      A writes a [of 300 bytes] and flushes 40 bytes of it
     P1 and S1 meet again                    B is A promoted after a | before a
     P1 loses its primary | now uses B       B is A restored after a
+    A switches its segment                  A recycles what its slot does not hold
+    P1 starts on A and vouches for it
     A stops | starts | recycles old WAL     operator rebootstraps over S1 S2 S3
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
@@ -137,6 +139,7 @@ class Stage(World):
             self.proxies.append(known)
         known.primary, known.others, known.takeover = first, tuple(others), how == " and takes over"
         known.allow_data_loss = how == " and may lose data"
+        known.allow_unverified_primary = how == " and vouches for it"
         known.start()
 
     def stops(self, name: str) -> None:
@@ -163,26 +166,33 @@ class Stage(World):
             for way in (TO_SAFEKEEPER, TO_PROXY):
                 self.network.unblock(name, safekeeper.id, way)
 
-    def writes(self, name: str, records: str, size: str | None) -> None:
+    def writes(self, name: str, records: str, size: str | None, without_time: str | None) -> None:
         primary = self.primary(name)
         for record in records.split():
-            self._write_one(primary, record, int(size or RECORD_BYTES))
+            self._write_one(primary, record, int(size or RECORD_BYTES), is_timed=without_time is None)
         primary.flush()
+
+    def switches_segment(self, name: str) -> None:
+        self.primary(name).switch_segment()
+        self.primary(name).flush()
 
     def writes_in_part(self, name: str, record: str, size: str | None, flushed: str) -> None:
         primary = self.primary(name)
         self._write_one(primary, record, int(size or RECORD_BYTES))
         primary.flush(self.records[record].start_lsn + int(flushed))
 
-    def _write_one(self, primary: VirtualPrimary, name: str, size: int) -> None:
+    def _write_one(self, primary: VirtualPrimary, name: str, size: int, *, is_timed: bool = True) -> None:
         start_lsn = primary.insert_lsn
-        self.records[name] = Record(primary, start_lsn, primary.write_record(size))
+        self.records[name] = Record(primary, start_lsn, primary.write_record(size, is_timed=is_timed))
 
     def primary_stops(self, name: str) -> None:
         self.primary(name).crash()
 
     def primary_starts(self, name: str) -> None:
         self.primary(name).start()
+
+    def makes_checkpoint(self, name: str) -> None:
+        self.primary(name).recycle()
 
     def recycles(self, name: str) -> None:
         primary = self.primary(name)
@@ -412,7 +422,7 @@ _P, _S, _SS, _A, _R, _RR = r"(P\d)", r"(S\d)", r"((?:S\d ?)+?)", r"([A-Z])", r"(
 _AA = r"([A-Z](?: [A-Z])*)"
 _STANDBY = r"(R\d)"
 _COMMANDS: list[tuple[str, Callable[..., None]]] = [
-    (rf"{_P} starts on {_AA}( and takes over| and may lose data)?", Stage.starts),
+    (rf"{_P} starts on {_AA}( and takes over| and may lose data| and vouches for it)?", Stage.starts),
     (rf"{_P} stops", Stage.stops),
     (rf"{_P} loses its primary", Stage.loses_primary),
     (rf"{_P} now uses {_A}", Stage.now_uses),
@@ -420,10 +430,12 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_P} cannot (tell|hear) {_SS}", Stage.cannot),
     (rf"{_P} and {_SS} meet again", Stage.meet),
     (rf"{_A} writes {_R}(?: of (\d+) bytes)? and flushes (\d+) bytes of it", Stage.writes_in_part),
-    (rf"{_A} writes {_RR}(?: of (\d+) bytes)?", Stage.writes),
+    (rf"{_A} writes {_RR}(?: of (\d+) bytes)?( without a time)?", Stage.writes),
+    (rf"{_A} switches its segment", Stage.switches_segment),
     (rf"{_A} stops", Stage.primary_stops),
     (rf"{_A} starts", Stage.primary_starts),
     (rf"{_A} recycles old WAL", Stage.recycles),
+    (rf"{_A} recycles what its slot does not hold", Stage.makes_checkpoint),
     (rf"{_A} is {_A} promoted (after|before) {_R}", Stage.promoted),
     (rf"{_A} is {_A} restored (after|before) {_R}", Stage.restored),
     (rf"{_S} (crashes|loses power|loses its disk)", Stage.crashes),

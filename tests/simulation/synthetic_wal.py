@@ -5,6 +5,9 @@
     The first byte alone has its high bit set; length and previous record's start are written in base 128. In the
     content 0x7F is the last byte, and no other: it stands for the page header that says where a record ends.
 
+A record that bears a time is a commit: its content begins with 1, and is never written again. The bytes of all others
+follow from where they are: a primary that was restored from a backup can repeat them.
+
 So a record begins wherever a byte is above 0x7F, and no page or segment needs a header. A record that is followed by
 another one before its announced end is one that a crash of the primary has cut short: PostgreSQL marks such a place
 with an overwrite-contrecord page; the record is never complete, but what follows it counts.
@@ -13,23 +16,30 @@ with an overwrite-contrecord page; the record is never complete, but what follow
 import random
 from collections.abc import Iterator
 
-from safekeeper.lsn import Lsn
+from safekeeper.lsn import Lsn, segment_start
 
 SEGMENT_SIZE = 16 << 10
 HEADER_BYTES = 9
+TIMED_BYTES_MIN = HEADER_BYTES + 8
 _START, _END = 0x80, 0x7F
+_TIMED = b"\x01"
 _CONTENT = bytes(min(byte & 0x7F, _END - 1) for byte in range(256))
+_FILL = random.Random(1).randbytes(8 * SEGMENT_SIZE).translate(_CONTENT)
 
 
-def make_record(size: int, previous_lsn: Lsn, rng: random.Random) -> bytes:
-    """Return a record of `size` bytes with a content of its own."""
+def make_record(size: int, previous_lsn: Lsn, rng: random.Random, *, is_timed: bool = True) -> bytes:
+    """Return a record of `size` bytes, with a content of its own if it bears a time, for which it may be too short."""
     header = (
         _START,
         *(size >> 14 & 0x7F, size >> 7 & 0x7F, size & 0x7F),
         *(previous_lsn >> 28 & 0x7F, previous_lsn >> 21 & 0x7F, previous_lsn >> 14 & 0x7F),
         *(previous_lsn >> 7 & 0x7F, previous_lsn & 0x7F),
     )
-    content = bytearray(rng.randbytes(size - HEADER_BYTES).translate(_CONTENT))
+    if is_timed and size >= TIMED_BYTES_MIN:
+        content = bytearray(_TIMED + rng.randbytes(size - HEADER_BYTES - 1).translate(_CONTENT))
+    else:
+        begin = previous_lsn % SEGMENT_SIZE
+        content = bytearray((b"\x00" + _FILL[begin : begin + size])[: size - HEADER_BYTES])
     content[-1:] = bytes([_END]) if content else b""
     return bytes(header) + content
 
@@ -64,6 +74,38 @@ def find_records(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple[Lsn,
             return begin_lsn + last + 1, 0
         return (begin_lsn + end if end < len(wal) else 0), 0
     return next((end for _, end in records(wal, begin_lsn, last_lsn or begin_lsn) if end > lsn), 0), last_lsn
+
+
+def is_timed_at(wal: bytes | bytearray, position: int) -> bool:
+    """Return whether the record that begins at this position of `wal` bears a time."""
+    return (
+        _length(wal, position) >= TIMED_BYTES_MIN
+        and wal[position + HEADER_BYTES : position + HEADER_BYTES + 1] == _TIMED
+    )
+
+
+def last_timed_record(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple[Lsn, Lsn]:
+    """Return (start, end) of the last record in `wal` that bears a time and is complete at `lsn`, (0, 0) for none."""
+    start_lsn = lsn
+    while start_lsn := last_record_start(wal, begin_lsn, start_lsn):
+        position = start_lsn - begin_lsn
+        end_lsn = start_lsn + _length(wal, position)
+        if is_timed_at(wal, position) and end_lsn <= lsn and begin_lsn + _next_start(wal, position + 1) >= end_lsn:
+            return start_lsn, end_lsn
+    return 0, 0
+
+
+def slot_lsn(wal: bytes | bytearray, begin_lsn: Lsn, commit_lsn: Lsn) -> Lsn:
+    """Return what a primary may be told to be flushed: its slot keeps the segment of the last record with a time.
+
+    Args:
+        begin_lsn: of `wal`, a segment's start: that of an earlier such record, or the log's.
+    """
+    start_lsn, end_lsn = last_timed_record(wal, begin_lsn, commit_lsn)
+    kept_lsn = segment_start(start_lsn or begin_lsn, SEGMENT_SIZE)
+    if kept_lsn == segment_start(commit_lsn, SEGMENT_SIZE):
+        return commit_lsn
+    return min(commit_lsn, max(kept_lsn + SEGMENT_SIZE - 1, end_lsn))
 
 
 def first_record_start(wal: bytes | bytearray, begin_lsn: Lsn) -> Lsn:

@@ -22,6 +22,8 @@ BITES = {
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
     "a_primary_is_compared_with_what_is_left": "last_committed_byte_trimmed",
     "a_primary_that_is_put_aside_is_read_no_further": "refused_primary_read_on",
+    "a_primary_that_repeats_the_last_segment": "last_segment_compared",
+    "a_primary_that_repeats_the_last_segment_in_a_term": "last_segment_compared_in_term",
     "a_promise_survives_a_crash": "vote_not_persisted",
     "a_quorum_needs_a_member_that_is_set_forward": "wal_begin_of_unadopted_member",
     "a_recycled_primary_is_told_nothing_yet": "unlinked_primary_told",
@@ -44,7 +46,9 @@ BITES = {
     "n_with_the_right_primary_in_the_list": "tli_cut_guarded_by_commit_lsn",
     "o_a_replacement_that_lacks_wal": "wiped_member_votes",
     "q_an_old_member_after_a_rebootstrap": "old_member_joins_unwiped",
+    "the_last_commit_is_not_removed": "timed_record_trimmed",
     "the_last_commit_reaches_readers_at_once": "commit_told_with_wal_only",
+    "the_slot_keeps_what_a_primary_is_compared_with": "slot_follows_commit",
     "what_every_member_had_is_cut": "truncate_lsn_survives_a_cut",
     "zenith_example_1_longer_but_older": "no_truncate",
 }

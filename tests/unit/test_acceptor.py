@@ -14,6 +14,7 @@ from safekeeper.consensus.effects import (
     Effects,
     FindRecordEnd,
     FindRecords,
+    FindTimedRecord,
     FlushWal,
     Persist,
     ReadWal,
@@ -75,6 +76,7 @@ class Bench:
         self.effects: list[Effect] = []
         self.now = 100.0
         self.record_end_of = record_end_of
+        self.timed_lsns: tuple[int, ...] = ()
         self.run(self.acceptor.start())
 
     def run(self, effects: Effects) -> list[Effect]:
@@ -95,6 +97,9 @@ class Bench:
                     result = self.record_end_of(effect.lsn)
                 elif isinstance(effect, FindRecords):
                     result = self.record_end_of(effect.lsn), 0, None
+                elif isinstance(effect, FindTimedRecord):
+                    found = (lsn for lsn in self.timed_lsns if effect.begin_lsn <= lsn < effect.end_lsn)
+                    result = max(found, default=0)
         except StopIteration:
             return self.effects
 

@@ -8,6 +8,7 @@ from safekeeper.consensus.effects import (
     Effect,
     FindRecordEnd,
     FindRecords,
+    FindTimedRecord,
     Persist,
     ResetWal,
     Send,
@@ -41,6 +42,7 @@ def archived(committed: int = SIZE) -> Bench:
     """Return a member with five segments, of which so many bytes are committed, all archived and on every member."""
     bench = following(SIZE)
     bench.record_end_of = lambda lsn: lsn + 1
+    bench.timed_lsns = tuple(range(BASE, END, SEGMENT // 2))
     bench.append(END, commit_lsn=BASE + committed, truncate_lsn=END)
     bench.tell(ArchiveOrder(P1, 2, END))
     return bench
@@ -60,10 +62,10 @@ def trimmed() -> Bench:
 def test_where_the_wal_begins_is_on_disk_before_any_of_it_goes_and_is_told_then() -> None:
     bench = archived()
     bench.run(bench.acceptor.trim(ALL))
-    assert bench.kinds() == ["FindRecordEnd", "Persist", "TrimWal", "Send"]
-    assert isinstance(bench.effects[1], Persist)
-    assert bench.effects[1].control.wal_begin_lsn == BASE + 3 * SEGMENT
-    assert bench.effects[2] == TrimWal(BASE + 3 * SEGMENT)
+    assert bench.kinds() == ["FindTimedRecord", "FindRecordEnd", "Persist", "TrimWal", "Send"]
+    assert isinstance(bench.effects[2], Persist)
+    assert bench.effects[2].control.wal_begin_lsn == BASE + 3 * SEGMENT
+    assert bench.effects[3] == TrimWal(BASE + 3 * SEGMENT)
     assert [report.wal_begin_lsn for report in reports(bench)] == [BASE + 3 * SEGMENT]
     assert bench.run(bench.acceptor.trim(ALL)) == []
 
@@ -95,6 +97,28 @@ def test_what_was_committed_and_archived_is_on_disk_with_the_new_beginning() -> 
     assert (control.commit_lsn, control.archived_lsn, control.truncate_lsn) == (END, END, END)
 
 
+@pytest.mark.parametrize(
+    ("timed_lsns", "begins_at"),
+    [((), BASE), ((BASE + 10,), BASE), ((BASE + 10, BASE + 2 * SEGMENT + 5), BASE + 2 * SEGMENT)],
+)
+def test_the_segment_of_the_last_record_that_bears_a_time_stays(timed_lsns: tuple[int, ...], begins_at: int) -> None:
+    bench = archived()
+    bench.timed_lsns = timed_lsns
+    bench.run(bench.acceptor.trim(ALL))
+    assert bench.control.wal_begin_lsn == begins_at
+
+
+def test_wal_is_searched_once_for_a_record_that_bears_a_time() -> None:
+    bench = archived()
+    bench.timed_lsns = (BASE + 10,)
+    searched = []
+    for _ in range(3):
+        bench.run(bench.acceptor.trim(ALL))
+        searched += [e.begin_lsn for e in bench.effects if isinstance(e, FindTimedRecord)]
+    last_segment_lsn = (END - 1) // SEGMENT * SEGMENT
+    assert searched[0] == BASE and all(lsn >= last_segment_lsn for lsn in searched[1:])
+
+
 def test_uncommitted_wal_is_never_removed() -> None:
     bench = archived(committed=2 * SEGMENT + 1)
     bench.run(bench.acceptor.trim(ALL))
@@ -107,7 +131,7 @@ def test_no_room_to_note_the_new_beginning_leaves_everything() -> None:
     effects = bench.acceptor.trim(ALL)
     with pytest.raises(Exception, match="no space"):
         bench.run(effects)
-    assert bench.kinds() == ["FindRecordEnd", "Persist"]
+    assert bench.kinds() == ["FindTimedRecord", "FindRecordEnd", "Persist"]
     assert bench.acceptor.control.wal_begin_lsn == BASE
     bench.full = None
     assert len(bench.tell(ReadRequest(P1, 5, BASE, BASE + 10)).payload) == 10
@@ -129,6 +153,7 @@ def test_a_member_without_wal_removes_nothing() -> None:
 
 def test_the_wal_of_a_fork_that_another_one_may_still_replace_stays() -> None:
     bench = following(SIZE)
+    bench.timed_lsns = (BASE + SEGMENT, END - 1)
     fork_lsn = BASE + SEGMENT + 100
     bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2)))
     # One record that began at the fork, and is longer than a segment, is committed in part.
@@ -354,6 +379,7 @@ def test_after_a_restart_nothing_is_removed_before_it_is_known_which_archive_is_
     bench.tell(ArchiveOrder(P1, 2, END, "a" * 32))
     bench.run(bench.acceptor.checkpoint())
     restarted = Bench(bench.control, END, bench.record_end_of)
+    restarted.timed_lsns = bench.timed_lsns
     assert restarted.run(restarted.acceptor.trim(ALL)) == []
     restarted.run(restarted.acceptor.archive_reported(0, "", "a" * 32))
     restarted.run(restarted.acceptor.trim(ALL))

@@ -4,7 +4,7 @@ import msgspec
 
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.control_state import ControlState, NodeId
-from safekeeper.consensus.effects import Effects, FindRecordEnd, FindRecords, Persist, Send
+from safekeeper.consensus.effects import Effects, FindRecordEnd, FindRecords, FindTimedRecord, Persist, Send
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -57,6 +57,8 @@ class Bench:
                     self.said.append(effect.message)
                 elif isinstance(effect, Persist):
                     self.control = effect.control
+                elif isinstance(effect, FindTimedRecord):
+                    result = 0
                 elif isinstance(effect, FindRecordEnd | FindRecords):
                     end_lsn = {BASE: self.first_record_end_lsn, FORK: self.record_end_lsn}[effect.lsn]
                     end_lsn = end_lsn if end_lsn <= self.acceptor.flush_lsn else 0

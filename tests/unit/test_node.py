@@ -49,7 +49,7 @@ from safekeeper.room import CONTROL_FILE, WAL
 from safekeeper.wal.filesystem import RealFileSystem
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 from tests.unit.faulty_filesystem import FaultyFileSystem
-from tests.unit.wal_builder import WalBuilder
+from tests.unit.wal_builder import WalBuilder, wal_with_commits
 
 SEGMENT_SIZE = 1 << 20
 BASE_LSN = 3 << 20
@@ -516,13 +516,20 @@ async def test_a_folder_whose_wal_ends_below_what_is_committed_is_a_lost_disk(tm
         await open_folder(tmp_path / "sk")
 
 
+def four_segments() -> list[bytes]:
+    """Return four segments of WAL with commits, half a segment in each piece."""
+    wal, size = wal_with_commits(BASE_LSN, SEGMENT_SIZE, 4 * SEGMENT_SIZE), SEGMENT_SIZE // 2
+    return [wal[begin : begin + size] for begin in range(0, 8 * size, size)]
+
+
 @on_the_loop
 async def test_a_disk_that_takes_its_time_to_remove_wal_holds_up_nobody(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        for _ in range(8):
-            end_lsn = await sk.append_durably(b"x" * (SEGMENT_SIZE // 2))
+        for half_segment in four_segments():
+            end_lsn = await sk.append_durably(half_segment)
         sk.append(b"", commit_lsn=end_lsn)
+        await until(lambda: sk.node.ready)
         sk.says(AppendRequest(NodeId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
         sk.fs.hold_removals()
         sk.node.trim(lambda: TrimRequest(wanted_lsn=None, keep_bytes=0, limit_bytes=None, has_archive=False))
@@ -539,8 +546,8 @@ async def leave_trimmed(directory: Path) -> int:
     everything = TrimRequest(wanted_lsn=None, keep_bytes=0, limit_bytes=None, has_archive=True)
     async with bench(directory) as sk:
         await sk.lead()
-        for _ in range(8):
-            end_lsn = await sk.append_durably(b"x" * (SEGMENT_SIZE // 2))
+        for half_segment in four_segments():
+            end_lsn = await sk.append_durably(half_segment)
         sk.append(b"", commit_lsn=end_lsn)
         sk.node.trim(lambda: everything)
         await until(lambda: sk.node.ready)

@@ -13,6 +13,7 @@ from safekeeper.consensus.actions import StartReplication
 from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.errors import RemoteProtocolError, WalproxyError
 from tests.unit.event_loop import on_the_loop, until
+from walproxy.digest import StreamDigest
 from walproxy.primary_check import PrimaryProblem, ProblemKind
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.primary_hosts import PrimaryHost
@@ -166,7 +167,7 @@ class Owner:
     def primary_lost(self, reason: str) -> None:
         self.lost.append(reason)
 
-    def primary_checked(self, begin_lsn: int, end_lsn: int, page_crcs: tuple[int, ...]) -> None:
+    def primary_checked(self, begin_lsn: int, end_lsn: int, digest: StreamDigest) -> None:
         self.checked.append((begin_lsn, end_lsn))
         if self.when_checked is not None:
             self.when_checked()

@@ -22,6 +22,7 @@ from safekeeper.consensus.actions import (
 from safekeeper.consensus.control_state import NOBODY, NodeId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
+    DIGEST_PAGE_SIZE,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendResponse,
@@ -46,7 +47,7 @@ from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
 from safekeeper.consensus.proposer import Proposer
 from safekeeper.consensus.run import Phase, ProposerConfig
 from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.errors import ConfigurationError, Fenced, PrimaryRefused
+from safekeeper.errors import ConfigurationError, Fenced, PrimaryRefused, RemoteProtocolError
 from safekeeper.lsn import format_lsn
 
 SEGMENT = 1 << 20
@@ -89,8 +90,8 @@ class Table:
         self.now += seconds
         self.event(self.proposer.tick(self.now, 0.0))
 
-    def sees(self, primary: PrimaryIdentity = PRIMARY, own: tuple[int, ...] = ()) -> None:
-        self.event(self.proposer.primary_identified(primary, self.now, own))
+    def sees(self, primary: PrimaryIdentity = PRIMARY, own: tuple[int, ...] = (), own_begin_lsn: int = BASE) -> None:
+        self.event(self.proposer.primary_identified(primary, self.now, own, own_begin_lsn))
 
     def connects(self, *safekeeper_ids: int, **changes: Any) -> None:
         for safekeeper_id in safekeeper_ids:
@@ -113,7 +114,7 @@ class Table:
         self.sees()
         node_id = self.votes()
         self.sees()
-        self.hears(1, DigestResponse(0, BASE, END, CRCS))
+        self.hears(1, DigestResponse(self.proposer.term, BASE, END, CRCS))
         self.event(self.proposer.primary_checked(BASE, END, CRCS, self.now))
         assert self.proposer.phase is Phase.LEADING
         return node_id
@@ -390,15 +391,121 @@ def test_nobody_is_told_before_the_primary_was_compared() -> None:
     table.sees()
     table.votes()
     table.sees()
-    assert table.sent(DigestRequest)[1].end_lsn == END
+    request = table.sent(DigestRequest)[1]
+    assert (request.begin_lsn, request.end_lsn, request.back_to_timed) == (BASE, END, True)
+    assert table.sent(Elected) == {} and not table.did(StartReplication)
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     (start,) = table.did(StartReplication)
     assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END, False)
-    assert table.sent(Elected) == {}
-    table.hears(1, DigestResponse(0, BASE, END, CRCS))
     assert table.sent(Elected) == {}
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert table.sent(Elected).keys() == {1, 2, 3}
     assert table.sent(Elected)[1].history == (*LOG, HistoryEntry(6, END, 1))
+
+
+# The log's last two segments have no record that bears a time; the safekeepers keep it from OLD on.
+OLD = BASE - 3 * SEGMENT
+TRIMMED = {"history": (HistoryEntry(1, OLD // 2, 1),), "wal_begin_lsn": OLD}
+TIMED_LSN = BASE - 2 * SEGMENT + 5000
+
+
+def verifying(**config: Any) -> Table:
+    """Return one that has asked the donor for its checksums, of a log that OLD is the beginning of."""
+    table = Table(**config)
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes(**TRIMMED)
+    table.sees()
+    return table
+
+
+def crcs_of(begin_lsn: int, end_lsn: int) -> tuple[int, ...]:
+    return tuple(range(begin_lsn // DIGEST_PAGE_SIZE, -(-end_lsn // DIGEST_PAGE_SIZE)))
+
+
+def answers(table: Table, begin_lsn: int, timed_lsn: int, end_lsn: int = END) -> None:
+    table.hears(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs_of(begin_lsn, end_lsn), timed_lsn))
+
+
+def test_a_primary_is_compared_back_to_a_record_that_bears_a_time() -> None:
+    table = verifying()
+    begin_lsn = BASE - 2 * SEGMENT
+    answers(table, begin_lsn, TIMED_LSN)
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn) == (begin_lsn, END)
+    theirs = (1, *crcs_of(begin_lsn, END)[1:])
+    table.event(table.proposer.primary_checked(begin_lsn, END, theirs, table.now))
+    assert f"in the page at {format_lsn(begin_lsn)}" in str(table.did(Finish)[0].error)
+
+
+def test_checksums_of_much_wal_come_in_several_answers() -> None:
+    table = verifying()
+    begin_lsn = BASE - 2 * SEGMENT
+    answers(table, begin_lsn, TIMED_LSN, end_lsn=BASE)
+    request = table.sent(DigestRequest)[1]
+    assert (request.begin_lsn, request.end_lsn, request.back_to_timed) == (BASE, END, False)
+    assert not table.did(StartReplication)
+    answers(table, BASE, 0)
+    assert table.did(StartReplication)[0].check_begin_lsn == begin_lsn
+    table.event(table.proposer.primary_checked(begin_lsn, END, crcs_of(begin_lsn, END), table.now))
+    assert table.proposer.phase is Phase.LEADING
+
+
+def test_an_answer_to_another_campaign_says_nothing() -> None:
+    table = verifying()
+    table.hears(1, DigestResponse(table.proposer.term - 1, BASE, END + 10, (1, 2, 3), BASE))
+    assert not table.did(StartReplication) and not table.did(Finish)
+
+
+@pytest.mark.parametrize(
+    ("begin_lsn", "end_lsn", "pages"),
+    [
+        (BASE + DIGEST_PAGE_SIZE, END, None),
+        (OLD + DIGEST_PAGE_SIZE, END, None),
+        (BASE, END + 1, None),
+        (BASE, BASE, 0),
+        (BASE, END, 1000),
+    ],
+)
+def test_checksums_that_were_not_asked_for_break_the_protocol(begin_lsn: int, end_lsn: int, pages: int | None) -> None:
+    table = verifying()
+    crcs = crcs_of(begin_lsn, end_lsn) if pages is None else (1,) * pages
+    with pytest.raises(RemoteProtocolError, match="asked for"):
+        table.hears(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs, BASE))
+
+
+def test_a_log_without_a_record_that_bears_a_time_is_enough_from_its_very_beginning_only() -> None:
+    table = verifying()
+    answers(table, OLD, 0)
+    reason = str(table.did(Finish)[0].error)
+    assert f"begins at {format_lsn(OLD)} and has no record with a time" in reason
+    assert "--allow-unverified-primary" in reason
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.sees()
+    answers(table, BASE, 0)
+    assert table.did(StartReplication)[0].check_begin_lsn == BASE
+
+
+def test_a_primary_that_has_recycled_what_proves_it_is_refused() -> None:
+    table = verifying()
+    answers(table, BASE - 2 * SEGMENT, TIMED_LSN)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    reason = str(table.did(Finish)[0].error)
+    assert f"has recycled WAL of [{format_lsn(BASE - 2 * SEGMENT)}, {format_lsn(END)})" in reason
+    assert "--allow-unverified-primary" in reason
+
+
+def test_an_operator_may_vouch_for_a_primary_of_which_the_last_segment_is_compared() -> None:
+    table = verifying(allow_unverified_primary=True)
+    answers(table, BASE - 2 * SEGMENT, TIMED_LSN)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn) == (BASE, END)
+    table.event(table.proposer.primary_checked(BASE, END, (1,), table.now))
+    assert isinstance(table.did(Finish)[0].error, PrimaryRefused)
 
 
 def test_a_primary_with_other_bytes_is_refused() -> None:
@@ -407,7 +514,7 @@ def test_a_primary_with_other_bytes_is_refused() -> None:
     table.sees()
     table.votes()
     table.sees()
-    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
     (finish,) = table.did(Finish)
     assert isinstance(finish.error, PrimaryRefused)
@@ -425,7 +532,7 @@ def test_a_fork_may_only_cut_a_record_that_nobody_was_promised(record_end_lsn: i
     assert table.sent(TailRequest)[1].lsn == fork_lsn
     table.hears(1, TailResponse(0, fork_lsn, record_end_lsn, BASE))
     assert bool(table.did(Finish)) == refused
-    assert bool(table.did(StartReplication)) != refused
+    assert bool(table.sent(DigestRequest)) != refused
 
 
 def test_data_loss_may_be_allowed_explicitly() -> None:
@@ -436,8 +543,8 @@ def test_data_loss_may_be_allowed_explicitly() -> None:
     fork_lsn = END - 100
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
     table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, fork_lsn, CRCS))
     assert table.did(StartReplication)
-    table.hears(1, DigestResponse(0, BASE, fork_lsn, CRCS))
     table.event(table.proposer.primary_checked(BASE, fork_lsn, CRCS, table.now))
     assert table.sent(Elected)[1].history[-1].gives_up
 
@@ -449,16 +556,16 @@ def test_a_fork_that_cuts_nothing_acknowledged_gives_up_nothing_although_it_migh
     assert message.history[-1].start_lsn == fork_lsn and not message.history[-1].gives_up
 
 
-def test_a_timeline_may_end_before_the_term_is_led() -> None:
+def test_a_timeline_may_end_as_soon_as_the_term_is_led() -> None:
     table = Table()
     table.connects(1, 2, 3)
     table.sees()
     node_id = table.votes()
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END + 50),)))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     table.event(table.proposer.wal_received(END + 50, table.now))
     table.event(table.proposer.timeline_ended(2, END + 50, table.now))
-    table.hears(1, DigestResponse(0, BASE, END, CRCS))
     assert table.proposer.phase is Phase.LEADING
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
@@ -603,13 +710,14 @@ def test_a_copy_whose_segment_was_recycled_is_not_taken_for_one_that_goes_on() -
 
 
 def test_a_primary_that_has_recycled_the_next_segment_too_is_refused_instead_of_a_term_after_the_other() -> None:
-    table = Table()
+    table = Table(allow_unverified_primary=True)
     border_lsn = BASE + SEGMENT
     primary = msgspec.structs.replace(PRIMARY, flush_lsn=border_lsn + 3 * SEGMENT)
     table.connects(1, 2, 3)
     table.sees(primary)
     table.votes(flush_lsn=border_lsn)
     table.sees(primary)
+    answers(table, BASE, BASE + 100, end_lsn=border_lsn)
     table.event(table.proposer.primary_segment_removed(table.now))
     assert table.sent(TailRequest).keys() == {1}
     table.hears(1, TailResponse(0, border_lsn, 0, BASE))
@@ -658,7 +766,7 @@ def elected_with(table: Table, primary: PrimaryIdentity = PRIMARY, start_lsn: in
     table.votes(**changes)
     table.sees(primary)
     table.hears(1, TailResponse(0, start_lsn, 0, 0))
-    table.hears(1, DigestResponse(0, BASE, start_lsn, CRCS))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, start_lsn, CRCS))
     table.event(table.proposer.primary_checked(BASE, start_lsn, CRCS, table.now))
     message = table.sent(Elected)[1]
     assert isinstance(message, Elected)

@@ -15,6 +15,7 @@ from safekeeper.consensus.actions import (
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.messages import (
     AppendResponse,
+    DigestRequest,
     DigestResponse,
     Elected,
     PreVoteRequest,
@@ -45,7 +46,7 @@ def leads_switched() -> tuple[Table, NodeId]:
     table.sees(PROMOTED)
     node_id = table.votes(history=SWITCHED)
     table.sees(PROMOTED)
-    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
@@ -69,7 +70,7 @@ def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led(
     node_id = table.votes(history=SWITCHED)
     assert table.did(IdentifyPrimary)
     table.sees(PROMOTED)
-    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(node_id.term, END, 2))
 
@@ -104,7 +105,7 @@ def test_a_term_in_which_nothing_is_committed_says_nothing_of_an_old_primary() -
     table.sees(PROMOTED)
     table.votes(history=SWITCHED)
     table.sees(PROMOTED)
-    table.hears(1, DigestResponse(0, BASE, END, CRCS))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert table.proposer.leadership is not None and not table.proposer.leadership.commit_lsn
     table.event(table.proposer.primary_lost(table.now))
@@ -161,7 +162,7 @@ def test_the_old_primary_comes_back_after_a_standby_that_lacks_acknowledged_wal(
     table.ticks()
     table.votes(history=log)
     table.sees()
-    assert table.did(StartReplication)[0].begin_lsn == END
+    assert table.sent(DigestRequest)[1].end_lsn == END
 
 
 @pytest.mark.parametrize(("record_end_lsn", "refused"), [(END, True), (END + 1, False)])

@@ -72,6 +72,7 @@ def test_every_option_but_two_has_a_default_and_the_dangerous_ones_are_off() -> 
     assert (config.slot, config.application_name) == ("walproxy", "walproxy")
     assert config.window == 64 << 20
     assert config.takeover is False and config.allow_data_loss is False
+    assert config.allow_unverified_primary is False
     for name in ("primary", "safekeepers"):
         with pytest.raises(ConfigurationError, match=f"--{name} is missing"):
             read({key: value for key, value in {"primary": PRIMARY, "safekeepers": MEMBERS}.items() if key != name})

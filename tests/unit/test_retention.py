@@ -1,6 +1,5 @@
 """How much WAL is kept, and what is said when it is too much."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,10 @@ from safekeeper.lsn import format_lsn
 from safekeeper.retention import Retention
 from tests.unit.replication_house import Leader, ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE
+from tests.unit.wal_builder import wal_with_commits
 
-WAL = random.Random(11).randbytes(6 * SEGMENT_SIZE + 1000)
+WAL = wal_with_commits(BASE_LSN, SEGMENT_SIZE, 7 * SEGMENT_SIZE + 1000)
+NEXT, WAL = WAL[6 * SEGMENT_SIZE + 1000 :], WAL[: 6 * SEGMENT_SIZE + 1000]
 END_LSN = BASE_LSN + len(WAL)
 
 
@@ -53,9 +54,9 @@ def test_the_limit_does_not_wait_for_the_next_look_when_another_segment_comes(tm
         house.call(lambda: house.node.attach_learners(retention_of(house, limit=4 * SEGMENT_SIZE)))
         leader.order_archive(1, END_LSN)
         house.until(lambda: house.node.folder.begin_lsn == BASE_LSN + 5 * SEGMENT_SIZE)
-        leader.write(bytes(SEGMENT_SIZE))
+        leader.write(NEXT)
         leader.commit()
-        leader.order_archive(1, END_LSN + SEGMENT_SIZE)
+        leader.order_archive(1, END_LSN + len(NEXT))
         house.until(lambda: house.node.folder.begin_lsn == BASE_LSN + 6 * SEGMENT_SIZE)
 
 

@@ -9,7 +9,10 @@ ROOT = Path(__file__).parents[2]
 PURE = sorted(
     [
         *(ROOT / "safekeeper" / "consensus").glob("*.py"),
-        *(ROOT / "safekeeper" / "wal" / name for name in ("format.py", "records.py", "continuity.py")),
+        *(
+            ROOT / "safekeeper" / "wal" / name
+            for name in ("format.py", "records.py", "continuity.py", "timed_records.py")
+        ),
         ROOT / "safekeeper" / "wire.py",
         ROOT / "safekeeper" / "peer_auth.py",
         ROOT / "safekeeper" / "admission.py",
@@ -45,7 +48,13 @@ PURE_MAY_IMPORT = {
     "typing",
     "unicodedata",
 }
-PURE_ROOMS = ("safekeeper.consensus", "safekeeper.wal.format", "safekeeper.wal.records", "safekeeper.wal.continuity")
+PURE_ROOMS = (
+    "safekeeper.consensus",
+    "safekeeper.wal.format",
+    "safekeeper.wal.records",
+    "safekeeper.wal.continuity",
+    "safekeeper.wal.timed_records",
+)
 PURE_ROOMS_AND_FILES = (
     *PURE_ROOMS,
     "safekeeper.errors",

@@ -110,3 +110,12 @@ class WalBuilder:
         self.data += bytes(-len(self.data) % PAGE_SIZE)
         self.data += self.page_header(flags=8)
         return self.add(bytes(16), rmid=0, info=0xD0)
+
+
+def wal_with_commits(begin_lsn: int, segment_size: int, length: int) -> bytes:
+    """Return so many bytes of WAL in which every segment has some commits."""
+    wal = WalBuilder(begin_lsn=begin_lsn, segment_size=segment_size)
+    while len(wal.data) < length:
+        wal.add(b"x" * 50_000)
+        wal.add(b"time", rmid=1)
+    return bytes(wal.data[:length])
