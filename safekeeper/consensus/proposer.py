@@ -306,6 +306,9 @@ class Proposer:
 
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         self._out.extend(self.roster.on_greeting(safekeeper_id, greeting))
+        if self._bootstrap is not None and safekeeper_id not in self._bootstrapped:
+            # A second greeting that was on its way is no answer to the bootstrap.
+            self.peers[safekeeper_id].waiting_since = now
         if self.peers[safekeeper_id].refused:
             return
         leadership = self.leadership

@@ -29,7 +29,7 @@ QUICK = (
     "heartbeat_behind_the_window",
     "wal_begin_of_unadopted_member",
     "truncate_lsn_survives_a_cut",
-    "unlinked_primary_told",
+    "slot_follows_commit",
 )
 SEEDS = 150
 

@@ -861,3 +861,19 @@ def test_a_stranger_with_a_greater_membership_does_not_make_a_list_unfit() -> No
     table.event(table.proposer.connected(2, table.now))
     table.hears(2, wiped(2))
     assert table.proposer.refusal is None
+
+
+def test_a_safekeeper_that_falls_silent_in_a_bootstrap_is_connected_to_again() -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    bootstrap = table.sent(Bootstrap)[1]
+    # A second answer to a greeting was on its way.
+    table.hears(3, empty(3))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, Bootstrapped(bootstrap.cluster_id, 1))
+    table.now += table.proposer.timing.response_timeout_s + 1
+    table.event(table.proposer.tick(table.now, 0.5))
+    assert [action.safekeeper_id for action in table.did(Disconnect)] == [3]
