@@ -9,6 +9,8 @@ do; a server that speaks another language than English is then waited for where 
 """
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED, EXIT_UNEXPECTED, WalproxyError
@@ -141,6 +143,7 @@ _NOT_READY_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
     ),
     (r"cannot use a logical|physical replication|logical", ProblemKind.WRONG_SLOT, "name another slot"),
 )
+_SLOTS_SHOWN_MAX = 5
 _LOGICAL_SLOT = re.compile(r"logical replication slot|logical decoding", re.IGNORECASE)
 _AHEAD = re.compile(r"is ahead of the WAL flush position|is not in this server's history")
 
@@ -217,3 +220,52 @@ def warnings_of_identity(identity: PrimaryFacts, application_name: str) -> list[
             f"commits do not wait for the quorum: synchronous_commit is {identity.synchronous_commit}; set it to on"
         )
     return found
+
+
+@dataclass(frozen=True)
+class LogicalSubscribers:
+    """What decides whether logical subscribers wait for the quorum.
+
+    Attributes:
+        slots: the slots from which logical walsenders stream, and whether each has the property `failover`.
+        synchronized_standby_slots: the setting; None before PostgreSQL 17, which has none.
+    """
+
+    slots: Mapping[str, bool]
+    synchronized_standby_slots: str | None
+
+
+def warning_of_subscribers(subscribers: LogicalSubscribers, slot: str) -> str | None:
+    """Return why logical subscribers can receive a commit that the quorum lacks, in one line, or None.
+
+    Args:
+        slot: the proxy's own, which holds them back if `synchronized_standby_slots` names it.
+    """
+    if not subscribers.slots:
+        return None
+    setting = subscribers.synchronized_standby_slots
+    if setting is None:
+        return (
+            f"walsenders stream from {_quoted_slots(subscribers.slots)}, and PostgreSQL before 17 cannot hold "
+            f"them back (see docs/safety)"
+        )
+    names = [name for name in (part.strip(' "') for part in setting.split(",")) if name]
+    if slot not in names:
+        wanted = ", ".join([*names, slot])
+        return (
+            f"walsenders stream from {_quoted_slots(subscribers.slots)}, and synchronized_standby_slots is "
+            f"'{setting}'; run ALTER SYSTEM SET synchronized_standby_slots = '{wanted}' and SELECT pg_reload_conf()"
+        )
+    unheld = [name for name, failover in subscribers.slots.items() if not failover]
+    if unheld:
+        return (
+            f"{_quoted_slots(unheld)} does not have failover = true; disable the subscription, run "
+            f"ALTER SUBSCRIPTION ... SET (failover = true), and enable it again"
+        )
+    return None
+
+
+def _quoted_slots(names: Iterable[str]) -> str:
+    shown = [f'"{name}"' for name in names]
+    more = f" and {len(shown) - _SLOTS_SHOWN_MAX} more" if len(shown) > _SLOTS_SHOWN_MAX else ""
+    return f"slot {', '.join(shown[:_SLOTS_SHOWN_MAX])}{more}"

@@ -16,7 +16,13 @@ from psycopg.conninfo import make_conninfo
 
 from safekeeper.lsn import Lsn, parse_lsn
 from walproxy.conninfo import parse_conninfo
-from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_connect, problem_of_error
+from walproxy.primary_check import (
+    LogicalSubscribers,
+    PrimaryProblem,
+    ProblemKind,
+    problem_of_connect,
+    problem_of_error,
+)
 
 _POLL_S = 0.05
 
@@ -91,6 +97,25 @@ async def count_waiting_sessions(conninfo: str, *, timeout_s: float = 10.0) -> i
                 f"role {role} may not see what other sessions wait for: GRANT pg_read_all_stats TO {role}",
             )
         return int(count)
+
+
+async def read_logical_subscribers(conninfo: str, *, timeout_s: float = 10.0) -> LogicalSubscribers:
+    """Return the permanent logical slots from which walsenders stream now.
+
+    Raises:
+        PrimaryProblem: no connection or no answer.
+    """
+    async with _connection(conninfo, "read the slots of logical subscribers", timeout_s) as connection:
+        # Column and setting exist from PostgreSQL 17 on. Any role sees the pid of a walsender.
+        cursor = await connection.execute(
+            "SELECT slot_name, coalesce((to_jsonb(s) ->> 'failover')::boolean, false) FROM pg_replication_slots s "
+            "WHERE slot_type = 'logical' AND NOT temporary AND active_pid IN (SELECT pid FROM pg_stat_replication) "
+            "ORDER BY slot_name"
+        )
+        slots = await cursor.fetchall()
+        cursor = await connection.execute("SELECT current_setting('synchronized_standby_slots', true)")
+        row = await cursor.fetchone()
+        return LogicalSubscribers(dict(slots), row[0] if row is not None else None)
 
 
 async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 10.0) -> int | None:

@@ -50,6 +50,7 @@ from walproxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.readiness import SERVING_STATES, Readiness
 from walproxy.safekeeper_connection import Credentials
 from walproxy.safekeeper_link import SafekeeperLink
+from walproxy.subscriber_watch import SubscriberWatch
 from walproxy.window import Window
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ class Proxy:
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
         tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
         tasks.append(asyncio.create_task(self.quorum_watch.run()))
+        tasks.append(asyncio.create_task(SubscriberWatch(self, self.config.slot).run()))
         for task in tasks:
             task.add_done_callback(self._task_ended)
         try:
@@ -283,6 +285,10 @@ class Proxy:
     def sql_conninfo(self) -> str | None:
         """Return how to reach the primary over SQL, None without a primary."""
         return self.feed.rota.current.host.conninfo if self.proposer.primary is not None else None
+
+    def streamed_conninfo(self) -> str | None:
+        """Return how to reach the primary that is streamed over SQL, None if none is."""
+        return self.feed.rota.current.host.conninfo if self.feed.streams else None
 
     # ------------------------------------------------------------------ events: links
 

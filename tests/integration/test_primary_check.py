@@ -13,7 +13,7 @@ from safekeeper.lsn import Lsn, segment_start
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
 from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
-from walproxy.primary_sql import is_in_recovery, read_slot, terminate_slot_holder
+from walproxy.primary_sql import is_in_recovery, read_logical_subscribers, read_slot, terminate_slot_holder
 from walproxy.replication import PrimaryFacts
 from walproxy.walreceiver import ReplicationConnection
 
@@ -270,3 +270,10 @@ async def test_commits_that_do_not_wait_for_us_are_warned_about(new_cluster: New
     server.configure({"synchronous_commit": "local"})
     server.restart()
     assert "synchronous_commit is local" in warnings_of_identity(await identity_of(server), "walproxy")[0]
+
+
+async def test_the_slots_of_logical_subscribers_can_be_read_on_every_version(primary: LocalPostgres) -> None:
+    subscribers = await read_logical_subscribers(primary.conninfo())
+    version = int(primary.execute("SHOW server_version_num")[0][0])
+    assert subscribers.slots == {}
+    assert subscribers.synchronized_standby_slots == ("" if version >= 170000 else None)
