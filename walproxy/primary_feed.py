@@ -50,6 +50,7 @@ UNCHANGED_REPLY_INTERVAL_S = 0.1
 # A record that is longer than this and not complete yet cannot be waited for.
 UNLINKED_BYTES_MAX = 64 << 20
 SLOT_WAIT_S = 10.0
+SLOT_CHECK_INTERVAL_S = 5.0
 
 
 class FeedOwner(Protocol):
@@ -81,6 +82,9 @@ class FeedOwner(Protocol):
 
     def may_make_slot(self) -> bool:
         """Return whether a cluster is known, so that a slot which is not there is no sign of a first start."""
+
+    def quorum_end_lsn(self) -> Lsn:
+        """Return where the quorum's WAL ends as far as is known, 0 if it has none."""
 
     def positions(self) -> tuple[Lsn, Lsn, Lsn]:
         """Return (write, flush, apply) as PostgreSQL may know them now (S1)."""
@@ -138,6 +142,8 @@ class PrimaryFeed:
         self._segment_size = 0
         self._was_connected = False
         self._slot_is_due = False
+        self._slot_check_at = 0.0
+        self._new_slot_lsn: Lsn = 0  # from where on the slot that was just made retains WAL, until that is checked
 
     # ------------------------------------------------------------------ orders
 
@@ -236,6 +242,10 @@ class PrimaryFeed:
         slot = self._config.slot
         has_slot = await connection.has_slot(slot)
         self._slot_is_due = not has_slot
+        self._slot_check_at = asyncio.get_running_loop().time() + SLOT_CHECK_INTERVAL_S
+        self._new_slot_lsn = 0
+        if has_slot:
+            await self._note_older_slot(connection, identity)
         if self._slot_is_due and self._owner.may_make_slot():
             await self._make_slot(connection)
             # The slot holds WAL from now on: positions from before it do not count.
@@ -251,8 +261,53 @@ class PrimaryFeed:
         Not before there is a cluster: the slot is what tells that the safekeepers are empty, but were not always. So a
         first start that ends half-way leaves no slot that would stop the next one.
         """
-        await connection.ensure_slot(self._config.slot)
+        slot = self._config.slot
+        was_made = await connection.ensure_slot(slot)
         self._slot_is_due = False
+        if not was_made or not self._owner.quorum_end_lsn():
+            return
+        self._new_slot_lsn = await connection.slot_restart_lsn(slot) or 0
+        since = f"from {format_lsn(self._new_slot_lsn)} on" if self._new_slot_lsn else "from its last checkpoint on"
+        logger.warning(
+            'slot "%s" was missing and has been created: it retains WAL %s (expected after a promotion; otherwise '
+            "something drops it, see docs/operations)",
+            slot,
+            since,
+        )
+
+    def _check_new_slot(self, needed_lsn: Lsn) -> None:
+        """Log an ERROR if the slot that was just made retains less WAL than the quorum needs."""
+        new_slot_lsn, self._new_slot_lsn = self._new_slot_lsn, 0
+        if 0 < needed_lsn < new_slot_lsn:
+            logger.error(
+                'WAL from %s on is at risk: the quorum needs it, and slot "%s", which was missing, retains WAL from %s '
+                "on only; until WAL streams, raise wal_keep_size and reload PostgreSQL",
+                format_lsn(needed_lsn),
+                self._config.slot,
+                format_lsn(new_slot_lsn),
+            )
+
+    async def _note_older_slot(self, connection: ReplicationConnection, identity: PrimaryIdentity) -> None:
+        """Log that the slot is older than the promotion of this server, as one in a copied data folder is.
+
+        It is kept: it retains more than a new one would, and advances with the first position that is sent.
+        """
+        if not identity.ancestors:
+            return
+        fork_lsn = identity.ancestors[-1].end_lsn
+        restart_lsn = await connection.slot_restart_lsn(self._config.slot)
+        if restart_lsn is None or restart_lsn >= fork_lsn:
+            return
+        host, key = self.rota.current.host, f"slot older than {identity.tli}"
+        if (host, key) not in self._warned:
+            self._warned.add((host, key))
+            logger.info(
+                'slot "%s" is older than the promotion of this server at %s (a copied data folder brings it along): it '
+                "retains WAL from %s on, and advances as soon as WAL streams",
+                self._config.slot,
+                format_lsn(fork_lsn),
+                format_lsn(restart_lsn),
+            )
 
     async def _open(self) -> ReplicationConnection:
         """Connect to the host whose turn it is."""
@@ -312,8 +367,7 @@ class PrimaryFeed:
             except TimeoutError:
                 # Nobody reads this connection while it is idle: ask something, to see that it lives.
                 await self._identify(self._connection)
-                if self._slot_is_due and self._owner.may_make_slot():
-                    await self._make_slot(self._connection)
+                await self._keep_slot(self._connection)
                 self._note_that_it_works()
                 continue
             if order is None:
@@ -323,9 +377,20 @@ class PrimaryFeed:
             else:
                 await self._stream(self._connection, order)
 
+    async def _keep_slot(self, connection: ReplicationConnection) -> None:
+        """Make the slot if it is missing, also one that was dropped while the connection is idle."""
+        self._check_new_slot(self._owner.quorum_end_lsn())
+        now = asyncio.get_running_loop().time()
+        if not self._slot_is_due and now >= self._slot_check_at:
+            self._slot_check_at = now + SLOT_CHECK_INTERVAL_S
+            self._slot_is_due = not await connection.still_has_slot(self._config.slot)
+        if self._slot_is_due and self._owner.may_make_slot():
+            await self._make_slot(connection)
+
     async def _stream(self, connection: ReplicationConnection, order: StartReplication) -> None:
         """Stream the bytes to check, then those to keep, up to the end of the timeline."""
         self._start = order
+        self._check_new_slot(order.begin_lsn)
         self._check = None
         self._unlinked = []
         self._link_check = LinkCheck(order.log_tail, self._segment_size) if order.log_tail is not None else None

@@ -358,6 +358,14 @@ class Proxy:
         """Return whether a cluster is known."""
         return self.proposer.knows_a_cluster
 
+    def quorum_end_lsn(self) -> Lsn:
+        """Return commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
+        leadership = self.proposer.leadership
+        if leadership is not None and leadership.commit_lsn:
+            return leadership.commit_lsn
+        greetings = [peer.greeting for peer in self.proposer.peers.values()]
+        return max((greeting.flush_lsn for greeting in greetings if greeting is not None), default=0)
+
     def positions(self) -> tuple[Lsn, Lsn, Lsn]:
         """Return what PostgreSQL may be told (S1); nothing before this very connection was checked (S10)."""
         leadership = self.proposer.leadership

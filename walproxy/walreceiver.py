@@ -18,6 +18,7 @@ Every failure is a PrimaryProblem; what breaks the protocol is a RemoteProtocolE
 """
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -28,11 +29,11 @@ import psycopg
 from psycopg import pq
 
 from safekeeper.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.lsn import Lsn, format_lsn, parse_lsn
 from safekeeper.timelines import parse_timeline_history
 from walproxy.command_connection import CommandConnection, sqlstate_of, texts
 from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_error
-from walproxy.primary_sql import is_in_recovery
+from walproxy.primary_sql import is_in_recovery, read_slot
 from walproxy.replication import (
     PrimaryFacts,
     XLogData,
@@ -43,6 +44,8 @@ from walproxy.replication import (
     parse_segment_size,
     parse_timeline_end,
 )
+
+logger = logging.getLogger(__name__)
 
 OnWal: TypeAlias = Callable[[Lsn, list[memoryview]], None]
 """Called with the LSN of the first byte and read-only chunks that follow each other without a gap."""
@@ -159,6 +162,31 @@ class ReplicationConnection(CommandConnection):
             raise
         await self._command(f'DROP_REPLICATION_SLOT "{name}"', f'look for slot "{name}"')
         return False
+
+    async def still_has_slot(self, name: str) -> bool:
+        """Tell whether slot `name` is still there, as `has_slot`, at no cost to the server's log.
+
+        Before PostgreSQL 15 that takes an SQL session; a slot that cannot be looked up counts as present.
+        """
+        if self._pgconn.server_version >= 150000:
+            return await self.has_slot(name)
+        try:
+            return await read_slot(self._conninfo, name, timeout_s=self._timeout_s) is not None
+        except PrimaryProblem as problem:
+            logger.debug("could not look up the slot: %s", problem)
+            return True
+
+    async def slot_restart_lsn(self, name: str) -> Lsn | None:
+        """Return from where on slot `name` retains WAL, None if it retains none or that cannot be looked up."""
+        if self._pgconn.server_version >= 150000:
+            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
+            return parse_lsn(row[1]) if row[1] else None
+        try:
+            slot = await read_slot(self._conninfo, name, timeout_s=self._timeout_s)
+        except PrimaryProblem as problem:
+            logger.debug("could not look up the slot: %s", problem)
+            return None
+        return slot.restart_lsn if slot is not None else None
 
     async def ensure_slot(self, name: str) -> bool:
         """Make the physical slot `name` unless it is there, and return whether it was made.

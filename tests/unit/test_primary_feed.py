@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -56,6 +57,8 @@ class FakePrimary:
         self.problems: dict[str, Exception] = {}
         self.tried: list[str] = []
         self.has_slot = False
+        self.slot_lsn: int | None = BEGIN_LSN
+        self.facts = FACTS
 
     @property
     def attempts(self) -> int:
@@ -94,6 +97,12 @@ class FakeConnection:
     async def has_slot(self, name: str) -> bool:
         return self._primary.has_slot
 
+    async def still_has_slot(self, name: str) -> bool:
+        return self._primary.has_slot
+
+    async def slot_restart_lsn(self, name: str) -> int | None:
+        return self._primary.slot_lsn
+
     async def ensure_slot(self, name: str) -> bool:
         self.slots.append(name)
         self._primary.has_slot = True
@@ -103,7 +112,10 @@ class FakeConnection:
         if self.closed:
             raise problem(ProblemKind.LOST, "the connection is closed")
         self._primary.fail("identify")
-        return FACTS
+        return self._primary.facts
+
+    async def timeline_history(self, tli: int) -> bytes:
+        return b""
 
     async def start_replication(self, slot: str | None, begin_lsn: int, tli: int) -> None:
         self._primary.fail("start_replication")
@@ -154,12 +166,16 @@ class Owner:
         self.removed: list[str] = []
         self.may_tell = (0, 0, 0)
         self.knows_a_cluster = True
+        self.quorum_lsn = 0
         self.needs: tuple[int, int] | None = None
         self.when_checked: Callable[[], None] | None = None
         self.when_removed: Callable[[], None] | None = None
 
     def may_make_slot(self) -> bool:
         return self.knows_a_cluster
+
+    def quorum_end_lsn(self) -> int:
+        return self.quorum_lsn
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
         self.identities.append(identity)
@@ -206,6 +222,7 @@ class House:
         monkeypatch.setattr(walproxy.primary_feed, "PAUSE_MIN_S", 0.001)
         monkeypatch.setattr(walproxy.primary_feed, "PAUSE_MAX_S", 0.002)
         monkeypatch.setattr(walproxy.primary_feed, "IDLE_CHECK_S", 0.01)
+        monkeypatch.setattr(walproxy.primary_feed, "SLOT_CHECK_INTERVAL_S", 0.01)
         self.feed = PrimaryFeed(FeedConfig(hosts, "walproxy", "walproxy", silence_timeout_s=0.3), self.owner)
 
     @contextlib.asynccontextmanager
@@ -406,3 +423,84 @@ async def test_a_primary_that_falls_silent_is_connected_anew_unless_it_is_we_who
         assert connection.reading
         await until(lambda: len(house.primary.connections) == 2)
     assert "the primary has said nothing for" in caplog.text
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [f"{r.levelname} {r.getMessage()}" for r in caplog.records if text in r.getMessage()]
+
+
+@on_the_loop
+async def test_a_slot_that_is_missing_although_there_is_a_cluster_is_made_and_told(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.owner.quorum_lsn = BEGIN_LSN + 100
+    async with house.running():
+        await house.stream()
+    (line,) = lines_of(caplog, 'slot "walproxy"')
+    assert line.startswith(
+        'WARNING slot "walproxy" was missing and has been created: it retains WAL from 0/300000 on ('
+    )
+
+
+@on_the_loop
+async def test_a_first_start_makes_the_slot_without_a_line(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    async with house.running():
+        await house.stream()
+    assert house.primary.has_slot and lines_of(caplog, 'slot "walproxy"') == []
+
+
+@on_the_loop
+async def test_wal_that_the_quorum_needs_and_a_new_slot_does_not_retain_is_an_error(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.owner.quorum_lsn = BEGIN_LSN
+    house.primary.slot_lsn = BEGIN_LSN + SEGMENT_SIZE
+    async with house.running():
+        await house.stream()
+    (line,) = lines_of(caplog, "at risk")
+    assert line.startswith(
+        'ERROR WAL from 0/300000 on is at risk: the quorum needs it, and slot "walproxy", which was missing, retains '
+        "WAL from 0/400000 on only"
+    )
+
+
+@on_the_loop
+async def test_a_slot_that_is_dropped_while_the_connection_is_idle_is_made_again(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.owner.quorum_lsn = BEGIN_LSN
+    house.primary.has_slot = True
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.primary.has_slot, house.primary.slot_lsn = False, BEGIN_LSN + SEGMENT_SIZE
+        await until(lambda: house.primary.has_slot)
+        await until(lambda: bool(lines_of(caplog, "at risk")))
+    assert house.primary.connections[0].slots == ["walproxy"] and len(house.primary.connections) == 1
+
+
+@on_the_loop
+async def test_a_slot_that_is_dropped_before_there_is_a_cluster_is_not_made(house: House) -> None:
+    house.owner.knows_a_cluster = False
+    house.primary.has_slot = True
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.primary.has_slot = False
+        await asyncio.sleep(0.1)
+        assert not house.primary.has_slot
+        # What it was at the connect still says that there was a cluster.
+        assert house.owner.identities[0].slot == "walproxy"
+
+
+@on_the_loop
+async def test_a_slot_that_came_with_a_copied_data_folder_is_kept_and_told(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.primary.has_slot, house.primary.slot_lsn = True, BEGIN_LSN - SEGMENT_SIZE
+    house.primary.facts = dataclasses.replace(FACTS, tli=2, lineage=((1, BEGIN_LSN),))
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+    assert house.primary.connections[0].slots == []
+    assert lines_of(caplog, 'slot "walproxy"') == [
+        'INFO slot "walproxy" is older than the promotion of this server at 0/300000 (a copied data folder brings it '
+        "along): it retains WAL from 0/200000 on, and advances as soon as WAL streams"
+    ]
