@@ -77,5 +77,7 @@ clean: ## remove .venv and every cache
 
 .venv/.dev: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	@# barman requires psycopg2, which must be compiled; psycopg2-binary is the same module.
+	$(BIN)/pip install --quiet --no-deps 'barman>=3.19,<3.20'
 	$(BIN)/python -m walproxy.pipeline.decoder.warm
 	@touch $@ .venv/.embedded

@@ -3,16 +3,20 @@
 The words are those of PostgreSQL, which is what standbys and pg_receivewal expect; the version is the primary's.
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
+`select` answers what tools ask in SQL before they stream: one row of what PostgreSQL has in its views.
+
 No I/O: a readable log and the control state in, rows out.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.learning import ReadableLog
 from safekeeper.errors import CommandError
 from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.pgwire.backend import BYTEA, INT4, INT8, TEXT, Column
+from safekeeper.pgwire.backend import BOOL, BYTEA, INT4, INT8, PG_LSN, TEXT, Column
+from safekeeper.pgwire.commands import Select
 from safekeeper.slots import Slot
 from safekeeper.timelines import format_timeline_history, timeline_history_name, tli_of_byte
 
@@ -40,6 +44,14 @@ _REPORTED = (
     "standard_conforming_strings",
     "TimeZone",
 )
+# What tools require of pg_settings besides. A safekeeper neither switches segments nor makes checkpoints.
+_ONLY_IN_PG_SETTINGS = {"archive_timeout": "0", "checkpoint_timeout": "0"}
+
+_RELATIONS_HINT = (
+    "one row of pg_replication_slots, pg_settings or pg_user can be read here; for other SQL go to the primary"
+)
+
+_Row = dict[str, tuple[Column, str | None]]
 
 
 class Answer(NamedTuple):
@@ -115,6 +127,43 @@ def show(name: str, log: ReadableLog, control: ControlState) -> Answer:
     return Answer((Column(known, *TEXT),), (value,), "SHOW")
 
 
+def select(
+    command: Select, user: str, find_slot: Callable[[str], Slot | None], log: ReadableLog, control: ControlState
+) -> Answer:
+    """Answer SELECT: one row, or none.
+
+    Args:
+        user: the client's, CURRENT_USER.
+        find_slot: returns the slot of a name.
+
+    Raises:
+        CommandError: nothing is committed here yet (57P03), or this relation or column is not here (0A000).
+    """
+    require_wal(log)
+    where = [(column, user if value is None else value) for column, value in command.where]
+    keys = dict(where)
+    match command.relation:
+        case "":
+            row = _functions(control)
+        case "pg_replication_slots" if "slot_name" in keys:
+            row = _slot_row(keys["slot_name"], find_slot)
+        case "pg_settings" if "name" in keys:
+            row = _setting_row(keys["name"], control)
+        case "pg_user":
+            # Each user that is let in may do all that a safekeeper does.
+            row = _row(("usename", TEXT, user), ("usesuper", BOOL, "t"))
+        case _:
+            raise CommandError("0A000", "a safekeeper cannot do this: SQL", hint=_RELATIONS_HINT)
+    for name in (*command.columns, *keys):
+        if name not in row:
+            raise CommandError("0A000", f'a safekeeper cannot do this: SQL with "{name[:63]}"', hint=_RELATIONS_HINT)
+    columns = tuple(row[name][0] for name in command.columns)
+    # A row that is not there has NULL in its key, which no condition equals.
+    if any(row[name][1] != value for name, value in where):
+        return Answer(columns, None, "SELECT 0")
+    return Answer(columns, tuple(row[name][1] for name in command.columns), "SELECT 1")
+
+
 def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answer:
     """Answer TIMELINE_HISTORY: for the timeline of the log and its ancestors, of which the first has none.
 
@@ -155,3 +204,38 @@ def _restart_position(restart_lsn: Lsn, log: ReadableLog) -> tuple[str | None, s
     if not restart_lsn:
         return None, None
     return format_lsn(restart_lsn), str(tli_of_byte(log.tli, log.lineage, restart_lsn))
+
+
+def _row(*cells: tuple[str, tuple[int, int], str | None]) -> _Row:
+    return {name: (Column(name, *column_type), value) for name, column_type, value in cells}
+
+
+def _functions(control: ControlState) -> _Row:
+    version = f"PostgreSQL {version_text(control.server_version)} (safekeeper)"
+    return {
+        "1": (Column("?column?", *INT4), "1"),
+        "pg_is_in_recovery()": (Column("pg_is_in_recovery", *BOOL), "t"),
+        "version()": (Column("version", *TEXT), version),
+    }
+
+
+def _slot_row(name: str, find_slot: Callable[[str], Slot | None]) -> _Row:
+    slot = find_slot(name)
+    return _row(
+        ("slot_name", TEXT, slot.name if slot is not None else None),
+        ("slot_type", TEXT, "physical"),
+        ("temporary", BOOL, "t" if slot is not None and slot.temporary else "f"),
+        ("active", BOOL, "t" if slot is not None and slot.holder else "f"),
+        ("restart_lsn", PG_LSN, format_lsn(slot.restart_lsn) if slot is not None and slot.restart_lsn else None),
+    )
+
+
+def _setting_row(name: str, control: ControlState) -> _Row:
+    settings = {
+        **_SETTINGS,
+        **_ONLY_IN_PG_SETTINGS,
+        "server_version": version_text(control.server_version),
+        "server_version_num": str(control.server_version),
+        "wal_segment_size": str(control.segment_size),
+    }
+    return _row(("name", TEXT, name if name in settings else None), ("setting", TEXT, settings.get(name)))

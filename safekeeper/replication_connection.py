@@ -26,6 +26,8 @@ from safekeeper.pgwire.commands import (
     DropSlot,
     IdentifySystem,
     ReadSlot,
+    Select,
+    SetName,
     Show,
     StartReplication,
     TimelineHistory,
@@ -43,12 +45,14 @@ from safekeeper.pgwire.events import (
     Terminated,
 )
 from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.startup import clean_name
 from safekeeper.reader import Reader
 from safekeeper.replication_commands import (
     Answer,
     identify_system,
     read_slot,
     require_wal,
+    select,
     session_parameters,
     show,
     slot_created,
@@ -198,6 +202,11 @@ class ReplicationConnection(PgTransport):
                     self._answer(timeline_history(tli, log, control))
                 case ReadSlot(name):
                     self._answer(read_slot(self._door.slots.find(name), log))
+                case Select():
+                    self._answer(select(command, self.user, self._door.slots.find, log, control))
+                case SetName(name):
+                    self.name = clean_name(name)
+                    self.session.complete("SET")
                 case _:
                     self._task = asyncio.get_running_loop().create_task(self._carry_out(command))
         except CommandError as error:

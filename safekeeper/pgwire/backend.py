@@ -24,10 +24,12 @@ POSTGRES_EPOCH_US = 946_684_800_000_000
 PROTOCOL_3_0 = 3 << 16
 
 # (type's OID, its size in bytes or -1 if that varies), as pg_type has them.
+BOOL = (16, 1)
 TEXT = (25, -1)
 BYTEA = (17, -1)
 INT4 = (23, 4)
 INT8 = (20, 8)
+PG_LSN = (3220, 8)
 
 _HEADER = struct.Struct(">cI")
 _LENGTH = struct.Struct(">i")

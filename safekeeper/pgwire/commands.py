@@ -5,9 +5,10 @@ Two grammars are spoken. Clients of PostgreSQL 13 and 14, and newer ones that me
 come bare, and are then folded to lower case, or quoted. Keywords are case-insensitive, and one `;` may end a command.
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
-Text whose first word is none of the streaming protocol's is SQL, which a safekeeper has not: that, and the commands
-that need a database, are `Unsupported`, each with the place to go instead. What begins as a replication command and
-does not go on as one raises RemoteProtocolError (S11).
+Text whose first word is none of the streaming protocol's is SQL. Two statements of it are parsed, for tools that look
+at their slot before they stream: `Select`, one row of one relation, and `SetName`. All other SQL, and the commands that
+need a database, are `Unsupported`, each with the place to go instead. What begins as a replication command and does not
+go on as one raises RemoteProtocolError (S11).
 
 Pure: no I/O.
 """
@@ -77,6 +78,28 @@ class StartReplication:
 
 
 @dataclass(frozen=True, slots=True)
+class Select:
+    """At most one row of a relation: `SELECT active FROM pg_replication_slots WHERE slot_name = 's'`.
+
+    Args:
+        columns: names of columns; of functions without arguments, as `version()`; or numbers.
+        relation: empty without FROM.
+        where: (column, its value), all of which must hold; the value None is CURRENT_USER.
+    """
+
+    columns: tuple[str, ...]
+    relation: str = ""
+    where: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetName:
+    """The client's application_name from now on: `SET application_name TO name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unsupported:
     """A command of PostgreSQL's that a safekeeper cannot answer (0A000); `hint` says where to go instead."""
 
@@ -97,6 +120,8 @@ Command: TypeAlias = (
     | ReadSlot
     | DropSlot
     | StartReplication
+    | Select
+    | SetName
     | Unsupported
     | EmptyQuery
 )
@@ -110,6 +135,7 @@ _UNSUPPORTED = {
     "UPLOAD_MANIFEST": ("an incremental backup", "take it from the primary or a standby"),
     "ALTER_REPLICATION_SLOT": ("changing a slot", "its options belong to logical slots: connect to the primary"),
 }
+_SQL = Unsupported("SQL", _DATABASE_HINT)
 _LOGICAL = Unsupported("logical replication", "a safekeeper decodes no WAL: connect to the primary or to a standby")
 _TRUE = {"true", "on", "1"}
 _FALSE = {"false", "off", "0"}
@@ -122,7 +148,7 @@ _TOKEN = re.compile(
       | (?P<word>[A-Za-z_\x80-\U0010ffff][A-Za-z_\x80-\U0010ffff0-9$]*)
       | "(?P<quoted>(?:[^"]|"")+)"
       | '(?P<literal>(?:[^']|'')*)'
-      | (?P<mark>[(),;.])
+      | (?P<mark>[(),;.=])
     )""",
     re.VERBOSE,
 )
@@ -151,8 +177,10 @@ def parse_command(text: str) -> Command:
     word = first[1].upper()
     if word in _UNSUPPORTED:
         return Unsupported(*_UNSUPPORTED[word])
+    if word in _SQL_PARSERS:
+        return _parse_sql(word, text, first.end())
     if word not in _PARSERS:
-        return Unsupported("SQL", _DATABASE_HINT)
+        return _SQL
     words = _Words(text, first.end())
     command = _PARSERS[word](words)
     # What follows LOGICAL is the decoder plugin's business and is not looked at.
@@ -187,6 +215,18 @@ class _Words:
         """Take a name: bare ones are folded to lower case, as PostgreSQL folds them."""
         token = self._take("word", "quoted", expected="a name")
         return token.text.lower() if token.kind == "word" else token.text.replace('""', '"')
+
+    def literal(self) -> str:
+        """Take a string in single quotes."""
+        return self._take("literal", expected="a string").text.replace("''", "'")
+
+    def number(self) -> str:
+        """Take a number if it comes next; else return nothing."""
+        return self._take("number", expected="a number").text if self._token.kind == "number" else ""
+
+    def is_name(self) -> bool:
+        """Return whether a name comes next."""
+        return self._token.kind in ("word", "quoted")
 
     def lsn(self) -> Lsn:
         """Take an LSN."""
@@ -307,6 +347,57 @@ def _parse_start_replication(words: _Words) -> Command:
     return StartReplication(slot, begin_lsn, words.tli() if words.keyword("TIMELINE") else None)
 
 
+def _parse_sql(word: str, text: str, position: int) -> Command:
+    try:
+        words = _Words(text, position)
+        command = _SQL_PARSERS[word](words)
+        words.end()
+    except RemoteProtocolError:
+        # It may be right as SQL nevertheless.
+        return _SQL
+    return command
+
+
+def _parse_select(words: _Words) -> Command:
+    columns = [_parse_column(words)]
+    while words.mark(","):
+        columns.append(_parse_column(words))
+    relation, where = "", []
+    if words.keyword("FROM"):
+        relation = words.name()
+        if words.keyword("WHERE"):
+            where.append(_parse_condition(words))
+            while words.keyword("AND"):
+                where.append(_parse_condition(words))
+    return Select(tuple(columns), relation, tuple(where))
+
+
+def _parse_column(words: _Words) -> str:
+    number = words.number()
+    if number:
+        return number
+    name = words.name()
+    if words.mark("("):
+        words.expect_mark(")")
+        name += "()"
+    return name
+
+
+def _parse_condition(words: _Words) -> tuple[str, str | None]:
+    name = words.name()
+    words.expect_mark("=")
+    return name, None if words.keyword("CURRENT_USER") else words.literal()
+
+
+def _parse_set(words: _Words) -> Command:
+    if not words.keyword("APPLICATION_NAME"):
+        words.refuse_next("application_name")
+    if not words.keyword("TO"):
+        words.expect_mark("=")
+    return SetName(words.name() if words.is_name() else words.literal())
+
+
+_SQL_PARSERS = {"SELECT": _parse_select, "SET": _parse_set}
 _PARSERS = {
     "IDENTIFY_SYSTEM": _parse_identify_system,
     "SHOW": _parse_show,

@@ -15,13 +15,15 @@ from safekeeper.pgwire.commands import (
     DropSlot,
     IdentifySystem,
     ReadSlot,
+    Select,
+    SetName,
     Show,
     StartReplication,
     TimelineHistory,
 )
 
 AnswerableCommand: TypeAlias = (
-    IdentifySystem | Show | TimelineHistory | CreateSlot | ReadSlot | DropSlot | StartReplication
+    IdentifySystem | Show | TimelineHistory | CreateSlot | ReadSlot | DropSlot | StartReplication | Select | SetName
 )
 
 

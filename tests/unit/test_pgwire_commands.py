@@ -13,6 +13,8 @@ from safekeeper.pgwire.commands import (
     EmptyQuery,
     IdentifySystem,
     ReadSlot,
+    Select,
+    SetName,
     Show,
     StartReplication,
     TimelineHistory,
@@ -57,6 +59,18 @@ from safekeeper.timelines import TLI_MAX
         ("START_REPLICATION FFFFFFFF/FFFFFFFF", StartReplication(None, LSN_MAX, None)),
         ("", EmptyQuery()),
         (" \t\n;", EmptyQuery()),
+        ("SELECT 1;", Select(("1",))),
+        ("select version(), pg_is_in_recovery()", Select(("version()", "pg_is_in_recovery()"))),
+        (
+            "SELECT slot_name, Active FROM pg_replication_slots WHERE slot_type = 'physical' AND slot_name='it''s'",
+            Select(("slot_name", "active"), "pg_replication_slots", (("slot_type", "physical"), ("slot_name", "it's"))),
+        ),
+        (
+            "SELECT usesuper FROM pg_user WHERE usename = CURRENT_USER",
+            Select(("usesuper",), "pg_user", (("usename", None),)),
+        ),
+        ("SET application_name TO barman", SetName("barman")),
+        ("SET application_name = 'bar man';", SetName("bar man")),
     ],
 )
 def test_command_is_understood(text: str, command: Command) -> None:
@@ -86,6 +100,12 @@ def test_a_quoted_keyword_is_a_name() -> None:
         ("START_REPLICATION SLOT wp LOGICAL 0/0 (proto_version '1')", "logical replication"),
         ("SELECT pg_catalog.set_config('search_path', '', false)", "SQL"),
         ("select 1; select 2", "SQL"),
+        ("SELECT", "SQL"),
+        ("SELECT now() + '1 day'", "SQL"),
+        ("SELECT name FROM pg_settings WHERE name IN ('a', 'b')", "SQL"),
+        ("SELECT * FROM ledger", "SQL"),
+        ("SET application_name", "SQL"),
+        ("SET work_mem TO '1GB'", "SQL"),
         ("IDENTIFY_SYSTEMS", "SQL"),
     ],
 )
@@ -140,9 +160,9 @@ def test_text_without_a_word_is_no_command(text: str) -> None:
 
 @given(
     st.text()
-    | st.sampled_from(["SHOW ", "START_REPLICATION ", "CREATE_REPLICATION_SLOT "]).flatmap(
-        lambda word: st.text(alphabet="ab\"';(),./01 \0\n\xe9", max_size=30).map(lambda rest: word + rest)
-    )
+    | st.sampled_from(
+        ["SHOW ", "START_REPLICATION ", "CREATE_REPLICATION_SLOT ", "SELECT ", "SET application_name "]
+    ).flatmap(lambda word: st.text(alphabet="ab\"';(),./01 \0\n\xe9", max_size=30).map(lambda rest: word + rest))
 )
 def test_any_text_is_a_command_or_a_protocol_error_of_one_line(text: str) -> None:
     try:

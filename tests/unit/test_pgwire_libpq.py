@@ -241,7 +241,7 @@ def test_libpq_connects_asks_and_hears_what_the_server_is() -> None:
 def test_libpq_goes_on_after_what_a_safekeeper_cannot_do() -> None:
     with serving() as server:
         connection = server.connect()
-        refused = connection.exec_(b"SELECT 1")
+        refused = connection.exec_(b"TABLE ledger")
         assert refused.error_field(pq.DiagnosticField.SQLSTATE) == b"0A000"
         assert b"primary" in (refused.error_field(pq.DiagnosticField.MESSAGE_HINT) or b"")
         refused = connection.exec_params(b"SELECT $1", [b"1"])

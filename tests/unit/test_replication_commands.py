@@ -6,14 +6,17 @@ from safekeeper.consensus.control_state import ControlState, TliHistory
 from safekeeper.consensus.learning import ReadableLog
 from safekeeper.errors import CommandError
 from safekeeper.pgwire.backend import INT4, INT8
+from safekeeper.pgwire.commands import Select, parse_command
 from safekeeper.replication_commands import (
     identify_system,
+    select,
     session_parameters,
     show,
     size_text,
     timeline_history,
     version_text,
 )
+from safekeeper.slots import Slot
 from safekeeper.timelines import parse_timeline_history
 
 LOG = ReadableLog(begin_lsn=0x1000000, end_lsn=0x5000100, tli=4, lineage=((1, 0x2000000), (3, 0x3000000)))
@@ -70,3 +73,57 @@ def test_the_first_timeline_and_foreign_ones_have_no_file(tli: int) -> None:
     files = (TliHistory(5, b"1\t0/2000000\tnot readable yet\n"),)
     with pytest.raises(CommandError, match="No such file"):
         timeline_history(tli, LOG, control(180001, *files))
+
+
+SLOTS = {"used": Slot("used", 0x2000000, 0.0, holder=7), "idle": Slot("idle", 0, 0.0)}
+
+
+def selected(sql: str, log: ReadableLog = LOG) -> tuple[str | bytes | None, ...] | None:
+    command = parse_command(sql)
+    assert isinstance(command, Select)
+    answer = select(command, "me", SLOTS.get, log, control())
+    assert len(answer.columns) == len(command.columns)
+    assert answer.tag == f"SELECT {int(answer.row is not None)}"
+    return answer.row
+
+
+@pytest.mark.parametrize(
+    ("sql", "row"),
+    [
+        ("SELECT 1", ("1",)),
+        ("SELECT version()", ("PostgreSQL 18.1 (safekeeper)",)),
+        ("SELECT active, restart_lsn FROM pg_replication_slots WHERE slot_name = 'used'", ("t", "0/2000000")),
+        ("SELECT active, restart_lsn FROM pg_replication_slots WHERE slot_name = 'idle'", ("f", None)),
+        ("SELECT active FROM pg_replication_slots WHERE slot_name = 'other'", None),
+        ("SELECT active FROM pg_replication_slots WHERE slot_type = 'logical' AND slot_name = 'used'", None),
+        ("SELECT active FROM pg_replication_slots WHERE slot_name = 'idle' AND slot_name = 'used'", None),
+        ("SELECT setting FROM pg_settings WHERE name = 'wal_segment_size'", ("16777216",)),
+        ("SELECT setting FROM pg_settings WHERE name = 'work_mem'", None),
+        ("SELECT usesuper FROM pg_user WHERE usename = CURRENT_USER", ("t",)),
+        ("SELECT usesuper FROM pg_user WHERE usename = 'somebody'", None),
+    ],
+)
+def test_a_tool_finds_its_slot_and_the_settings_in_sql(sql: str, row: tuple[str | None, ...] | None) -> None:
+    assert selected(sql) == row
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT active FROM pg_replication_slots",
+        "SELECT setting FROM pg_settings",
+        "SELECT plugin FROM pg_replication_slots WHERE slot_name = 'used'",
+        "SELECT name FROM pg_settings WHERE name = 'work_mem' AND source = 'default'",
+        "SELECT number FROM ledger",
+        "SELECT now()",
+    ],
+)
+def test_a_select_of_anything_else_is_refused_with_what_can_be_read(sql: str) -> None:
+    with pytest.raises(CommandError, match="a safekeeper cannot do this: SQL") as caught:
+        selected(sql)
+    assert caught.value.sqlstate == "0A000" and "pg_replication_slots" in caught.value.hint
+
+
+def test_a_select_waits_for_the_first_wal() -> None:
+    with pytest.raises(CommandError, match="no committed WAL yet"):
+        selected("SELECT 1", ReadableLog(begin_lsn=0, end_lsn=0, tli=1, lineage=()))
