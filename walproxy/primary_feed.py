@@ -355,6 +355,7 @@ class PrimaryFeed:
             server_version=facts.server_version,
             ancestors=tuple(Ancestor(tli, end_lsn) for tli, end_lsn in facts.lineage),
             tli_histories=tuple(histories),
+            host=host.name,
         )
 
     async def _serve(self) -> None:

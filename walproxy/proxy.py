@@ -163,7 +163,8 @@ class Proxy:
         self._finish(None)
 
     def reconfigure(self, config: ProxyConfig) -> None:
-        """Take what can change while it runs: whom remote_apply waits for."""
+        """Take what can change while it runs: whom remote_apply waits for. Refused hosts are judged anew."""
+        self.proposer.forget_refusals()
         if config.apply_standbys != self.proposer.standbys.rule:
             self._tell_apply_rule(config.apply_standbys)
             self._execute(self.proposer.set_apply_rule(config.apply_standbys))

@@ -50,7 +50,12 @@ READ_AHEAD_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The waits of a proposer, in seconds."""
+    """The waits of a proposer, in seconds.
+
+    Attributes:
+        refused_wait_min_s, refused_wait_max_s: how long a host whose bytes were refused waits for its next election,
+            the first time and at most.
+    """
 
     heartbeat_interval_s: float = 0.25
     heartbeat_timeout_s: float = 1.0
@@ -59,6 +64,8 @@ class Timing:
     vote_grace_s: float = 0.1
     verify_timeout_s: float = 60.0
     retry_interval_s: float = 0.2
+    refused_wait_min_s: float = 10.0
+    refused_wait_max_s: float = 300.0
     catchup_bytes_per_s: int = 64 << 20
 
 

@@ -40,6 +40,7 @@ class PrimaryIdentity(msgspec.Struct, frozen=True, kw_only=True):
         ancestors: its earlier timelines, oldest first.
         tli_histories: the history files of its timelines above 1, as far as it still has them.
         slot: the name of our replication slot if it was there before this run has made it, else empty.
+        host: the host's name in the connection string, so that a refusal is remembered of this host only.
     """
 
     system_id: int
@@ -50,6 +51,7 @@ class PrimaryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     ancestors: tuple[Ancestor, ...] = ()
     tli_histories: tuple[TliHistory, ...] = ()
     slot: str = ""
+    host: str = ""
 
 
 class LogPlan(NamedTuple):

@@ -6,7 +6,7 @@ continues the donor's (S9, S10). Only then are the members told (`Elected`): wha
 nothing but promises. From then on a `Leadership` feeds the members. A term ends when a higher one is heard of, when its
 start is lost, or when the primary changes its timeline; the same run then tries to win a higher one. A primary that
 does not fit ends the run, or, where there are several hosts, is as good as lost: a term that is led stays so, an
-attempt to win one is given up.
+attempt to win one is given up, and what another attempt would refuse again is refused without one (refusals.py).
 
     GATHERING -> [BOOTSTRAPPING ->] PRE_VOTING -> VOTING -> VERIFYING -> LEADING -> GATHERING ...
                                                                               \\-> FINISHED
@@ -45,6 +45,7 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.consensus.primary_stream import PrimaryStream
+from safekeeper.consensus.refusals import Refusals
 from safekeeper.consensus.roster import (
     Cluster,
     Roster,
@@ -74,6 +75,7 @@ class Proposer:
         candidacy: what it remembers of its campaigns and terms.
         campaign: the attempt to win a term that is under way, None if none is.
         leadership: the term that it leads, None if none.
+        refusals: the hosts that its campaigns have refused.
         standbys: what the standbys of all safekeepers have said, in this term and before.
         primary: the primary's identity, None while there is no connection.
         refusal: why it has finished, None if it has not.
@@ -88,11 +90,13 @@ class Proposer:
         self.candidacy = Candidacy()
         self.campaign: Campaign | None = None
         self.leadership: Leadership | None = None
+        self.refusals = Refusals(config.timing.refused_wait_min_s, config.timing.refused_wait_max_s)
         self.standbys = Standbys(config.apply_rule)
         self.primary: PrimaryIdentity | None = None
         self.refusal: WalproxyError | None = None
         self.stuck = ""
         self._greeted_since_slot = False
+        self._greeted_for_refusal_at: float | None = None
         self._bootstrap: Bootstrap | None = None
         self._bootstrapped: set[int] = set()
         self._stream = PrimaryStream()
@@ -181,6 +185,7 @@ class Proposer:
         """
         first = self.primary is None and not self.candidacy.held_term
         self.primary = primary
+        self._greeted_for_refusal_at = None
         self._stream.own_page_crcs, self._stream.own_begin_lsn = own_page_crcs, own_begin_lsn
         self._stream.is_open = False
         if first:
@@ -302,6 +307,10 @@ class Proposer:
             self._out.extend(leadership.report_apply(before_lsn))
         return self._take()
 
+    def forget_refusals(self) -> None:
+        """The operator may have repaired a host: each one is judged by an election again."""
+        self.refusals.forget()
+
     # ------------------------------------------------------------------ gathering (steps 0 and 1)
 
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
@@ -352,6 +361,8 @@ class Proposer:
         cluster = find_cluster(self.peers)
         if cluster is not None:
             self.stuck = ""
+            if self._is_refused_again(primary, now):
+                return
             self.campaign = Campaign(self.config, self.roster, self._stream, self.candidacy, cluster, primary, now)
             self._out.extend(self.campaign.begin(now))
             return
@@ -371,6 +382,24 @@ class Proposer:
         if stuck and stuck != self.stuck:
             self.stuck = stuck
             self._note(Level.ERROR, stuck)
+
+    def _is_refused_again(self, primary: PrimaryIdentity, now: float) -> bool:
+        """Refuse a primary without a term that an election would refuse again (4.10). True if none is to begin now."""
+        if not self.refusals.may_be_repeated(primary, now):
+            return False
+        if self._greeted_for_refusal_at is None:
+            # Logs may have changed since these greetings.
+            self._greeted_for_refusal_at = self._next_attempt_at = now
+            self.roster.forget_greetings()
+            self._out.extend(self.roster.greet_all(primary, now))
+            return True
+        is_awaited = any(peer.connected and peer.greeting is None and not peer.refused for peer in self.peers.values())
+        if is_awaited and now - self._greeted_for_refusal_at < self.timing.vote_timeout_s:
+            return True
+        reason = self.refusals.reason(primary, self.peers, now)
+        if reason:
+            self._refuse_primary(reason, now)
+        return bool(reason)
 
     def _refuse_foreigners(self, primary: PrimaryIdentity, now: float) -> bool:
         """Check S10's identity part before anybody is asked to vote. True if the primary is refused."""
@@ -550,8 +579,14 @@ class Proposer:
         if not self.config.several_primaries:
             self._finish(PrimaryRefused(reason))
             return
-        if self.campaign is not None and self.campaign.node_id is not None:
-            self._note(Level.INFO, f"term {self.campaign.node_id.term} is given up, the primary is refused: {reason}")
+        campaign = self.campaign
+        if campaign is not None and campaign.node_id is not None:
+            self._note(Level.INFO, f"term {campaign.node_id.term} is given up, the primary is refused: {reason}")
+        if campaign is not None and campaign.phase is Phase.VERIFYING:
+            by_bytes = campaign.plan is not None
+            self.refusals.remember(
+                campaign.primary, reason, campaign.cluster, campaign.votes, by_bytes=by_bytes, now=now
+            )
         self._out.append(RefusePrimary(reason))
         self._part_from_primary()
         if self.campaign is not None or self._bootstrap is not None:

@@ -7,6 +7,8 @@ asks for when the primary comes back. What the window refuses ends the run of th
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from safekeeper.consensus.actions import (
     Action,
     Disconnect,
@@ -352,7 +354,7 @@ class SimProxy:
         elif self._link is link:
             assert self.proposer is not None
             self._rota.connected()
-            identity = link.primary.identity()
+            identity = msgspec.structs.replace(link.primary.identity(), host=link.primary.name)
             self.world.note(self.name, "sees", identity)
             actions = self.proposer.primary_identified(identity, self.clock.now, *self._own_page_crcs())
             self._step(actions)

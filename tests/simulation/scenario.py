@@ -27,7 +27,7 @@ otherwise.
     P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
     P1 asks for votes | refuses S1 S2                     R1 has replayed a b
     P1 puts A aside | streams A                           a b are archived
-    S1 archives
+    P1 is at term 3                                       S1 archives
     readers of S1 are on timeline 1                       a b are applied | not applied   (as PostgreSQL was told)
 
 A primary that recycles old WAL has lost its slot: of its segments it keeps the one that it writes, and no other. A
@@ -355,6 +355,10 @@ class Stage(World):
         proposer = self.proxy(name).proposer
         return proposer is not None and all(proposer.peers[s.id].refused for s in self.each_safekeeper(safekeepers))
 
+    def is_at_term(self, name: str, term: str) -> bool:
+        proposer = self.proxy(name).proposer
+        return proposer is not None and proposer.term == int(term)
+
     def puts_aside(self, name: str, primary: str) -> bool:
         proxy = self.proxy(name)
         return proxy.proposer is not None and proxy.has_put_aside(self.primary(primary))
@@ -465,6 +469,7 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_P} has greeted {_SS}", Stage.has_greeted),
     (rf"{_P} asks for votes", Stage.asks_for_votes),
     (rf"{_P} refuses {_SS}", Stage.refuses),
+    (rf"{_P} is at term (\d+)", Stage.is_at_term),
     (rf"{_P} puts {_A} aside", Stage.puts_aside),
     (rf"{_P} streams {_A}", Stage.streams),
     (rf"{_P} has the vote of {_S}", Stage.has_vote),

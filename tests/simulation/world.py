@@ -55,6 +55,8 @@ TIMING = Timing(
     vote_grace_s=0.05,
     verify_timeout_s=2.0,
     retry_interval_s=0.1,
+    refused_wait_min_s=1.5,
+    refused_wait_max_s=6.0,
     catchup_bytes_per_s=1 << 20,
 )
 

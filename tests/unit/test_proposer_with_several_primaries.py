@@ -1,5 +1,8 @@
 """The proposer whose shell has several hosts to try: what it does after it has refused one of them."""
 
+from itertools import pairwise
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,6 +13,7 @@ from safekeeper.consensus.actions import (
     Note,
     RefusePrimary,
     ReportStatus,
+    SendMessage,
     StartReplication,
 )
 from safekeeper.consensus.control_state import NodeId
@@ -23,11 +27,11 @@ from safekeeper.consensus.messages import (
     TailResponse,
     VoteRequest,
 )
-from safekeeper.consensus.primary import Ancestor
+from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
 from safekeeper.consensus.run import Phase
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.errors import InvariantViolation
-from tests.unit.test_proposer import BASE, CRCS, END, LOG, PRIMARY, Table, greeting, vote
+from tests.unit.test_proposer import BASE, CRCS, END, LOG, PRIMARY, SEGMENT, Table, greeting, vote
 
 SWITCHED = (*LOG, HistoryEntry(4, END - 200, 2))
 PROMOTED = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 200),))
@@ -214,12 +218,181 @@ def test_what_members_said_of_another_postgresql_is_not_held_against_the_next_on
 
 def test_refusals_do_not_make_the_next_primary_wait() -> None:
     table = switched()
-    for _ in range(8):
-        table.sees()
+    for number in range(8):
+        table.sees(msgspec.structs.replace(PRIMARY, host=f"db{number}"))
         table.ticks()
         table.votes(history=SWITCHED)
         table.sees()
         assert table.did(RefusePrimary)
     table.sees(PROMOTED)
     table.ticks(table.proposer.timing.retry_interval_s)
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+OLD = msgspec.structs.replace(PRIMARY, host="old")
+AS_SWITCHED = {"last_term": 4}
+RETRY_S = 10.0
+
+
+def is_refused_by_its_lineage() -> tuple[Table, str]:
+    """The host "old" was refused once, by an election; return why."""
+    table = switched()
+    table.sees(OLD)
+    table.votes(history=SWITCHED)
+    table.sees(OLD)
+    (refused,) = table.did(RefusePrimary)
+    return table, refused.reason
+
+
+def is_refused_by_its_bytes(table: Table, primary: PrimaryIdentity = OLD) -> None:
+    """An election finds other bytes; the host is at hand, and pre-votes are asked for."""
+    assert table.sent(PreVoteRequest) or table.proposer.phase is Phase.PRE_VOTING
+    table.votes()
+    table.sees(primary)
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
+
+
+def comes_back(table: Table, primary: PrimaryIdentity, *greeted: int, after_s: float = RETRY_S, **changes: Any) -> None:
+    """A host is tried again after a while; members that are greeted again answer. `said` has all that was done."""
+    table.ticks(after_s)
+    table.sees(primary)
+    said = list(table.said)
+    table.ticks(table.proposer.timing.retry_interval_s)
+    said += table.said
+    asked = {action.safekeeper_id for action in said if isinstance(action, SendMessage)}
+    if not any(isinstance(action, SendMessage) and isinstance(action.message, PreVoteRequest) for action in said):
+        for safekeeper_id in greeted or (1, 2, 3):
+            assert safekeeper_id in asked
+            table.hears(safekeeper_id, greeting(safekeeper_id, **{**AS_SWITCHED, **changes}))
+            said += table.said
+    table.said = said
+
+
+def test_a_host_that_stays_refused_costs_one_term() -> None:
+    table, reason = is_refused_by_its_lineage()
+    term = table.proposer.term
+    for _ in range(50):
+        comes_back(table, OLD)
+        assert [action.reason for action in table.did(RefusePrimary)] == [reason]
+        assert not table.sent(PreVoteRequest) and not table.did(Note)
+        assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
+    assert table.proposer.term == term
+
+
+def test_the_right_primary_is_elected_at_once_after_a_refusal_without_a_term() -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, OLD)
+    assert table.did(RefusePrimary)
+    table.sees(msgspec.structs.replace(PROMOTED, host="new"))
+    table.ticks(table.proposer.timing.retry_interval_s)
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_a_host_that_was_repaired_is_elected_when_it_is_tried_again() -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, OLD)
+    comes_back(table, msgspec.structs.replace(PROMOTED, host="old"))
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
+
+
+def test_another_host_of_the_same_identity_is_not_refused_for_it() -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, msgspec.structs.replace(OLD, host="other"))
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+@pytest.mark.parametrize("changes", [{"last_term": 6}, {"flush_lsn": END + 1}, {"wal_begin_lsn": BASE + SEGMENT}])
+def test_a_log_that_has_changed_since_the_refusal_is_asked_for_its_vote(changes: dict[str, int]) -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, OLD, **changes)
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
+
+
+def test_a_member_that_was_away_is_asked_for_its_vote() -> None:
+    table = switched()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.sees(OLD)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            node_id = table.sent(VoteRequest)[1].node_id
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(node_id, history=SWITCHED))
+    table.ticks(0.2)
+    table.sees(OLD)
+    assert table.did(RefusePrimary)
+    # Without it, the two come to the same again.
+    comes_back(table, OLD, 1, 2)
+    assert table.did(RefusePrimary) and not table.sent(PreVoteRequest)
+    table.connects(3)
+    comes_back(table, OLD)
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_a_quorum_whose_newest_log_fits_is_asked_for_its_votes() -> None:
+    """Member 1 alone has gone on with timeline 2: without it, the others' log fits to the old primary."""
+    table = switched()
+    table.sees(OLD)
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            node_id = table.sent(VoteRequest)[1].node_id
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, vote(node_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
+    table.sees(OLD)
+    assert table.did(RefusePrimary)
+    table.event(table.proposer.disconnected(1, table.now))
+    comes_back(table, OLD, 2, 3, last_term=3)
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
+
+
+def test_a_member_that_does_not_greet_holds_nothing_up_for_long() -> None:
+    table, reason = is_refused_by_its_lineage()
+    comes_back(table, OLD, 1, 2)
+    assert not table.did(RefusePrimary) and table.proposer.phase is Phase.GATHERING
+    table.ticks(table.proposer.timing.vote_timeout_s)
+    assert [action.reason for action in table.did(RefusePrimary)] == [reason]
+
+
+def test_other_bytes_are_compared_again_after_waits_that_grow() -> None:
+    table = switched()
+    table.sees(OLD)
+    is_refused_by_its_bytes(table)
+    elections = []
+    for number in range(200):
+        comes_back(table, OLD, last_term=3)
+        if table.proposer.phase is Phase.PRE_VOTING:
+            elections.append(number)
+            is_refused_by_its_bytes(table)
+        else:
+            assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
+    waits = [after - before for before, after in pairwise(elections)]
+    assert elections[0] == 0 and waits == sorted(waits) and len(elections) < 15
+    assert max(waits) * RETRY_S <= 300
+
+
+@pytest.mark.parametrize("changes", [{"flush_lsn": END + 50}, {"tli": 2}, {"system_id": 8}])
+def test_a_host_whose_identity_has_changed_is_compared_at_once(changes: dict[str, int]) -> None:
+    table = switched()
+    table.sees(OLD)
+    is_refused_by_its_bytes(table)
+    comes_back(table, OLD, last_term=3)
+    is_refused_by_its_bytes(table)
+    comes_back(table, OLD, last_term=3)
+    assert table.did(RefusePrimary)
+    changed = msgspec.structs.replace(OLD, ancestors=(Ancestor(1, END),) if "tli" in changes else (), **changes)
+    reason = table.proposer.refusals.reason(changed, table.proposer.roster.peers, table.now)
+    assert not reason
+
+
+def test_the_operator_s_signal_has_every_host_judged_anew() -> None:
+    table = switched()
+    table.sees(OLD)
+    is_refused_by_its_bytes(table)
+    comes_back(table, OLD, last_term=3)
+    is_refused_by_its_bytes(table)
+    table.proposer.forget_refusals()
+    comes_back(table, OLD, last_term=3)
     assert table.proposer.phase is Phase.PRE_VOTING
