@@ -129,7 +129,7 @@ def test_what_takes_a_database_is_refused_with_the_place_to_go(cluster: Gated, f
     sql = run_client(cluster, "psql", "-d", plain, "-c", "SELECT 1")
     assert sql.returncode == 2 and "this is a safekeeper, not a database: connect with replication=true" in sql.stderr
     assert "For SQL connect to the primary." in sql.stderr
-    replicating = run_client(cluster, "psql", "-d", plain + " replication=true", "-c", "SELECT 1")
+    replicating = run_client(cluster, "psql", "-d", plain + " replication=true", "-c", "SELECT now()")
     assert replicating.returncode == 1 and "a safekeeper cannot do this: SQL" in replicating.stderr
     shown = run_client(cluster, "psql", "-At", "-d", plain + " replication=true", "-c", "IDENTIFY_SYSTEM")
     assert shown.returncode == 0 and parse_lsn(shown.stdout.strip().split("|")[2]) <= cluster.commit_lsn()
