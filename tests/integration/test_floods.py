@@ -76,7 +76,11 @@ def listeners(stand: Stand, safekeeper_id: int, pg_port: int) -> list[tuple[int,
 
 def files_of(process: LocalProcess) -> int:
     """Return how many descriptors of a process are no sockets."""
-    return sum("socket:" not in str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir())
+    count = 0
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # It is closed by now.
+            count += "socket:" not in str(path.readlink())
+    return count
 
 
 @NEWEST

@@ -14,6 +14,7 @@ DEADLINE_S = 30.0
 # Sends itself SIGHUP as soon as the program has begun to import: earlier is nobody's but the interpreter's.
 PROGRAM = """
 import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, for one, starts programs with the signal ignored.
 from safekeeper import hangup
 hold = hangup.hold_hangup
 def hold_and_send(arguments):

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import msgspec
 
 from safekeeper.archive.archiver import UPLOADS_AT_ONCE
+from safekeeper.archive.store import ObjectStore
+from safekeeper.archive.upload import create
 from safekeeper.errors import WalproxyError
 from safekeeper.lsn import Lsn, parse_lsn, segment_start
 from walproxy.bench.arms import make_server
@@ -101,6 +103,8 @@ class Hoard:
     end_lsn: Lsn
     segments: int
     segment_size: int
+    system_id: int
+    cluster_id: str
 
     @property
     def safekeeper(self) -> LocalProcess:
@@ -132,6 +136,8 @@ class Hoard:
         """Archive everything, and leave the safekeeper as it was, without an archive."""
         safekeeper = self.safekeeper
         arguments = safekeeper.arguments
+        # A cluster that has archived before does not begin another archive by itself.
+        create(ObjectStore.open(str(target)), self.system_id, self.segment_size, self.cluster_id)
         options = ("--archive", str(target), "--archive-compression", case)
         try:
             _restart(safekeeper, [*arguments, *options])
@@ -172,7 +178,8 @@ def hoarding_safekeeper(directory: Path, binaries: ServerBinaries, wal_bytes: in
             raise WalproxyError("the safekeeper of the benchmark does not answer")
         begin_lsn, segment_size = parse_lsn(status["wal_begin_lsn"]), status["segment_size"]
         end_lsn = segment_start(target_lsn, segment_size)
-        yield Hoard(cluster, directory, end_lsn, (end_lsn - begin_lsn) // segment_size, segment_size)
+        segments, system_id = (end_lsn - begin_lsn) // segment_size, int(status["system_id"])
+        yield Hoard(cluster, directory, end_lsn, segments, segment_size, system_id, status["cluster_id"])
 
 
 def compare_uploads(turns: Sequence[UploadTurn]) -> list[UploadResult]:
