@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import safekeeper.archive.read_through
+import safekeeper.data_folder
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import MANIFEST_KEY
 from safekeeper.archive.read_through import CACHE_FOLDER, SEGMENTS_KEPT
@@ -32,6 +33,12 @@ END_LSN = BASE_LSN + len(WAL)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safekeeper.archive.read_through, "RETRY_S_MIN", 0.05)
     monkeypatch.setattr(safekeeper.archive.read_through, "RETRY_S_MAX", 0.05)
+
+
+@pytest.fixture(autouse=True)
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The WAL of these tests is no records: its last byte stands for one that bears a time, which is never removed."""
+    monkeypatch.setattr(safekeeper.data_folder, "find_timed_record", lambda read, begin_lsn, end_lsn, size: end_lsn - 1)
 
 
 @pytest.fixture
