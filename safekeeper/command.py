@@ -1,5 +1,6 @@
 """How our commands end: an expected error is one line on stderr and a stable exit code, never a traceback."""
 
+import contextlib
 import os
 import sys
 from typing import NoReturn
@@ -7,7 +8,7 @@ from typing import NoReturn
 import click
 
 from safekeeper.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED, WalproxyError
-from safekeeper.logs import describe_bug, one_line
+from safekeeper.logs import describe_bug, print_error
 
 
 def run_command(command: click.Command, program: str, failure_code: int | None = None) -> NoReturn:
@@ -26,7 +27,8 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
     except click.exceptions.Abort:
         _give_up(program, "interrupted", failure_code or EXIT_UNEXPECTED)
     except click.UsageError as error:
-        error.show()
+        with contextlib.suppress(OSError):  # The exit code counts, also if standard error is a file on a full disk.
+            error.show()
         sys.exit(failure_code or error.exit_code)
     except click.ClickException as error:
         _give_up(program, error.format_message(), failure_code or EXIT_CONFIGURATION)
@@ -39,5 +41,5 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
 
 
 def _give_up(program: str, reason: str, exit_code: int) -> NoReturn:
-    print(f"{program}: {one_line(reason)}", file=sys.stderr)
+    print_error(program, reason)
     sys.exit(exit_code)

@@ -136,6 +136,14 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def print_error(program: str, reason: str) -> None:
+    """Print on standard error, in one line, why a program ends; without effect if nothing can be written there."""
+    try:
+        print(f"{program}: {one_line(reason)}", file=sys.stderr)
+    except OSError:
+        return  # For instance a file on a full disk. The exit code follows, and must not change.
+
+
 def describe_bug(error: BaseException) -> str:
     """Return one line about an error that nobody expected, with where it was raised: what a report of it needs."""
     frames = traceback.extract_tb(error.__traceback__)

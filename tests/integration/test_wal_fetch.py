@@ -33,7 +33,7 @@ from tests.integration.restore_fixtures import (
     walproxy,
 )
 from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed, ServerBinaries
-from walproxy.recovery.config import EXIT_DELIVERED, EXIT_MISSING, EXIT_STOPS_RECOVERY
+from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, EXIT_STOPS_RECOVERY
 
 pytestmark = NEWEST
 NOBODY = "host=127.0.0.1 port=1 user=postgres"

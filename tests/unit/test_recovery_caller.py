@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_recovery_prefetcher import data_directory
-from walproxy.cli.wal_fetch import failure_code
-from walproxy.recovery.caller import SILENCE_FILE, Mode, Silence, data_directory_of, mode_of
-from walproxy.recovery.config import EXIT_MISSING, EXIT_STOPS_RECOVERY
+from walproxy.recovery.caller import SILENCE_FILE, Silence
+from walproxy.recovery.server_mode import (
+    EXIT_MISSING,
+    EXIT_STOPS_RECOVERY,
+    Mode,
+    data_directory_of,
+    failure_code,
+    mode_of,
+)
 
 __all__ = ["data_directory"]
 NAME = "000000010000000000000007"

@@ -11,6 +11,7 @@ import sys
 import click
 
 from safekeeper.command import run_command
+from walproxy.failure_codes import failure_code
 
 _COMMANDS = (
     *("run", "status", "check", "archive", "restore", "wal-fetch", "recovery-end", "rebootstrap"),
@@ -41,13 +42,4 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line, and exit with the code that says how it went."""
-    failure_code = None
-    if sys.argv[1:2] == ["wal-fetch"]:
-        from walproxy.cli import wal_fetch
-
-        failure_code = wal_fetch.failure_code(sys.argv[2:])
-    elif sys.argv[1:2] == ["check"]:
-        from walproxy.health_check import Level
-
-        failure_code = Level.UNKNOWN.value
-    run_command(cli, "walproxy", failure_code)
+    run_command(cli, "walproxy", failure_code(sys.argv[1:]))

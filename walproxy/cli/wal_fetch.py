@@ -1,10 +1,10 @@
 """`walproxy wal-fetch`: PostgreSQL's restore_command."""
 
+import contextlib
 import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,17 +12,10 @@ import click
 
 from safekeeper import settings
 from safekeeper.errors import ConfigurationError
-from walproxy.recovery.caller import (
-    Mode,
-    Silence,
-    data_directory_of,
-    is_recovering,
-    mode_of,
-    sources_key,
-    system_id_of,
-)
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, EXIT_DELIVERED, EXIT_MISSING, FetchConfig
+from walproxy.recovery.caller import Silence, is_recovering, sources_key, system_id_of
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig
 from walproxy.recovery.prefetched import Prefetched
+from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, Mode, data_directory_of, mode_of
 
 _SEGMENT = re.compile(r"[0-9A-F]{24}")
 _HISTORY = re.compile(r"[0-9A-F]{8}\.history")
@@ -33,8 +26,16 @@ _NEVER_ARCHIVED = re.compile(r"[0-9A-F]{24}(\.[0-9A-F]{8}\.backup|\.partial)|000
 @click.command("wal-fetch")
 @click.argument("name", metavar="%f")
 @click.argument("target", metavar="%p", type=click.Path(path_type=Path))
+@click.option(
+    "--missing-code",
+    type=click.IntRange(1, 125),
+    default=EXIT_MISSING,
+    show_default=True,
+    metavar="CODE",
+    help="The exit code instead of 1, which a shell can tell from that of a program that could not start.",
+)
 @settings.click_options(FetchConfig, ENVIRONMENT_PREFIX)
-def wal_fetch(config: Path | None, name: str, target: Path, **command_line: Any) -> NoReturn:
+def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, **command_line: Any) -> NoReturn:
     """Fetch a WAL segment, the part that exists of the last one, or a history file: for restore_command.
 
     From the archive, from running safekeepers, from the data folders of stopped ones, whichever has it. The exit code
@@ -53,23 +54,25 @@ def wal_fetch(config: Path | None, name: str, target: Path, **command_line: Any)
     target = target.absolute()
     data_directory = data_directory_of(target)
     mode, system_id = mode_of(data_directory), system_id_of(data_directory)
+    # A script around the command may name another target than a file in pg_wal.
+    wal_directory = data_directory / "pg_wal" if mode is not Mode.UNKNOWN else target.parent
     if _NEVER_ARCHIVED.fullmatch(name):
-        sys.exit(EXIT_MISSING)
+        sys.exit(missing_code)
     if not _SEGMENT.fullmatch(name) and not _HISTORY.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} is not the name of a WAL file: write walproxy wal-fetch %f %p, in this order"
         )
-    if mode is Mode.PROMOTING and (target.parent / name).exists():
-        sys.exit(EXIT_MISSING)  # PostgreSQL has it already, and looks there next.
+    if mode is Mode.PROMOTING and (wal_directory / name).exists():
+        sys.exit(missing_code)  # PostgreSQL has it already, and looks there next.
     loaded = settings.load(
         FetchConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
     )
-    silence = Silence(target.parent, sources_key(system_id, loaded))
+    silence = Silence(wal_directory, sources_key(system_id, loaded))
     if mode in (Mode.STANDBY, Mode.PROMOTING) and silence.is_recent():
-        sys.exit(EXIT_MISSING)
+        sys.exit(missing_code)
     prefetched = None
     if system_id and loaded.prefetch and _SEGMENT.fullmatch(name) and is_recovering(data_directory):
-        prefetched = Prefetched(data_directory, target.parent, system_id, loaded)
+        prefetched = Prefetched(data_directory, wal_directory, system_id, loaded)
         if prefetched.take(name, target):
             _ask_for_more(prefetched, loaded, name)
             sys.exit(EXIT_DELIVERED)
@@ -78,25 +81,16 @@ def wal_fetch(config: Path | None, name: str, target: Path, **command_line: Any)
     from walproxy.recovery.wal_fetch import wal_fetch as fetch
 
     logs.configure(lambda: "walproxy wal-fetch", "info")
-    code = fetch(name, target, loaded, system_id=system_id, mode=mode)
+    code = fetch(name, target, loaded, system_id=system_id, mode=mode, wal_directory=wal_directory)
     if code == EXIT_DELIVERED and prefetched is not None:
         _ask_for_more(prefetched, loaded, name)
-    sys.exit(code)
-
-
-def failure_code(words: Sequence[str]) -> int:
-    """Return the exit code of a command line that fails, even one that is not understood.
-
-    Args:
-        words: its arguments; one of them may be the path of the file that PostgreSQL wants.
-    """
-    paths = [Path(word) for word in words if not word.startswith("-")]
-    modes = [mode_of(data_directory_of(path)) for path in paths]
-    return next((mode for mode in modes if mode is not Mode.UNKNOWN), Mode.UNKNOWN).failure_code
+    sys.exit(missing_code if code == EXIT_MISSING else code)
 
 
 def _ask_for_more(prefetched: Prefetched, config: FetchConfig, name: str) -> None:
+    """Have the segments after `name`, which was delivered, fetched ahead."""
     if not prefetched.request(name):
         from walproxy.recovery.prefetcher import start_prefetcher
 
-        start_prefetcher(prefetched, config, name)
+        with contextlib.suppress(OSError):  # E.g. no memory for a process: the next call fetches by itself.
+            start_prefetcher(prefetched, config, name)

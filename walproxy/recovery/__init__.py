@@ -6,7 +6,8 @@ safekeeper_source   safekeepers that run, through their replication doors
 folder_source       the data folder of a safekeeper that is stopped
 pages               is this file the WAL that it claims to be
 fetcher             the best answer of several sources: a restore_command's decisions
-caller              the server that runs a restore_command: what it does, and what an exit code would make it do
+server_mode         what the server does that runs a restore_command, and what an exit code would make it do
+caller              the same server: which system it is, whether it recovers, when the sources were silent
 prefetched          what the next call needs, fetched before it is asked for: the half that must be quick
 prefetcher          the same, the process that fetches
 record_times        when commits happened, out of the WAL itself

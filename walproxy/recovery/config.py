@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from walproxy.recovery.sources import WalSource
 
 ENVIRONMENT_PREFIX = "WALPROXY"
-# What PostgreSQL makes of a restore_command's exit code: up to 125 the file is not there, which ends recovery; above
-# that, or after a signal, the server ends with an error. The second is right in archive recovery only: a standby asks
-# again, and a server in a promotion must not end (Mode in caller.py).
-# https://www.postgresql.org/docs/current/runtime-config-wal.html
-EXIT_DELIVERED = 0
-EXIT_MISSING = 1
-EXIT_STOPS_RECOVERY = 200
 DEFAULT_PREFETCH = 4
 # A promotion waits for the answers to some three questions, and pg_promote waits for 60 s.
 _SHORT_TIMEOUT_S = 5.0

@@ -25,6 +25,7 @@ from walproxy.conninfo import parse_conninfo
 from walproxy.recovery.base_backup import BaseBackup, Entry, write_entry
 from walproxy.recovery.config import DEFAULT_PREFETCH, FetchConfig, SourceConfig, as_toml
 from walproxy.recovery.plan import Plan, Target, format_time
+from walproxy.recovery.server_mode import EXIT_MISSING, EXIT_STOPS_RECOVERY
 from walproxy.recovery.settings_block import AUTO_CONF, END_COMMAND, SETTINGS_FILE, TARGETS, as_block
 from walproxy.server_binaries import ServerUser
 
@@ -33,6 +34,8 @@ _PG_CONTROL = PurePosixPath("global/pg_control")
 _CREDENTIAL_OPTIONS = re.compile(
     "secret|token|password|(access|account|master|sas|encryption|customer|service_account)_key|access_key_id"
 )
+# What the restore_command takes for "missing": no other failure of a program has this code.
+MISSING_CODE = 100
 _CONNINFO_CREDENTIALS = ("password", "sslpassword", "oauth_client_secret")
 
 
@@ -205,8 +208,16 @@ def recovery_settings(goal: Target) -> dict[str, str]:
 
 
 def restore_command() -> str:
-    """Return the command that fetches WAL; PostgreSQL runs it in its data folder."""
-    return f"{_walproxy()} wal-fetch %f %p --config {SETTINGS_FILE}"
+    """Return the command that fetches WAL; PostgreSQL runs it in its data folder.
+
+    A program that cannot start, e.g. after an upgrade of Python, ends with a code that would end the recovery early, or
+    with one that would end a promotion halfway. The shell around it takes both for what they are.
+    """
+    fetch = f"{_walproxy()} wal-fetch %f %p --config {SETTINGS_FILE} --missing-code {MISSING_CODE}"
+    return (
+        f"{fetch} || {{ [ $? -eq {MISSING_CODE} ] || [ ! -e recovery.signal ] || exit {EXIT_STOPS_RECOVERY}; "
+        f"exit {EXIT_MISSING}; }}"
+    )
 
 
 def recovery_end_command() -> str:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from safekeeper.errors import ConfigurationError, WalproxyError
 from safekeeper.lsn import format_lsn, parse_segment_name
-from walproxy.recovery.caller import Mode, Silence, sources_key
-from walproxy.recovery.config import EXIT_DELIVERED, EXIT_MISSING, FetchConfig, open_sources
+from walproxy.recovery.caller import Silence, sources_key
+from walproxy.recovery.config import FetchConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher, HoleFound
+from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, Mode
 from walproxy.recovery.sources import SourceUnavailable
 
 _HISTORY_NAME = re.compile(r"([0-9A-F]{8})\.history")
@@ -29,7 +30,7 @@ _PIECE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, mode: Mode) -> int:
+def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, mode: Mode, wal_directory: Path) -> int:
     """Fetch a file for PostgreSQL; return the exit code. What is wrong is logged.
 
     Args:
@@ -37,6 +38,7 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, m
         target: where PostgreSQL wants it; replaced atomically.
         system_id: of the PostgreSQL that recovers, 0 if it is not known.
         mode: what that PostgreSQL does.
+        wal_directory: its pg_wal.
     """
     temporary = target.with_name(target.name + _TEMPORARY_SUFFIX)
     is_asked_again = mode in (Mode.STANDBY, Mode.PROMOTING)
@@ -49,7 +51,7 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, m
             delivered = _fetch_history(fetcher, int(history[1], 16), temporary)
         else:
             find_holes = not is_asked_again and not config.end_at_hole
-            own = target.parent / name if is_asked_again else None
+            own = wal_directory / name if is_asked_again else None
             delivered = _fetch_segment(fetcher, name, temporary, config, find_holes=find_holes, own=own)
         if not delivered:
             return EXIT_MISSING
@@ -62,7 +64,7 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, m
     except WalproxyError as error:
         _log.error("cannot fetch %s: %s", name, error)
         if mode is Mode.STANDBY and isinstance(error, SourceUnavailable):
-            Silence(target.parent, sources_key(system_id, config)).begin()
+            Silence(wal_directory, sources_key(system_id, config)).begin()
     except OSError as error:
         _log.error("cannot fetch %s: %s: %s", name, error.filename or target, error.strerror or error)
     finally:
