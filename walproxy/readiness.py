@@ -29,6 +29,8 @@ class Readiness:
 
     def waits_s(self, now: float) -> float:
         """Return how long a proxy that serves must still do so without a break until it is ready; 0 once it is."""
-        if self.serving_since is None or not self._was_lost:
+        if not self._was_lost:
             return 0.0
-        return max(0.0, self.serving_since + READY_AFTER_S - now)
+        # None: it serves since the last observation, which is less than a tick ago.
+        since = self.serving_since if self.serving_since is not None else now
+        return max(0.0, since + READY_AFTER_S - now)

@@ -24,3 +24,11 @@ def test_a_proxy_that_streams_for_a_moment_each_second_is_never_ready() -> None:
         readiness.observe(True, float(second))
         assert second == 1 or readiness.waits_s(second + 0.1) > 0
         readiness.observe(False, second + 0.1)
+
+
+def test_a_proxy_that_serves_again_is_not_ready_before_that_was_observed() -> None:
+    readiness = Readiness()
+    assert readiness.waits_s(0.5) == 0
+    for now, serves in ((1.0, True), (2.0, False)):
+        readiness.observe(serves, now)
+    assert readiness.waits_s(2.04) == READY_AFTER_S

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,7 @@ def test_a_prefetcher_that_cannot_be_started_changes_no_exit_code(
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(prefetcher.subprocess, "Popen", no_memory)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # Those of the process that runs the tests stay.
     monkeypatch.chdir(data_directory)
     monkeypatch.setattr(sys, "argv", ["walproxy", "wal-fetch", NAME, "pg_wal/RECOVERYXLOG", "--archive", str(archive)])
     with pytest.raises(SystemExit) as end:
