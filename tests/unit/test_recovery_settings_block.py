@@ -1,5 +1,6 @@
 """What `walproxy restore` adds to a server's settings is removed as a whole, and nothing else is."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,23 @@ def test_the_command_can_be_run_again_and_leaves_nothing_behind(restored: Path) 
     assert [path.name for path in restored.glob("*.walproxy")] == []
 
 
+def test_the_file_stays_its_owner_s_when_root_runs_the_command(restored: Path) -> None:
+    user = 4711 if os.geteuid() == 0 else os.geteuid()
+    os.chown(restored / AUTO_CONF, user, -1)
+    assert run(restored) is None
+    assert (restored / AUTO_CONF).read_text().rstrip("\n") == BEFORE.rstrip("\n")
+    assert (restored / AUTO_CONF).stat().st_uid == user
+
+
+def test_a_file_that_somebody_else_writes_all_the_time_keeps_the_settings(
+    restored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: os.utime(restored / AUTO_CONF))
+    error = run(restored)
+    assert isinstance(error, ConfigurationError) and AUTO_CONF in str(error)
+    assert (restored / SETTINGS_FILE).exists()
+
+
 def test_a_recovery_that_goes_on_keeps_its_settings(restored: Path) -> None:
     (restored / "recovery.signal").touch()
     assert isinstance(run(restored), ConfigurationError)
@@ -105,6 +123,8 @@ def test_a_password_and_a_proxy_s_are_credentials_and_other_settings_are_not() -
         refuse_credentials(sources("host=sk1 user=recovery password=hidden"))
     with pytest.raises(ConfigurationError, match="proxy_url"):
         refuse_credentials(sources(proxy_url="http://user:hidden@proxy:3128"))
+    with pytest.raises(ConfigurationError, match="endpoint"):
+        refuse_credentials(sources(endpoint="https://user:hidden@store:9000"))
     harmless = {
         "endpoint": "http://127.0.0.1:1",
         "region": "here",

@@ -36,7 +36,8 @@ _CREDENTIAL_OPTIONS = re.compile(
 )
 # What the restore_command takes for "missing": no other failure of a program has this code.
 MISSING_CODE = 100
-_CONNINFO_CREDENTIALS = ("password", "sslpassword", "oauth_client_secret")
+_USER_IN_URL = re.compile("://[^/?#]*@")
+_CONNINFO_CREDENTIALS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 
 class Owner(NamedTuple):
@@ -85,8 +86,8 @@ def refuse_credentials(config: SourceConfig) -> None:
 
 def _is_credential(option: str, value: str) -> bool:
     name = option.lower()
-    if name == "proxy_url":
-        return "@" in value
+    if _USER_IN_URL.search(value) or (name == "proxy_url" and "@" in value):
+        return True
     return bool(_CREDENTIAL_OPTIONS.search(name)) and not name.endswith(("_file", "_kms_key_id"))
 
 

@@ -9,6 +9,7 @@ SETTINGS_FILE, and each recovery_target... that follows them.
 What the backup had brought along under the same names is above the block, and counts again.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,8 @@ def remove_settings(data_directory: Path) -> None:
         changed = without_block(text)
         if changed == text or _replaced(path, changed, before):
             break
+    else:
+        raise OSError(errno.EAGAIN, "another process changes it: try again", str(path))
     (data_directory / SETTINGS_FILE).unlink(missing_ok=True)
 
 
@@ -72,6 +75,8 @@ def _replaced(path: Path, text: str, before: os.stat_result) -> bool:
     try:
         with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
             os.fchmod(file.fileno(), before.st_mode & 0o7777)
+            if os.geteuid() != before.st_uid:  # Root runs it by hand: the server must still read its file.
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
