@@ -54,16 +54,17 @@ def _passfile_override(given: Mapping[str, str]) -> dict[str, str]:
     libpq ignores a password file that others can read, and writes so to standard error itself, past our log. Here that
     is one line of the log, once for each file and mode.
     """
-    written = given.get("passfile") or os.environ.get("PGPASSFILE") or str(Path("~/.pgpass").expanduser())
     if "password" in given or "PGPASSWORD" in os.environ:
         return {}
+    written = given.get("passfile") or os.environ.get("PGPASSFILE")
     try:
-        mode = Path(written).stat().st_mode
-    except OSError:
+        file = Path(written) if written else Path("~/.pgpass").expanduser()
+        mode = file.stat().st_mode
+    except (OSError, RuntimeError):  # There is none; or the user has no home folder, as in a container.
         return {}
     if stat.S_ISREG(mode) and not mode & (stat.S_IRWXG | stat.S_IRWXO):
         return {}
-    _warn_of_passfile(written, mode)
+    _warn_of_passfile(str(file), mode)
     return {"passfile": _NO_PASSFILE}
 
 

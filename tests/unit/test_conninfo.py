@@ -1,5 +1,6 @@
 """Connection strings are read as libpq does, and a password in a wrong one does not come out again."""
 
+import os
 from pathlib import Path
 
 import psycopg
@@ -20,6 +21,14 @@ def test_what_libpq_understands_is_understood() -> None:
     assert parse_conninfo(f"postgresql://walproxy:{PASSWORD}@db1:5433") == expected
     assert parse_conninfo("postgresql://walproxy:a%40b@db1")["password"] == "a@b"
     assert parse_conninfo("") == {}
+
+
+def test_a_user_without_a_home_folder_has_no_password_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with a user id of its own, which is in no user database."""
+    for name in ("HOME", "PGPASSFILE", "PGPASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert parse_conninfo("host=db1") == {"host": "db1"}
 
 
 @pytest.mark.parametrize(
