@@ -13,7 +13,7 @@ from safekeeper.archive.store import NO_OPTIONS, ObjectStore
 
 
 class ArchiveAccess:
-    """Where the archive is, and the way into it. `store` and `reader` block; thread-safe.
+    """Where the archive is, and the way into it, which makes a local folder. `store` and `reader` block; thread-safe.
 
     Attributes:
         url: where it is, without credentials.
@@ -35,7 +35,9 @@ class ArchiveAccess:
         """
         with self._lock:
             if self._store is None:
-                self._store = ObjectStore.open(self._written, options=self._options, timeout_s=self._timeout_s)
+                self._store = ObjectStore.open(
+                    self._written, options=self._options, timeout_s=self._timeout_s, makes_folder=True
+                )
             return self._store
 
     def reader(self) -> ArchiveReader:

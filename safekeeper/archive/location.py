@@ -53,16 +53,26 @@ class Location(NamedTuple):
     folder: Path | None
 
 
-def open_location(url: str, options: Mapping[str, str], timeout_s: float, retries: int = REQUEST_RETRIES) -> Location:
+def open_location(
+    url: str,
+    options: Mapping[str, str],
+    timeout_s: float,
+    retries: int = REQUEST_RETRIES,
+    *,
+    makes_folder: bool = False,
+) -> Location:
     """Return the client of the store that `url` names.
 
+    Args:
+        makes_folder: a local folder that does not exist is made.
+
     Raises:
-        ConfigurationError: the URL or an option cannot work, or the local folder cannot be made.
+        ConfigurationError: the URL or an option cannot work, or the local folder does not exist or cannot be made.
     """
     if not url:
         raise ConfigurationError("the archive's URL is empty: write a folder, or s3://BUCKET/PREFIX, gs:// or az://")
     if "://" not in url:
-        return _open_folder(Path(url), options)
+        return _open_folder(Path(url), options, makes_folder)
     scheme = url.partition("://")[0].lower()
     try:
         parts = urlsplit(url)
@@ -76,7 +86,7 @@ def open_location(url: str, options: Mapping[str, str], timeout_s: float, retrie
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise ConfigurationError(f"{url} names another host: write file:///path")
-        return _open_folder(Path(unquote(parts.path)), options)
+        return _open_folder(Path(unquote(parts.path)), options, makes_folder)
     if scheme not in ("s3", "gs", "az"):
         raise ConfigurationError(f"{url} is no archive: write a folder, or s3://BUCKET/PREFIX, gs:// or az://")
     if not parts.netloc:
@@ -86,12 +96,15 @@ def open_location(url: str, options: Mapping[str, str], timeout_s: float, retrie
     )
 
 
-def _open_folder(folder: Path, options: Mapping[str, str]) -> Location:
+def _open_folder(folder: Path, options: Mapping[str, str], makes_folder: bool) -> Location:
     if options:
         raise ConfigurationError(f"the archive in the folder {folder} has no options: remove {', '.join(options)}")
     folder = folder.absolute()
     try:
-        make_folder(folder)
+        if makes_folder:
+            make_folder(folder)
+        elif not folder.is_dir():
+            raise ConfigurationError(f"there is no archive in {folder}: it is not a folder; correct the archive's URL")
         client = LocalStore(folder)
     except (OSError, BaseError) as error:
         raise ConfigurationError(f"cannot use {folder} as an archive: {reason_of(error)}") from error

@@ -76,8 +76,9 @@ class ObjectStore:
         options: Mapping[str, str] = NO_OPTIONS,
         timeout_s: float = 30,
         retries: int = REQUEST_RETRIES,
+        makes_folder: bool = False,
     ) -> Self:
-        """Return the folder that `url` names. Nothing is asked of a remote store yet; a local folder is made.
+        """Return the folder that `url` names. Nothing is asked of a remote store yet.
 
         Args:
             url: `/path`, `file:///path`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
@@ -85,14 +86,16 @@ class ObjectStore:
                 allow_http, allow_invalid_certificates, proxy_url and root_certificate (the path of a PEM file).
             timeout_s: how long a request may go on without an answer.
             retries: how often the client repeats a request that may succeed later, at once and by itself.
+            makes_folder: a local folder that does not exist is made: for the processes that begin an archive.
 
         Raises:
-            ConfigurationError: the URL or an option cannot work.
+            ConfigurationError: the URL or an option cannot work, or the local folder does not exist.
         """
         secrets = [
             value for name, value in options.items() if value and "endpoint" not in name and "region" not in name
         ]
-        return cls(open_location(url, options, timeout_s, retries), (secret for secret in secrets if len(secret) > 4))
+        location = open_location(url, options, timeout_s, retries, makes_folder=makes_folder)
+        return cls(location, (secret for secret in secrets if len(secret) > 4))
 
     def probe(self) -> bool:
         """Say whether the store honours a put that must not overwrite. Asked once, remembered afterwards."""

@@ -34,7 +34,7 @@ class Archive:
 
     def store(self, timeout_s: float = TIMEOUT_S) -> ObjectStore:
         """Open it as a process of its own would."""
-        return ObjectStore.open(self.place.url, options=self.place.options, timeout_s=timeout_s)
+        return ObjectStore.open(self.place.url, options=self.place.options, timeout_s=timeout_s, makes_folder=True)
 
     def uploader(
         self,

@@ -95,7 +95,7 @@ class Dynasty:
         """Put all WAL of the present primary into the folder and into the object store; return where that ends."""
         end_lsn = self.past.flush_lsn()
         place = self.moto.place("main")
-        for store in (None, ObjectStore.open(place.url, options=place.options)):
+        for store in (None, ObjectStore.open(place.url, options=place.options, makes_folder=True)):
             self.past.archive_up_to(end_lsn, store=store)
         return end_lsn
 

@@ -83,7 +83,7 @@ class Past:
 
     def uploader(self, archive: Path | None = None, *, store: ObjectStore | None = None) -> Uploader:
         uploader = Uploader(
-            store or ObjectStore.open(str(archive or self.archive)),
+            store or ObjectStore.open(str(archive or self.archive), makes_folder=True),
             cluster_id=CLUSTER_ID,
             system_id=self.system_id,
             segment_size=MIB,

@@ -28,7 +28,7 @@ DATA = os.urandom(4096) * (SEGMENT // 4096)
 
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
-    store = ObjectStore.open(str(tmp_path / "archive"))
+    store = ObjectStore.open(str(tmp_path / "archive"), makes_folder=True)
     store.put("manifest.json", msgspec.json.encode(MANIFEST), absent=True)
     return store
 

@@ -26,7 +26,7 @@ def s3() -> Iterator[TinyS3]:
 @pytest.fixture(params=["folder", "s3", "s3 without conditions"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
     if request.param == "folder":
-        yield ObjectStore.open(f"file://{tmp_path}/archive")
+        yield ObjectStore.open(f"file://{tmp_path}/archive", makes_folder=True)
         return
     with TinyS3(conditions=request.param == "s3") as server:
         yield ObjectStore.open("s3://bucket/some/prefix", options=server.options)
@@ -252,16 +252,28 @@ def test_url_or_option_that_cannot_work_is_refused_with_one_line(
 
 
 def test_urls_are_shown_as_they_are_used(tmp_path: Path) -> None:
-    assert ObjectStore.open(f"file://{tmp_path}/with%20space").url == f"{tmp_path}/with space"
+    assert ObjectStore.open(f"file://{tmp_path}/with%20space", makes_folder=True).url == f"{tmp_path}/with space"
     assert (tmp_path / "with space").is_dir()
     assert ObjectStore.open("s3://bucket//a//b/").url == "s3://bucket/a/b"
     assert ObjectStore.open("gs://bucket", options={"skip_signature": "true"}).url == "gs://bucket"
     assert ObjectStore.open("az://container/x", options={"account_name": "me"}).url == "az://container/x"
 
 
+@pytest.mark.parametrize("scheme", ["", "file://", "FILE://", "file://localhost"])
+def test_opening_makes_no_folder_unless_that_is_asked_for(scheme: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mistyped"
+    with pytest.raises(ConfigurationError, match=f"there is no archive in {folder}: it is not a folder"):
+        ObjectStore.open(f"{scheme}{folder}")
+    assert not folder.exists()
+    ObjectStore.open(f"{scheme}{folder}", makes_folder=True)
+    assert folder.is_dir()
+
+
 def test_file_in_place_of_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="file as an archive: File exists"):
+        ObjectStore.open(str(tmp_path / "file"), makes_folder=True)
+    with pytest.raises(ConfigurationError, match=r"no archive in .*/file: it is not a folder"):
         ObjectStore.open(str(tmp_path / "file"))
     store = ObjectStore.open(str(tmp_path))
     for action in (
@@ -303,7 +315,7 @@ def test_folder_has_file_and_folders_on_disk_before_it_says_so(tmp_path: Path, m
         synced.append(os.path.relpath(Path(f"/proc/self/fd/{descriptor}").readlink(), tmp_path))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    store = ObjectStore.open(str(tmp_path / "new/archive"))
+    store = ObjectStore.open(str(tmp_path / "new/archive"), makes_folder=True)
     assert synced == ["new", "."]
     synced.clear()
     store = ObjectStore.open(str(tmp_path))
@@ -320,7 +332,7 @@ def mode_of(path: Path) -> int:
 
 
 def test_an_archive_that_is_made_here_is_its_owner_s_only(tmp_path: Path) -> None:
-    store = ObjectStore.open(str(tmp_path / "new" / "archive"))
+    store = ObjectStore.open(str(tmp_path / "new" / "archive"), makes_folder=True)
     store.put("wal/a/one", b"1", absent=True)
     store.put("wal/a/two", iter([b"2"]), absent=True)
     archive = tmp_path / "new" / "archive"
@@ -335,14 +347,14 @@ def test_what_is_written_into_a_folder_of_the_operator_follows_its_mode(
         archive = tmp_path / f"{mode:o}"
         archive.mkdir()
         archive.chmod(mode)
-        ObjectStore.open(str(archive)).put("wal/one", b"1", absent=True)
+        ObjectStore.open(str(archive), makes_folder=True).put("wal/one", b"1", absent=True)
         assert (mode_of(archive), mode_of(archive / "wal"), mode_of(archive / "wal" / "one")) == (mode, mode, file_mode)
         lines = [record.getMessage() for record in caplog.records if str(archive) in record.getMessage()]
         assert any("every user of this machine has access" in line for line in lines) == warned
 
 
 def test_a_folder_that_is_gone_is_not_made_again_by_a_put(tmp_path: Path) -> None:
-    store = ObjectStore.open(str(tmp_path / "archive"))
+    store = ObjectStore.open(str(tmp_path / "archive"), makes_folder=True)
     (tmp_path / "archive").rmdir()
     with pytest.raises(ArchiveUnavailable, match=r"archive.*gone|No such file"):
         store.put("wal/one", b"1", absent=True)

@@ -63,7 +63,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Meddled:
-    return Meddled.open(str(tmp_path / "archive"))
+    return Meddled.open(str(tmp_path / "archive"), makes_folder=True)
 
 
 def uploader(store: ObjectStore, *, compress: bool = False, safekeeper_id: int = 1, **other: object) -> Uploader:
@@ -301,7 +301,7 @@ def race(url: str, contents: list[bytes]) -> list[BaseException | bool]:
     results: list[BaseException | bool] = [False] * len(contents)
 
     def run(index: int, content: bytes) -> None:
-        mine = uploader(ObjectStore.open(url), safekeeper_id=index)
+        mine = uploader(ObjectStore.open(url, makes_folder=True), safekeeper_id=index)
         barrier.wait(10)
         try:
             mine.claim()
@@ -322,7 +322,7 @@ def test_archivers_that_race_with_the_same_bytes_leave_one_file(tmp_path: Path) 
         url = str(tmp_path / str(turn))
         results = race(url, [DATA] * 3)
         assert {type(result) for result in results} == {bool} and any(results)
-        store = ObjectStore.open(url)
+        store = ObjectStore.open(url, makes_folder=True)
         assert keys(store) == [KEY, receipt_of(KEY, DATA)]
         assert_archived(store, FILE, DATA)
 
@@ -332,7 +332,7 @@ def test_archivers_that_race_with_different_bytes_hear_of_it(tmp_path: Path) -> 
         url = str(tmp_path / str(turn))
         results = race(url, [DATA, OTHER])
         assert any(isinstance(result, ArchiveConflict | ArchiveCorrupt) for result in results), results
-        store = ObjectStore.open(url)
+        store = ObjectStore.open(url, makes_folder=True)
         for archived in parse_keys(store.list("wal"), SEGMENT).objects:
             assert ArchiveReader(store).fetch_bytes(archived) in (DATA, OTHER)
 
@@ -470,7 +470,7 @@ def test_wal_without_a_manifest_is_claimed_by_nobody(store: Meddled) -> None:
 
 
 def test_an_archive_that_was_used_before_is_not_begun_again_where_its_manifest_is_missing(tmp_path: Path) -> None:
-    store = ObjectStore.open(str(tmp_path / "archive"))
+    store = ObjectStore.open(str(tmp_path / "archive"), makes_folder=True)
     uploader = Uploader(store, cluster_id="c" * 16, system_id=7, segment_size=SEGMENT, safekeeper_id=1, compress=False)
     archive_id = uploader.claim().archive_id
     shutil.rmtree(tmp_path / "archive")

@@ -207,7 +207,7 @@ def test_an_upload_that_was_killed_before_its_receipt_is_finished(
 ) -> None:
     with archiving(tmp_path, url, 100) as (_, leader):
         wait_archived(leader, BASE_LSN + 100)
-    store = ObjectStore.open(url)
+    store = ObjectStore.open(url, makes_folder=True)
     whole, torn = (segment_file(1, BASE_LSN + n * SEGMENT_SIZE, SEGMENT_SIZE) for n in range(2))
     store.put(whole.key(compressed=False), WAL[:SEGMENT_SIZE], absent=True)
     store.put(torn.key(compressed=False), WAL[SEGMENT_SIZE : SEGMENT_SIZE + 9], absent=True)
@@ -252,7 +252,7 @@ def test_the_archive_of_another_cluster_is_left_alone(tmp_path: Path, url: str) 
         "created_at": "2026-01-01T00:00:00Z",
         "format_version": 1,
     }
-    store = ObjectStore.open(url)
+    store = ObjectStore.open(url, makes_folder=True)
     store.put("manifest.json", msgspec.json.encode(manifest), absent=True)
     with archiving(tmp_path, url, 2 * SEGMENT_SIZE) as (_, leader):
         report = leader.hear_of_archive(lambda report: "belongs to the database" in report.problem)

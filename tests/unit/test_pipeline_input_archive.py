@@ -19,7 +19,7 @@ PATH = LogPath(1, (), MIB)
 
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
-    return ObjectStore.open(str(tmp_path / "archive"))
+    return ObjectStore.open(str(tmp_path / "archive"), makes_folder=True)
 
 
 @pytest.fixture

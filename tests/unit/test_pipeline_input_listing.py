@@ -119,7 +119,7 @@ def test_single_segments_are_found_without_a_list_of_everything(store: RemoteSto
 
 
 def test_of_a_local_archive_only_folders_that_have_changed_are_listed(tmp_path: Path) -> None:
-    store = ObjectStore.open(str(tmp_path / "archive"))
+    store = ObjectStore.open(str(tmp_path / "archive"), makes_folder=True)
     archive = ArchiveMaker(store)
     wal = make_log(3 * MIB)
     archive.put_segment(wal, MIB)
@@ -137,7 +137,7 @@ def test_of_a_local_archive_only_folders_that_have_changed_are_listed(tmp_path: 
 
 
 def test_a_folder_that_was_changed_a_moment_ago_may_have_changed_again_at_the_same_time(tmp_path: Path) -> None:
-    store = ObjectStore.open(str(tmp_path / "archive"))
+    store = ObjectStore.open(str(tmp_path / "archive"), makes_folder=True)
     archive = ArchiveMaker(store)
     wal = make_log(3 * MIB)
     archive.put_segment(wal, MIB)

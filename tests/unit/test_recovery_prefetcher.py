@@ -48,7 +48,7 @@ def archive(tmp_path: Path, wal: WalBuilder) -> Path:
     """The segments 1 to 8."""
     path = tmp_path / "archive"
     uploader = Uploader(
-        ObjectStore.open(str(path)),
+        ObjectStore.open(str(path), makes_folder=True),
         cluster_id="5e1f0c3a9b7d2486",
         system_id=SYSTEM_ID,
         segment_size=MIB,

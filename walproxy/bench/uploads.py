@@ -137,7 +137,7 @@ class Hoard:
         safekeeper = self.safekeeper
         arguments = safekeeper.arguments
         # A cluster that has archived before does not begin another archive by itself.
-        create(ObjectStore.open(str(target)), self.system_id, self.segment_size, self.cluster_id)
+        create(ObjectStore.open(str(target), makes_folder=True), self.system_id, self.segment_size, self.cluster_id)
         options = ("--archive", str(target), "--archive-compression", case)
         try:
             _restart(safekeeper, [*arguments, *options])

@@ -135,7 +135,7 @@ def create(config: Path | None, system_id: int, cluster_id: str, segment_size: i
     if segment_size & (segment_size - 1) or not SEGMENT_SIZE_MIN <= segment_size <= SEGMENT_SIZE_MAX:
         raise ConfigurationError(f"--segment-size {segment_size} is not a power of 2 from 1 MiB to 1 GiB")
     loaded = _config(config, command_line)
-    store = ObjectStore.open(loaded.archive, options=loaded.archive_options)
+    store = ObjectStore.open(loaded.archive, options=loaded.archive_options, makes_folder=True)
     made = create_archive(store, system_id, segment_size, cluster_id)
     if (made.system_id, made.segment_size, made.cluster_ids) != (system_id, segment_size, (cluster_id,)):
         raise ConfigurationError(f"{store.url} holds an archive already: walproxy archive list shows whose it is")

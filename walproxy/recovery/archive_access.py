@@ -1,9 +1,7 @@
-"""How whoever reads an archive opens it, asks it, and learns what its failures mean."""
+"""What the answers of an archive, and its failures, mean to a reader."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import MANIFEST_KEY
@@ -12,28 +10,12 @@ from safekeeper.errors import (
     ArchiveCorrupt,
     ArchiveRefused,
     ArchiveUnavailable,
-    ConfigurationError,
     ObjectMissing,
     WalproxyError,
 )
 from walproxy.recovery.sources import Origin, SourceCorrupt, SourceUnavailable
 
 _Result = TypeVar("_Result")
-
-
-def existing_archive(url: str) -> str:
-    """Return the URL, a local folder's absolute.
-
-    Raises:
-        ConfigurationError: the folder is not there. Opening would make it, and who reads has mistyped it.
-    """
-    scheme, has_scheme, _ = url.partition("://")
-    if has_scheme and scheme != "file":
-        return url
-    folder = Path(unquote(urlsplit(url).path) if has_scheme else url).absolute()
-    if not folder.is_dir():
-        raise ConfigurationError(f"there is no archive in {folder}, which is no folder: correct the archive's URL")
-    return str(folder)
 
 
 def ask_archive(question: Callable[[], _Result], missing: type[WalproxyError]) -> _Result:

@@ -11,7 +11,7 @@ from safekeeper.archive.location import REQUEST_RETRIES
 from safekeeper.archive.objects import ArchivedObject
 from safekeeper.archive.store import ObjectStore
 from safekeeper.lsn import Lsn
-from walproxy.recovery.archive_access import archive_origin, ask_archive, existing_archive
+from walproxy.recovery.archive_access import archive_origin, ask_archive
 from walproxy.recovery.sources import (
     LogPath,
     Offer,
@@ -32,7 +32,7 @@ class ArchiveSource:
     def __init__(
         self, url: str, options: Mapping[str, str], *, timeout_s: float = 30.0, retries: int = REQUEST_RETRIES
     ) -> None:
-        store = ObjectStore.open(existing_archive(url), options=options, timeout_s=timeout_s, retries=retries)
+        store = ObjectStore.open(url, options=options, timeout_s=timeout_s, retries=retries)
         self.name = f"the archive {store.url}"
         self.store = store
         self._reader = ArchiveReader(store)

@@ -24,7 +24,7 @@ from walproxy.pipeline.input.archive_listing import ArchiveListing
 from walproxy.pipeline.input.archived_bytes import read_object
 from walproxy.pipeline.input.segment_index import by_segment, check_first_page, extents_along, missing
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, Buffer, Extent, WalMissing, room_for
-from walproxy.recovery.archive_access import archive_origin, ask_archive, existing_archive
+from walproxy.recovery.archive_access import archive_origin, ask_archive
 from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt, SourceUnavailable
 
 _ATTEMPTS = 3
@@ -41,8 +41,8 @@ class ArchiveInput:
         Raises:
             ConfigurationError: the URL or an option cannot work, or the local folder does not exist.
         """
-        self._url, self._options = existing_archive(url), dict(options)
-        self._store = ObjectStore.open(self._url, options=self._options, timeout_s=_TIMEOUT_S)
+        self._options = dict(options)
+        self._store = ObjectStore.open(url, options=self._options, timeout_s=_TIMEOUT_S)
         self.name = f"the archive {self._store.url}"
         self._reader = ArchiveReader(self._store)
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class ArchiveInput:
         self._known_ends: dict[LogPath, Lsn] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ArchiveInput, (self._url, self._options)
+        return ArchiveInput, (self._store.url, self._options)
 
     def origin(self) -> Origin:
         """See WalInput."""
