@@ -407,9 +407,9 @@ class PrimaryFeed:
             begin_lsn = order.check_begin_lsn
             tli = order.check_tli if begin_lsn < order.begin_lsn else order.tli
             while tli != order.tli:
-                # The primary has these bytes on its earlier timelines only.
+                # On its earlier timelines only the primary has these bytes. An empty one ends where it begins.
                 end = await self._copy(connection, begin_lsn, tli, order)
-                if not tli < end.next_tli <= order.tli or not begin_lsn < end.next_begin_lsn <= order.begin_lsn:
+                if not tli < end.next_tli <= order.tli or not begin_lsn <= end.next_begin_lsn <= order.begin_lsn:
                     raise RemoteProtocolError(
                         f"timeline {tli} ends at {format_lsn(end.next_begin_lsn)} for timeline {end.next_tli}, "
                         f"not at or below {format_lsn(order.begin_lsn)} for timeline {order.tli}"

@@ -19,6 +19,7 @@ from walproxy.primary_check import PrimaryProblem, ProblemKind
 from walproxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.primary_hosts import PrimaryHost
 from walproxy.replication import PrimaryFacts
+from walproxy.walreceiver import TimelineEnd
 
 SEGMENT_SIZE = 1 << 20
 BEGIN_LSN = 3 * SEGMENT_SIZE
@@ -133,6 +134,11 @@ class FakeConnection:
 
     def end(self, error: Exception) -> None:
         self._ended.set_exception(error)
+
+    def end_timeline(self, end: TimelineEnd) -> None:
+        """End the timeline that is streamed; the next one can be asked for then."""
+        ended, self._ended = self._ended, asyncio.get_running_loop().create_future()
+        ended.set_result(end)
 
     def send_status(self, write_lsn: int, flush_lsn: int, apply_lsn: int, *, reply_requested: bool = False) -> None:
         assert max(write_lsn, flush_lsn, apply_lsn) <= self.received_lsn
@@ -352,6 +358,26 @@ async def test_bytes_to_check_are_not_handed_on_also_within_a_chunk(house: House
         assert house.owner.checked == [] and house.owner.received == []
         connection.arrive(bytes(5) + b"new")
         assert house.owner.checked == [(BEGIN_LSN - SEGMENT_SIZE, BEGIN_LSN)]
+        assert house.owner.received == [(BEGIN_LSN, b"new")]
+
+
+@on_the_loop
+async def test_bytes_to_check_may_lie_before_a_timeline_that_nothing_was_written_on(house: House) -> None:
+    """A server that was promoted, restored once more and promoted again: 2 and 3 begin at the same LSN."""
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        check_lsn, fork_lsn = BEGIN_LSN - 2 * SEGMENT_SIZE, BEGIN_LSN - SEGMENT_SIZE
+        house.feed.start(StartReplication(check_lsn, 1, BEGIN_LSN, 3))
+        connection = house.primary.connections[-1]
+        await until(lambda: len(connection.started) == 1 and house.feed.streams)
+        connection.arrive(bytes(SEGMENT_SIZE))
+        connection.end_timeline(TimelineEnd(2, fork_lsn))
+        await until(lambda: len(connection.started) == 2)
+        connection.end_timeline(TimelineEnd(3, fork_lsn))
+        await until(lambda: len(connection.started) == 3)
+        connection.arrive(bytes(SEGMENT_SIZE) + b"new")
+        assert [started[1:] for started in connection.started] == [(check_lsn, 1), (fork_lsn, 2), (fork_lsn, 3)]
+        assert house.owner.checked == [(check_lsn, BEGIN_LSN)]
         assert house.owner.received == [(BEGIN_LSN, b"new")]
 
 

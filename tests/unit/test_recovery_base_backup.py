@@ -1,5 +1,6 @@
 """What a base backup says about itself, as a folder and as a tar."""
 
+import errno
 import gzip
 import io
 import os
@@ -122,6 +123,31 @@ def test_a_label_without_a_timeline_has_that_of_its_file() -> None:
     assert parse_label(old)[1] == 2
     with pytest.raises(ValueError, match="does not say"):
         parse_label(LABEL.replace("START WAL", "STOP WAL"))
+
+
+def test_a_folder_of_the_backup_that_cannot_be_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_folder(tmp_path)
+    (tmp_path / "backup_manifest").unlink()
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("base/1"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ConfigurationError, match=r"cannot be read: Permission denied: .*base/1"):
+        list(BaseBackup(tmp_path).entries())
+
+
+def test_a_tar_of_another_compression_is_named(tmp_path: Path) -> None:
+    (tmp_path / "base.tar.lz4").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=r"base\.tar\.lz4 .*: unpack it"):
+        BaseBackup(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"\.tar\.gz, \.tar\.zst"):
+        BaseBackup(tmp_path / "base.tar.lz4")
 
 
 def read(path: Path) -> None:

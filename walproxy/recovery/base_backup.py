@@ -280,7 +280,7 @@ def _children(directory: Path) -> list[Path]:
 
 
 def _folder_entries(directory: Path) -> Iterator[Entry]:
-    for parent, folders, files in os.walk(directory):
+    for parent, folders, files in os.walk(directory, onerror=_raise):
         folders.sort()
         for name in folders:
             path = Path(parent, name)
@@ -297,6 +297,10 @@ def _folder_entries(directory: Path) -> Iterator[Entry]:
             path = Path(parent, name)
             if stat.S_ISREG(path.lstat().st_mode):
                 yield _file_entry(path, PurePosixPath(path.relative_to(directory)))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _file_entry(path: Path, inside: PurePosixPath) -> Entry:
@@ -341,6 +345,11 @@ def _archives(path: Path) -> list[Path]:
         if others:
             raise ConfigurationError(_REFUSALS["tablespace_map"].format(path=path))
         return [base[0], *_named(path, "pg_wal")]
+    unknown = next(iter(sorted(path.glob("base.tar.*"))), None)
+    if unknown is not None and not (path / "PG_VERSION").exists():
+        raise ConfigurationError(
+            f"{unknown} is compressed in a way that is not supported (only gzip and zstd): unpack it"
+        )
     return []
 
 
@@ -384,7 +393,10 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, zlib.error, zstandard.ZstdError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason: object = error
+        if isinstance(error, OSError) and error.strerror:
+            where = f": {error.filename}" if error.filename is not None and str(error.filename) != str(path) else ""
+            reason = error.strerror + where
         raise ConfigurationError(f"the backup {path} cannot be read: {reason}") from error
 
 
