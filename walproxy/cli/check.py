@@ -1,7 +1,6 @@
 """`walproxy check`: the state of a proxy as monitoring plugins report it."""
 
 import json
-import ssl
 from pathlib import Path
 from typing import NoReturn
 
@@ -9,28 +8,13 @@ import click
 
 from safekeeper.errors import WalproxyError
 from safekeeper.logs import one_line
-from safekeeper.tls import ClientTls
-from walproxy.cli.parameters import DURATION, SIZE
+from walproxy.cli.parameters import DURATION, SIZE, client_tls, proxy_options
 from walproxy.cli.status import NoAnswer, fetch_status
-from walproxy.config import DEFAULT_HTTP
 from walproxy.health_check import Level, Threshold, Thresholds, Verdict, judge
 
 
 @click.command()
-@click.option(
-    "--url",
-    default=f"http://{DEFAULT_HTTP}",
-    envvar="WALPROXY_URL",
-    show_default=True,
-    help="Where the proxy's HTTP door is. [WALPROXY_URL]",
-)
-@click.option(
-    "--tls-ca",
-    envvar="WALPROXY_TLS_CA",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="CAs, one of which must vouch for an https URL; those of this machine without it. [WALPROXY_TLS_CA]",
-)
+@proxy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, in one line.")
 @click.option("--wait-warning", type=DURATION, default="0s", show_default=True, help="Commits have waited for so long.")
 @click.option("--wait-critical", type=DURATION, default="10s", show_default=True, help="The same, CRITICAL.")
@@ -92,8 +76,7 @@ def check(
 def _ask(url: str, tls_ca: Path | None, thresholds: Thresholds) -> Verdict:
     """Return the verdict on what answers at `url`, or on why nothing can be said."""
     try:
-        tls: ssl.SSLContext | None = ClientTls(tls_ca).context if tls_ca is not None else None
-        return judge(fetch_status(url, tls), thresholds)
+        return judge(fetch_status(url, client_tls(tls_ca)), thresholds)
     except NoAnswer as error:
         return Verdict(str(error), [(Level.CRITICAL, "")])
     except WalproxyError as error:

@@ -1,18 +1,23 @@
-"""Types of options that several commands take: each parses what is written, and says what to write instead."""
+"""Options that several commands take, and types of options: each parses what is written, or names what to write."""
 
 import re
+import ssl
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import parse_lsn
 from safekeeper.settings import key_values, positive_size
+from safekeeper.tls import ClientTls
+from walproxy.config import DEFAULT_HTTP
 from walproxy.recovery.plan import CURRENT, LATEST
 
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -76,3 +81,31 @@ SIZE: Final = Parameter("SIZE", positive_size)
 
 TARGET_TIMELINE: Final = Parameter("TLI", _timeline)
 """`latest`, `current` or a number, as text."""
+
+
+def proxy_options(command: _Command) -> _Command:
+    """Give a command the options `url` and `tls_ca`, with which it reads the HTTP pages of a proxy."""
+    tls_ca = click.option(
+        "--tls-ca",
+        envvar="WALPROXY_TLS_CA",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="CAs, one of which must vouch for an https URL; those of this machine without it. [WALPROXY_TLS_CA]",
+    )
+    url = click.option(
+        "--url",
+        default=f"http://{DEFAULT_HTTP}",
+        envvar="WALPROXY_URL",
+        show_default=True,
+        help="Where the proxy's HTTP door is. [WALPROXY_URL]",
+    )
+    return url(tls_ca(command))
+
+
+def client_tls(tls_ca: Path | None) -> ssl.SSLContext | None:
+    """Return what an https URL is read with; None: the CAs of this machine.
+
+    Raises:
+        ConfigurationError: the file cannot be used.
+    """
+    return ClientTls(tls_ca).context if tls_ca is not None else None

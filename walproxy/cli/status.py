@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.tls import ClientTls, describe_failure
-from walproxy.config import DEFAULT_HTTP
+from safekeeper.tls import describe_failure
+from walproxy.cli.parameters import client_tls, proxy_options
 
 _TIMEOUT_S = 5.0
 _INTERVAL_S_MIN = 0.1
@@ -41,20 +41,7 @@ class NoAnswer(WalproxyError):
 
 
 @click.command()
-@click.option(
-    "--url",
-    default=f"http://{DEFAULT_HTTP}",
-    envvar="WALPROXY_URL",
-    show_default=True,
-    help="Where the proxy's HTTP door is. [WALPROXY_URL]",
-)
-@click.option(
-    "--tls-ca",
-    envvar="WALPROXY_TLS_CA",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="CAs, one of which must vouch for an https URL; those of this machine without it. [WALPROXY_TLS_CA]",
-)
+@proxy_options
 @click.option("--json", "as_json", is_flag=True, help="Print what the proxy says, as JSON.")
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
 @click.option(
@@ -74,7 +61,7 @@ def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: 
       walproxy status --json | jq .commit_lsn
       walproxy status --url https://10.0.0.9:7667 --tls-ca ca.pem
     """
-    tls = ClientTls(tls_ca).context if tls_ca is not None else None
+    tls = client_tls(tls_ca)
     if watch:
         try:
             _watch(url, tls, interval, as_json)

@@ -1,6 +1,8 @@
 """`walproxy pipeline waldump`: records of the log as text, as JSON, or summed up."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -16,6 +18,27 @@ def _relation(value: str) -> tuple[int, int, int]:
         raise ValueError("write tablespace/database/file by their numbers, for example 1663/5/16384")
     tablespace, database, file = map(int, words)
     return tablespace, database, file
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is printed, and how: the options of the command, by the names of its parameters."""
+
+    start: Lsn | None
+    end: Lsn | None
+    timeline: int | None
+    rmgr: tuple[str, ...]
+    xid: int | None
+    relation: tuple[int, int, int] | None
+    block: int | None
+    fork: str | None
+    fullpage: bool
+    limit: int | None
+    stats: str | None
+    follow: bool
+    as_json: bool
+    allow_gaps: bool
+    archive_options: Mapping[str, str]
 
 
 class _Waldump(click.Command):
@@ -57,24 +80,7 @@ class _Waldump(click.Command):
     type=KEY_VALUES,
     help="Settings of the archive's store, as obstore calls them, e.g. endpoint and region.",
 )
-def waldump(
-    path: str,
-    start: Lsn | None,
-    end: Lsn | None,
-    timeline: int | None,
-    rmgr: tuple[str, ...],
-    xid: int | None,
-    relation: tuple[int, int, int] | None,
-    block: int | None,
-    fork: str | None,
-    fullpage: bool,
-    limit: int | None,
-    stats: str | None,
-    follow: bool,
-    as_json: bool,
-    allow_gaps: bool,
-    archive_options: Mapping[str, str],
-) -> None:
+def waldump(path: str, **options: Any) -> None:
     """Show records of the WAL, as pg_waldump does, from an archive, from safekeepers, or from a folder of segments.
 
     PATH is s3://, gs:// or az:// and what follows, a folder, a segment in one, or safekeeper://HOST:PORT,HOST:PORT. All
@@ -89,31 +95,16 @@ def waldump(
     """
     from walproxy.cli.pipeline_work.waldump import print_records, rmgr_names
 
-    if "list" in rmgr:
+    wanted = Wanted(**options)
+    if "list" in wanted.rmgr:
         click.echo("\n".join(rmgr_names()))
         return
-    if block is not None and relation is None:
+    if wanted.block is not None and wanted.relation is None:
         raise click.UsageError("--block needs --relation")
-    if follow and stats:
+    if wanted.follow and wanted.stats:
         raise click.UsageError("--follow and --stats exclude each other")
-    if start is not None and end is not None and start >= end:
-        raise click.UsageError(f"nothing lies between --start {format_lsn(start)} and --end {format_lsn(end)}")
+    if wanted.start is not None and wanted.end is not None and wanted.start >= wanted.end:
+        start, end = format_lsn(wanted.start), format_lsn(wanted.end)
+        raise click.UsageError(f"nothing lies between --start {start} and --end {end}")
     logs.configure(lambda: "walproxy pipeline waldump", "warning")
-    print_records(
-        path,
-        start=start,
-        end=end,
-        timeline=timeline,
-        rmgr=rmgr,
-        xid=xid,
-        relation=relation,
-        block=block,
-        fork=FORKS.index(fork) if fork is not None else None,
-        fullpage=fullpage,
-        limit=limit,
-        stats=stats,
-        follow=follow,
-        as_json=as_json,
-        allow_gaps=allow_gaps,
-        archive_options=archive_options,
-    )
+    print_records(path, wanted)

@@ -1,7 +1,7 @@
 """`walproxy pipeline waldump`: the records that are selected, printed one way or another."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from safekeeper.lsn import (
     format_lsn,
     parse_segment_name,
 )
+from walproxy.cli.pipeline_commands.waldump import Wanted
 from walproxy.pipeline.input.wal_input import open_input
 from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
 from walproxy.pipeline.jobs.waldump_selection import (
@@ -28,6 +29,7 @@ from walproxy.pipeline.jobs.waldump_selection import (
     stats_table,
 )
 from walproxy.pipeline.jobs.waldump_text import format_records
+from walproxy.pipeline.pages.relation import FORKS
 from walproxy.recovery.sources import SourceCorrupt
 
 __all__ = ["print_records", "rmgr_names"]
@@ -35,53 +37,35 @@ __all__ = ["print_records", "rmgr_names"]
 _Result = TypeVar("_Result")
 
 
-def print_records(
-    path: str,
-    *,
-    start: Lsn | None,
-    end: Lsn | None,
-    timeline: int | None,
-    rmgr: tuple[str, ...],
-    xid: int | None,
-    relation: tuple[int, int, int] | None,
-    block: int | None,
-    fork: int | None,
-    fullpage: bool,
-    limit: int | None,
-    stats: str | None,
-    follow: bool,
-    as_json: bool,
-    allow_gaps: bool,
-    archive_options: Mapping[str, str],
-) -> None:
-    """Print the records of the WAL at `path`; what each argument selects, the option of its name says."""
-    end_must_be_there = end is not None
+def print_records(path: str, wanted: Wanted) -> None:
+    """Print the wanted records of the WAL at `path`."""
+    timeline, start, end = wanted.timeline, wanted.start, wanted.end
     if Path(path).is_file():
         path, timeline, start, end = _segment(Path(path), timeline, start, end)
     selection = Selection(
         begin_lsn=start or 0,
         end_lsn=LSN_MAX if end is None else end,
-        rmids=frozenset(map(rmid_of, rmgr)) if rmgr else None,
-        xid=xid,
-        relation=Relation(*relation) if relation is not None else None,
-        fork=fork,
-        block=block,
-        full_page=fullpage,
+        rmids=frozenset(map(rmid_of, wanted.rmgr)) if wanted.rmgr else None,
+        xid=wanted.xid,
+        relation=Relation(*wanted.relation) if wanted.relation is not None else None,
+        fork=FORKS.index(wanted.fork) if wanted.fork is not None else None,
+        block=wanted.block,
+        full_page=wanted.fullpage,
     )
-    wal = open_input(path, archive_options)
     scan = Scan(
-        wal,
+        open_input(path, wanted.archive_options),
         selection,
         tli=timeline,
-        limit=limit,
-        allow_gaps=allow_gaps,
-        follow=follow,
-        end_must_be_there=end_must_be_there,
+        limit=wanted.limit,
+        allow_gaps=wanted.allow_gaps,
+        follow=wanted.follow,
+        end_must_be_there=wanted.end is not None,
     )
-    if stats:
-        _print_stats(scan, by_operation=stats == "record", as_json=as_json)
+    if wanted.stats:
+        _print_stats(scan, by_operation=wanted.stats == "record", as_json=wanted.as_json)
         return
-    for done in _with_progress(scan, scan.run(format_as_json if as_json else format_records), sys.stdout.isatty()):
+    formatted = scan.run(format_as_json if wanted.as_json else format_records)
+    for done in _with_progress(scan, formatted, sys.stdout.isatty()):
         sys.stdout.buffer.write(done.result)
         sys.stdout.buffer.flush()
 
