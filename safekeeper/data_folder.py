@@ -2,7 +2,8 @@
 
     DIR/control        what must never be forgotten (safekeeper/control_file.py)
     DIR/wal/           segment files (safekeeper/wal/)
-    DIR/wal.<cluster>/ what a rebootstrap moved out of the way, for the operator to look at and to delete
+    DIR/wal.<cluster>/ what a rebootstrap moved out of the way, for an undo of it, or for the operator to delete
+    DIR/wal.undone-<cluster>/ what was written between a rebootstrap and its undo, for the operator to delete
 
 `DataFolder.open` is where a folder that can no longer be a member is found out (S8), before anybody is spoken to.
 `perform` carries out the acceptor's slow effects. It blocks, so a running node calls it in the disk's thread; it uses
@@ -24,9 +25,11 @@ from safekeeper.consensus.effects import (
     FindRecords,
     FindTimedRecord,
     FlushWal,
+    InspectSetAside,
     Persist,
     ReadWal,
     ResetWal,
+    RestoreWal,
     SetWalAside,
     TrimWal,
     TruncateWal,
@@ -48,6 +51,7 @@ from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.filesystem import FileSystem, Space, sync_names
 from safekeeper.wal.reading import WalReader
 from safekeeper.wal.record_search import RecordEndSearch, find_records
+from safekeeper.wal.recovery import end_of_chain, inspect
 from safekeeper.wal.storage import WalStorage
 from safekeeper.wal.timed_records import find_timed_record
 
@@ -64,7 +68,7 @@ def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_direc
     Args:
         begin_lsn, flush_lsn: where the WAL begins and ends that was found, 0 if none was.
     """
-    if control.set_aside or control.base_lsn is not None or not control.wal_begin_lsn:
+    if control.is_log_pending or not control.wal_begin_lsn:
         return None  # A new beginning is pending, or nothing was ever written.
     needed_lsn = max(control.wal_begin_lsn, control.commit_lsn, control.truncate_to or 0)
     if flush_lsn < needed_lsn:
@@ -174,6 +178,11 @@ class DataFolder:
             case SetWalAside(label):
                 self._record_end_search = None
                 self._set_wal_aside(label)
+            case InspectSetAside(label, control):
+                return self._inspect_set_aside(label, control)
+            case RestoreWal(label):
+                self._record_end_search = None
+                return self._restore_wal(label)
             case WriteWal(begin_lsn, payload):
                 self.opened_storage().append(begin_lsn, payload)
             case FlushWal():
@@ -267,11 +276,9 @@ class DataFolder:
                 f"{self.directory} belongs to safekeeper {control.safekeeper_id}, not {safekeeper_id}: "
                 "correct --id or --data-dir"
             )
-        if control.segment_size and not control.set_aside:
+        if control.segment_size and not control.set_aside and not control.restore_from:
             self._open_storage(control)
-            lost = missing_wal(control, self.begin_lsn, self.flush_lsn, self._wal_directory)
-            if lost is not None:
-                raise DiskLost(lost)
+            self._check_wal(control)
         # What the page cache shows may not be on the disk, after an fsync that failed: written anew, it is (S12).
         self._control_file.store(control)
         self.control = control
@@ -288,6 +295,11 @@ class DataFolder:
         )
         return self.storage
 
+    def _check_wal(self, control: ControlState) -> None:
+        lost = missing_wal(control, self.begin_lsn, self.flush_lsn, self._wal_directory)
+        if lost is not None:
+            raise DiskLost(lost)
+
     def _storage_for_reset(self, tli: int) -> WalStorage:
         if self.storage is not None and self._segment_size == self.control.segment_size:
             return self.storage
@@ -301,17 +313,47 @@ class DataFolder:
         if self.storage is not None:
             self.storage.close()
             self.storage = None
-        names = self._fs.listdir(self._wal_directory)
+        self._move_files(self._wal_directory, self._folder_aside(label))
+
+    def _inspect_set_aside(self, label: str, control: ControlState) -> str:
+        """Return what is lost of the WAL that was set aside, empty if nothing is."""
+        directory = self._folder_aside(label)
+        if not control.segment_size:
+            return ""
+        segments, problems = inspect(self._fs, directory, control.segment_size, control.wal_begin_lsn)
+        begin_lsn = segments[0].begin_lsn if segments else 0
+        lost = missing_wal(control, begin_lsn, end_of_chain(segments, control.segment_size), directory)
+        if lost is None and not problems:
+            return ""
+        return f"the WAL that the rebootstrap set aside is not whole: {'; '.join(filter(None, [lost, *problems]))}"
+
+    def _restore_wal(self, label: str) -> Lsn:
+        """Move back what was set aside, and open it. Whatever was moved before a crash stays moved."""
+        if self.storage is not None:
+            self.storage.close()
+            self.storage = None
+        self._fs.make_directory(self._wal_directory)
+        self._move_files(self._folder_aside(label), self._wal_directory)
+        if not self.control.segment_size:
+            return 0
+        storage = self._open_storage(self.control)
+        self._check_wal(msgspec.structs.replace(self.control, restore_from=""))
+        return storage.flush_lsn
+
+    def _folder_aside(self, label: str) -> Path:
+        return self.directory / f"{WAL_FOLDER}.{label}"
+
+    def _move_files(self, source: Path, target: Path) -> None:
+        names = self._fs.listdir(source)
         if not names:
             return
-        target = self.directory / f"{WAL_FOLDER}.{label}"
         self._fs.make_directory(target)
-        with self._fs.hold_directory(target), self._fs.hold_directory(self._wal_directory):
+        with self._fs.hold_directory(target), self._fs.hold_directory(source):
             try:
                 # From the top down: what is left behind by a crash is a log without a gap.
                 for name in sorted(names, reverse=True):
-                    self._fs.rename(self._wal_directory / name, target / name)
+                    self._fs.rename(source / name, target / name)
             except StorageFull as full:
                 raise StorageFailed(str(full)) from full
             sync_names(self._fs, target)
-            sync_names(self._fs, self._wal_directory)
+            sync_names(self._fs, source)

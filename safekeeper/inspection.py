@@ -12,7 +12,7 @@ from safekeeper.data_folder import WAL_FOLDER, missing_wal
 from safekeeper.errors import ConfigurationError, StorageFailed
 from safekeeper.lsn import Lsn, format_lsn
 from safekeeper.wal.filesystem import FileSystem
-from safekeeper.wal.recovery import SegmentFacts, inspect
+from safekeeper.wal.recovery import SegmentFacts, end_of_chain, inspect
 
 
 class Inspection(NamedTuple):
@@ -54,27 +54,13 @@ def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
     segments, problems = inspect(fs, wal_directory, control.segment_size, control.wal_begin_lsn)
     notes = problems + [f"{segment.name} {problem}" for segment in segments for problem in segment.problems]
     flush_lsn = end_of_chain(segments, control.segment_size)
-    if control.set_aside or control.base_lsn is not None:
+    if control.is_log_pending:
         notes.append("a new beginning of the log is under way: the next start finishes it")
     elif control.truncate_to is not None:
         notes.append(f"a cut at {format_lsn(control.truncate_to)} is under way: the next start finishes it")
     begin_lsn = segments[0].begin_lsn if segments else 0
     lost = missing_wal(control, begin_lsn, flush_lsn, wal_directory) or ""
     return Inspection(control, segments, flush_lsn, lost, notes)
-
-
-def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:
-    """Return where the unbroken chain of valid WAL ends, 0 if there is none."""
-    end_lsn = 0
-    for segment in segments:
-        if end_lsn and (segment.begin_lsn != end_lsn or segment.valid_end_lsn == segment.begin_lsn):
-            break
-        if segment.valid_end_lsn is None:
-            break
-        end_lsn = segment.valid_end_lsn
-        if end_lsn != segment.begin_lsn + segment_size:
-            break
-    return end_lsn
 
 
 def as_json(inspection: Inspection) -> dict[str, Any]:
@@ -123,6 +109,9 @@ def control_rows(control: ControlState) -> list[tuple[str, str]]:
         (name, format_lsn(getattr(control, name)))
         for name in ("wal_begin_lsn", "commit_lsn", "truncate_lsn", "archived_lsn")
     ]
+    if control.replaced is not None:
+        kept = f"cluster {control.replaced.cluster_id}, its WAL is in {WAL_FOLDER}.{control.replaced_wal}"
+        rows.append(("replaced by a rebootstrap", kept))
     return rows
 
 

@@ -13,6 +13,7 @@ the middle is repaired by doing it again.
 
 import asyncio
 import secrets
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,6 +110,11 @@ class Survey:
                     f"term {greeting.last_term}, WAL [{format_lsn(greeting.wal_begin_lsn)}, "
                     f"{format_lsn(greeting.flush_lsn)}), committed up to at least {format_lsn(greeting.commit_lsn)}"
                 )
+            if greeting.replaced is not None:
+                lines.append(
+                    f"safekeeper {safekeeper_id}: keeps cluster {greeting.replaced.cluster_id[:8]}, which a "
+                    "rebootstrap has replaced (walproxy rebootstrap --undo)"
+                )
         return [*lines, *self.losses()]
 
     def losses(self) -> list[str]:
@@ -180,7 +186,7 @@ async def survey(config: ProxyConfig) -> Survey:
     """
     _require_one_host(config.primary)
     primary = await _look_at_primary(config)
-    talks = await _greet_all(config)
+    talks = await greet_all(config)
     try:
         given_up = {i: await _given_up(talk, primary) for i, talk in talks.items()}
     finally:
@@ -193,7 +199,7 @@ async def survey(config: ProxyConfig) -> Survey:
     )
 
 
-async def _given_up(talk: "_Talk", primary: PrimaryFacts) -> GivenUp | None:
+async def _given_up(talk: "Talk", primary: PrimaryFacts) -> GivenUp | None:
     """Return which WAL of a safekeeper the primary does not have, None if it has all complete records."""
     greeting = talk.greeting
     begin_lsn, end_lsn = greeting.wal_begin_lsn, greeting.flush_lsn
@@ -268,48 +274,78 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
     Raises:
         WalproxyError: a safekeeper is gone, or has changed since the survey; do it again.
     """
-    cluster_id = before.cluster_id
-    talks = await _greet_all(config)
-    try:
-        changed = [i for i, talk in talks.items() if talk.greeting.incarnation != before.greetings[i].incarnation]
-        if changed:
-            raise WalproxyError(f"safekeeper {changed[0]} has another data folder than a moment ago: run it again")
-        changed = [i for i, talk in talks.items() if _held(talk.greeting) != _held(before.greetings[i])]
-        if changed:
-            raise WalproxyError(f"safekeeper {changed[0]} holds other WAL than a moment ago: run it again")
-        generations = [t.greeting.membership.generation for t in talks.values() if t.greeting.membership is not None]
+
+    def bootstrap(greetings: dict[int, AcceptorGreeting]) -> Bootstrap:
         addresses = dict(config.safekeepers)
-        members = tuple(Member(i, t.greeting.incarnation, str(addresses[i])) for i, t in sorted(talks.items()))
-        bootstrap = Bootstrap(
-            cluster_id,
+        members = tuple(Member(i, g.incarnation, str(addresses[i])) for i, g in sorted(greetings.items()))
+        return Bootstrap(
+            before.cluster_id,
             before.primary.system_id,
             before.primary.segment_size,
             before.primary.server_version,
-            Membership(max(generations, default=0) + 1, members),
+            Membership(next_generation(greetings), members),
             replace=True,
         )
-        for talk in talks.values():
+
+    await tell_all(config, before.greetings, bootstrap)
+    return before.cluster_id
+
+
+def next_generation(greetings: dict[int, AcceptorGreeting]) -> int:
+    """Return a generation above that of every membership."""
+    return 1 + max((g.membership.generation for g in greetings.values() if g.membership is not None), default=0)
+
+
+async def tell_all(
+    config: ProxyConfig,
+    surveyed: dict[int, AcceptorGreeting],
+    bootstrap_of: Callable[[dict[int, AcceptorGreeting]], Bootstrap],
+    only: Collection[int] = (),
+) -> None:
+    """Send all safekeepers, or those in `only`, the bootstrap that is made of their greetings; return when all have it.
+
+    Raises:
+        WalproxyError: a safekeeper is gone, or has changed since it was surveyed, or refuses; do it again.
+    """
+    talks = await greet_all(config)
+    try:
+        changed = [i for i, talk in talks.items() if talk.greeting.incarnation != surveyed[i].incarnation]
+        if changed:
+            raise WalproxyError(f"safekeeper {changed[0]} has another data folder than a moment ago: run it again")
+        changed = [i for i, talk in talks.items() if _held(talk.greeting) != _held(surveyed[i])]
+        if changed:
+            raise WalproxyError(f"safekeeper {changed[0]} holds other WAL than a moment ago: run it again")
+        bootstrap = bootstrap_of({i: talk.greeting for i, talk in talks.items()})
+        for i, talk in talks.items():
+            if only and i not in only:
+                continue
             try:
                 await talk.ask(bootstrap, Bootstrapped)
             except WalproxyError as error:
-                raise WalproxyError(f"{error}; some safekeepers may have begun the new cluster: run it again") from None
+                raise WalproxyError(
+                    f"{error}; some safekeepers may have begun cluster {bootstrap.cluster_id[:8]}: run it again"
+                ) from None
     finally:
         for talk in talks.values():
             await talk.close()
-    return cluster_id
 
 
 def _held(greeting: AcceptorGreeting) -> tuple[str, int, Lsn]:
     return greeting.cluster_id, greeting.system_id, greeting.flush_lsn
 
 
-async def _greet_all(config: ProxyConfig) -> dict[int, "_Talk"]:
-    talks: dict[int, _Talk] = {}
+async def greet_all(config: ProxyConfig) -> dict[int, "Talk"]:
+    """Return a conversation with every safekeeper, greeted.
+
+    Raises:
+        WalproxyError: one does not answer, or refuses, or a proxy serves on it.
+    """
+    talks: dict[int, Talk] = {}
     credentials = read_credentials(config)
     run = secrets.token_hex(16)
     try:
         for safekeeper_id, address in config.safekeepers:
-            talks[safekeeper_id] = talk = _Talk(safekeeper_id, address, credentials)
+            talks[safekeeper_id] = talk = Talk(safekeeper_id, address, credentials)
             await talk.connect()
             talk.greeting = await talk.ask(
                 ProposerGreeting(PROTOCOL_VERSION, run, safekeeper_id, None, None), AcceptorGreeting
@@ -326,8 +362,8 @@ async def _greet_all(config: ProxyConfig) -> dict[int, "_Talk"]:
     return talks
 
 
-class _Talk:
-    """A short conversation with one safekeeper: a question, an answer."""
+class Talk:
+    """A short conversation with one safekeeper: a question, an answer. `greeting` is the first one."""
 
     greeting: AcceptorGreeting
 
@@ -345,6 +381,11 @@ class _Talk:
         )
 
     async def connect(self) -> None:
+        """Connect.
+
+        Raises:
+            ConfigurationError: nobody answers there, or somebody who is no safekeeper of ours.
+        """
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._connection.connect(self._address, self._credentials.tls)
@@ -358,6 +399,11 @@ class _Talk:
             ) from None
 
     async def ask(self, question: ProposerMessage, expected: type[_Answer]) -> _Answer:
+        """Ask, and return the answer.
+
+        Raises:
+            WalproxyError: there is none in time, or another than `expected`, a refusal for one.
+        """
         connection = self._connection
         if connection.is_open:
             connection.writelines(encode(question))
@@ -393,5 +439,6 @@ class _Talk:
         return int(tli)
 
     async def close(self) -> None:
+        """End the conversation."""
         self._connection.abort("the rebootstrap is done with it")
         await self._connection.closed

@@ -49,6 +49,7 @@ from safekeeper.consensus.messages import (
     ReadResponse,
     Refusal,
     RefusalCode,
+    Replaced,
     Standby,
     StandbyFeedback,
     TailRequest,
@@ -121,6 +122,9 @@ class Acceptor(AcceptorLog):
             InvariantViolation: stop the process.
         """
         try:
+            if self.control.restore_from:
+                # What is said of a log must not be said before it is back.
+                yield from self.start()
             if isinstance(message, ProposerGreeting):
                 yield from self._greeting(connection, message)
             elif connection not in self._greeted:
@@ -245,18 +249,19 @@ class Acceptor(AcceptorLog):
                 flush_lsn=self.flush_lsn,
                 commit_lsn=self.commit_lsn,
                 truncate_lsn=self.truncate_lsn,
+                replaced=_told_of(control.replaced),
             ),
         )
 
     def _bootstrap(self, connection: int, message: Bootstrap, now: float) -> Effects:
         control = self.control
-        if not message.membership.is_voter(control.safekeeper_id, control.incarnation):
+        if not message.undo and not message.membership.is_voter(control.safekeeper_id, control.incarnation):
             reason = f"the bootstrap does not name incarnation {control.incarnation[:8]} of this data folder"
             yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
             return
         same = control.cluster_id == message.cluster_id and message.membership.is_same(control.membership)
-        if message.replace and not same:
-            yield from self._rebootstrap(connection, message)
+        if (message.replace or message.undo) and not same:
+            yield from self._replace_cluster(connection, message)
         elif same:
             # A crash in the middle of a bootstrap is repaired by repeating it.
             yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
@@ -270,17 +275,30 @@ class Acceptor(AcceptorLog):
             yield from self._persist(**cluster_fields(message))
             yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
 
-    def _rebootstrap(self, connection: int, message: Bootstrap) -> Effects:
+    def _replace_cluster(self, connection: int, message: Bootstrap) -> Effects:
+        """Carry out a rebootstrap, or the undo of one."""
         control = self.control
         if control.membership is not None and message.membership.generation <= control.membership.generation:
             reason = (
                 f"generation {message.membership.generation} is not above {control.membership.generation}, "
-                "which is here: run the rebootstrap again"
+                "which is here: run the command again"
             )
             yield from self._refuse(connection, RefusalCode.GENERATION, reason)
             return
+        yield from self._finish_adoption()
+        # A safekeeper that the rebootstrap has not reached has nothing to bring back.
+        brings_back = message.undo and message.cluster_id != control.cluster_id
+        refusal = (yield from self._refusal_of_undo(message)) if brings_back else None
+        if refusal is not None:
+            yield from self._refuse(connection, *refusal)
+            return
         self._forget_leader()
-        yield from self._set_aside(message)
+        if brings_back:
+            yield from self._bring_back(message)
+        elif message.undo:
+            yield from self._persist(membership=message.membership)
+        else:
+            yield from self._set_aside(message)
         yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
 
     # ------------------------------------------------------------------ elections
@@ -538,3 +556,18 @@ class Acceptor(AcceptorLog):
         here = membership.generation if membership is not None else 0
         reason = f"membership generation {generation} is not the one here, {here}"
         yield from self._refuse(connection, RefusalCode.GENERATION, reason, close=True)
+
+
+def _told_of(replaced: ControlState | None) -> Replaced | None:
+    """Return what a greeting says of the cluster that a rebootstrap has replaced."""
+    if replaced is None or replaced.membership is None:
+        return None
+    return Replaced(
+        replaced.cluster_id,
+        replaced.system_id,
+        replaced.segment_size,
+        replaced.server_version,
+        replaced.membership,
+        replaced.wal_begin_lsn,
+        replaced.commit_lsn,
+    )

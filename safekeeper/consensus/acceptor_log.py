@@ -20,8 +20,10 @@ from safekeeper.consensus.effects import (
     FindRecords,
     FindTimedRecord,
     FlushWal,
+    InspectSetAside,
     Persist,
     ResetWal,
+    RestoreWal,
     SetWalAside,
     TrimWal,
     TruncateWal,
@@ -63,7 +65,7 @@ class AcceptorLog:
         """
         self.control = control
         # WAL that is being dropped is not claimed any more.
-        self.write_lsn = self.flush_lsn = 0 if control.set_aside or control.base_lsn is not None else flush_lsn
+        self.write_lsn = self.flush_lsn = 0 if control.is_log_pending else flush_lsn
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
         self.archived_lsn = control.archived_lsn
@@ -79,7 +81,7 @@ class AcceptorLog:
         self._open_fork_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
 
     def start(self) -> Effects:
-        """Finish what a crash interrupted: a cut, a new beginning, a setting aside.
+        """Finish what a crash interrupted: a cut, a new beginning, a setting aside or its undoing.
 
         May raise `StorageFull`: what is unfinished is then not claimed, and finished before the next adoption.
         """
@@ -108,7 +110,7 @@ class AcceptorLog:
         Where the WAL begins is on disk before a byte of it goes: what is missing above that was lost (S8).
         """
         control = self.control
-        is_whole = control.base_lsn is None and control.truncate_to is None and not control.set_aside
+        is_whole = control.truncate_to is None and not control.is_log_pending
         if not self.flush_lsn or not is_whole:
             return False
         begin_lsn = control.wal_begin_lsn
@@ -279,6 +281,11 @@ class AcceptorLog:
     def _set_aside(self, message: Bootstrap) -> Effects:
         """Make room for another cluster's log; what is here is kept for the operator under another name."""
         self._timed_lsn = self._timed_below_lsn = 0
+        control = self.control
+        replaced, replaced_wal = control.replaced, control.replaced_wal
+        if control.cluster_id and (control.history or replaced is None):
+            # A rebootstrap that is repeated replaces what the first one did, not the empty log that this one has begun.
+            replaced, replaced_wal = self._kept_state(), message.cluster_id
         # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
         yield from self._persist(
             **cluster_fields(message),
@@ -289,6 +296,8 @@ class AcceptorLog:
             base_lsn=None,
             wal_begin_lsn=0,
             set_aside=True,
+            replaced=replaced,
+            replaced_wal=replaced_wal,
             commit_lsn=0,
             truncate_lsn=0,
             archived_lsn=0,
@@ -296,13 +305,72 @@ class AcceptorLog:
         )
         yield from self._finish_adoption()
 
+    def _kept_state(self) -> ControlState:
+        """Return the state as an undo is to find it. What else there is, of the archive, is asked for again."""
+        return msgspec.structs.replace(
+            self.control,
+            replaced=None,
+            replaced_wal="",
+            commit_lsn=self.commit_lsn,
+            truncate_lsn=0,
+            archived_lsn=0,
+            archive_id="",
+        )
+
+    def _refusal_of_undo(self, message: Bootstrap) -> EffectsThen[Reason | None]:
+        """Return why the cluster that a rebootstrap replaced cannot be brought back, None if it can.
+
+        A log that the new cluster has written to is acknowledged, perhaps. And a member of the old cluster whose log is
+        not here must not become one again: it has acknowledged WAL that it would lack (S8).
+        """
+        control, replaced = self.control, self.control.replaced
+        if control.history and not message.discard:
+            return RefusalCode.NOT_EMPTY, (
+                f"WAL [{format_lsn(control.wal_begin_lsn)}, {format_lsn(self.flush_lsn)}) of cluster "
+                f"{control.cluster_id[:8]} was written since the rebootstrap: an undo would give it up"
+            )
+        if replaced is not None and replaced.cluster_id == message.cluster_id:
+            lost = yield InspectSetAside(control.replaced_wal, replaced)
+            return (RefusalCode.RANGE, lost) if lost else None
+        if message.membership.is_voter(control.safekeeper_id, control.incarnation):
+            return RefusalCode.NOT_A_MEMBER, (
+                f"nothing of cluster {message.cluster_id[:8]} is kept here, and this data folder is a member of it: "
+                "wipe it, to let it join as a learner"
+            )
+        return None
+
+    def _bring_back(self, message: Bootstrap) -> Effects:
+        """Undo a rebootstrap: the log of the cluster that it replaced is here again. What was promised stays so."""
+        control, replaced = self.control, self.control.replaced
+        if replaced is None or replaced.cluster_id != message.cluster_id:
+            # No member of that cluster: a learner, which begins without WAL.
+            yield from self._set_aside(message)
+            return
+        restored = msgspec.structs.replace(
+            replaced,
+            **cluster_fields(message),
+            promised=control.promised,
+            set_aside=True,
+            restore_from=control.replaced_wal,
+        )
+        self._timed_lsn = self._timed_below_lsn = 0
+        self._leader_commit_lsn = 0
+        self._next_tli_switch_lsn = LSN_MAX
+        yield from self._persist(**msgspec.structs.asdict(restored))
+        self._open_fork_lsn = restored.wal_begin_lsn
+        yield from self.start()
+
     def _finish_adoption(self) -> Effects:
         """Carry out what an adoption wrote down, then clear the note; all of it can be repeated after a crash."""
         control = self.control
         if control.set_aside:
             self.write_lsn = self.flush_lsn = 0
-            yield SetWalAside(control.cluster_id)
+            label = f"undone-{control.restore_from}" if control.restore_from else control.cluster_id
+            yield SetWalAside(label)
             yield from self._persist(set_aside=False)
+        if control.restore_from:
+            self.write_lsn = self.flush_lsn = yield RestoreWal(control.restore_from)
+            yield from self._persist(restore_from="")
         elif control.base_lsn is not None:
             # Nothing is claimed before all of it is done: there may be no room for the segment or the control file.
             self.write_lsn = self.flush_lsn = 0

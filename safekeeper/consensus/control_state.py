@@ -64,6 +64,9 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
         base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it starts here.
         wal_begin_lsn: the first byte that is kept, 0 if none: it must be there (S8), and what lies below may be gone.
         set_aside: the old WAL is being moved out of the way by a rebootstrap.
+        replaced: what was here before a rebootstrap, which an undo brings back; None if nothing was.
+        replaced_wal: under which name the WAL of `replaced` was moved out of the way, empty if there is none.
+        restore_from: the WAL under this name is being moved back by an undo.
         commit_lsn: below it every byte is on a quorum; may lag.
         truncate_lsn: below it every byte is on every member; may lag.
         archived_lsn: below it every byte is in the archive `archive_id`; may lag.
@@ -86,7 +89,15 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     base_lsn: Lsn | None = None
     wal_begin_lsn: Lsn = 0
     set_aside: bool = False
+    replaced: "ControlState | None" = None
+    replaced_wal: str = ""
+    restore_from: str = ""
     commit_lsn: Lsn = 0
     truncate_lsn: Lsn = 0
     archived_lsn: Lsn = 0
     archive_id: str = ""
+
+    @property
+    def is_log_pending(self) -> bool:
+        """Whether the log that this state speaks of is not in its place yet: what is found there says nothing of it."""
+        return self.set_aside or bool(self.restore_from) or self.base_lsn is not None

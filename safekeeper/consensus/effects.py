@@ -82,6 +82,21 @@ class SetWalAside:
 
 
 @dataclass(frozen=True, slots=True)
+class InspectSetAside:
+    """Return what is lost of the WAL of `control` that was set aside under `label`, empty if nothing is."""
+
+    label: str
+    control: ControlState
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreWal:
+    """Move the WAL that was set aside under `label` back, and return where it ends, 0 if there is none. Repeatable."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReadWal:
     """Return the bytes [begin_lsn, end_lsn)."""
 
@@ -139,6 +154,8 @@ Effect = (
     | ResetWal
     | TrimWal
     | SetWalAside
+    | InspectSetAside
+    | RestoreWal
     | ReadWal
     | DigestWal
     | FindRecords

@@ -64,8 +64,20 @@ class ProposerGreeting(msgspec.Struct, frozen=True, tag="proposer_greeting"):
     segment_size: int | None = None
 
 
+class Replaced(msgspec.Struct, frozen=True, array_like=True):
+    """The cluster that a rebootstrap has replaced on this safekeeper, and whose WAL it set aside."""
+
+    cluster_id: str
+    system_id: int
+    segment_size: int
+    server_version: int
+    membership: Membership
+    wal_begin_lsn: Lsn
+    commit_lsn: Lsn
+
+
 class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
-    """Who answers. Decides nothing but the number of the next term (step 1)."""
+    """Who answers. Decides nothing but the number of the next term (step 1); `replaced` is for the operator's undo."""
 
     protocol_version: int
     safekeeper_id: int
@@ -81,6 +93,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
     flush_lsn: Lsn
     commit_lsn: Lsn
     truncate_lsn: Lsn
+    replaced: Replaced | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -89,7 +102,13 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
 
 
 class Bootstrap(msgspec.Struct, frozen=True, tag="bootstrap"):
-    """Make this acceptor a member. With `replace`, even over what it holds: the operator's way out (rebootstrap)."""
+    """Make this acceptor a member of a cluster.
+
+    Attributes:
+        replace: even over what it holds: the operator's way out (rebootstrap).
+        undo: take a rebootstrap back: the cluster is the one that was replaced, and its log is brought back.
+        discard: undo it even if WAL was written since.
+    """
 
     cluster_id: str
     system_id: int
@@ -97,6 +116,8 @@ class Bootstrap(msgspec.Struct, frozen=True, tag="bootstrap"):
     server_version: int
     membership: Membership
     replace: bool = False
+    undo: bool = False
+    discard: bool = False
 
 
 class Bootstrapped(msgspec.Struct, frozen=True, tag="bootstrapped"):

@@ -318,8 +318,8 @@ def stuck_reason(peers: Peers) -> str:
 def later_cluster_reason(greeting: AcceptorGreeting, cluster: Cluster) -> str:
     """Return why a member belongs to a later cluster than this one, empty if it does not.
 
-    Generations are those of one cluster. A rebootstrap that has reached a member and no quorum ends nothing: it is no
-    news of this cluster's membership.
+    Generations are those of one cluster. A rebootstrap, or an undo, that has reached a member and no quorum ends
+    nothing: it is no news of this cluster's membership.
     """
     membership = greeting.membership
     if greeting.cluster_id in ("", cluster.id) or membership is None:
@@ -327,8 +327,9 @@ def later_cluster_reason(greeting: AcceptorGreeting, cluster: Cluster) -> str:
     if membership.generation <= cluster.membership.generation:
         return ""
     return (
-        f"a rebootstrap has begun with it (cluster {greeting.cluster_id[:8]}, generation {membership.generation}) and "
-        "has not come to its end: run walproxy rebootstrap again, or wipe its data folder to let it join this cluster"
+        f"a rebootstrap, or the undo of one, has begun with it (cluster {greeting.cluster_id[:8]}, generation "
+        f"{membership.generation}) and has not come to its end: run that command again, or wipe its data folder to let "
+        "it join this cluster"
     )
 
 

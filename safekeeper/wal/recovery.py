@@ -176,6 +176,20 @@ def inspect(
     return facts, problems
 
 
+def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:
+    """Return where the unbroken chain of valid WAL ends, 0 if there is none."""
+    end_lsn = 0
+    for segment in segments:
+        if end_lsn and (segment.begin_lsn != end_lsn or segment.valid_end_lsn == segment.begin_lsn):
+            break
+        if segment.valid_end_lsn is None:
+            break
+        end_lsn = segment.valid_end_lsn
+        if end_lsn != segment.begin_lsn + segment_size:
+            break
+    return end_lsn
+
+
 def _walk(fs: FileSystem, directory: Path, found: Sequence[NamedSegment], segment_size: int) -> tuple[int, Slot]:
     """Return the index of the last segment of the log and the slot that says where it ends."""
     last, slot = 0, _slot_of(fs, directory, found[0], segment_size)

@@ -1,5 +1,6 @@
 """Safekeepers that do not count, bootstraps that break off, and the way out when most disks are lost."""
 
+import re
 import shutil
 import subprocess
 import threading
@@ -241,6 +242,49 @@ def test_empty_folders_everywhere_are_no_first_start_of_a_primary_that_had_a_clu
 
 
 @NEWEST
+def test_a_rebootstrap_is_undone_and_nothing_is_lost(new_stand: NewStand) -> None:
+    stand = new_stand().serve()
+    stand.commit(1)
+    held = stand.flush_lsn_of(1)
+    assert stand.proxies[0].stop() == 0
+    answer = rebootstrap(stand, "--undo", "--yes")
+    assert answer.returncode == EXIT_CONFIGURATION and "nothing can be undone" in only_line(answer.stderr)
+
+    answer = rebootstrap(stand, "--yes")
+    assert answer.returncode == 0 and "walproxy rebootstrap --undo" in answer.stdout
+    assert stand.flush_lsn_of(1) == 0
+    # Broken off in the middle, and repeated.
+    with Relay(port_of(stand, 3)) as relay:
+        relay.cut_at = Bootstrap
+        answer = rebootstrap(stand, "--undo", "--yes", safekeepers=members(stand, s3=relay.port))
+        assert answer.returncode == EXIT_UNEXPECTED and "again" in only_line(answer.stderr)
+    answer = rebootstrap(stand, "--undo", "--yes")
+    assert answer.returncode == 0, answer.stderr
+    assert [stand.flush_lsn_of(i) >= held for i in (1, 2, 3)] == [True] * 3
+    stand.proxies[0] = stand.proxy_for("undone")
+    stand.wait_for_state("streaming")
+    stand.commit(2)
+
+    # A cluster that has written since is given up only if that is typed out. This primary has its commits all the same.
+    assert stand.proxies[0].stop() == 0
+    assert rebootstrap(stand, "--yes").returncode == 0
+    stand.proxies[0] = stand.proxy_for("new-cluster")
+    stand.wait_for_state("streaming")
+    stand.commit(3)
+    assert stand.proxies[0].stop() == 0
+    answer = rebootstrap(stand, "--undo", "--yes")
+    assert answer.returncode == EXIT_CONFIGURATION
+    advised = re.search(r"--discard-wal-above (\S+)$", only_line(answer.stderr))
+    assert advised is not None
+    answer = rebootstrap(stand, "--undo", "--yes", "--discard-wal-above", advised[1])
+    assert answer.returncode == 0 and "LOSS: safekeeper 1 holds" in answer.stdout, answer.stderr
+    stand.proxies[0] = stand.proxy_for("undone-again")
+    stand.wait_for_state("streaming")
+    stand.commit(4)
+    stand.verify()
+
+
+@NEWEST
 def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_ordered(new_stand: NewStand) -> None:
     stand = new_stand().serve()
     stand.commit(1)
@@ -282,6 +326,10 @@ def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_
     # Twice does no harm.
     answer = rebootstrap(stand, "--yes")
     assert answer.returncode == 0, answer.stderr
+    # There is no way back: one disk of three has the old cluster's WAL.
+    answer = rebootstrap(stand, "--yes", "--undo")
+    assert answer.returncode == EXIT_CONFIGURATION
+    assert "the rebootstrap cannot be undone" in only_line(answer.stderr)
 
     stand.proxies[0] = stand.proxy_for("new-cluster")
     stand.wait_for_state("streaming")

@@ -355,4 +355,18 @@ BUGS: dict[str, Bug] = {
         _everywhere("voters_of", dropped.voters_of_any_cluster) + _acceptor(dropped.JoinsUnwiped),
         scenario="q_an_old_member_after_a_rebootstrap",
     ),
+    "undo_over_acknowledged_wal": Bug(
+        "step 0",
+        "a rebootstrap is not undone once WAL was written since",
+        "balanced",
+        _acceptor(dropped.UndoesOverWal),
+        scenario="an_undo_is_half_done",
+    ),
+    "undone_without_its_log": Bug(
+        "S8",
+        "an undo makes nobody a member again whose log is not there",
+        "balanced",
+        _acceptor(dropped.ComesBackWithoutItsLog),
+        scenario="an_undo_finds_no_log",
+    ),
 }

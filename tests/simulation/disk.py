@@ -41,6 +41,7 @@ class ModelDisk:
         wal: every byte that was written, from begin_lsn on.
         durable_lsn: below it a crash takes nothing.
         full: whether there is no room for anything new.
+        aside: what rebootstraps have moved out of the way, by label: first byte, bytes, end of what is durable.
     """
 
     is_real = False
@@ -56,6 +57,7 @@ class ModelDisk:
         self.begin_lsn: Lsn = 0
         self.wal = bytearray()
         self.durable_lsn: Lsn = 0
+        self.aside: dict[str, tuple[Lsn, bytearray, Lsn]] = {}
 
     def copy(self) -> "DiskCopy":
         """Take a snapshot of what is durable."""
@@ -126,9 +128,26 @@ class ModelDisk:
             del self.wal[: lsn - self.begin_lsn]
             self.begin_lsn = lsn
 
-    def set_aside(self) -> None:
+    def drop(self) -> None:
+        """Be without WAL."""
         self.begin_lsn, self.durable_lsn = 0, 0
         self.wal = bytearray()
+
+    def set_aside(self, label: str) -> None:
+        if self.begin_lsn:
+            self.aside[label] = (self.begin_lsn, self.wal, self.durable_lsn)
+        self.drop()
+
+    def inspect_set_aside(self, label: str, control: ControlState) -> str:
+        _, _, end_lsn = self.aside.get(label, (0, b"", 0))
+        needed_lsn = max(control.wal_begin_lsn, control.commit_lsn) if control.wal_begin_lsn else 0
+        return f"the WAL set aside ends at {format_lsn(end_lsn)}" if end_lsn < needed_lsn else ""
+
+    def restore(self, label: str) -> Lsn:
+        # Repeatable: what was moved back before a crash is there already.
+        if label in self.aside:
+            self.begin_lsn, self.wal, self.durable_lsn = self.aside.pop(label)
+        return self.durable_lsn
 
     def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
         return bytes(self.wal[begin_lsn - self.begin_lsn : end_lsn - self.begin_lsn])
@@ -268,7 +287,7 @@ class StorageDisk(ModelDisk):
             self._opened().reset(base_lsn, tli)
         except StorageFull:
             self._resetting_to = None
-            self.set_aside()
+            self.drop()
             raise
         self._resetting_to = None
         self.begin_lsn = self.durable_lsn = base_lsn

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.consensus.acceptor_log import Reason
 from safekeeper.consensus.actions import Action
 from safekeeper.consensus.campaign import Campaign
 from safekeeper.consensus.commitment import quorum_lsn
@@ -20,10 +21,12 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
+    Bootstrap,
     DigestRequest,
     DigestResponse,
     Elected,
     ProposerMessage,
+    RefusalCode,
     VoteRequest,
     VoteResponse,
 )
@@ -194,6 +197,21 @@ class JoinsUnwiped(Acceptor):
     def _elected(self, connection: int, message: Elected, now: float) -> Effects:
         self.control = msgspec.structs.replace(self.control, cluster_id=message.cluster_id)
         yield from super()._elected(connection, message, now)
+
+
+class UndoesOverWal(Acceptor):
+    """Takes a rebootstrap back whatever was written since."""
+
+    def _refusal_of_undo(self, message: Bootstrap) -> EffectsThen[Reason | None]:
+        return (yield from super()._refusal_of_undo(msgspec.structs.replace(message, discard=True)))
+
+
+class ComesBackWithoutItsLog(Acceptor):
+    """Becomes a member again of a cluster whose log it does not have any more."""
+
+    def _refusal_of_undo(self, message: Bootstrap) -> EffectsThen[Reason | None]:
+        refusal = yield from super()._refusal_of_undo(message)
+        return None if refusal is not None and refusal[0] is RefusalCode.NOT_A_MEMBER else refusal
 
 
 class ReadersAheadOfCommit(Acceptor):

@@ -1,4 +1,5 @@
 """The operator's way out, as walproxy/rebootstrap.py does it: a new cluster over safekeepers that hold an old one.
+And back, as walproxy/rebootstrap_undo.py does it.
 
 It has seen every member's data folder a moment ago. A safekeeper that is down by now does not hear of the new cluster,
 and is a member of it all the same, by its name: that is what a rebootstrap which was not repeated leaves behind.
@@ -6,6 +7,9 @@ and is a member of it all the same, by its name: that is what a rebootstrap whic
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION, Bootstrap, Bootstrapped, ProposerGreeting, Refusal
 from tests.simulation.network import TO_SAFEKEEPER, Connection
@@ -17,12 +21,35 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+def new_cluster(cluster_id: str, safekeepers: list["SimSafekeeper"]) -> Bootstrap:
+    """Return the order to begin a cluster on `safekeepers`. Each must have a data folder, so that it can be named."""
+    members = tuple(Member(control.safekeeper_id, control.incarnation) for control in _controls(safekeepers))
+    membership = Membership(_next_generation(safekeepers), members)
+    return Bootstrap(cluster_id, SYSTEM_ID, SEGMENT_SIZE, SERVER_VERSION, membership, replace=True)
+
+
+def old_cluster(remembered: ControlState, safekeepers: list["SimSafekeeper"]) -> Bootstrap:
+    """Return the order to bring back the cluster that a rebootstrap has replaced, as one of its members keeps it."""
+    assert remembered.membership is not None  # only clusters are replaced
+    membership = msgspec.structs.replace(remembered.membership, generation=_next_generation(safekeepers))
+    return Bootstrap(remembered.cluster_id, SYSTEM_ID, SEGMENT_SIZE, SERVER_VERSION, membership, undo=True)
+
+
+def _controls(safekeepers: list["SimSafekeeper"]) -> list[ControlState]:
+    return [safekeeper.disk.control for safekeeper in safekeepers if safekeeper.disk.control is not None]
+
+
+def _next_generation(safekeepers: list["SimSafekeeper"]) -> int:
+    known = [control.membership for control in _controls(safekeepers) if control.membership is not None]
+    return 1 + max((membership.generation for membership in known), default=0)
+
+
 class Rebootstrap:
     """One run of the operator's command.
 
     Attributes:
         name, life: what the network asks of whoever speaks to safekeepers.
-        cluster_id: the new cluster's.
+        bootstrap: what is told.
         awaited: ids of the safekeepers that have been told and have not answered yet.
         refusal: why one of them refuses, empty if none does.
     """
@@ -30,29 +57,31 @@ class Rebootstrap:
     name = "operator"
     life = 0
 
-    def __init__(self, world: "World", safekeepers: list["SimSafekeeper"]) -> None:
-        """Tell every one of `safekeepers` that is up. Each must have a data folder, so that it can be named."""
+    def __init__(self, world: "World", safekeepers: list["SimSafekeeper"], bootstrap: Bootstrap) -> None:
+        """Tell every one of `safekeepers` that is up."""
         self.world = world
-        self.cluster_id = world.new_run()
+        self.bootstrap = bootstrap
         self.awaited: set[int] = set()
         self.refusal = ""
-        controls = [safekeeper.disk.control for safekeeper in safekeepers if safekeeper.disk.control is not None]
-        generations = [control.membership.generation for control in controls if control.membership is not None]
-        members = tuple(Member(control.safekeeper_id, control.incarnation) for control in controls)
-        membership = Membership(max(generations, default=0) + 1, members)
-        bootstrap = Bootstrap(self.cluster_id, SYSTEM_ID, SEGMENT_SIZE, SERVER_VERSION, membership, replace=True)
         for safekeeper in safekeepers:
-            self._tell(safekeeper, bootstrap)
+            self._tell(safekeeper)
 
-    def _tell(self, safekeeper: "SimSafekeeper", bootstrap: Bootstrap) -> None:
+    @property
+    def has_quorum(self) -> bool:
+        """Whether a quorum of the cluster's members belongs to it: no other cluster can commit any more."""
+        controls = _controls(list(self.world.safekeepers.values()))
+        ids = {control.safekeeper_id for control in controls if control.cluster_id == self.bootstrap.cluster_id}
+        return self.bootstrap.membership.has_quorum(ids)
+
+    def _tell(self, safekeeper: "SimSafekeeper") -> None:
         network = self.world.network
         connection = network.connect(self, safekeeper)
         if connection is None:
             self.world.note(self.name, "does not reach", safekeeper.name)
             return
         self.awaited.add(safekeeper.id)
-        greeting = ProposerGreeting(PROTOCOL_VERSION, self.cluster_id, safekeeper.id, None, None)
-        for message in (greeting, bootstrap):
+        greeting = ProposerGreeting(PROTOCOL_VERSION, self.bootstrap.cluster_id, safekeeper.id, None, None)
+        for message in (greeting, self.bootstrap):
             self.world.note(self.name, "says", message, connection.number)
             network.send(connection, TO_SAFEKEEPER, message)
 

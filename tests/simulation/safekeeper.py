@@ -19,9 +19,11 @@ from safekeeper.consensus.effects import (
     FindRecords,
     FindTimedRecord,
     FlushWal,
+    InspectSetAside,
     Persist,
     ReadWal,
     ResetWal,
+    RestoreWal,
     Send,
     SetWalAside,
     TrimWal,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from tests.simulation.standby import SimStandby
     from tests.simulation.world import World
 
-_DURABLE_EFFECTS = frozenset({FlushWal, Persist, TruncateWal, ResetWal, SetWalAside})
+_DURABLE_EFFECTS = frozenset({FlushWal, Persist, TruncateWal, ResetWal, SetWalAside, RestoreWal})
 
 
 class SimSafekeeper:
@@ -102,10 +104,10 @@ class SimSafekeeper:
             self.crash()
             return
         lacks_wal = control.wal_begin_lsn and not flush_lsn
-        if lacks_wal and control.base_lsn is None and not control.set_aside:
+        if lacks_wal and not control.is_log_pending:
             raise AssertionError(f"{self.name}: the control file records WAL that is not there")
         begins_late = flush_lsn and self.disk.begin_lsn > control.wal_begin_lsn
-        if begins_late and control.base_lsn is None and not control.set_aside:
+        if begins_late and not control.is_log_pending:
             raise Violation("NoHole", f"{self.name}: the WAL begins above what the control file records")
         self.acceptor = self.world.acceptor_class(control, flush_lsn)
         self.world.note(self.name, "starts", control, flush_lsn)
@@ -342,7 +344,11 @@ class SimSafekeeper:
             world.counts.count("old WAL removed", int(disk.begin_lsn < effect.lsn))
             disk.trim(effect.lsn)
         elif isinstance(effect, SetWalAside):
-            disk.set_aside()
+            disk.set_aside(effect.label)
+        elif isinstance(effect, InspectSetAside):
+            return disk.inspect_set_aside(effect.label, effect.control)
+        elif isinstance(effect, RestoreWal):
+            return disk.restore(effect.label)
         elif isinstance(effect, ReadWal):
             world.counts.count("reads from peers")
             return disk.read(effect.begin_lsn, effect.end_lsn)

@@ -16,6 +16,7 @@ otherwise.
     A switches its segment                  A recycles what its slot does not hold
     P1 starts on A and vouches for it
     A stops | starts | recycles old WAL     operator rebootstraps over S1 S2 S3
+    operator undoes | fails to undo the rebootstrap over S1 S2 S3 as S1 keeps it
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
     S1 flushes slowly | quickly             b is given up                   (by the operator: it may be lost)
@@ -34,7 +35,8 @@ A primary that recycles old WAL has lost its slot: of its segments it keeps the 
 safekeeper that flushes slowly has what it was sent on its disk after seconds, unless it must wait for that.
 
 A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. With it the truth
-begins anew: only the new cluster's commits are `committed` from then on.
+begins anew: only the new cluster's commits are `committed` from then on. Once an undo has reached a quorum, the truth
+of before holds again.
 
 The checkers look on all the time; a scenario that ends without `everything converges on` has ended safely as well.
 """
@@ -54,6 +56,7 @@ from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
+from tests.simulation.rebootstrap import Rebootstrap
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import SimStandby, standbys_of
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
@@ -76,6 +79,10 @@ _CALM = Profile(
 
 class ScenarioFailed(AssertionError):
     """A line did not do or find what it says."""
+
+
+class UndoRefused(ScenarioFailed):
+    """A safekeeper refuses to bring back what a rebootstrap has replaced."""
 
 
 class Record(NamedTuple):
@@ -250,12 +257,37 @@ class Stage(World):
             raise ScenarioFailed(f"{empty} have no data folder to name: let them start first")
         begun = self.rebootstrap(listed)
         self.given_up.update(self.records)
+        self._until_answered(begun, "the rebootstrap")
+
+    def undoes(self, safekeepers: str, as_kept_by: str) -> None:
+        (keeper,) = self.each_safekeeper(as_kept_by)
+        control = keeper.disk.control
+        if control is None or control.replaced is None:
+            raise ScenarioFailed(f"{as_kept_by} keeps no cluster that a rebootstrap has replaced")
+        begun = self.undo_rebootstrap(self.each_safekeeper(safekeepers), control.replaced)
+        self._until_answered(begun, "the undo")
+
+    def fails_to_undo(self, safekeepers: str, as_kept_by: str) -> None:
+        try:
+            self.undoes(safekeepers, as_kept_by)
+        except UndoRefused:
+            return
+        self.check_all()
+        raise ScenarioFailed("the undo is not refused\n" + "\n".join(self.trace()))
+
+    def _until_answered(self, begun: Rebootstrap, what: str) -> None:
         deadline_s = self.clock.now + WAIT_S
+        is_done = False
         while begun.awaited and self.clock.now < deadline_s:
             self.run(deadline_s, events=1)
+            if begun.bootstrap.undo and not is_done and begun.has_quorum:
+                is_done = True
+                self.restore_truth(begun.bootstrap.cluster_id)
+                self.given_up.clear()
         if begun.awaited or begun.refusal:
             why = begun.refusal or f"no answer from safekeepers {sorted(begun.awaited)} within {WAIT_S} s"
-            raise ScenarioFailed(f"the rebootstrap failed: {why}\n" + "\n".join(self.trace()))
+            failure = UndoRefused if begun.bootstrap.undo and begun.refusal else ScenarioFailed
+            raise failure(f"{what} failed: {why}\n" + "\n".join(self.trace()))
 
     def streams_from(self, name: str, safekeeper: str) -> None:
         standby = next((standby for standby in self.standbys if standby.name == name), None)
@@ -449,6 +481,8 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_S} dies after (\w+)", Stage.dies_after),
     (rf"{_S} starts", Stage.safekeeper_starts),
     (rf"operator rebootstraps over {_SS}", Stage.rebootstraps),
+    (rf"operator undoes the rebootstrap over {_SS} as {_S} keeps it", Stage.undoes),
+    (rf"operator fails to undo the rebootstrap over {_SS} as {_S} keeps it", Stage.fails_to_undo),
     (rf"{_STANDBY} streams from {_S}", Stage.streams_from),
     (rf"{_STANDBY} leaves", Stage.leaves),
     (r"remote_apply waits for (.+)", Stage.waits_for),

@@ -30,6 +30,8 @@ BITES = {
     "a_standby_that_is_gone_holds_remote_apply_back": "apply_follows_flush",
     "a_term_is_held_and_nothing_is_committed_in_it": "held_term_without_its_start",
     "a_timeline_that_another_one_replaces": "timeline_shown_with_its_term",
+    "an_undo_finds_no_log": "undone_without_its_log",
+    "an_undo_is_half_done": "undo_over_acknowledged_wal",
     "another_run_has_written_meanwhile": "copy_goes_on_over_another_term",
     "b_terms_are_unique": "no_truncate",
     "d_recovery_truncates_at_the_divergence": "no_truncate",
@@ -106,7 +108,7 @@ def test_a_rebootstrap_names_only_data_folders_that_there_are() -> None:
 
 
 class _RefusesToReplace(Acceptor):
-    def _rebootstrap(self, connection: int, message: Bootstrap) -> Effects:
+    def _replace_cluster(self, connection: int, message: Bootstrap) -> Effects:
         yield from self._refuse(connection, RefusalCode.NOT_EMPTY, "not over this")
 
 

@@ -17,6 +17,7 @@ from safekeeper.consensus import leadership as leadership_module
 from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.apply_rule import parse_apply_rule
+from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.leadership import Timing
 from safekeeper.consensus.primary import plan_log
 from safekeeper.consensus.proposer import Proposer
@@ -33,7 +34,7 @@ from tests.simulation.network import Network
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
-from tests.simulation.rebootstrap import Rebootstrap
+from tests.simulation.rebootstrap import Rebootstrap, new_cluster, old_cluster
 from tests.simulation.retention import SimRetention
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import standbys_of
@@ -113,6 +114,7 @@ class World:
         self.counts = Counts()
         self.network = Network(self.clock, self.rng, profile.delay_s)
         self.checker = Checker(self)
+        self.truths: dict[str, Checker] = {}  # Of the clusters that rebootstraps have replaced.
         self.is_healing = False
         # Primaries whose clients write while all is repaired.
         self._with_clients: list[VirtualPrimary] = []
@@ -177,10 +179,27 @@ class World:
 
     def rebootstrap(self, safekeepers: list[SimSafekeeper]) -> Rebootstrap:
         """Begin a new cluster, as an operator does: what was committed before is given up, the truth begins anew."""
-        begun = Rebootstrap(self, safekeepers)
-        self.note("operator", "rebootstraps", f"cluster {begun.cluster_id[:8]}")
-        self.checker = Checker(self, begun.cluster_id)
+        cluster_id = self.new_run()
+        begun = Rebootstrap(self, safekeepers, new_cluster(cluster_id, safekeepers))
+        self.note("operator", "rebootstraps", f"cluster {cluster_id[:8]}")
+        for safekeeper in safekeepers:
+            if safekeeper.disk.control is not None:
+                self.truths.setdefault(safekeeper.disk.control.cluster_id, self.checker)
+        self.checker = Checker(self, cluster_id)
         return begun
+
+    def undo_rebootstrap(self, safekeepers: list[SimSafekeeper], remembered: ControlState) -> Rebootstrap:
+        """Bring back what a rebootstrap has replaced; once a quorum has done so, the truth of before holds again."""
+        self.note("operator", "undoes the rebootstrap", f"cluster {remembered.cluster_id[:8]}")
+        return Rebootstrap(self, safekeepers, old_cluster(remembered, safekeepers))
+
+    def restore_truth(self, cluster_id: str) -> None:
+        """Judge by what was committed before the rebootstrap again; nothing is, since then."""
+        if self.checker.cluster_id not in ("", cluster_id) and self.checker.committed:
+            lsn = format_lsn(self.checker.committed_lsn)
+            raise Violation("LeaderCompleteness", f"an undo gives up what the new cluster has committed, up to {lsn}")
+        self.checker = self.truths[cluster_id]
+        self.checker.cluster_id = cluster_id
 
     # ------------------------------------------------------------------ what the parts ask for
 

@@ -16,9 +16,11 @@ from safekeeper.consensus.effects import (
     FindRecords,
     FindTimedRecord,
     FlushWal,
+    InspectSetAside,
     Persist,
     ReadWal,
     ResetWal,
+    RestoreWal,
     Send,
     SetWalAside,
     TruncateWal,
@@ -77,6 +79,8 @@ class Bench:
         self.now = 100.0
         self.record_end_of = record_end_of
         self.timed_lsns: tuple[int, ...] = ()
+        # The ends of the logs that were set aside, by label.
+        self.aside: dict[str, int] = {}
         self.run(self.acceptor.start())
 
     def run(self, effects: Effects) -> list[Effect]:
@@ -97,6 +101,12 @@ class Bench:
                     result = self.record_end_of(effect.lsn)
                 elif isinstance(effect, FindRecords):
                     result = self.record_end_of(effect.lsn), 0, None
+                elif isinstance(effect, SetWalAside):
+                    self.aside.setdefault(effect.label, BASE + 100)
+                elif isinstance(effect, InspectSetAside):
+                    result = "" if effect.label in self.aside else "it is gone"
+                elif isinstance(effect, RestoreWal) and error is None:
+                    result = self.aside.pop(effect.label, 0)
                 elif isinstance(effect, FindTimedRecord):
                     found = (lsn for lsn in self.timed_lsns if effect.begin_lsn <= lsn < effect.end_lsn)
                     result = max(found, default=0)
@@ -220,6 +230,148 @@ def test_a_crash_while_wal_is_set_aside_is_finished_at_the_start() -> None:
     assert bench.kinds() == ["SetWalAside", "Persist"]
     assert isinstance(bench.effects[0], SetWalAside)
     assert bench.acceptor.flush_lsn == 0
+
+
+NEW = "d" * 32
+
+
+def rebootstrap(generation: int = 2, cluster_id: str = NEW) -> Bootstrap:
+    return Bootstrap(cluster_id, 7, SEGMENT, 150000, Membership(generation, MEMBERS.members), replace=True)
+
+
+def undo(generation: int = 3, *, discard: bool = False, cluster_id: str = CLUSTER) -> Bootstrap:
+    membership = Membership(generation, MEMBERS.members)
+    return Bootstrap(cluster_id, 7, SEGMENT, 150000, membership, undo=True, discard=discard)
+
+
+def test_an_undo_brings_the_log_back_that_a_rebootstrap_has_set_aside() -> None:
+    bench = following(100)
+    before = bench.control
+    bench.tell(rebootstrap())
+    kept = bench.greet().replaced
+    assert kept is not None and (kept.cluster_id, kept.membership) == (CLUSTER, MEMBERS)
+    assert isinstance(bench.tell(undo()), Bootstrapped)
+    assert bench.kinds()[:6] == ["InspectSetAside", "Persist", "SetWalAside", "Persist", "RestoreWal", "Persist"]
+    assert bench.effects[2] == SetWalAside(f"undone-{NEW}") and bench.effects[4] == RestoreWal(NEW)
+    control = bench.control
+    assert (control.cluster_id, control.history, control.wal_begin_lsn) == (CLUSTER, before.history, BASE)
+    assert control.membership == Membership(3, MEMBERS.members)
+    assert (control.replaced, control.replaced_wal, control.restore_from) == (None, "", "")
+    assert bench.acceptor.flush_lsn == BASE + 100
+
+
+def test_what_was_promised_between_a_rebootstrap_and_its_undo_stays_promised() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    assert bench.tell(VoteRequest(NodeId(9, "run9"), 2)).granted
+    bench.tell(undo())
+    assert not bench.tell(VoteRequest(NodeId(8, "run8"), 3)).granted
+
+
+def test_an_undo_is_refused_once_wal_was_written_since() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.tell(VoteRequest(P2, 2))
+    adopted = msgspec.structs.replace(
+        elected(P2, (2, BASE, 1)), cluster_id=NEW, membership=Membership(2, MEMBERS.members)
+    )
+    assert isinstance(bench.tell(adopted), AppendResponse)
+    before = bench.control
+    answer = bench.tell(undo())
+    assert answer.code is RefusalCode.NOT_EMPTY and "an undo would give it up" in answer.reason
+    assert bench.control == before and bench.acceptor.leader == P2, "its leader goes on"
+    assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
+    assert bench.control.cluster_id == CLUSTER and bench.acceptor.leader is None
+
+
+def test_an_undo_is_refused_when_what_was_set_aside_is_gone() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.aside.clear()
+    before = bench.control
+    assert bench.tell(undo()).reason == "it is gone"
+    assert bench.control == before
+
+
+def test_nobody_comes_back_as_a_member_of_a_cluster_whose_log_it_does_not_keep() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    answer = bench.tell(undo(cluster_id="e" * 32))
+    assert answer.code is RefusalCode.NOT_A_MEMBER and "wipe it" in answer.reason
+
+
+def test_a_folder_that_was_empty_before_the_rebootstrap_is_a_learner_after_the_undo() -> None:
+    bench = Bench()
+    bench.greet()
+    bench.tell(rebootstrap())
+    bench.aside.clear()  # There was nothing to set aside.
+    members = (Member(1, "9" * 32), *MEMBERS.members[1:])
+    assert isinstance(bench.tell(msgspec.structs.replace(undo(), membership=Membership(3, members))), Bootstrapped)
+    assert bench.acceptor.state == "learner" and bench.acceptor.flush_lsn == 0
+
+
+def test_a_learner_that_keeps_the_log_of_a_third_cluster_leaves_that_where_it_is() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    other = Membership(3, (Member(1, "9" * 32), *MEMBERS.members[1:]))
+    assert isinstance(bench.tell(msgspec.structs.replace(undo(cluster_id="e" * 32), membership=other)), Bootstrapped)
+    assert bench.aside[NEW] and bench.acceptor.flush_lsn == 0 and bench.acceptor.state == "learner"
+
+
+def test_a_member_that_the_rebootstrap_has_not_reached_takes_the_newer_membership_only() -> None:
+    bench = following(100)
+    assert isinstance(bench.tell(undo()), Bootstrapped)
+    assert bench.kinds() == ["Persist", "Send"]
+    assert bench.control.membership == Membership(3, MEMBERS.members)
+    assert bench.acceptor.flush_lsn == BASE + 100
+    assert isinstance(bench.tell(undo()), Bootstrapped), "repeated"
+    assert bench.tell(undo(2)).code is RefusalCode.GENERATION
+
+
+def test_a_rebootstrap_that_is_repeated_keeps_what_the_first_one_has_replaced() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.tell(rebootstrap(3, "e" * 32))
+    assert bench.greet().replaced.cluster_id == CLUSTER
+    bench.tell(undo(4))
+    assert RestoreWal(NEW) in bench.effects and bench.acceptor.flush_lsn == BASE + 100
+
+
+@pytest.mark.parametrize("after", ["Persist", "SetWalAside", "RestoreWal"])
+def test_a_crash_in_the_middle_of_an_undo_is_finished_at_the_start(after: str) -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    effects = bench.acceptor.receive(1, undo(), bench.now)
+    result: Any = None
+    while True:
+        effect = effects.send(result)
+        result = None
+        if isinstance(effect, Persist):
+            bench.control = effect.control
+        elif isinstance(effect, InspectSetAside):
+            result = ""
+        elif isinstance(effect, RestoreWal):
+            result = BASE + 100
+        if type(effect).__name__ == after:
+            break
+    # The folder holds nothing that the control file speaks of.
+    again = Bench(bench.control)
+    assert again.control.cluster_id == CLUSTER and not again.control.is_log_pending
+    assert RestoreWal(NEW) in again.effects
+
+
+def test_a_member_says_nothing_of_its_log_before_an_undo_has_brought_it_back() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.greet(2)
+    bench.full = RestoreWal
+    assert bench.tell(undo()).code is RefusalCode.STORAGE_FULL
+    assert bench.control.cluster_id == CLUSTER
+    answer = bench.tell(VoteRequest(NodeId(9, "run9"), 3), connection=2)
+    assert answer.code is RefusalCode.STORAGE_FULL, "it would vote without WAL that it has acknowledged"
+    bench.full = None
+    answer = bench.tell(VoteRequest(NodeId(9, "run9"), 3), connection=2)
+    assert answer.granted and answer.flush_lsn == BASE + 100
 
 
 # Votes (S2, S3, S8).

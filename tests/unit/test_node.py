@@ -479,6 +479,47 @@ async def test_a_rebootstrap_keeps_the_old_wal_under_another_name(tmp_path: Path
         assert (await sk.greet()).flush_lsn == 0
 
 
+@on_the_loop
+async def test_an_undo_moves_the_old_wal_back_and_keeps_what_was_written_since(tmp_path: Path) -> None:
+    folder = tmp_path / "sk"
+    new = Bootstrap("d" * 32, 5, SEGMENT_SIZE, 150018, Membership(2, MEMBERSHIP.members), replace=True)
+    old = Bootstrap(CLUSTER, 5, SEGMENT_SIZE, 150018, Membership(3, MEMBERSHIP.members), undo=True, discard=True)
+    async with bench(folder) as sk:
+        await sk.lead()
+        end_lsn = await sk.append_durably(b"x" * 100)
+        before = (await sk.greet()).last_term
+        await sk.ask(new, Bootstrapped)
+    async with bench(folder) as sk:
+        # Files of the new log, whatever wrote them.
+        (folder / WAL_FOLDER / "000000010000000000000009").write_bytes(b"new")
+        await sk.greet()
+        await sk.ask(old, Bootstrapped)
+        greeting = await sk.greet()
+        assert (greeting.cluster_id, greeting.flush_lsn, greeting.last_term) == (CLUSTER, end_lsn, before)
+        assert [file.name for file in (folder / WAL_FOLDER).iterdir()] == ["000000010000000000000003"]
+        undone = folder / f"{WAL_FOLDER}.undone-{'d' * 32}"
+        assert [file.name for file in undone.iterdir()] == ["000000010000000000000009"]
+    async with bench(folder) as sk:
+        await sk.greet()
+        vote = await sk.ask(VoteRequest(NodeId(2, "run"), 3), VoteResponse)
+        assert vote.granted and vote.flush_lsn == end_lsn
+
+
+@on_the_loop
+async def test_an_undo_is_refused_when_a_segment_was_deleted_from_what_was_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "sk"
+    new = Bootstrap("d" * 32, 5, SEGMENT_SIZE, 150018, Membership(2, MEMBERSHIP.members), replace=True)
+    old = Bootstrap(CLUSTER, 5, SEGMENT_SIZE, 150018, Membership(3, MEMBERSHIP.members), undo=True)
+    async with bench(folder) as sk:
+        await sk.lead()
+        sk.append(b"", commit_lsn=await sk.append_durably(b"x" * 100))
+        await sk.ask(new, Bootstrapped)
+        shutil.rmtree(folder / f"{WAL_FOLDER}.{'d' * 32}")
+        refusal = await sk.ask(old, Refusal)
+        assert "set aside is not whole" in refusal.reason and f"{WAL_FOLDER}.{'d' * 32} is gone" in refusal.reason
+        assert (await sk.greet()).cluster_id == "d" * 32
+
+
 async def open_folder(directory: Path, safekeeper_id: int = 1) -> None:
     DataFolder.open(RealFileSystem(), directory, safekeeper_id, "b" * 32).close()
 

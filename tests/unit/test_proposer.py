@@ -739,7 +739,7 @@ def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_n
         table.event(table.proposer.connected(3, table.now))
         table.hears(3, begun)
         assert table.proposer.leadership is not None and not table.sent(Elected)
-    assert "a rebootstrap has begun with it" in table.proposer.peers[3].problem
+    assert "a rebootstrap, or the undo of one, has begun with it" in table.proposer.peers[3].problem
 
 
 def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster() -> None:

@@ -1,4 +1,4 @@
-"""A rebootstrap against safekeepers that are there, gone, silent, somebody else, or still served by a proxy."""
+"""A rebootstrap and its undo, with safekeepers that are there, gone, silent, somebody else, or served by a proxy."""
 
 import asyncio
 import contextlib
@@ -26,6 +26,7 @@ from safekeeper.consensus.messages import (
     ReadResponse,
     Refusal,
     RefusalCode,
+    Replaced,
     TailRequest,
     TailResponse,
 )
@@ -44,6 +45,7 @@ from safekeeper.wire import (
 from tests.unit.event_loop import on_the_loop
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.rebootstrap import Consent, GivenUp, Survey, execute, survey
+from walproxy.rebootstrap_undo import UndoSurvey, execute_undo, survey_undo
 from walproxy.replication import PrimaryFacts
 
 SYSTEM_ID = 7
@@ -230,9 +232,7 @@ def test_what_breaks_off_in_the_middle_is_to_be_done_again(
     async def run() -> None:
         async with cluster(*safekeepers) as config:
             safekeepers[1].answers[Bootstrap] = answer
-            with pytest.raises(
-                WalproxyError, match=r"^safekeeper 2 at .* may have begun the new cluster: run it again$"
-            ):
+            with pytest.raises(WalproxyError, match=r"^safekeeper 2 at .* may have begun cluster \w{8}: run it again$"):
                 await execute(config, surveyed(*safekeepers))
 
     run()
@@ -362,3 +362,114 @@ async def test_a_safekeeper_that_has_received_wal_since_the_survey_is_surveyed_a
         with pytest.raises(WalproxyError, match="safekeeper 1 holds other WAL than a moment ago: run it again"):
             await execute(config, before)
     assert not safekeeper.bootstraps()
+
+
+OLD, NEW = "c" * 32, "d" * 32
+MEMBERS = tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))
+KEPT = Replaced(OLD, SYSTEM_ID, MIB, 180000, Membership(1, MEMBERS), MIB, 4 * MIB)
+
+
+def replaced(
+    safekeeper_id: int, *, flush_lsn: int = 0, kept: Replaced | None = KEPT, cluster_id: str = NEW
+) -> FakeSafekeeper:
+    """Return a safekeeper after a rebootstrap; WAL up to `flush_lsn` was written since."""
+    safekeeper = FakeSafekeeper(safekeeper_id, generation=2)
+    safekeeper.greeting = msgspec.structs.replace(
+        safekeeper.greeting,
+        cluster_id=cluster_id,
+        last_term=4 if flush_lsn else 0,
+        wal_begin_lsn=5 * MIB if flush_lsn else 0,
+        flush_lsn=flush_lsn,
+        replaced=kept,
+    )
+    safekeeper.answers[ProposerGreeting] = safekeeper.greeting
+    return safekeeper
+
+
+async def undone(*safekeepers: FakeSafekeeper, discard_above_lsn: int | None = None) -> UndoSurvey:
+    """Carry the command out, and return what it has found."""
+    async with cluster(*safekeepers) as config:
+        found = await survey_undo(config)
+        found.check_consent(discard_above_lsn)
+        await execute_undo(config, found)
+    return found
+
+
+@on_the_loop
+async def test_an_undo_tells_all_safekeepers_of_the_cluster_of_before_with_a_higher_generation() -> None:
+    # The rebootstrap has not come as far as the third one.
+    safekeepers = replaced(1), replaced(2), FakeSafekeeper(3)
+    found = await undone(*safekeepers)
+    told = [message for safekeeper in safekeepers for message in safekeeper.bootstraps()]
+    assert told == [Bootstrap(OLD, SYSTEM_ID, MIB, 180000, Membership(3, MEMBERS), undo=True)] * 3
+    assert found.lines()[:4] == [
+        f"cluster {OLD} comes back: system 7",
+        "safekeeper 1: its WAL from 0/100000 on, committed up to at least 0/400000, is moved back",
+        "safekeeper 2: its WAL from 0/100000 on, committed up to at least 0/400000, is moved back",
+        "safekeeper 3: belongs to it, and keeps its WAL",
+    ]
+
+
+@on_the_loop
+async def test_who_was_no_member_before_the_rebootstrap_becomes_a_learner() -> None:
+    kept = msgspec.structs.replace(KEPT, membership=Membership(1, (*MEMBERS[:2], Member(3, "9" * 32))))
+    safekeepers = replaced(1, kept=kept), replaced(2, kept=kept), replaced(3, kept=None)
+    found = await undone(*safekeepers)
+    assert "safekeeper 3: is no member of it; it joins as a learner" in found.lines()
+    assert len(safekeepers[2].bootstraps()) == 1
+    empty = FakeSafekeeper(3, flush_lsn=0)
+    found = await undone(replaced(1, kept=kept), replaced(2, kept=kept), empty)
+    assert "safekeeper 3: empty; it joins as a learner" in found.lines()
+    assert empty.bootstraps() == []
+
+
+@pytest.mark.parametrize(
+    ("safekeepers", "reason"),
+    [
+        (
+            lambda: [FakeSafekeeper(i) for i in (1, 2, 3)],
+            "no safekeeper keeps a cluster that a rebootstrap has replaced",
+        ),
+        (
+            lambda: [replaced(1), replaced(2, kept=None), FakeSafekeeper(3, flush_lsn=0)],
+            r"no quorum of a cluster's members keeps it \(safekeeper 1 keeps cluster cccccccc\): the",
+        ),
+        (
+            lambda: [replaced(1), replaced(2), replaced(3, kept=None)],
+            "safekeeper 3 is a member of cluster cccccccc and keeps nothing of it: wipe its data folder",
+        ),
+    ],
+)
+def test_what_cannot_be_brought_back_is_said_before_anything_is_changed(
+    safekeepers: Callable[[], list[FakeSafekeeper]], reason: str
+) -> None:
+    all_three = safekeepers()
+
+    @on_the_loop
+    async def run() -> None:
+        with pytest.raises(ConfigurationError, match=reason):
+            await undone(*all_three)
+
+    run()
+    assert not any(safekeeper.bootstraps() for safekeeper in all_three)
+
+
+@on_the_loop
+async def test_wal_that_was_written_since_a_rebootstrap_is_given_up_only_if_that_is_typed_out() -> None:
+    safekeepers = replaced(1, flush_lsn=6 * MIB), replaced(2, flush_lsn=7 * MIB), replaced(3)
+    for lsn in (None, 6 * MIB):
+        with pytest.raises(ConfigurationError, match=r"WAL from 0/500000 on .* --discard-wal-above 0/500000$"):
+            await undone(*safekeepers, discard_above_lsn=lsn)
+    assert not any(safekeeper.bootstraps() for safekeeper in safekeepers)
+    safekeepers = replaced(1, flush_lsn=6 * MIB), replaced(2, flush_lsn=7 * MIB), replaced(3)
+    found = await undone(*safekeepers, discard_above_lsn=5 * MIB)
+    assert [line for line in found.lines() if "LOSS: safekeeper 2 holds 2097152 bytes of WAL" in line]
+    assert all(safekeeper.bootstraps()[0].discard for safekeeper in safekeepers)
+
+
+@on_the_loop
+async def test_a_rebootstrap_says_what_could_still_be_undone() -> None:
+    lines = surveyed(replaced(1)).lines()
+    assert (
+        "safekeeper 1: keeps cluster cccccccc, which a rebootstrap has replaced (walproxy rebootstrap --undo)" in lines
+    )

@@ -283,7 +283,7 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
         given |= {"tls_cert": str(client.cert), "tls_key": str(client.key)}
 
         async def greeted(config: ProxyConfig) -> int:
-            talks = await walproxy.rebootstrap._greet_all(config)
+            talks = await walproxy.rebootstrap.greet_all(config)
             await talks[1].close()
             return talks[1].greeting.safekeeper_id
 
@@ -313,7 +313,7 @@ def test_on_loopback_only_processes_of_the_same_user_are_served(
 
         def greet() -> None:
             async def run() -> None:
-                talks = await walproxy.rebootstrap._greet_all(config)
+                talks = await walproxy.rebootstrap.greet_all(config)
                 await talks[1].close()
 
             asyncio.run(run())

@@ -103,6 +103,13 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
         ((*RUN, "--takeover", "perhaps"), "neither true nor false"),
         ((*RUN, "--config", "missing.toml"), "could not read missing.toml"),
         (("rebootstrap", "--primary", NOBODY), "--safekeepers is missing"),
+        (
+            (
+                *("rebootstrap", "--undo", "--primary", NOBODY, "--safekeepers", "1=127.0.0.1:1"),
+                *("--replace-system-id", "7"),
+            ),
+            "--replace-system-id is for a new cluster, not for --undo",
+        ),
         (("status", "--url", "127.0.0.1:7667"), "is not a URL: write http://HOST:PORT"),
         (("status", "--url", "http://127.0.0.1:x"), "is not a URL"),
         (("status", "--url", "http://[::1"), "is not a URL"),

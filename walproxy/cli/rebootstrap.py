@@ -1,4 +1,4 @@
-"""`walproxy rebootstrap`: begin a new cluster on safekeepers that may hold WAL."""
+"""`walproxy rebootstrap`: begin a new cluster on safekeepers that may hold WAL, and take that back."""
 
 import asyncio
 import os
@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from safekeeper import settings
-from safekeeper.lsn import parse_lsn
+from safekeeper.errors import ConfigurationError
+from safekeeper.lsn import Lsn, parse_lsn
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.rebootstrap import Consent, execute, survey
+from walproxy.rebootstrap_undo import execute_undo, survey_undo
 
 
 @click.command()
@@ -26,11 +28,18 @@ from walproxy.rebootstrap import Consent, execute, survey
 @click.option(
     "--discard-wal-above",
     metavar="LSN",
-    help="Give up the commits above this LSN that safekeepers hold and the primary does not have.",
+    help="Give up the commits above this LSN that safekeepers hold and the primary does not have; with --undo, those "
+    "that the new cluster holds.",
 )
+@click.option("--undo", is_flag=True, help="Bring back the cluster that the last rebootstrap replaced.")
 @settings.click_options(ProxyConfig, ENVIRONMENT_PREFIX)
 def rebootstrap(
-    config: Path | None, yes: bool, system_ids: tuple[int, ...], discard_wal_above: str | None, **command_line: Any
+    config: Path | None,
+    yes: bool,
+    system_ids: tuple[int, ...],
+    discard_wal_above: str | None,
+    undo: bool,
+    **command_line: Any,
 ) -> None:
     """Begin a new cluster on the safekeepers: the way out when most of their disks are lost.
 
@@ -40,22 +49,50 @@ def rebootstrap(
     start one afterwards. If the safekeepers archive, let the new cluster write into the archive: walproxy archive
     adopt.
 
+    With --undo the cluster of before comes back, with its WAL: as long as no proxy has written to the new one, nothing
+    is lost by that. The primary is not asked.
+
     \b
-    Example:
+    Examples:
       walproxy rebootstrap --primary 'host=db1 user=walproxy' \\
+          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy rebootstrap --undo --primary 'host=db1 user=walproxy' \\
           --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
     """
     loaded = settings.load(
         ProxyConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
     )
     discard_above_lsn = parse_lsn(discard_wal_above) if discard_wal_above is not None else None
+    if undo:
+        if system_ids:
+            raise ConfigurationError("--replace-system-id is for a new cluster, not for --undo: leave it out")
+        _undo(loaded, yes, discard_above_lsn)
+        return
     found = asyncio.run(survey(loaded))
     for line in found.lines():
         click.echo(line)
     found.check_consent(Consent(system_ids, discard_above_lsn))
-    if not yes and not click.confirm("Begin a new cluster on these safekeepers?", default=False):
-        click.echo("nothing was changed")
+    if not _agreed(yes, "Begin a new cluster on these safekeepers?"):
         return
     cluster_id = asyncio.run(execute(loaded, found))
     click.echo(f"cluster {cluster_id} begins: start walproxy run")
     click.echo(f"if the safekeepers archive: walproxy archive adopt --archive URL --cluster-id {cluster_id}")
+    click.echo("to take this back before a proxy has written to the new cluster: walproxy rebootstrap --undo")
+
+
+def _undo(config: ProxyConfig, yes: bool, discard_above_lsn: Lsn | None) -> None:
+    found = asyncio.run(survey_undo(config))
+    for line in found.lines():
+        click.echo(line)
+    found.check_consent(discard_above_lsn)
+    if not _agreed(yes, "Bring this cluster back?"):
+        return
+    asyncio.run(execute_undo(config, found))
+    click.echo(f"cluster {found.target.cluster_id} is back: start walproxy run")
+
+
+def _agreed(yes: bool, question: str) -> bool:
+    if yes or click.confirm(question, default=False):
+        return True
+    click.echo("nothing was changed")
+    return False

@@ -14,10 +14,9 @@ from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.control_file import ControlFile, DataDirectoryLock
 from safekeeper.data_folder import WAL_FOLDER
 from safekeeper.errors import ConfigurationError, StorageFailed
-from safekeeper.inspection import end_of_chain
 from safekeeper.lsn import Lsn, format_lsn, segment_name
 from safekeeper.wal.filesystem import RealFileSystem
-from safekeeper.wal.recovery import SegmentFacts, inspect
+from safekeeper.wal.recovery import SegmentFacts, end_of_chain, inspect
 from safekeeper.wal.segment_file import read_pieces
 from walproxy.recovery.sources import (
     LogPath,
@@ -150,7 +149,7 @@ def _load(fs: RealFileSystem, directory: Path) -> ControlState:
         raise ConfigurationError(f"{directory} cannot be read: {error}") from error
     if control is None or not control.segment_size:
         raise ConfigurationError(f"{directory} has no WAL: no safekeeper has used it; correct --data-dir")
-    if control.set_aside or control.base_lsn is not None:
+    if control.is_log_pending:
         raise ConfigurationError(
             f"{directory}: a new beginning of its log is under way, from {format_lsn(control.base_lsn or 0)}; start "
             "its safekeeper once, or leave it out"
