@@ -19,6 +19,7 @@ from walproxy.pipeline.cdc.apply.job import ApplyOptions, TablesQuarantined, run
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
+from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import usable_slot
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 
@@ -121,6 +122,56 @@ def test_a_publication_that_leaves_changes_out_quarantines_its_tables_until_it_s
         run_apply(options, once=True)
     source.run("""ALTER PUBLICATION "my pub" SET (publish = 'insert, update, delete, truncate')""")
     run_apply(options, once=True)
+    compare(source, options.folder, "delta", "good", "bad")
+
+
+def test_a_table_of_which_the_role_sees_some_rows_only_is_quarantined(source: Source, tmp_path: Path) -> None:
+    source.run(
+        "CREATE ROLE follower LOGIN REPLICATION IN ROLE pg_monitor",
+        "GRANT SELECT ON good, bad TO follower",
+        "ALTER TABLE bad ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY few ON bad USING (id < 5)",
+    )
+    try:
+        options = options_of(source, tmp_path)
+        options = options._replace(conninfo=source.server.conninfo(dbname=source.name, user="follower"))
+        with pytest.raises(TablesQuarantined, match=r"public\.bad: .*row-level security.*BYPASSRLS"):
+            run_apply(options, once=True)
+        compare(source, options.folder, "delta", "good")
+    finally:
+        source.run("DROP OWNED BY follower", "DROP ROLE follower")
+
+
+def test_a_copy_that_must_wait_for_transactions_does_not_keep_the_other_tables_waiting(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "_RETRY_MIN_S", 0.2)
+    monkeypatch.setattr(tables_module, "_RETRY_MAX_S", 0.5)
+    monkeypatch.setattr(tables_module, "_SNAPSHOT_WAIT_S", 0.2)
+    options = options_of(source, tmp_path, interval_s=0.05)
+    run_apply(options, once=True)
+    stop = threading.Event()
+
+    def state(table: str) -> str:
+        return read_status(options.folder).tables[f"public.{table}"].state
+
+    with ThreadPoolExecutor(1) as pool, closing(connect(source.conninfo)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT pg_current_xact_id()")
+        source.run("ALTER TABLE bad ALTER n TYPE numeric(12,2) USING n * 2")
+        job = pool.submit(run_apply, options, once=False, stop=stop)
+        try:
+            source.run("UPDATE good SET v = 'meanwhile' WHERE id = 1")
+            end_lsn = source.end_lsn()
+            wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= end_lsn)
+            compare(source, options.folder, "delta", "good")
+            assert "transactions" in (read_status(options.folder).tables["public.bad"].reason or "")
+            other.execute("COMMIT")
+            wait_until(lambda: job.done() or state("bad") == "following")
+        finally:
+            other.close()
+            stop.set()
+        job.result(60)
     compare(source, options.folder, "delta", "good", "bad")
 
 

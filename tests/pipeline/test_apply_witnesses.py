@@ -32,7 +32,9 @@ PARTITIONS = (
     "CREATE TABLE p (id int, v text, w int DEFAULT 1, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
     "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
     "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
-    "INSERT INTO p SELECT i, 'p' || i FROM generate_series(50, 150) i",
+    "ALTER TABLE p2 ALTER v SET STORAGE EXTERNAL",
+    "INSERT INTO p SELECT i, 'p' || i FROM generate_series(50, 149) i",
+    "INSERT INTO p VALUES (150, repeat('x', 3000))",
     "CREATE TABLE lonely (id int PRIMARY KEY, v text NOT NULL, w int)",
     "INSERT INTO lonely SELECT i, 'l' || i, i FROM generate_series(200, 220) i",
 )
@@ -74,6 +76,33 @@ SILENT: Situations = {
     ],
     "truncated and rewritten": ["BEGIN; TRUNCATE small; INSERT INTO small VALUES (1, 1); "
                                 "ALTER TABLE small ALTER v TYPE int USING v * 2; COMMIT"],
+    "truncated, rewritten, and altered again": [
+        "BEGIN; TRUNCATE small; INSERT INTO small VALUES (1, 1); "
+        "ALTER TABLE small ALTER v TYPE int USING v * 2; COMMIT",
+        "ALTER TABLE small ALTER v SET STATISTICS 7",
+    ],
+    "truncated, and rewritten in a subtransaction": [
+        "BEGIN; TRUNCATE small; INSERT INTO small VALUES (1, 1); SAVEPOINT s; "
+        "ALTER TABLE small ALTER v TYPE int USING v * 2; RELEASE s; ALTER TABLE small SET (fillfactor = 70); COMMIT"
+    ],
+    "a column with the name of a dropped one for a while": [
+        "ALTER TABLE t DROP s",
+        "ALTER TABLE t RENAME m TO s",
+        "UPDATE t SET s = 'high' WHERE id < 5",
+        "ALTER TABLE t RENAME s TO m",
+    ],
+    "the last column with the name of a dropped one for a while": [
+        "ALTER TABLE small ADD w int",
+        "ALTER TABLE small DROP v",
+        "ALTER TABLE small RENAME w TO v",
+        "UPDATE small SET v = 7 WHERE id < 5",
+        "ALTER TABLE small RENAME v TO w",
+    ],
+    "a label of an enum added, used and renamed": [
+        "ALTER TYPE mood ADD VALUE 'new'",
+        "UPDATE t SET m = 'new' WHERE id < 5",
+        "ALTER TYPE mood RENAME VALUE 'new' TO 'other'",
+    ],
 }  # fmt: skip
 SILENT_OF_ALL: Situations = {
     "unlogged": [
@@ -101,6 +130,53 @@ SILENT_OF_PARTITIONS: Situations = {
     "drop": ["DROP TABLE p2"],
     "truncate": ["TRUNCATE p1"],
     "truncate of all and of one": ["TRUNCATE p", "INSERT INTO p VALUES (60), (160)", "TRUNCATE p1"],
+    "truncate of all and of one at once": ["BEGIN; TRUNCATE p; INSERT INTO p VALUES (60), (160); TRUNCATE p1; COMMIT"],
+    "come and gone": [
+        "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (200) TO (300)",
+        "INSERT INTO p VALUES (205), (30)",
+        "DROP TABLE p3",
+    ],
+    "attach of a partitioned one": [
+        "CREATE TABLE q (LIKE p INCLUDING ALL) PARTITION BY RANGE (id)",
+        "CREATE TABLE q1 PARTITION OF q FOR VALUES FROM (200) TO (250)",
+        "INSERT INTO q VALUES (205)",
+        "ALTER TABLE p ATTACH PARTITION q FOR VALUES FROM (200) TO (300)",
+    ],
+    "attached empty, filled, and truncated": [
+        "CREATE TABLE p3 (LIKE p INCLUDING ALL)",
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300)",
+        "INSERT INTO p VALUES (205)",
+        "TRUNCATE p3",
+    ],
+    "filled, detached, emptied, and attached": [
+        "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (200) TO (300)",
+        "INSERT INTO p VALUES (205)",
+        "ALTER TABLE p DETACH PARTITION p3",
+        "DELETE FROM p3",
+        "VACUUM p3",
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300)",
+    ],
+    "made, filled and truncated at once": [
+        "BEGIN; CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (200) TO (300); INSERT INTO p VALUES (205); "
+        "TRUNCATE p3; COMMIT"
+    ],
+    "made with a column more, filled and attached at once": [
+        "BEGIN; CREATE TABLE p3 (x int, LIKE p); ALTER TABLE p3 DROP x; INSERT INTO p3 VALUES (205, 'x', 1); "
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300); COMMIT"
+    ],
+    "made, filled, attached, and altered in vain at once": [
+        "BEGIN; CREATE TABLE p3 (LIKE p); INSERT INTO p3 VALUES (205, 'x', 1); "
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300); SAVEPOINT s; "
+        "ALTER TABLE p3 ALTER v SET STATISTICS 7; ROLLBACK TO s; COMMIT"
+    ],
+    "another replica identity of one for a while": [
+        "ALTER TABLE p1 ALTER v SET NOT NULL",
+        "CREATE UNIQUE INDEX by_v ON p1 (v)",
+        "ALTER TABLE p1 REPLICA IDENTITY USING INDEX by_v",
+        "UPDATE p SET id = 20 WHERE id = 60",
+        "ALTER TABLE p1 REPLICA IDENTITY DEFAULT",
+        "DROP INDEX by_v",
+    ],
 }
 ORDINARY: Situations = {
     "renamed and back": [
@@ -165,6 +241,10 @@ ORDINARY_OF_PARTITIONS: Situations = {
     "an empty one": [
         "CREATE TABLE p3 (LIKE p INCLUDING ALL)",
         "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300)",
+    ],
+    "a full identity of the whole alone": [
+        "ALTER TABLE p REPLICA IDENTITY FULL",
+        "UPDATE p SET id = 190 WHERE id = 150",
     ],
     "rows": ["UPDATE p SET id = id + 100 WHERE id BETWEEN 60 AND 70", "DELETE FROM p WHERE id = 120"],
 }
@@ -297,6 +377,12 @@ def test_a_partitioned_table_follows_a_new_partition_without_a_copy(partitioned:
 @pytest.mark.parametrize(
     "statements",
     [
+        [
+            "DROP INDEX s.by_id",
+            "CREATE UNIQUE INDEX by_id ON s.t (id)",
+            "ALTER TABLE s.t REPLICA IDENTITY USING INDEX by_id",
+        ],
+        ["ALTER TYPE s.mood RENAME VALUE 'low' TO 'calm'"],
         ["ALTER TABLE s.t SET SCHEMA away", "ALTER TABLE away.t SET SCHEMA s"],
         ["ALTER PUBLICATION p DROP TABLES IN SCHEMA s", "ALTER PUBLICATION p ADD TABLES IN SCHEMA s"],
         ["ALTER PUBLICATION p RENAME TO q", "ALTER PUBLICATION q RENAME TO p"],
@@ -311,7 +397,11 @@ def test_the_catalogs_show_what_was_altered_and_altered_back(server: LocalPostgr
             "CREATE SCHEMA s",
             "CREATE SCHEMA away",
             "CREATE TYPE s.pair AS (a int, b int)",
-            "CREATE TABLE s.t (id int PRIMARY KEY, v s.pair[])",
+            "CREATE TYPE s.mood AS ENUM ('low', 'high')",
+            "CREATE TYPE s.moods AS RANGE (subtype = s.mood, multirange_type_name = s.several_moods)",
+            "CREATE TABLE s.t (id int PRIMARY KEY, v s.pair[], m s.several_moods)",
+            "CREATE UNIQUE INDEX by_id ON s.t (id)",
+            "ALTER TABLE s.t REPLICA IDENTITY USING INDEX by_id",
             "CREATE PUBLICATION p FOR TABLES IN SCHEMA s",
         )
         [known] = published_tables(source.connection, ["p"])
@@ -321,6 +411,57 @@ def test_the_catalogs_show_what_was_altered_and_altered_back(server: LocalPostgr
         source.run(*statements)
         [now] = published_tables(source.connection, ["p"])
         assert compare_fingerprints(known.fingerprint, now.fingerprint, now.evidence).copy_reason is not None
+
+
+def test_partitions_whose_changes_are_not_sent_are_a_problem_of_the_table(server: LocalPostgres) -> None:
+    def problem(table: str) -> str:
+        [found] = [each for each in published_tables(source.connection, ["p"]) if each.table.name == table]
+        return found.problem or ""
+
+    with closing(Source(server)) as source:
+        source.run(
+            *PARTITIONS,
+            "CREATE TABLE r (LIKE p INCLUDING ALL) PARTITION BY RANGE (id)",
+            "CREATE TABLE made (id int, g int GENERATED ALWAYS AS (id + 1) STORED PRIMARY KEY)",
+            "CREATE PUBLICATION p FOR TABLE p, r, made WITH (publish_via_partition_root)",
+        )
+        assert problem("p") == problem("r") == ""
+        assert "its key has the column g, which is not sent" in problem("made")
+        source.run("ALTER TABLE p1 SET UNLOGGED")
+        assert "changes of its partition public.p1 are not in the WAL" in problem("p")
+        source.run("ALTER TABLE p1 SET LOGGED")
+        assert problem("p") == ""
+        source.run(
+            "ALTER TABLE p1 ALTER v SET NOT NULL",
+            "CREATE UNIQUE INDEX by_v ON p1 (v)",
+            "ALTER TABLE p1 REPLICA IDENTITY USING INDEX by_v",
+        )
+        assert "its partition public.p1 has another replica identity" in problem("p")
+        source.run("ALTER TABLE p1 REPLICA IDENTITY FULL")
+        assert problem("p") == ""
+        source.run(
+            "CREATE FOREIGN DATA WRAPPER nothing",
+            "CREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing",
+            "ALTER TABLE r DROP CONSTRAINT r_pkey",
+            "CREATE FOREIGN TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (100) SERVER elsewhere",
+        )
+        assert "changes of its partition public.r1 are not in the WAL" in problem("r")
+
+
+def test_partitions_follow_as_the_publications_together_send_them(server: LocalPostgres) -> None:
+    def names(*publications: str) -> list[str]:
+        return [each.table.name for each in published_tables(source.connection, publications)]
+
+    with closing(Source(server)) as source:
+        source.run(
+            *PARTITIONS,
+            "CREATE PUBLICATION whole FOR TABLE p WITH (publish_via_partition_root)",
+            "CREATE PUBLICATION parts FOR TABLE p",
+        )
+        assert names("whole") == names("whole", "parts") == ["p"]
+        assert names("parts") == ["p1", "p2"]
+        source.run("ALTER TABLE p1 SET UNLOGGED")
+        assert names("parts") == ["p2"]
 
 
 def test_tables_are_copied_again_when_their_publication_was_narrowed_for_a_while(

@@ -35,6 +35,7 @@ class Change(NamedTuple):
         after: of an insert or update: the new values.
         message: of a message.
         size: bytes that the server sent for it.
+        partition: of the first change of each partition in a read, if `relation` is an ancestor of it, the partition.
     """
 
     transaction: Begin
@@ -47,10 +48,14 @@ class Change(NamedTuple):
     after: Tuple | None = None
     message: LogicalMessage | None = None
     size: int = 0
+    partition: Relation | None = None
 
 
 class Changes:
     """Iterates over the changes of committed transactions, as `committed` yields them.
+
+    The server describes the ancestor and then the partition before it sends the first row of a partition as one of the
+    ancestor.
 
     Attributes:
         end_lsn: where the last commit record that was read ends.
@@ -66,16 +71,22 @@ class Changes:
     def __iter__(self) -> Iterator[Change]:
         transaction: Begin | None = None
         sequence = 0
+        described: list[Relation] = []  # since the last change
         for lsn, message, size in self._stream:
             if isinstance(message, Begin):
                 transaction, sequence = message, 0
             elif isinstance(message, Relation):
                 self._relations[message.oid] = message
+                described.append(message)
             elif isinstance(message, Commit):
                 self.end_lsn = max(self.end_lsn, message.end_lsn)
                 self.transactions += 1
             elif transaction is not None:
                 found = self._changes(transaction, sequence, lsn, message, size)
+                if found and described:
+                    if not isinstance(message, Truncate):
+                        found = [found[0]._replace(partition=_partition_of(found[0].relation, described))]
+                    described = []
                 yield from found
                 sequence += len(found)
 
@@ -119,3 +130,11 @@ class Changes:
                 f"the slot sent a row of {relation.schema}.{relation.name} at {format_lsn(lsn)} with {len(values)} "
                 f"columns, the table has {len(relation.columns)}"
             )
+
+
+def _partition_of(relation: Relation | None, described: Sequence[Relation]) -> Relation | None:
+    """Return the partition that the server described just before a change of a relation, if it did."""
+    if relation is None or len(described) < 2:
+        return None
+    ancestor, partition = described[-2:]
+    return partition if ancestor is relation and partition.oid != relation.oid else None

@@ -9,7 +9,7 @@ Source: https://www.postgresql.org/docs/current/catalog-pg-publication.html
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -20,8 +20,10 @@ from walproxy.pipeline.cdc.apply.fingerprint import Column, Evidence, Fingerprin
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.server import Connection, one_line_errors, server_major
 
+_FIRST_WITH_MULTIRANGES: Final = 14
 _FIRST_WITH_COLUMN_LISTS: Final = 15
 _FIRST_WITH_GENERATED_COLUMNS: Final = 18
+_FULL_IDENTITY: Final = "f"
 _KINDS: Final = ("insert", "update", "delete", "truncate")
 
 
@@ -49,6 +51,7 @@ class PublishedTable(NamedTuple):
         key: the columns that tell its rows apart in what is sent; with a full identity, its primary key; none if empty.
         row_filter: an SQL expression that selects the rows that are sent, None for all.
         is_partitioned: its rows are stored in its partitions, and are sent as its own.
+        labels: of each column of an enum, the labels that the type has.
         problem: why it cannot be followed as it is published, None if it can.
     """
 
@@ -61,6 +64,7 @@ class PublishedTable(NamedTuple):
     is_partitioned: bool
     fingerprint: Fingerprint
     evidence: Evidence
+    labels: Mapping[str, Set[str]]
     problem: str | None
 
 
@@ -90,29 +94,36 @@ _SCHEMA_MEMBERS = """
 """
 _PARTITIONS = """
     SELECT i.inhrelid::bigint, i.inhparent::bigint, i.xmin::text::bigint,
-           EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum > 0
+           EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum > 0 AND NOT a.attisdropped
                       AND a.xmin = i.xmin AND a.cmin::text::bigint < i.cmin::text::bigint)
+           AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum > 0
+                              AND a.xmin = i.xmin AND a.cmin::text::bigint = i.cmin::text::bigint)
            AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum = -1 AND a.xmin = i.xmin)
-      FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition AND c.relkind IN ('r', 'p')
+      FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition AND c.relkind IN ('r', 'p', 'f')
 """
 _RELATIONS = """
     SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relfilenode::bigint, c.reltoastrelid::bigint,
-           CASE WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.xmin = c.xmin)
+           CASE WHEN EXISTS (SELECT FROM pg_attribute a
+                              WHERE a.attrelid = c.oid AND a.attnum > 0 AND age(a.xmin) <= age(c.xmin))
                 THEN 0 ELSE c.xmin::text::bigint END,
            c.relreplident::text,
            ARRAY (SELECT a.attname::text
                     FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (number, position)
                     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
                    WHERE i.indrelid = c.oid AND i.indisvalid AND k.position <= i.indnkeyatts
-                     AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident
-                              WHEN c.relreplident = 'n' THEN false
-                              ELSE i.indisprimary AND i.indimmediate END
+                     AND {is_key}
                    ORDER BY k.position),
-           coalesce((SELECT k.oid::bigint FROM pg_constraint k
-                      WHERE k.conrelid = c.oid AND k.contype = 'p'), 0)
+           coalesce((SELECT coalesce(k.oid, i.indexrelid)::bigint
+                       FROM pg_index i LEFT JOIN pg_constraint k
+                         ON k.conindid = i.indexrelid AND k.conrelid = c.oid AND k.contype IN ('p', 'u')
+                      WHERE i.indrelid = c.oid AND i.indisvalid AND {is_key}), 0),
+           c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-     WHERE c.oid = ANY (%(oids)s) AND c.relkind IN ('r', 'p')
-"""
+     WHERE c.oid = ANY (%(oids)s) AND c.relkind IN ('r', 'p', 'f')
+""".format(
+    is_key="""CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false
+                  ELSE i.indisprimary AND i.indimmediate END"""
+)
 _COLUMNS = """
     WITH RECURSIVE base (attrelid, attnum, type, modifier, kind) AS (
         SELECT a.attrelid, a.attnum, t.oid, a.atttypmod, t.typtype
@@ -138,15 +149,15 @@ _TYPES = """
         SELECT u.relation, inner_type.oid
           FROM used u JOIN pg_type t ON t.oid = u.type
          CROSS JOIN LATERAL (SELECT t.typelem AS oid UNION ALL SELECT t.typbasetype
-                              UNION ALL SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid
+                              UNION ALL SELECT rngsubtype FROM pg_range WHERE t.oid IN ({ranges})
                               UNION ALL SELECT atttypid FROM pg_attribute
                                          WHERE t.typtype = 'c' AND attrelid = t.typrelid AND attnum > 0) inner_type
          WHERE inner_type.oid >= 16384
     )
-    SELECT u.relation::bigint, format('label %%s', e.oid), e.xmin::text::bigint
+    SELECT u.relation::bigint, format('label %%s', e.oid), e.xmin::text::bigint, e.enumtypid::bigint, e.enumlabel::text
       FROM used u JOIN pg_enum e ON e.enumtypid = u.type
      UNION ALL
-    SELECT u.relation::bigint, format('attribute %%s.%%s', a.attrelid, a.attnum), a.xmin::text::bigint
+    SELECT u.relation::bigint, format('attribute %%s.%%s', a.attrelid, a.attnum), a.xmin::text::bigint, 0, NULL
       FROM used u JOIN pg_type t ON t.oid = u.type AND t.typtype = 'c'
       JOIN pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0
 """
@@ -177,6 +188,7 @@ class _Relation(NamedTuple):
     replica_identity: str
     key: tuple[str, ...]
     key_constraint: int
+    is_in_wal: bool
 
 
 @dataclass
@@ -239,7 +251,7 @@ def _read(connection: Connection, publications: Sequence[str]) -> list[Published
     relations = {}
     for row in connection.execute(_RELATIONS, {"oids": list(oids)}).fetchall():
         relations[row[0]] = _Relation(
-            TableName(row[1], row[2]), row[3], Heap(row[4], row[5]), row[6], row[7], tuple(row[8]), row[9]
+            TableName(row[1], row[2]), row[3], Heap(row[4], row[5]), row[6], row[7], tuple(row[8]), *row[9:]
         )
     sent = {oid: each for oid, each in sendings.items() if oid in relations and _is_sent(relations[oid], each)}
     columns = defaultdict(list)
@@ -247,12 +259,18 @@ def _read(connection: Connection, publications: Sequence[str]) -> list[Published
         columns[row[0]].append(row[1:])
     filled = set(connection.execute(_FILLED, {"oids": list(oids)}).fetchall())
     types: dict[int, dict[str, int]] = defaultdict(dict)
-    for oid, name, xmin in connection.execute(_TYPES, {"oids": list(sent)}).fetchall():
+    labels: dict[int, set[str]] = defaultdict(set)
+    has_multiranges = server_major(connection) >= _FIRST_WITH_MULTIRANGES
+    query = _TYPES.format(ranges="rngtypid, rngmultitypid" if has_multiranges else "rngtypid")
+    for oid, name, xmin, enum_oid, label in connection.execute(query, {"oids": list(sent)}).fetchall():
         types[oid][name] = xmin
+        if label is not None:
+            labels[enum_oid].add(label)
     made = []
     for oid, sending in sent.items():
         relation = relations[oid]
-        parts = [each for each in tree.descendants(oid) if each in relations] if relation.kind == "p" else []
+        below = [each for each in tree.descendants(oid) if each in relations] if relation.kind == "p" else []
+        parts = [each for each in below if relations[each].is_in_wal]
         listed = [
             PublishedColumn(
                 name, type_oid, modifier, number, plain and not any((each, name) in filled for each in parts)
@@ -261,9 +279,36 @@ def _read(connection: Connection, publications: Sequence[str]) -> list[Published
             if _is_column_sent(number, generated, sending)
         ]
         heaps = {each: relations[each] for each in parts or [oid] if relations[each].kind == "r"}
+        fingerprint = Fingerprint(
+            oid,
+            sorted(sending.witnesses),
+            relation.key_constraint,
+            {each: heap.heap for each, heap in heaps.items()},
+            {each: tree.xmin[each] for each in parts},
+            {each.name: Column(each.number, each.type_oid, each.type_modifier) for each in listed},
+            types[oid],
+        )
+        evidence = Evidence(
+            {each: heap.writer for each, heap in heaps.items()},
+            relation.kind == "p",
+            sending.is_listed,
+            frozenset(parts) & tree.born,
+            frozenset(each.name for each in listed if each.is_plain),
+            {each: tree.parent[each] for each in parts},
+        )
         made.append(
-            _published(
-                oid, sending, relation, listed, heaps, {each: tree.xmin[each] for each in parts}, types[oid], tree
+            PublishedTable(
+                relation.table,
+                oid,
+                relation.replica_identity,
+                relation.key,
+                tuple(listed),
+                next(iter(sending.row_filters)) if len(sending.row_filters) == 1 else None,
+                relation.kind == "p",
+                fingerprint,
+                evidence,
+                {each.name: labels[each.type_oid] for each in listed if each.type_oid in labels},
+                _problem(sending, relation, {each.name for each in listed}, [relations[each] for each in below]),
             )
         )
     return sorted(made, key=lambda each: each.table)
@@ -293,7 +338,9 @@ def _sendings(connection: Connection, publications: Sequence[str], tree: _Tree) 
     for publication in found:
         for oid, line in _lines(publication, members[publication.oid], tree):
             _add(sendings[oid], publication, members[publication.oid], oid, line, tree)
-    return sendings
+    # What one publication sends as rows of an ancestor, no other one sends as rows of the partition.
+    whole = {oid for oid, sending in sendings.items() if sending.via_root}
+    return {oid: each for oid, each in sendings.items() if whole.isdisjoint(tree.ancestors(oid))}
 
 
 def _lines(publication: _Publication, members: Mapping[int, object], tree: _Tree) -> Iterator[tuple[int, list[int]]]:
@@ -331,7 +378,7 @@ def _add(
 
 
 def _is_sent(relation: _Relation, sending: _Sending) -> bool:
-    return relation.kind == "r" or sending.via_root
+    return relation.is_in_wal and (relation.kind == "r" or sending.via_root)
 
 
 def _is_column_sent(number: int, generated: str, sending: _Sending) -> bool:
@@ -340,50 +387,33 @@ def _is_column_sent(number: int, generated: str, sending: _Sending) -> bool:
     return None in sending.columns and (not generated or (generated == "s" and sending.sends_generated))
 
 
-def _published(
-    oid: int,
-    sending: _Sending,
-    relation: _Relation,
-    columns: Sequence[PublishedColumn],
-    heaps: Mapping[int, _Relation],
-    partitions: Mapping[int, int],
-    types: Mapping[str, int],
-    tree: _Tree,
-) -> PublishedTable:
-    problem = None
-    if len(sending.row_filters) > 1:
-        problem = "the publications disagree on which rows are sent: name one of them"
+def _problem(sending: _Sending, relation: _Relation, columns: Set[str], partitions: Sequence[_Relation]) -> str | None:
+    """Return why a table cannot be followed as it is published, None if it can."""
     missing = [kind for kind, *sent in zip(_KINDS, *sending.sends, strict=True) if not any(sent)]
     if missing:
-        problem = (
+        return (
             f"its publication does not send all changes ({missing[0]} is missing): ALTER PUBLICATION ... SET (publish "
             "= 'insert, update, delete, truncate')"
         )
-    fingerprint = Fingerprint(
-        oid,
-        sorted(sending.witnesses),
-        relation.key_constraint,
-        {each: heap.heap for each, heap in heaps.items()},
-        dict(partitions),
-        {each.name: Column(each.number, each.type_oid, each.type_modifier) for each in columns},
-        dict(types),
-    )
-    evidence = Evidence(
-        {each: heap.writer for each, heap in heaps.items()},
-        relation.kind == "p",
-        sending.is_listed,
-        frozenset(partitions) & tree.born,
-        frozenset(each.name for each in columns if each.is_plain),
-    )
-    return PublishedTable(
-        relation.table,
-        oid,
-        relation.replica_identity,
-        relation.key,
-        tuple(columns),
-        next(iter(sending.row_filters)) if len(sending.row_filters) == 1 else None,
-        relation.kind == "p",
-        fingerprint,
-        evidence,
-        problem,
-    )
+    if len(sending.row_filters) > 1:
+        return "the publications disagree on which rows are sent: name one of them"
+    for name in relation.key:
+        if name not in columns:
+            return f"its key has the column {name}, which is not sent: publish that column, or give it another key"
+    for each in partitions:
+        if not each.is_in_wal:
+            return (
+                f"changes of its partition {each.table} are not in the WAL: make it an ordinary logged table, or "
+                "detach it"
+            )
+        if each.kind == "r" and not _has_identity(each, relation.key):
+            return (
+                f"its partition {each.table} has another replica identity: ALTER TABLE {each.table} REPLICA IDENTITY "
+                "FULL"
+            )
+    return None
+
+
+def _has_identity(partition: _Relation, key: Sequence[str]) -> bool:
+    """Return whether an old row of a partition has the columns of the key of the table that its rows are sent as."""
+    return partition.replica_identity == _FULL_IDENTITY or not key or set(partition.key) == set(key)

@@ -29,8 +29,12 @@ _SETTINGS: Final = {
     "extra_float_digits": "1",
     "timezone": "UTC",
     "statement_timeout": "0",  # decoding goes on as long as there is WAL
+    "row_security": "off",  # an error in place of a part of the rows
 }
-_RIGHTS: Final = "give the role what it needs: ALTER ROLE ... REPLICATION; and to copy tables GRANT SELECT"
+_RIGHTS: Final = (
+    "give the role what it needs: ALTER ROLE ... REPLICATION; and to copy tables GRANT SELECT, and BYPASSRLS if they "
+    "have row-level security"
+)
 _Result = TypeVar("_Result")
 
 Connection = psycopg.Connection[Any]

@@ -35,6 +35,10 @@ _BATCH_ROWS: Final = 16_384
 _BATCH_CHARACTERS: Final = 16 << 20
 
 
+class SnapshotDelayed(SourceUnavailable):
+    """Transactions that are under way do not end."""
+
+
 class Snapshot(NamedTuple):
     """The tables of the publications as they were at a position.
 
@@ -93,19 +97,30 @@ class Snapshot(NamedTuple):
 
 
 @contextlib.contextmanager
-def snapshot(conninfo: str, publications: Sequence[str]) -> Iterator[Snapshot]:
+def snapshot(conninfo: str, publications: Sequence[str], *, wait_s: float | None = None) -> Iterator[Snapshot]:
     """Give a snapshot, as long as the block runs. The server waits for the end of all transactions under way first.
 
+    Args:
+        wait_s: how long it waits for each of them; None: as long as it takes.
+
     Raises:
+        SnapshotDelayed: one did not end in time.
         SourceRefused, SourceUnavailable.
     """
     with contextlib.closing(connect(conninfo, application_name="walproxy copy")) as connection:
         with contextlib.closing(connect(conninfo, application_name="walproxy copy", replication=True)) as replication:
             name = f"walproxy_copy_{uuid.uuid4().hex[:16]}"
             with one_line_errors("make a snapshot of the tables"):
-                row = replication.execute(
-                    f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode()
-                ).fetchone()
+                replication.execute(f"SET lock_timeout = {round((wait_s or 0) * 1000)}".encode())
+                try:
+                    row = replication.execute(
+                        f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode()
+                    ).fetchone()
+                except psycopg.errors.LockNotAvailable:
+                    raise SnapshotDelayed(
+                        f"a copy needs the end of all transactions that are under way, and one is open for more than "
+                        f"{wait_s:g} s"
+                    ) from None
                 if row is None or not row[2]:
                     raise SourceUnavailable("could not make a snapshot of the tables: the server gave none")
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -13,11 +13,14 @@ between two steps. VACUUM, ANALYZE, CREATE INDEX and freezing update catalog row
 | partitions | pg_inherits | a partition was attached or detached |
 | columns | pg_attribute | columns were added, dropped, renamed, or got another type |
 | types | pg_enum, pg_attribute of composite types | the text of stored values changes without a change of the row |
-| key_constraint | pg_constraint | the primary key was dropped for a while, so that rows had equal keys |
+| key_constraint | pg_constraint, pg_index | the key was dropped for a while, so that rows had equal keys |
 
 ALTER TABLE gives a rewritten table another TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it. So for a table with
 a TOAST table, another relfilenode alone is harmless. Without one, only a TRUNCATE that the stream has shown explains
 it: then the pg_class row was written by the truncating transaction. A new relation's relfilenode is its OID.
+
+TRUNCATE of a partition is not sent if rows are sent as those of the whole. So another relfilenode of a partition means
+a copy. Partitions that came and went between two looks at the catalogs are in the stream alone (target.py).
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -49,7 +52,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     Attributes:
         publication: why its changes are sent: catalog rows, each with its xmin.
-        key_constraint: OID of the constraint of its primary key, 0 without one.
+        key_constraint: OID of the constraint of its key, of the index if no constraint made it, 0 without a key.
         heaps: by OID: of the table, or of its partitions if they are sent as its own.
         partitions: by OID of a partition that is sent as the table's own: the xmin of its pg_inherits row.
         types: catalog rows that decide how stored values are printed, each with its xmin.
@@ -71,8 +74,9 @@ class Evidence(NamedTuple):
         writers: of each heap, the xmin of its pg_class row, if TRUNCATE alone may have written it; else 0.
         is_partitioned: the rows are in partitions.
         is_member: the publications list the table itself, so that it cannot be made unlogged.
-        born_partitions: partitions that were created as such, so that they brought no rows.
+        born_partitions: partitions that were created as such, so that they brought no rows to their parent.
         plain_columns: columns that are null in all rows older than they are.
+        parents: of each partition, the table of which it is one.
     """
 
     writers: Mapping[int, int]
@@ -80,6 +84,7 @@ class Evidence(NamedTuple):
     is_member: bool
     born_partitions: Set[int]
     plain_columns: Set[str]
+    parents: Mapping[int, int]
 
 
 class Verdict(NamedTuple):
@@ -88,6 +93,7 @@ class Verdict(NamedTuple):
     Attributes:
         copy_reason: why the table must be copied again; None if it need not.
         brought: new partitions that may have brought rows, unless they are empty.
+        born: new partitions that were created as such.
         writers: transactions that must be seen to have truncated the table; if one was not, it is copied.
         added: new columns, null in old rows.
         changed: columns with another type modifier, or varchar in place of text, while no row was rewritten.
@@ -95,6 +101,7 @@ class Verdict(NamedTuple):
 
     copy_reason: str | None = None
     brought: frozenset[int] = frozenset()
+    born: frozenset[int] = frozenset()
     writers: frozenset[int] = frozenset()
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -116,9 +123,9 @@ def compare(known: Fingerprint, now: Fingerprint, evidence: Evidence) -> Verdict
         if old.file_number == new.file_number and old.toast == 0:
             continue  # The first column that may be stored out of line was added.
         same_files = False
-        if old.toast != new.toast or (old.toast == 0 and (evidence.is_partitioned or not evidence.is_member)):
+        if old.toast != new.toast or evidence.is_partitioned or (old.toast == 0 and not evidence.is_member):
             return Verdict("its rows were rewritten")
-        if old.toast != 0 and not evidence.is_partitioned:
+        if old.toast != 0:
             continue
         writer = evidence.writers.get(oid, 0)
         if writer == 0:
@@ -127,9 +134,20 @@ def compare(known: Fingerprint, now: Fingerprint, evidence: Evidence) -> Verdict
     reason, added, changed = _columns(known.columns, now.columns, evidence, same_files=same_files)
     if reason is not None:
         return Verdict(reason)
-    born = {oid for oid in evidence.born_partitions if oid not in now.heaps or now.heaps[oid].file_number == oid}
-    brought = frozenset(now.partitions.keys() - known.partitions.keys() - born)
-    return Verdict(None, brought, frozenset(writers), added, changed)
+    arrived = now.partitions.keys() - known.partitions.keys()
+    if any(oid in now.heaps and now.heaps[oid].file_number != oid for oid in arrived):
+        return Verdict("a partition was attached, and its rows had been rewritten or truncated")
+    born = frozenset(oid for oid in arrived if _is_born(oid, known, evidence))
+    return Verdict(None, frozenset(arrived - born), born, frozenset(writers), added, changed)
+
+
+def _is_born(oid: int, known: Fingerprint, evidence: Evidence) -> bool:
+    """Return whether a partition, and each one above it that is new too, was created as such."""
+    while oid != known.oid and oid not in known.partitions:
+        if oid not in evidence.born_partitions:
+            return False
+        oid = evidence.parents[oid]
+    return True
 
 
 def _other_table(known: Fingerprint, now: Fingerprint) -> str | None:

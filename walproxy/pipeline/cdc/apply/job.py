@@ -90,9 +90,9 @@ class ApplyOptions(NamedTuple):
         """Return a table of the folder, whether it exists or not."""
         return following_table(self.folder, self.format, table)
 
-    def snapshot(self) -> AbstractContextManager[Snapshot]:
+    def snapshot(self, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
         """Give the tables of the publications as of a position."""
-        return snapshot(self.conninfo, self.publications)
+        return snapshot(self.conninfo, self.publications, wait_s=wait_s)
 
 
 class TablesQuarantined(SourceRefused):
@@ -117,7 +117,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
         begins = True
         while True:
             try:
-                with opened_job(options, first=begins) as job:
+                with opened_job(options, first=begins, ends=once) as job:
                     begins = False
                     job.copy_missing()
                     if once:
@@ -151,8 +151,13 @@ def following_table(folder: Path, table_format: FollowingFormat, table: TableNam
 
 
 @contextmanager
-def opened_job(options: ApplyOptions, *, first: bool) -> Iterator["ApplyJob"]:
-    """Give the job, with its connections. Only the first time tables are to be copied again on request."""
+def opened_job(options: ApplyOptions, *, first: bool, ends: bool) -> Iterator["ApplyJob"]:
+    """Give the job, with its connections.
+
+    Args:
+        first: tables are to be copied again on request.
+        ends: it ends when all tables are up to now; copies wait for open transactions as long as it takes.
+    """
     with ExitStack() as stack:
         reading = stack.enter_context(closing(connect(options.conninfo, application_name="walproxy apply")))
         asking = stack.enter_context(closing(connect(options.conninfo, application_name="walproxy apply")))
@@ -165,7 +170,7 @@ def opened_job(options: ApplyOptions, *, first: bool) -> Iterator["ApplyJob"]:
             tables = {name: known for name, known in job.tables.items() if name not in again}
             job = msgspec.structs.replace(job, tables=tables)
         write_job(options.folder, job)
-        yield stack.enter_context(closing(ApplyJob(options, job, reading, asking)))
+        yield stack.enter_context(closing(ApplyJob(options, job, reading, asking, ends=ends)))
 
 
 def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) -> Job:
@@ -213,7 +218,7 @@ def _reader(options: ApplyOptions) -> SlotReader:
 class ApplyJob:
     """The tables, the position and the connections of a job that runs."""
 
-    def __init__(self, options: ApplyOptions, job: Job, reading: Connection, asking: Connection) -> None:
+    def __init__(self, options: ApplyOptions, job: Job, reading: Connection, asking: Connection, *, ends: bool) -> None:
         self._options = options
         self._job = job
         self._reading = reading
@@ -222,7 +227,7 @@ class ApplyJob:
         self._reader.check(reading)
         self._status = StatusFiles(options.folder)
         self._tidied_at: dict[TableName, float] = {}
-        self.tables = Tables(options, asking, job)
+        self.tables = Tables(options, asking, job, waits_for_copies=ends)
 
     def close(self) -> None:
         """Close the tables."""
@@ -275,6 +280,9 @@ class ApplyJob:
             self._status.write(self._job, self.tables, 0, retained_bytes)
             return False
         self.tables.look()
+        if self.tables.known() != self._job.tables:
+            # After a crash the changes of this step must not count as older than what was followed just now.
+            self._note(begin_lsn)
         count = self._take(begin_lsn, end_lsn)
         self._flush(Position(end_lsn, 0))
         self.tables.settle(is_current=end_lsn == safe_lsn)

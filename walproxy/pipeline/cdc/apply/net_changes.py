@@ -114,5 +114,11 @@ class NetChanges:
 
 
 def _filled(old: Tuple, new: Tuple) -> Tuple:
-    """Return `new`, with the old values in place of what was not sent."""
-    return tuple(before if after is UNCHANGED else after for before, after in zip(old, new, strict=True))
+    """Return `new`, with the old values in place of what was not sent.
+
+    A value that is stored out of line is not null: if the old row says so, it has the columns of the key alone, as that
+    of a partition has whose own replica identity is not full.
+    """
+    return tuple(
+        before if after is UNCHANGED and before is not None else after for before, after in zip(old, new, strict=True)
+    )

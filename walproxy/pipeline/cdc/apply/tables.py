@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from safekeeper.errors import ConfigurationError, RemoteProtocolError, StorageFailed
-from safekeeper.lsn import Lsn, format_lsn
-from walproxy.pipeline.cdc.apply.copying import Snapshot
+from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined
@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _RETRY_MIN_S: Final = 60.0
 _RETRY_MAX_S: Final = 3600.0
+_SNAPSHOT_WAIT_S: Final = 10.0
+_SNAPSHOT_WAIT_MAX_S: Final = 600.0
 _COPY_ATTEMPTS: Final = 3
 _TABLE_ERRORS: Final = (SourceRefused, RemoteProtocolError, ConfigurationError, StorageFailed)
 """What one table may raise without any harm to the others. A full disk is everybody's matter."""
@@ -54,7 +56,7 @@ class TablePolicy(Protocol):
 
     def following(self, table: TableName) -> FollowingTable: ...
 
-    def snapshot(self) -> AbstractContextManager[Snapshot]: ...
+    def snapshot(self, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]: ...
 
 
 class _Problem(NamedTuple):
@@ -73,9 +75,15 @@ class Tables:
         copies: number of copies that were made.
     """
 
-    def __init__(self, policy: TablePolicy, asking: Connection, job: Job) -> None:
+    def __init__(self, policy: TablePolicy, asking: Connection, job: Job, *, waits_for_copies: bool) -> None:
+        """Take up the tables of a job.
+
+        Args:
+            waits_for_copies: a copy waits for open transactions as long as it takes; else the other tables go on.
+        """
         self._policy = policy
         self._asking = asking
+        self._snapshot_wait_s = None if waits_for_copies else _SNAPSHOT_WAIT_S
         self._types: dict[tuple[int, int], pa.DataType] = {}
         self._followings: dict[TableName, FollowingTable] = {}
         self._targets: dict[TableName, Target] = {}
@@ -126,7 +134,7 @@ class Tables:
             with self._quarantining(table, now):
                 if now.problem is not None:
                     raise SourceRefused(f"{table} cannot be followed: {now.problem}")
-                target.look(now, self._is_empty)
+                target.look(now, self)
         for name in self.quarantined.keys() - {str(table) for table in published}:
             del self.quarantined[name]
         for table, now in published.items():
@@ -164,7 +172,8 @@ class Tables:
     def copy(self, wait_for_quorum: Callable[[Lsn], None], note: Callable[[], None]) -> None:
         """Copy the tables that need it, all as of one position; `note` is called after each one.
 
-        A table that is altered between the snapshot and its lock is copied with another snapshot.
+        A table that is altered between the snapshot and its lock is copied with another snapshot. If open transactions
+        delay the snapshot, the tables are quarantined, and the next snapshot is waited for twice as long.
 
         Raises:
             SourceRefused, SourceUnavailable, StorageFull.
@@ -176,10 +185,24 @@ class Tables:
             if not self._to_copy:
                 return
             _log.info("waiting for the transactions that are under way, to copy tables")
-            with self._policy.snapshot() as source:
-                # What the copy shows must be on the quorum before anybody reads it here.
-                wait_for_quorum(source.lsn)
-                self._copy_as_of(source, note, is_last=attempt == _COPY_ATTEMPTS - 1)
+            try:
+                with self._policy.snapshot(wait_s=self._snapshot_wait_s) as source:
+                    # What the copy shows must be on the quorum before anybody reads it here.
+                    wait_for_quorum(source.lsn)
+                    if self._snapshot_wait_s is not None:
+                        self._snapshot_wait_s = _SNAPSHOT_WAIT_S
+                    self._copy_as_of(source, note, is_last=attempt == _COPY_ATTEMPTS - 1)
+            except SnapshotDelayed as error:
+                self._put_off(str(error))
+                return
+
+    def _put_off(self, reason: str) -> None:
+        assert self._snapshot_wait_s is not None  # it waits as long as it takes
+        self._snapshot_wait_s = min(2 * self._snapshot_wait_s, _SNAPSHOT_WAIT_MAX_S)
+        published = self.published()
+        for table in list(self._to_copy):
+            with self._quarantining(table, published.get(table)):
+                raise SourceRefused(reason)
 
     def _copy_as_of(self, source: Snapshot, note: Callable[[], None], *, is_last: bool) -> None:
         published = {each.table: each for each in source.tables}
@@ -326,9 +349,15 @@ class Tables:
         listed = published_tables(self._asking, self._policy.publications)
         return {each.table: each for each in listed if self._policy.is_wanted(each.table)}
 
-    def _is_empty(self, oid: int) -> bool:
+    def is_empty(self, oid: int) -> bool:
+        """Return whether a relation has no page. Raises SourceRefused, SourceUnavailable."""
         query = "SELECT pg_relation_size(%(oid)s::oid) = 0"
         return bool(one_value(self._asking, query, {"oid": oid}, doing="look at a partition"))
+
+    def insert_lsn(self) -> Lsn:
+        """Return the end of the source's WAL. Raises SourceRefused, SourceUnavailable."""
+        query = "SELECT pg_current_wal_insert_lsn()::text"
+        return parse_lsn(one_value(self._asking, query, doing="look at the WAL"))
 
     def _type_of(self, type_oid: int, type_modifier: int) -> pa.DataType:
         key = (type_oid, type_modifier)

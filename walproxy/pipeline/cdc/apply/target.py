@@ -12,29 +12,63 @@ The catalogs are compared before the changes of a step are taken, and may be new
 changes themselves announce is compared with the known columns too.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
 
 from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import format_lsn
+from safekeeper.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.net_changes import Key, NetChanges
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.column_types import arrow_type, to_arrow
-from walproxy.pipeline.cdc.messages import UNCHANGED, Relation, Tuple, Value
+from walproxy.pipeline.cdc.messages import UNCHANGED, Begin, Relation, Tuple, Value
 from walproxy.pipeline.cdc.published_tables import PublishedTable
 from walproxy.pipeline.cdc.server import SourceRefused
 
 _FULL_IDENTITY: Final = "f"
 _TRUNCATES_MAX: Final = 1000
 
+_XIDS: Final = 1 << 32
+
 TypeOf = Callable[[int, int], pa.DataType]
 """The Arrow type for OID and modifier of a type; of a domain that of its base type."""
+
+
+class Catalogs(Protocol):
+    """What the source is asked when a partition is new. Both raise SourceUnavailable."""
+
+    def is_empty(self, oid: int) -> bool:
+        """Return whether a relation has no page."""
+
+    def insert_lsn(self) -> Lsn:
+        """Return the end of the WAL."""
+
+
+class _NewPartition(NamedTuple):
+    """A partition that was not known at the look before.
+
+    Attributes:
+        creator: the transaction that created it as a partition; None if it was attached, and was empty then.
+        seen_lsn: what committed beyond it came after the partition was found.
+    """
+
+    creator: int | None
+    seen_lsn: Lsn
+
+    def may_have_lost_rows(self, first: Begin) -> bool:
+        """Return whether it may have had rows that went unseen, if `first` is the first transaction with rows of it.
+
+        TRUNCATE within the creating transaction leaves no trace; other changes would have given it another file. The
+        creator may be a subtransaction, whose xid is larger than that of the transaction.
+        """
+        if first.commit_lsn >= self.seen_lsn:
+            return False
+        return self.creator is None or (self.creator - first.xid) % _XIDS < _XIDS // 2
 
 
 def fields_of(table: PublishedTable, following: type[FollowingTable], as_text: Sequence[str]) -> list[pa.Field]:
@@ -94,6 +128,8 @@ class Target:
         self._awaited: frozenset[int] = frozenset()  # transactions that must turn out to have truncated the table
         self._seen: Fingerprint | None = None  # accepted once they have
         self._truncated_by: set[int] = set()
+        self._new_partitions: dict[int, _NewPartition] = {}
+        self._labels: Mapping[str, Set[str]] = {}
         self.following = following
         self._type_of = type_of
         self._schema = following.schema()
@@ -105,7 +141,7 @@ class Target:
         """OID of the source table."""
         return self._fingerprint.oid
 
-    def look(self, now: PublishedTable, is_empty: Callable[[int], bool]) -> None:
+    def look(self, now: PublishedTable, source: Catalogs) -> None:
         """Compare the source's catalogs with what is known: follow what can be followed, else set `copy_reason`.
 
         Raises:
@@ -117,14 +153,19 @@ class Target:
         reason = verdict.copy_reason
         if reason is None and set(now.key) != set(self.known.key):
             reason = "its key changed"
-        if reason is None and not all(is_empty(oid) for oid in verdict.brought):
+        if reason is None and not all(source.is_empty(oid) for oid in verdict.brought):
             reason = "a partition was attached"
+        if reason is None and (verdict.brought or verdict.born):
+            seen_lsn = source.insert_lsn()
+            for oid in verdict.brought | verdict.born:
+                creator = now.fingerprint.partitions[oid] if oid in verdict.born else None
+                self._new_partitions[oid] = _NewPartition(creator, seen_lsn)
         if reason is None:
             reason = self._follow_columns(now, verdict.added, verdict.changed)
         if reason is not None:
             self.copy_reason = reason
             return
-        self._awaited, self._seen = verdict.writers, now.fingerprint
+        self._awaited, self._seen, self._labels = verdict.writers, now.fingerprint, now.labels
         self.settle(is_current=False)
 
     def settle(self, *, is_current: bool) -> None:
@@ -159,6 +200,10 @@ class Target:
         if place < self.position or self.copy_reason is not None:
             return
         assert change.relation is not None  # messages are not for tables
+        if change.partition is not None:
+            self.copy_reason = self._partition_problem(change, change.partition)
+            if self.copy_reason is not None:
+                return
         if change.relation is not self._relation:
             self._look_at(change.relation, place)
             if self.copy_reason is not None:
@@ -171,6 +216,7 @@ class Target:
         Raises:
             RemoteProtocolError: a value that was not sent is not in the table either.
             BadValue: a value cannot be one of its column's type.
+            SourceRefused: a label of an enum was renamed since.
             StorageFailed, StorageFull.
         """
         if not self._net or self.copy_reason is not None:
@@ -202,13 +248,33 @@ class Target:
             return None if self.known.key else "its replica identity changed"
         return None if key == set(self.known.key) else "its key changed"
 
+    def _partition_problem(self, change: Change, partition: Relation) -> str | None:
+        """Return why rows of a partition cannot be followed: what the catalogs do not show any more."""
+        name = f"{partition.schema}.{partition.name}"
+        seen = self._fingerprint if self._seen is None else self._seen
+        if partition.oid not in seen.partitions and partition.oid not in self._fingerprint.partitions:
+            return f"its partition {name} came and went"
+        new = self._new_partitions.get(partition.oid)
+        if new is not None and new.may_have_lost_rows(change.transaction):
+            return f"its partition {name} was filled before it was known"
+        key = {column.name for column in partition.columns if column.is_key}
+        if self.known.key and partition.replica_identity != _FULL_IDENTITY and key != set(self.known.key):
+            return f"its partition {name} had another replica identity"
+        return None
+
     def _layout_problem(self, relation: Relation) -> str | None:
-        """Columns are sent in the order of their numbers: names that changed places for a while are out of order."""
+        """Columns are sent in the order of their numbers: names that changed places for a while are out of order.
+
+        A known column that is missing was added later, or had another name: the latter if a column with a larger number
+        is there, and possibly if an unknown one is the last.
+        """
         last = 0
+        is_last_known = True
         for column in relation.columns:
             if column.name not in self._schema.names:
                 return f"its changes have an unknown column {column.name}"
             known = self._fingerprint.columns.get(column.name)
+            is_last_known = known is not None
             if known is not None:
                 if known.number <= last:
                     return "its columns were renamed for a while"
@@ -217,6 +283,10 @@ class Target:
                 sent = self.following.storable(self._type_of(column.type_oid, column.type_modifier))
                 if not _holds(self._schema.field(column.name).type, sent):
                     return f"its column {column.name} was of another type"
+        sent_names = {column.name for column in relation.columns}
+        missing = [known.number for name, known in self._fingerprint.columns.items() if name not in sent_names]
+        if missing and (min(missing) < last or not is_last_known):
+            return "its columns were renamed for a while"
         return None
 
     @property
@@ -253,11 +323,19 @@ class Target:
         for field in self._schema:
             index = where.get(field.name)
             values: list[Value] = [None] * len(rows) if index is None else [row[index] for row in rows]
+            if field.name in self._labels:
+                self._check_labels(field.name, values)
             bad_as_null = self.bad_as_null and field.name not in self.known.key
             columns[field.name] = to_arrow(values, field.type, f"{self.table}.{field.name}", bad_as_null=bad_as_null)
         upserts = self._completed(pa.table(columns, self._schema), rows, homes, where)
         gone = [key for key, row in self._net.rows.items() if row is None]
         return Merge(self._net.truncated, upserts, self._keys(gone))
+
+    def _check_labels(self, column: str, values: Iterable[Value]) -> None:
+        """See that the type of a column has these labels still. Raises SourceRefused."""
+        for value in set(values):
+            if isinstance(value, bytes) and value.decode() not in self._labels[column]:
+                raise SourceRefused(f"its column {column} had the label {value.decode()!r}, which its type has not")
 
     def _keys(self, keys: Sequence[Key]) -> pa.Table:
         schema = pa.schema([self._schema.field(name) for name in self.known.key])
