@@ -141,11 +141,12 @@ def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: V
         wait_s = lost["for_s"]
         problem = f"no quorum for {wait_s:.0f} s: commits wait"
     else:
-        wait_s = 0.0 if state == "streaming" else status["state_since_s"]
+        wait_s = status["not_ready_s"] or 0.0
         reason = status["primary"]["problem"] if state == "waiting_for_primary" else ""
-        problem = f"{state} for {wait_s:.0f} s: no commit goes through" + (f": {reason}" if reason else "")
+        problem = f"not ready for {wait_s:.0f} s: commits wait" + (f": {reason}" if reason else "")
     verdict.figures["waiting"] = (wait_s, "s", thresholds.wait_s)
-    level = thresholds.wait_s.level(wait_s) if state != "streaming" or lost is not None else Level.OK
+    is_fine = state == "streaming" and lost is None and status["not_ready_s"] is None
+    level = Level.OK if is_fine else thresholds.wait_s.level(wait_s)
     if level:
         verdict.problems.append((level, problem))
     if lost is not None and lost["waiting_sessions"] is not None:

@@ -211,7 +211,7 @@ class Proxy:
             note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
             self._log_line(logging.INFO, f"{self.state} -> {state} after {now - self.state_since:.1f} s{note}")
             self.state, self.state_since = state, now
-        self.readiness.observe(state in SERVING_STATES, now)
+        self.readiness.observe(state in SERVING_STATES, now, is_spare=self.proposer.is_spare)
         for safekeeper_id, link in self.links.items():
             # What the link or a refusal has to say was logged by them.
             if link.is_up and not self.proposer.peers[safekeeper_id].refused:

@@ -17,15 +17,28 @@ class Readiness:
 
     def __init__(self) -> None:
         self.serving_since: float | None = None
+        self._not_ready_since: float | None = None
         self._was_lost = False
 
-    def observe(self, serves: bool, now: float) -> None:
-        """Take note of whether the proxy serves now."""
+    def observe(self, serves: bool, now: float, *, is_spare: bool = False) -> None:
+        """Take note of whether the proxy serves now.
+
+        Args:
+            is_spare: another proxy serves.
+        """
+        if is_spare or (serves and not self.waits_s(now)):
+            self._not_ready_since = None
+        elif self._not_ready_since is None:
+            self._not_ready_since = now
         if not serves:
             self._was_lost = self._was_lost or self.serving_since is not None
             self.serving_since = None
         elif self.serving_since is None:
             self.serving_since = now
+
+    def not_ready_s(self, now: float) -> float | None:
+        """Return for how long the proxy has not been ready; None if it is, or if it is a spare."""
+        return now - self._not_ready_since if self._not_ready_since is not None else None
 
     def waits_s(self, now: float) -> float:
         """Return how long a proxy that serves must still do so without a break until it is ready; 0 once it is."""

@@ -29,6 +29,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     members = known.ids() if known is not None else None
     safekeepers = [_safekeeper_status(proxy, i, received_lsn, members, now) for i in sorted(proxy.links)]
     needed_lsn = promotable_lsn(leadership, now)
+    not_ready_s = proxy.readiness.not_ready_s(now)
     return {
         "state": proxy.public_state(now),
         "term": proposer.term,
@@ -44,6 +45,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "run": proposer.config.run,
         "spare": proposer.is_spare,
         "state_since_s": round(now - proxy.state_since, 3),
+        "not_ready_s": round(not_ready_s, 3) if not_ready_s is not None else None,
         "members": sorted(members) if members is not None else None,
         "members_streaming": sum(
             each["state"] == "streaming" and each["id"] in (members or ()) for each in safekeepers

@@ -39,11 +39,20 @@ def test_a_lost_quorum_is_a_warning_at_once_and_critical_after_a_while(proxy: Pr
 
 
 def test_without_a_primary_the_reason_is_told(proxy: Proxy) -> None:
-    status = serving(proxy, state="waiting_for_primary", state_since_s=30.0)
+    status = serving(proxy, state="waiting_for_primary", state_since_s=0.1, not_ready_s=30.0)
     status["primary"]["problem"] = "cannot connect | to it"
     verdict = judge(status, Thresholds())
     assert verdict.level is Level.CRITICAL
-    assert "waiting_for_primary for 30 s: no commit goes through: cannot connect / to it" in verdict.line()
+    assert (
+        "waiting_for_primary, 3 of 3 members streaming; not ready for 30 s: commits wait: cannot connect / to it"
+        in verdict.line()
+    )
+
+
+def test_a_proxy_that_streams_for_a_moment_now_and_then_is_critical(proxy: Proxy) -> None:
+    verdict = judge(serving(proxy, not_ready_s=30.0), Thresholds())
+    assert verdict.level is Level.CRITICAL
+    assert "not ready for 30 s: commits wait" in verdict.line()
 
 
 def test_missing_members_lags_and_the_archive_have_thresholds(proxy: Proxy) -> None:

@@ -26,6 +26,23 @@ def test_a_proxy_that_streams_for_a_moment_each_second_is_never_ready() -> None:
         readiness.observe(False, second + 0.1)
 
 
+def test_the_time_without_service_goes_on_until_it_is_ready_and_begins_with_its_own_turn() -> None:
+    readiness = Readiness()
+    for now in (1.0, 2.0):
+        readiness.observe(False, now, is_spare=True)
+        assert readiness.not_ready_s(now) is None
+    readiness.observe(False, 3.0)
+    assert readiness.not_ready_s(5.0) == 2.0
+    readiness.observe(True, 5.0)
+    assert readiness.not_ready_s(5.0) is None
+    for second in range(6, 20):  # It serves for a moment each second.
+        readiness.observe(False, float(second))
+        readiness.observe(True, second + 0.5)
+        assert readiness.not_ready_s(second + 0.9) == second + 0.9 - 6
+    readiness.observe(True, 19.5 + READY_AFTER_S)
+    assert readiness.not_ready_s(30.0) is None
+
+
 def test_a_proxy_that_serves_again_is_not_ready_before_that_was_observed() -> None:
     readiness = Readiness()
     assert readiness.waits_s(0.5) == 0
