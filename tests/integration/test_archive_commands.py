@@ -97,10 +97,10 @@ def test_an_unfinished_upload_is_noted_only(past: Past, archive: Path) -> None:
 
 
 def test_the_cluster_that_a_rebootstrap_began_may_write_once_it_is_adopted(archive: Path) -> None:
-    answer = walproxy("archive", "adopt", "--archive", archive, "--cluster-id", "0123456789abcdef")
+    answer = walproxy("archive", "adopt", "--archive", archive, "--cluster-id", "0123456789abcdef" * 2)
     assert answer.returncode == EXIT_FINE, answer.stderr
     said = json.loads(walproxy("archive", "list", "--archive", archive, "--json").stdout)
-    assert said["cluster_ids"][-1] == "0123456789abcdef"
+    assert said["cluster_ids"][-1] == "0123456789abcdef" * 2
 
 
 @pytest.mark.parametrize("command", ["list", "verify"])

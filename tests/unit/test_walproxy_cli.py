@@ -409,6 +409,19 @@ def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:
 # walproxy check.
 
 
+@pytest.mark.parametrize("cluster_id", ["53685a87", "ID", "5e1f0c3a9b7d24861c8a4f02e6b93d7\n"])
+def test_a_cluster_id_that_is_not_whole_is_not_written_into_an_archive(
+    here: Here, tmp_path: Path, cluster_id: str
+) -> None:
+    """The log shows the first digits of an id, and they look like one."""
+    words = ("--archive", str(tmp_path / "archive"), "--cluster-id", cluster_id)
+    for command in (("create", "--system-id", "1"), ("adopt",)):
+        result = here("archive", *command, *words)
+        assert result.returncode == EXIT_USAGE
+        assert "has 32 hexadecimal digits" in " ".join(result.stderr.split())
+    assert not (tmp_path / "archive").exists()
+
+
 def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
     members = [STATUS["safekeepers"][1] | {"id": 1, "lag_bytes": 0}]
     well = STATUS | {
@@ -418,7 +431,7 @@ def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
         "members_streaming": 1,
         "safekeepers": members,
     }
-    well |= {"quorum_lost": None, "archive": None, "apply_problem": None, "primary": {"hosts": []}}
+    well |= {"not_ready_s": None, "quorum_lost": None, "archive": None, "apply_problem": None, "primary": {"hosts": []}}
     with answering(200, json.dumps(well).encode()) as url:
         result = here("check", "--url", url)
         assert (result.returncode, result.stdout.count("\n"), result.stderr) == (0, 1, "")

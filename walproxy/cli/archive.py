@@ -17,6 +17,7 @@ from safekeeper.archive.upload import adopt as adopt_cluster
 from safekeeper.archive.upload import create as create_archive
 from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
 from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn, parse_lsn
+from walproxy.cli.parameters import CLUSTER_ID
 from walproxy.recovery.archive_source import ArchiveSource
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig
 from walproxy.recovery.plan import format_time
@@ -117,7 +118,9 @@ def verify_(config: Path | None, since: str | None, as_json: bool, **command_lin
 
 @archive.command("create")
 @click.option("--system-id", required=True, type=click.IntRange(1, 2**64 - 1), metavar="ID", help="Of PostgreSQL.")
-@click.option("--cluster-id", required=True, metavar="ID", help="Of the safekeepers: walproxy status --json shows it.")
+@click.option(
+    "--cluster-id", required=True, type=CLUSTER_ID, help="Of the safekeepers: walproxy status --json shows it."
+)
 @click.option(
     "--segment-size", default=16 << 20, show_default=True, type=click.IntRange(1), metavar="BYTES", help="Of the WAL."
 )
@@ -130,7 +133,8 @@ def create(config: Path | None, system_id: int, cluster_id: str, segment_size: i
 
     \b
     Example:
-      walproxy archive create --archive /archive --system-id 7312345678901234567 --cluster-id 5e1f0c3a9b7d2486
+      walproxy archive create --archive /archive --system-id 7312345678901234567 \\
+          --cluster-id 5e1f0c3a9b7d24861c8a4f02e6b93d75
     """
     if segment_size & (segment_size - 1) or not SEGMENT_SIZE_MIN <= segment_size <= SEGMENT_SIZE_MAX:
         raise ConfigurationError(f"--segment-size {segment_size} is not a power of 2 from 1 MiB to 1 GiB")
@@ -143,14 +147,14 @@ def create(config: Path | None, system_id: int, cluster_id: str, segment_size: i
 
 
 @archive.command("adopt")
-@click.option("--cluster-id", required=True, metavar="ID", help="The new cluster, as walproxy rebootstrap names it.")
+@click.option("--cluster-id", required=True, type=CLUSTER_ID, help="The new cluster, as walproxy rebootstrap names it.")
 @_archive_options
 def adopt(config: Path | None, cluster_id: str, **command_line: Any) -> None:
     """Let the cluster that a rebootstrap has begun write into the archive of the one before.
 
     \b
     Example:
-      walproxy archive adopt --archive s3://bucket/main --cluster-id 5e1f0c3a9b7d2486
+      walproxy archive adopt --archive s3://bucket/main --cluster-id 5e1f0c3a9b7d24861c8a4f02e6b93d75
     """
     manifest = adopt_cluster(_reader(config, command_line).store, cluster_id)
     click.echo(f"the clusters {', '.join(manifest.cluster_ids)} may write into it")

@@ -16,6 +16,7 @@ from safekeeper.tls import ClientTls
 from walproxy.config import DEFAULT_HTTP
 from walproxy.recovery.plan import CURRENT, LATEST
 
+_CLUSTER_ID: Final = re.compile("[0-9a-f]{32}")
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -62,12 +63,19 @@ def _instant(text: str) -> datetime:
     return instant.astimezone()  # One without a zone is of this machine's.
 
 
+def _cluster_id(text: str) -> str:
+    if _CLUSTER_ID.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not the id of a cluster, which has 32 hexadecimal digits: write all of it")
+    return text
+
+
 def _timeline(text: str) -> str:
     if text in (LATEST, CURRENT) or (text.isascii() and text.isdecimal() and int(text) > 0):
         return text
     raise ValueError("write latest, current or the number of a timeline")
 
 
+CLUSTER_ID: Final = Parameter("ID", _cluster_id)
 DURATION: Final = Parameter("TIME", _duration_s)
 """Seconds."""
 
