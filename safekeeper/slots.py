@@ -176,7 +176,7 @@ class Slots:
             try:
                 await self._store([other for other in self._slots.values() if other is not slot])
             except BaseException:  # Also if the connection ends meanwhile.
-                self.release(slot)
+                self._free(slot)  # It was not used: it is as idle as before.
                 raise
         # A temporary one may have gone with its connection.
         self._slots.pop(slot.name, None)
@@ -196,9 +196,12 @@ class Slots:
     def release(self, slot: Slot) -> None:
         """End the use of a slot; a temporary one stays its connection's."""
         if not slot.temporary:
-            slot.holder = 0
             slot.idle_since = self._clock()
-            slot.released.set()
+            self._free(slot)
+
+    def _free(self, slot: Slot) -> None:
+        slot.holder = 0
+        slot.released.set()
 
     def idle_s(self, slot: Slot) -> float:
         """Return how long no connection has used the slot, 0 while one does."""
@@ -231,8 +234,7 @@ class Slots:
         """Drop the temporary slots of a connection."""
         for slot in [slot for slot in self._slots.values() if slot.temporary and slot.holder == connection]:
             del self._slots[slot.name]
-            slot.holder = 0
-            slot.released.set()
+            self._free(slot)
 
     def report(self, slot: Slot, flush_lsn: Lsn) -> None:
         """Hold WAL from `flush_lsn` on, also if that is further back than before; 0 changes nothing."""

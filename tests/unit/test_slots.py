@@ -157,6 +157,23 @@ def test_a_slot_that_nobody_uses_is_dropped_after_a_while_and_one_in_use_is_not(
         assert [slot.name for slot in house.call(house.slots.describe)] == ["back", "used"]
 
 
+def test_an_idle_slot_that_a_full_disk_keeps_from_being_dropped_goes_as_soon_as_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        now = 100.0
+        house.slots._clock = lambda: now
+        house.run(house.slots.create("idle", BASE_LSN, connection=0))
+        now = 200.0
+        house.fs.full = True
+        house.run(house.slots.drop_idle(60.0))
+        assert "an idle replication slot could not be dropped" in caplog.text
+        now = 201.0
+        house.fs.full = False
+        house.run(house.slots.drop_idle(60.0))
+        assert house.call(house.slots.describe) == []
+
+
 def test_on_a_full_disk_a_slot_is_refused_and_nothing_else_is_disturbed(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         leader = committed(house)
