@@ -16,10 +16,10 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from safekeeper.archive.objects import ObjectInfo
+from safekeeper.archive.objects import FOLDERS, MANIFEST_KEY, ObjectInfo
 
 _PIECE_BYTES = 1 << 20
 _TEMPORARY = re.compile(r".*#\d+")
@@ -122,12 +122,18 @@ class LocalFolder:
         return sorted(found)
 
     def remove_leftovers(self, older_than_s: float) -> int:
-        """Remove what killed writers left behind, and return how many files that were."""
+        """Remove what killed writers of an archive left behind, and return how many files that were.
+
+        Files elsewhere in the folder are not touched: it may be another one than the operator meant.
+        """
         removed = 0
-        for path, status in self._walk(self._root):
-            if _TEMPORARY.fullmatch(path) is not None and status.st_mtime < time.time() - older_than_s:
-                Path(path).unlink(missing_ok=True)
-                removed += 1
+        manifests = (str(path) for path in self._root.glob(f"{MANIFEST_KEY}#*"))
+        others = (path for folder in FOLDERS for path, _ in self._walk(self._root / folder))
+        for path in map(Path, filter(_TEMPORARY.fullmatch, (*manifests, *others))):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - older_than_s:
+                    path.unlink()
+                    removed += 1
         return removed
 
     def _walk(self, folder: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -30,6 +30,7 @@ MANIFEST_VERSION = 1
 WAL_FOLDER = "wal"
 HISTORY_FOLDER = "history"
 PROBE_FOLDER = "probe"
+FOLDERS = (WAL_FOLDER, HISTORY_FOLDER, PROBE_FOLDER)
 
 _COMPRESSED_SUFFIX = ".zst"
 _WAL_KEY = re.compile(r"wal/([0-9A-F]{16})/(\1[0-9A-F]{8})(?:\.([0-9A-F]{16})\.partial)?(\.zst)?")

@@ -153,7 +153,6 @@ class Uploader:
         Raises:
             ArchiveRefused: it belongs to another cluster, holds WAL without a manifest, or has lost its manifest.
         """
-        self._store.remove_leftovers()
         found = read_manifest(self._store)
         if found is None:
             if known_id:
@@ -179,6 +178,7 @@ class Uploader:
                 f"{self._cluster_id}: name another folder, or let the archive adopt this cluster"
             )
         self._archive_id = found.archive_id
+        self._store.remove_leftovers()
         return found
 
     def upload(self, file: ArchivedFile, content: Content) -> bool:

@@ -308,6 +308,18 @@ def test_leftovers_of_killed_writers_are_removed_when_nobody_can_be_writing_them
     assert sorted(path.name for path in (tmp_path / "wal/a").iterdir()) == ["key", "key#2", "other"]
 
 
+def test_a_folder_with_files_of_others_loses_none_of_them(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path))
+    theirs = [tmp_path / name for name in ("notes#1", "tickets/bug#4711", "manifest.json.draft#2")]
+    ours = [tmp_path / name for name in ("manifest.json#1", "wal/a/key#1", "history/00000002.history#3", "probe/x#1")]
+    for path in (*theirs, *ours):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+        os.utime(path, (time.time() - 7200,) * 2)
+    store.remove_leftovers()
+    assert [path for path in (*theirs, *ours) if path.exists()] == theirs
+
+
 def test_folder_has_file_and_folders_on_disk_before_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
 
