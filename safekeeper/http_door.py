@@ -2,8 +2,9 @@
 
 Connections are accepted, counted and displaced as at the other listeners (safekeeper/door.py), and TLS is theirs, too
 (safekeeper/tls_transport.py): a network that is not allowed does not get as far as a handshake. aiohttp understands the
-requests; between it and the socket stands `HttpConnection`, which bounds what aiohttp does not: the time until a
-request has come in full, the time between two requests, and the bytes that wait to be answered (S14).
+requests, and reads no more of them while a few wait to be answered; between it and the socket stands `HttpConnection`,
+which bounds what aiohttp does not: the time until a request has come in full, the time between two requests, and the
+bytes of one (S14).
 """
 
 import asyncio

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 import safekeeper.http_door
 from safekeeper.admission import Budget
@@ -234,6 +235,42 @@ def test_more_bytes_than_a_request_may_have_end_the_connection(
 
     run()
     assert "more than 1000 bytes for one request" in caplog.text
+
+
+def test_of_a_client_that_does_not_wait_for_answers_no_more_is_read_than_a_few_requests() -> None:
+    requests = 1000
+
+    def pipeline(client: socket.socket) -> int:
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" * requests)
+        answers = 0
+        with client, client.makefile("rb") as lines:
+            while answers < requests and (line := lines.readline()):
+                answers += line.startswith(b"HTTP/1.1 200")
+        return answers
+
+    @on_the_loop
+    async def run() -> None:
+        may_answer = asyncio.Event()
+
+        async def answer(_: web.Request) -> web.Response:
+            await may_answer.wait()
+            return web.Response()
+
+        application = web.Application()
+        application.router.add_get("/slow", answer)
+        door = await serve_http({}, Address(HOST, 0), application=application)
+        try:
+            client = connect(door)
+            client_has_all = asyncio.create_task(asyncio.to_thread(pipeline, client))
+            await until(lambda: door.connection_count == 1)
+            (connection,) = door._connections.values()
+            await until(lambda: not connection._transport.is_reading())
+            may_answer.set()
+            assert await client_has_all == requests
+        finally:
+            await door.close()
+
+    run()
 
 
 def test_a_newer_connection_displaces_the_oldest_and_is_answered(
