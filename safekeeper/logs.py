@@ -52,6 +52,11 @@ class RateLimit:
         self._passed = 0
         self._suppressed = 0
 
+    @property
+    def admits_now(self) -> bool:
+        """Whether the next line would pass."""
+        return self._passed < self._lines or self._clock() - self._began_at >= self._interval_s
+
     def admit(self) -> str | None:
         """Return None if a line must be left out, else what to add to it: the number left out before, or nothing."""
         now = self._clock()
@@ -89,7 +94,8 @@ class RateLimits:
 class ProblemLog:
     """One thing that may be wrong: logged when it begins, changes or ends, and from time to time in between.
 
-    One that changes all the time, to and fro, is limited to a few lines a minute.
+    One that changes all the time, to and fro, is limited to a few lines a minute: its end is logged only if the log has
+    it, and one that lasts is logged as soon as lines pass again.
 
     Attributes:
         text: what is wrong, empty if nothing is.
@@ -109,24 +115,26 @@ class ProblemLog:
         self._logger = logger
         self._clock = clock
         self._again_after_s = again_after_s
+        self._logged_text = ""  # What is wrong as the log has it.
         self._logged_at = 0.0
         self._changes = RateLimit(CHANGES_A_MINUTE, 60.0, clock)
 
     def note(self, text: str, message: str, *arguments: object, level: int = logging.WARNING) -> None:
         """Log `message` if the problem `text` is new, or was not logged for a while."""
         now = self._clock()
-        if text != self.text or now - self._logged_at >= self._again_after_s:
+        is_due = text != self.text or now - self._logged_at >= self._again_after_s
+        if is_due or (text != self._logged_text and self._changes.admits_now):
             addition = self._changes.admit()
             if addition is not None:
-                self._logged_at = now
+                self._logged_at, self._logged_text = now, text
                 self._logger.log(level, message + addition, *arguments)
         self.text = text
 
     def over(self, message: str = "", *arguments: object) -> None:
-        """Nothing is wrong; log `message` if something was."""
-        if self.text and message:
+        """Nothing is wrong; log `message` if something is according to the log."""
+        if self._logged_text and message:
             self._logger.info(message, *arguments)
-        self.text = ""
+        self.text = self._logged_text = ""
 
 
 def one_line(text: str) -> str:

@@ -14,7 +14,7 @@ from safekeeper.archive.statistics import UPLOAD_BUCKETS_S, UploadStatistics
 from safekeeper.exposition import metrics_application
 from safekeeper.http import safekeeper_routes
 from safekeeper.http_door import serve_http
-from safekeeper.logs import ProblemLog
+from safekeeper.logs import CHANGES_A_MINUTE, ProblemLog
 from safekeeper.lsn import format_lsn
 from safekeeper.metrics import SafekeeperCollector
 from safekeeper.retention import Retention
@@ -152,3 +152,29 @@ def test_a_problem_is_logged_when_it_begins_changes_lasts_and_ends(caplog: pytes
         "it is dead at 603",
         "fine",
     ]
+
+
+def test_a_problem_that_comes_and_goes_is_a_few_lines_a_minute_in_either_direction(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    now = 0.0
+    problem = ProblemLog(logging.getLogger("x"), lambda: now)
+    for at in range(1, 60):
+        now = float(at)
+        problem.note("full", "it is full")
+        problem.over("fine")
+    assert [record.message for record in caplog.records] == ["it is full", "fine"] * CHANGES_A_MINUTE
+    # It lasts now, and the log does not end with what is no longer true.
+    for later in (59.5, 59.9, 60.5, 61.0):
+        now = later
+        problem.note("full", "it is full")
+    left_out = 59 - CHANGES_A_MINUTE + 1
+    assert [record.message for record in caplog.records[2 * CHANGES_A_MINUTE :]] == [
+        f"it is full (and {left_out} more such lines left out)"
+    ]
+    # One that is too many replaces one that the log has: its end is logged nevertheless.
+    for text in "abcdefgh":
+        problem.note(text, f"it is {text}")
+    problem.over("fine")
+    assert [record.message for record in caplog.records[-2:]] == ["it is e", "fine"]
