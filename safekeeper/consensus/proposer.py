@@ -336,11 +336,12 @@ class Proposer:
         """Tell a safekeeper who leads, unless it belongs to another cluster."""
         ours = Cluster(leadership.elected.cluster_id, leadership.membership)
         later_reason = later_cluster_reason(greeting, ours)
-        if greeting.cluster_id not in ("", ours.id) and not greeting.is_empty:
+        if later_reason:
+            # Its greeting stays known: a quorum of that cluster ends the term.
+            self._out.extend(self.roster.leave_out(safekeeper_id, later_reason))
+        elif greeting.cluster_id not in ("", ours.id) and not greeting.is_empty:
             reason = other_cluster_reason(greeting)
             self._out.extend(self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason))
-        elif later_reason:
-            self._out.extend(self.roster.leave_out(safekeeper_id, later_reason))
         elif greeting.membership and greeting.membership.generation > leadership.membership.generation:
             self._end_term(now, "a member knows a newer membership")
         else:

@@ -385,7 +385,10 @@ class Stage(World):
 
     def refuses(self, name: str, safekeepers: str) -> bool:
         proposer = self.proxy(name).proposer
-        return proposer is not None and all(proposer.peers[s.id].refused for s in self.each_safekeeper(safekeepers))
+        if proposer is None:
+            return False
+        peers = [proposer.peers[safekeeper.id] for safekeeper in self.each_safekeeper(safekeepers)]
+        return all(peer.refused or peer.problem for peer in peers)
 
     def is_at_term(self, name: str, term: str) -> bool:
         proposer = self.proxy(name).proposer

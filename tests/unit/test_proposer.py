@@ -728,12 +728,18 @@ def test_a_primary_that_has_recycled_the_next_segment_too_is_refused_instead_of_
     assert f"has recycled the WAL at {format_lsn(border_lsn)}, where the quorum's log ends" in str(finish.error)
 
 
-def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_no_term() -> None:
+# What members say that a rebootstrap has reached: one that never promised anything, and one that did, as usual.
+BEGUN = [NOBODY, NodeId(1, "run1")]
+
+
+@pytest.mark.parametrize("promised", BEGUN)
+def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_no_term(promised: NodeId) -> None:
     table = Table()
     node_id = table.leads()
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
-    begun = msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=Membership(2, MEMBERS.members))
+    later = Membership(2, MEMBERS.members)
+    begun = msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=later, promised=promised)
     for _ in range(2):
         table.event(table.proposer.disconnected(3, table.now))
         table.event(table.proposer.connected(3, table.now))
@@ -742,13 +748,15 @@ def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_n
     assert "a rebootstrap, or the undo of one, has begun with it" in table.proposer.peers[3].problem
 
 
-def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster() -> None:
+@pytest.mark.parametrize("promised", BEGUN)
+def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster(promised: NodeId) -> None:
     table = Table()
     table.leads()
     for safekeeper_id in (2, 3):
         assert table.proposer.leadership is not None
+        membership = Membership(2, MEMBERS.members)
         later = msgspec.structs.replace(
-            empty(safekeeper_id), cluster_id="d" * 32, membership=Membership(2, MEMBERS.members)
+            empty(safekeeper_id), cluster_id="d" * 32, membership=membership, promised=promised
         )
         table.event(table.proposer.disconnected(safekeeper_id, table.now))
         table.event(table.proposer.connected(safekeeper_id, table.now))
