@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.control_file import ControlFile
 from safekeeper.errors import ArchiveRefused
 from safekeeper.lsn import Lsn
+from safekeeper.wal.filesystem import RealFileSystem
+from safekeeper.wal.segment_file import create_segment
 from tests.unit.wal_builder import WalBuilder
 from walproxy.recovery.fetcher import Fetcher, HoleFound
+from walproxy.recovery.folder_source import FolderSource
 from walproxy.recovery.sources import (
     LogPath,
     Offer,
@@ -38,6 +44,7 @@ class FakeSource:
         self.pieces = {(1, lsn): min(lsn + MIB, end_lsn) for lsn in range(begin_lsn, end_lsn, MIB)}
         self.system_id = SYSTEM_ID
         self.is_silent = False
+        self.removed = False
         self.questions = 0
         self.change: Callable[[bytearray], None] = lambda content: None
         self.histories: dict[int, bytes] = {}
@@ -51,7 +58,7 @@ class FakeSource:
         end_lsn = self.pieces.get((tli, begin_lsn), 0)
 
         def write(path: Path) -> None:
-            if (tli, begin_lsn) not in self.pieces:
+            if self.removed:
                 raise SourceLacks(f"{self.name} has it no more")
             content = bytearray(WAL.data[begin_lsn - MIB : end_lsn - MIB])
             self.change(content)
@@ -136,6 +143,44 @@ def test_what_nobody_has_is_not_there(target: Path) -> None:
     assert Fetcher([FakeSource("a", 2 * MIB)]).history(2) is None
 
 
+class ReplacedPart(FakeSource):
+    """A source whose part of the last segment is replaced by a longer one between its offer and its bytes.
+
+    Attributes:
+        replacements: where the later parts end.
+    """
+
+    def __init__(self, name: str, end_lsn: Lsn, *replacements: Lsn) -> None:
+        super().__init__(name, end_lsn)
+        self.replacements = list(replacements)
+
+    def offers(self, tli: int, begin_lsn: Lsn) -> list[Offer]:
+        def write(path: Path) -> None:
+            if self.replacements:
+                self.pieces[tli, begin_lsn] = self.committed_lsn = self.replacements.pop(0)
+                raise SourceLacks(f"{self.name} has replaced it")
+            offer.write(path)
+
+        (offer,) = super().offers(tli, begin_lsn)
+        return [offer._replace(write=write)]
+
+
+def test_a_part_that_was_replaced_by_a_longer_one_meanwhile_is_asked_for_again(target: Path) -> None:
+    parts = [2 * MIB + size for size in (1000, 2000, 9000)]
+    assert fetch(target, ReplacedPart("a", *parts)) == ("a", 2 * MIB + 9000)
+    assert fetch(target, ReplacedPart("a", *parts), FakeSource("b", 2 * MIB + 500)) == ("a", 2 * MIB + 9000)
+    changing = ReplacedPart("a", *(2 * MIB + size for size in range(1000, 2000)))
+    with pytest.raises(SourceUnavailable, match="changes all the time"):
+        fetch(target, changing, FakeSource("b", 2 * MIB + 500))
+
+
+def test_a_source_that_offers_what_it_does_not_have_is_passed_over(target: Path) -> None:
+    optimist = FakeSource("a", 3 * MIB)
+    optimist.removed = True
+    assert fetch(target, optimist, FakeSource("b", 2 * MIB + 500)) == ("b", 2 * MIB + 500)
+    assert fetch(target, optimist, find_holes=False) is None
+
+
 def test_a_corrupt_segment_is_passed_over(target: Path, caplog: pytest.LogCaptureFixture) -> None:
     corrupt = FakeSource("a", 3 * MIB)
     corrupt.change = lambda content: content.__setitem__(slice(8192, 8200), bytes(range(8)))
@@ -218,3 +263,28 @@ def test_a_source_that_is_silent_is_asked_again_until_the_timeout(target: Path) 
     source._answer = answer  # type: ignore[method-assign]
     assert Fetcher([source], timeout_s=5).fetch_segment(1, 2 * MIB, target) is not None
     assert len(asked) >= 3
+
+
+def test_a_shorter_part_does_not_stand_for_what_a_folder_cannot_open(target: Path, tmp_path: Path) -> None:
+    fs, directory = RealFileSystem(), tmp_path / "safekeeper"
+    (directory / "wal").mkdir(parents=True)
+    state = ControlState(
+        safekeeper_id=1,
+        incarnation="1" * 32,
+        cluster_id="c" * 32,
+        system_id=SYSTEM_ID,
+        segment_size=MIB,
+        server_version=150000,
+        history=(HistoryEntry(1, 2 * MIB, 1),),
+        wal_begin_lsn=2 * MIB,
+        commit_lsn=2 * MIB + 9000,
+    )
+    ControlFile(fs, directory).store(state)
+    wal = WAL.data[MIB : MIB + 9000]
+    create_segment(fs, directory / "wal", tli=1, begin_lsn=2 * MIB, segment_size=MIB, wal=[wal]).close()
+    folder, partial = FolderSource(directory), FakeSource("b", 2 * MIB + 500)
+    assert fetch(target, folder, partial) == (folder.name, 2 * MIB + 9000)
+    (segment,) = (directory / "wal").iterdir()
+    segment.unlink()
+    with pytest.raises(SourceCorrupt, match=r"no source has .* in good order"):
+        fetch(target, folder, partial)

@@ -5,6 +5,8 @@
 - Otherwise the longest part of it. This and "nobody has it" are said only when every source has answered: recovery
   takes either for the end of the log. So a source that does not answer is asked again until the timeout, and then the
   answer is an error; it is one, too, if the longest part is there and cannot be had.
+- What was offered and is gone may have been replaced by more, as the archive's part of the open segment is every few
+  seconds: then all sources are asked again.
 - A hole is not the end of the log either: if nobody has a segment and somebody has a later one, that is an error.
 - Bytes that may not be committed count only if they continue what is known to be.
 """
@@ -25,6 +27,7 @@ from walproxy.recovery.sources import LogPath, Offer, Origin, SourceCorrupt, Sou
 _PIECE_BYTES = 1 << 20
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 _COMPARED_SUFFIX = ".compared"
+_ROUNDS_MAX = 5
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -40,6 +43,10 @@ class Delivered(NamedTuple):
 
 class HoleFound(SourceCorrupt):
     """Nobody has a segment, but somebody has a later one of the same timeline."""
+
+
+class _OffersChanged(Exception):
+    """What was offered is gone, and something else is offered."""
 
 
 class Fetcher:
@@ -105,7 +112,7 @@ class Fetcher:
         """
 
         def ask() -> Delivered | None:
-            delivered = self._fetch_segment(tli, begin_lsn, target, whole_only)
+            delivered = self._fetch_steady_segment(tli, begin_lsn, target, whole_only)
             if find_holes and (delivered is None or not delivered.is_whole):
                 self._refuse_hole(tli, begin_lsn)
             return delivered
@@ -211,11 +218,17 @@ class Fetcher:
             raise SourceCorrupt("; ".join(corrupt))
         return None
 
-    def _fetch_segment(self, tli: int, begin_lsn: Lsn, target: Path, whole_only: bool) -> Delivered | None:
-        segment_size = self.origin().segment_size
-        name = segment_name(tli, begin_lsn, segment_size)
-        silent: list[str] = []
-        corrupt: list[str] = []
+    def _fetch_steady_segment(self, tli: int, begin_lsn: Lsn, target: Path, whole_only: bool) -> Delivered | None:
+        for _ in range(_ROUNDS_MAX):
+            try:
+                return self._fetch_segment(tli, begin_lsn, target, whole_only)
+            except _OffersChanged:
+                continue
+        name = segment_name(tli, begin_lsn, self.origin().segment_size)
+        raise SourceUnavailable(f"what there is of {name} changes all the time")
+
+    def _offers(self, tli: int, begin_lsn: Lsn, silent: list[str], corrupt: list[str]) -> list[Offer]:
+        """Return what all sources offer; add the reasons of those that cannot say to `silent` and `corrupt`."""
         offers: list[Offer] = []
         for source in self.sources:
             try:
@@ -224,8 +237,17 @@ class Fetcher:
             except SourceUnavailable as error:
                 silent.append(str(error))
             except SourceCorrupt as error:
+                name = segment_name(tli, begin_lsn, self.origin().segment_size)
                 _log.error("%s of %s cannot be used: %s", name, source.name, error)
                 corrupt.append(str(error))
+        return offers
+
+    def _fetch_segment(self, tli: int, begin_lsn: Lsn, target: Path, whole_only: bool) -> Delivered | None:
+        segment_size = self.origin().segment_size
+        name = segment_name(tli, begin_lsn, segment_size)
+        silent: list[str] = []
+        corrupt: list[str] = []
+        offers = self._offers(tli, begin_lsn, silent, corrupt)
         whole_lsn = begin_lsn + segment_size
         # A source that contradicts itself may have had all of it.
         lost_lsn = whole_lsn if corrupt else 0
@@ -238,6 +260,8 @@ class Fetcher:
                 self._take(offer, tli, target)
             except SourceLacks as error:
                 _log.info("%s: %s", name, error)
+                if _contents(self._offers(tli, begin_lsn, silent, corrupt)) != _contents(offers):
+                    raise _OffersChanged from error
             except SourceUnavailable as error:
                 silent.append(str(error))
             except SourceCorrupt as error:
@@ -303,6 +327,10 @@ class Fetcher:
             longest.source,
         )
         return False
+
+
+def _contents(offers: Sequence[Offer]) -> list[tuple[str, Lsn, Lsn]]:
+    return [(offer.source, offer.end_lsn, offer.committed_lsn) for offer in offers]
 
 
 def _by_worth(offers: Sequence[Offer], whole_lsn: Lsn) -> list[Offer]:

@@ -24,7 +24,6 @@ from walproxy.recovery.sources import (
     Origin,
     Pieces,
     SourceCorrupt,
-    SourceLacks,
     later_of,
     next_of,
     reach_of,
@@ -108,8 +107,8 @@ class FolderSource:
         def write(target: Path) -> None:
             try:
                 file = self._fs.open(path, read_only=True)
-            except StorageFailed as error:
-                raise SourceLacks(str(error)) from error
+            except StorageFailed as error:  # No safekeeper runs here that could have removed it.
+                raise SourceCorrupt(str(error)) from error
             try:
                 with target.open("wb") as copy:
                     for piece in read_pieces(file, path, 0, end_lsn - begin_lsn):

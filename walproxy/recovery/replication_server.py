@@ -189,7 +189,9 @@ class ReplicationServer:
             return
         code, text = sqlstate_of(result), result.get_error_message()
         problem = problem_of_error(command, code, text)
-        if code in (_NO_SUCH_FILE, _WRONG_POSITION):
+        # A server that ends the connection with this code has failed, and knows nothing of the position.
+        is_fatal = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) != b"ERROR"
+        if code == _NO_SUCH_FILE or (code == _WRONG_POSITION and not is_fatal):
             raise SourceLacks(f"{self.name}: {problem.message}")
         raise SourceUnavailable(f"{self.name}: {problem.message}")
 
