@@ -60,7 +60,7 @@ def _passfile_override(given: Mapping[str, str]) -> dict[str, str]:
     try:
         file = Path(written) if written else Path("~/.pgpass").expanduser()
         mode = file.stat().st_mode
-    except (OSError, RuntimeError):  # There is none; or the user has no home folder, as in a container.
+    except (OSError, RuntimeError):  # No such file; or a user without a home folder, as in a container.
         return {}
     if stat.S_ISREG(mode) and not mode & (stat.S_IRWXG | stat.S_IRWXO):
         return {}

@@ -32,7 +32,7 @@ _NEVER_ARCHIVED = re.compile(r"[0-9A-F]{24}(\.[0-9A-F]{8}\.backup|\.partial)|000
     default=EXIT_MISSING,
     show_default=True,
     metavar="CODE",
-    help="The exit code instead of 1, which a shell can tell from that of a program that could not start.",
+    help="The exit code instead of 1, to be distinguished from that of a program that could not start.",
 )
 @settings.click_options(FetchConfig, ENVIRONMENT_PREFIX)
 def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, **command_line: Any) -> NoReturn:
