@@ -37,7 +37,7 @@ _OF_SAFEKEEPERS: Final = {
     DEAF: 3,
     MUTE: 3,
     SLOW_DISK: 4,
-    FULL_DISK: 2,
+    FULL_DISK: 4,
     FLOOD: 3,
     NO_DESCRIPTORS: 3,
 }
