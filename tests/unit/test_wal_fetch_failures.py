@@ -61,6 +61,17 @@ def test_a_script_that_has_the_file_put_elsewhere_gets_none_that_pg_wal_has(
     assert not target.exists()
 
 
+def test_a_script_that_has_the_file_put_elsewhere_gets_no_hole_for_what_pg_wal_has(
+    data_directory: Path, archive: Path, tmp_path: Path
+) -> None:
+    for file in archive.rglob(f"{NAME}*"):
+        file.unlink()
+    words = (NAME, str(tmp_path / "elsewhere"), "--archive", str(archive))
+    assert wal_fetch(data_directory, *words).returncode == EXIT_STOPS_RECOVERY
+    (data_directory / "pg_wal" / NAME).write_bytes(b"of the backup")
+    assert wal_fetch(data_directory, *words).returncode == EXIT_MISSING
+
+
 def test_a_prefetcher_that_cannot_be_started_changes_no_exit_code(
     data_directory: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

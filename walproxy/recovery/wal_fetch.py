@@ -58,7 +58,7 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, m
         temporary.rename(target)
         return EXIT_DELIVERED
     except HoleFound as error:
-        if (target.parent / name).exists():
+        if (wal_directory / name).exists():
             return EXIT_MISSING  # PostgreSQL has it already, and looks there next.
         _log.error("%s", error)
     except WalproxyError as error:
