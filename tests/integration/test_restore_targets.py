@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from safekeeper.errors import WalproxyError
 from safekeeper.lsn import format_lsn
 from tests.integration.cluster_fixtures import wait_for
 from tests.integration.conftest import NEWEST
@@ -55,6 +56,25 @@ def test_recovery_to_an_lsn_ends_there_also_if_its_settings_cannot_be_removed(pa
     with recovered(past.server.binaries, target) as server:
         assert rows(server) == up_to(2)
         assert "recovery-end failed: the settings of walproxy restore stay" in server.log_path.read_text()
+
+
+@NEWEST
+def test_a_program_that_cannot_start_stops_the_recovery_and_does_not_end_it_early(past: Past, target: Path) -> None:
+    restore(past, past.folder / "base", target, "--archive", past.archive)
+    configuration, broken = target / "postgresql.auto.conf", past.folder / "broken"
+    broken.write_text("#!/bin/sh\nexit 1\n")  # As Python ends when it finds no module walproxy.
+    broken.chmod(0o755)
+    whole = configuration.read_text()
+    command = walproxy_command(past.folder)
+    assert f"'{command} wal-fetch" in whole
+    configuration.write_text(whole.replace(f"'{command} wal-fetch", f"'{broken} wal-fetch"))
+    with LocalPostgres(past.server.binaries, target) as server:
+        with pytest.raises(WalproxyError):
+            server.start()
+        assert "FATAL:  could not restore file" in server.log_path.read_text()
+    configuration.write_text(whole)
+    with recovered(past.server.binaries, target) as server:
+        assert rows(server) == up_to(5)
 
 
 @NEWEST
