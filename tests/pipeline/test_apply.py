@@ -25,7 +25,8 @@ from tests.pipeline.logical_server import Source, logical_server, wait_until
 from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
-from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
+from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.server import SourceRefused, connect
 from walproxy.pipeline.cdc.slot import advance, drop_slot, usable_slot
@@ -189,6 +190,25 @@ def test_a_crash_at_any_point_of_a_step_loses_nothing_and_repeats_nothing(
         with pytest.raises(Crash):
             run_apply(options, once=True)
     source.run("UPDATE t SET v = 'after'", "INSERT INTO log VALUES (7, 'after')")
+    run_apply(options, once=True)
+    compare(source, options.folder, "delta", *TABLES)
+
+
+def test_a_column_that_was_added_before_a_crash_is_not_mistaken_for_a_later_one(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of(source, tmp_path)
+    with (
+        monkeypatch.context() as patched,
+        only_job(options.folder),
+        opened_job(options, first=True, ends=True) as job,
+    ):
+        job.copy_missing()
+        source.run("ALTER TABLE u ADD plain int", "UPDATE u SET plain = 5 WHERE a = 'k5'")
+        patched.setattr(job_module.ApplyJob, "_flush", crash_once(job_module.ApplyJob._flush, after=True))
+        with pytest.raises(Crash):
+            job.step()
+    source.run("ALTER TABLE u DROP plain", "ALTER TABLE u ADD plain int")
     run_apply(options, once=True)
     compare(source, options.folder, "delta", *TABLES)
 

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from safekeeper.errors import StorageFailed
+from safekeeper.errors import ConfigurationError, StorageFailed, StorageFull, WalproxyError
+from walproxy.pipeline.cdc.apply import following
 from walproxy.pipeline.cdc.apply.fingerprint import Column, Fingerprint, Heap
 from walproxy.pipeline.cdc.apply.following import (
     FollowingTable,
@@ -20,6 +21,8 @@ from walproxy.pipeline.cdc.apply.following import (
     Position,
     folder_name,
     key_filter,
+    library_errors,
+    unused_name,
 )
 from walproxy.pipeline.cdc.apply.job import following_table
 from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined, only_job, read_job, write_job
@@ -246,6 +249,41 @@ def test_rows_are_chosen_by_their_key_in_order() -> None:
     keys = pa.table({"b": ["x", "z"], "a": [2, 1]})
     assert key_filter(rows, keys, keep_matches=True).to_pydict() == {"a": [2, 1], "b": ["x", "z"]}
     assert key_filter(rows, keys, keep_matches=False).to_pydict() == {"a": [3, 1], "b": ["x", "y"]}
+
+
+def test_rows_are_found_by_a_key_of_any_name() -> None:
+    rows = pa.table({"_row": [3, 1, 2], "v": ["c", "a", "b"]})
+    keys = pa.table({"_row": [2, 3]})
+    assert key_filter(rows, keys, keep_matches=True).to_pydict() == {"_row": [3, 2], "v": ["c", "b"]}
+    assert key_filter(rows, keys, keep_matches=False).to_pydict() == {"_row": [1], "v": ["a"]}
+    assert unused_name("_x", ["a", "_X", "_x_"]) == "_x__"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Exception("External error: Duplicate field name\nmore"), StorageFailed),
+        (KeyError(), StorageFailed),
+        (Exception("Generic LocalFileSystem error: No space left on device (os error 28)"), StorageFull),
+        (Exception("(sqlite3.OperationalError) database or disk is full"), StorageFull),
+    ],
+)
+def test_what_a_library_raises_is_one_line_and_a_full_disk_is_told_apart(
+    tmp_path: Path, error: Exception, kind: type[WalproxyError]
+) -> None:
+    with pytest.raises(kind, match=r"^could not write it: .") as raised, library_errors("write it", tmp_path / "no"):
+        raise error
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_system_without_space_is_full_whatever_the_library_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_FULL_BYTES", 1 << 62)
+    with pytest.raises(StorageFull), library_errors("write it", tmp_path):
+        raise ValueError("unable to open database file")
+    with pytest.raises(ConfigurationError), library_errors("write it", tmp_path):
+        raise ConfigurationError("our own errors stay as they are")
 
 
 def test_different_tables_have_different_folders() -> None:

@@ -395,6 +395,8 @@ def _problem(sending: _Sending, relation: _Relation, columns: Set[str], partitio
             f"its publication does not send all changes ({missing[0]} is missing): ALTER PUBLICATION ... SET (publish "
             "= 'insert, update, delete, truncate')"
         )
+    if not columns:
+        return "it has no column that is sent"
     if len(sending.row_filters) > 1:
         return "the publications disagree on which rows are sent: name one of them"
     for name in relation.key:

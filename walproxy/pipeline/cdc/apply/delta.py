@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError
 
 from safekeeper.errors import StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
@@ -26,6 +25,8 @@ from walproxy.pipeline.cdc.apply.following import (
     Merge,
     Position,
     key_filter,
+    library_errors,
+    unused_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
@@ -91,8 +92,9 @@ class DeltaFollowing(FollowingTable):
             return
         is_row = pa.repeat(pa.scalar(True), merge.upserts.num_rows)
         is_gone = pa.repeat(pa.scalar(False), merge.deleted.num_rows)
+        operation = unused_name(_OPERATION, merge.upserts.column_names)
         source = pa.concat_tables(
-            [merge.upserts.append_column(_OPERATION, is_row), merge.deleted.append_column(_OPERATION, is_gone)],
+            [merge.upserts.append_column(operation, is_row), merge.deleted.append_column(operation, is_gone)],
             promote_options="default",
         )
         with self._commit("merge into"):
@@ -105,9 +107,9 @@ class DeltaFollowing(FollowingTable):
                 streamed_exec=not all(_has_exact_statistics(source.schema.field(name).type) for name in key),
                 commit_properties=_properties(position),
             )
-            merger = merger.when_matched_delete(predicate=f"NOT s.{_quoted(_OPERATION)}")
-            merger = merger.when_matched_update_all(except_cols=[_OPERATION])
-            merger.when_not_matched_insert_all(predicate=f"s.{_quoted(_OPERATION)}", except_cols=[_OPERATION]).execute()
+            merger = merger.when_matched_delete(predicate=f"NOT s.{_quoted(operation)}")
+            merger = merger.when_matched_update_all(except_cols=[operation])
+            merger.when_not_matched_insert_all(predicate=f"s.{_quoted(operation)}", except_cols=[operation]).execute()
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         names = keys.column_names
@@ -185,11 +187,8 @@ class DeltaFollowing(FollowingTable):
     @contextlib.contextmanager
     def _failures(self, verb: str) -> Iterator[None]:
         """Tell what delta-rs refuses as one line."""
-        try:
+        with library_errors(f"{verb} the table {self.folder}", self.folder):
             yield
-        except DeltaError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise StorageFailed(f"could not {verb} the table {self.folder}: {reason}") from error
 
 
 def _noting_failures(batches: Iterable[pa.RecordBatch], failures: list[WalproxyError]) -> Iterator[pa.RecordBatch]:

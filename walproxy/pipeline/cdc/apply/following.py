@@ -4,7 +4,9 @@ Every change of it is one commit that holds rows and position, on disk when the 
 it was at some position. Rows are told apart by the columns of the key, which are never null.
 """
 
+import contextlib
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -13,12 +15,18 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from safekeeper.errors import StorageFailed, StorageFull, WalproxyError
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.tables.parquet_files import first_line
 
 SMALL_FILE_BYTES: Final = 16 << 20
 SMALL_FILES_MAX: Final = 16
 """A merge leaves one small file at least; so many of them are written into one."""
+
+_FULL_BYTES: Final = 1 << 20
+_SIGNS_OF_FULL: Final = ("os error 28", "os error 122", "disk is full")
+"""ENOSPC and EDQUOT as delta-rs prints them, and what SQLite says."""
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -120,6 +128,40 @@ def safe_name(name: str) -> str:
 def key_filter(rows: pa.Table, keys: pa.Table, *, keep_matches: bool) -> pa.Table:
     """Return the rows whose key is among `keys`, or is not. `keys` has the columns of the key and nothing else."""
     names = keys.column_names
-    numbered = rows.select(names).append_column("_row", pa.array(range(rows.num_rows), pa.int64()))
-    numbers = numbered.join(keys, names, join_type="left semi" if keep_matches else "left anti")["_row"]
+    number = unused_name("_row", names)
+    numbered = rows.select(names).append_column(number, pa.array(range(rows.num_rows), pa.int64()))
+    numbers = numbered.join(keys, names, join_type="left semi" if keep_matches else "left anti")[number]
     return rows.take(numbers.combine_chunks().sort())
+
+
+def unused_name(name: str, names: Iterable[str]) -> str:
+    """Return a name that no column has, whether case counts or not."""
+    taken = {each.lower() for each in names}
+    while name in taken:
+        name += "_"
+    return name
+
+
+@contextlib.contextmanager
+def library_errors(doing: str, folder: Path) -> Iterator[None]:
+    """Turn what the library of a format raises in the block into one line: "could not `doing`: reason".
+
+    Any exception counts: delta-rs raises some that have no class of their own. A table that its library does not take
+    must not end the job of the others.
+
+    Raises:
+        StorageFull: the file system of the table has no space.
+        StorageFailed: anything else.
+    """
+    try:
+        yield
+    except WalproxyError:
+        raise
+    except Exception as error:
+        kind = StorageFull if _is_full(error, folder) else StorageFailed
+        raise kind(f"could not {doing}: {first_line(error) or type(error).__name__}") from error
+
+
+def _is_full(error: Exception, folder: Path) -> bool:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return any(sign in str(error) for sign in _SIGNS_OF_FULL) or shutil.disk_usage(existing).free < _FULL_BYTES

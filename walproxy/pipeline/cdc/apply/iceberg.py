@@ -20,21 +20,14 @@ from typing import Final
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.conversions import from_bytes
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    NamespaceAlreadyExistsError,
-    NoSuchTableError,
-    ValidationError,
-)
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
-from sqlalchemy.exc import SQLAlchemyError
 
-from safekeeper.errors import StorageFailed
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -42,6 +35,7 @@ from walproxy.pipeline.cdc.apply.following import (
     Merge,
     Position,
     key_filter,
+    library_errors,
     safe_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
@@ -249,11 +243,8 @@ class IcebergFollowing(FollowingTable):
     @contextlib.contextmanager
     def _failures(self, verb: str) -> Iterator[None]:
         """Tell what pyiceberg and SQLite refuse as one line."""
-        try:
+        with library_errors(f"{verb} the Iceberg table {self.folder}", self.folder):
             yield
-        except (SQLAlchemyError, NoSuchTableError, CommitFailedException, ValidationError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise StorageFailed(f"could not {verb} the Iceberg table {self.folder}: {reason}") from error
 
 
 def _small(data_type: pa.DataType) -> pa.DataType:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.errors import ConfigurationError, StorageFailed
 from safekeeper.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
@@ -357,4 +357,7 @@ class ApplyJob:
 
     def _tidy(self, table: TableName) -> None:
         self._tidied_at[table] = time.monotonic()
-        self.tables.following(table).tidy(self._options.keep)
+        try:
+            self.tables.following(table).tidy(self._options.keep)
+        except StorageFailed as error:
+            _log.warning("%s; trying again later", error)

@@ -30,6 +30,7 @@ class KnownTable(msgspec.Struct, frozen=True):
         key: the columns that tell rows apart; none if rows are only added.
         as_text: columns that are read as text, as the options demand.
         bad_text: further ones, since they had values that their type does not hold.
+        bad_as_null: values that their type does not hold were made null, if there were any.
         dropped: columns that the source has no longer, which keep their values here.
         fingerprint: None in a file of version 1: such a table is copied again.
     """
@@ -37,6 +38,7 @@ class KnownTable(msgspec.Struct, frozen=True):
     key: list[str]
     as_text: list[str] = []
     bad_text: list[str] = []
+    bad_as_null: bool = False
     dropped: list[str] = []
     fingerprint: Fingerprint | None = None
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
 import pyarrow as pa
 
 from safekeeper.errors import ConfigurationError, RemoteProtocolError, StorageFailed
@@ -240,11 +241,9 @@ class Tables:
         as_text, bad_text = self._policy.text_columns(table), self._bad_text.setdefault(table, set())
         position = Position(source.lsn, 0)
         while True:
-            known = known_of(made, as_text, sorted(bad_text))
+            known = known_of(made, as_text, sorted(bad_text), bad_as_null=self._bad_as_null)
             schema = pa.schema(fields_of(made, type(following), [*as_text, *bad_text]))
-            null_if_bad = (
-                frozenset(schema.names) - set(made.key) if self._policy.on_bad_value == "null" else frozenset()
-            )
+            null_if_bad = frozenset(schema.names) - set(made.key) if self._bad_as_null else frozenset()
             _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
             try:
                 with source.connection.transaction():
@@ -275,20 +274,28 @@ class Tables:
                 f"{table} was copied with other columns as text, {known.as_text}: copy it again with "
                 f"--copy-again {table}"
             )
-        if known.fingerprint is None:
+        fingerprint = known.fingerprint
+        if fingerprint is None:
             self._to_copy[table] = "it was copied by an older version"
             return
+        if known.bad_as_null and not self._bad_as_null:
+            self._to_copy[table] = "values that its columns cannot hold are not to be null any more"
+            return
+        known = msgspec.structs.replace(known, bad_as_null=self._bad_as_null)
         with self._quarantining(table):
             position = self.following(table).position()
             if position is None:
                 self._to_copy[table] = "its table is gone, or another program made it"
             else:
-                self._follow(table, known, known.fingerprint, position)
+                self._follow(table, known, fingerprint, position)
 
     def _follow(self, table: TableName, known: KnownTable, fingerprint: Fingerprint, position: Position) -> None:
-        bad_as_null = self._policy.on_bad_value == "null"
-        target = Target(self.following(table), known, fingerprint, self._type_of, position, bad_as_null=bad_as_null)
+        target = Target(self.following(table), known, fingerprint, self._type_of, position)
         self._targets[table] = self._by_oid[fingerprint.oid] = target
+
+    @property
+    def _bad_as_null(self) -> bool:
+        return self._policy.on_bad_value == "null"
 
     def _drop(self, table: TableName) -> None:
         target = self._targets.pop(table, None)

@@ -84,7 +84,9 @@ def fields_of(table: PublishedTable, following: type[FollowingTable], as_text: S
     ]
 
 
-def known_of(table: PublishedTable, as_text: Sequence[str], bad_text: Sequence[str]) -> KnownTable:
+def known_of(
+    table: PublishedTable, as_text: Sequence[str], bad_text: Sequence[str], *, bad_as_null: bool
+) -> KnownTable:
     """Return what is to be remembered of a source table.
 
     Raises:
@@ -95,7 +97,9 @@ def known_of(table: PublishedTable, as_text: Sequence[str], bad_text: Sequence[s
             f"{table.table} has a full replica identity and no primary key, so equal rows cannot be told apart: give "
             "it a primary key, or name the other tables with --table"
         )
-    return KnownTable(list(table.key), list(as_text), sorted(bad_text), fingerprint=table.fingerprint)
+    return KnownTable(
+        list(table.key), list(as_text), sorted(bad_text), bad_as_null=bad_as_null, fingerprint=table.fingerprint
+    )
 
 
 class Target:
@@ -106,7 +110,6 @@ class Target:
         known: its source, as it was when a change of its definition was followed last.
         copy_reason: why it must be copied again, None if it need not; changes are not taken then.
         following: the table in the folder.
-        bad_as_null: values that a column's type cannot hold become null, except in the key.
     """
 
     def __init__(
@@ -116,14 +119,11 @@ class Target:
         fingerprint: Fingerprint,
         type_of: TypeOf,
         position: Position,
-        *,
-        bad_as_null: bool = False,
     ) -> None:
         self.table = following.table
         self.position = position
         self.known = known
         self.copy_reason: str | None = None
-        self.bad_as_null = bad_as_null
         self._fingerprint = fingerprint
         self._awaited: frozenset[int] = frozenset()  # transactions that must turn out to have truncated the table
         self._seen: Fingerprint | None = None  # accepted once they have
@@ -325,7 +325,7 @@ class Target:
             values: list[Value] = [None] * len(rows) if index is None else [row[index] for row in rows]
             if field.name in self._labels:
                 self._check_labels(field.name, values)
-            bad_as_null = self.bad_as_null and field.name not in self.known.key
+            bad_as_null = self.known.bad_as_null and field.name not in self.known.key
             columns[field.name] = to_arrow(values, field.type, f"{self.table}.{field.name}", bad_as_null=bad_as_null)
         upserts = self._completed(pa.table(columns, self._schema), rows, homes, where)
         gone = [key for key, row in self._net.rows.items() if row is None]

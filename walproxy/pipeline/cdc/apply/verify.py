@@ -132,7 +132,7 @@ def _compared(options: ApplyOptions, source: Snapshot, made: PublishedTable, tar
     following = target.following
     known = following.schema()
     names = [column.name for column in made.columns]
-    null_if_bad = frozenset(names) - set(made.key) if target.bad_as_null else frozenset()
+    null_if_bad = frozenset(names) - set(made.key) if target.known.bad_as_null else frozenset()
 
     def of_source(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with source.connection.transaction():
