@@ -195,6 +195,17 @@ def test_faults_begin_and_end_when_they_are_due(cluster: NotedCluster) -> None:
     assert nemesis.violations == []
 
 
+@pytest.mark.parametrize(("kind", "expected"), [(FULL_DISK, "fill"), (NO_DESCRIPTORS, "take descriptors")])
+def test_a_safekeeper_that_starts_still_is_left_room_to_start_in(
+    cluster: NotedCluster, kind: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = cluster.status_of
+    monkeypatch.setattr(cluster, "status_of", lambda who: answers(who) if cluster.now_s >= 2.0 else None)
+    nemesis_of(cluster).carry_out(mixed(PlannedFault(kind, "safekeeper1", 0.0, 1.0)))
+    begun_s, what = cluster.notes[0]
+    assert what == f"{expected} safekeeper1" and begun_s >= 2.0
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

@@ -168,13 +168,26 @@ class Nemesis:
         elif fault.kind == SLOW_DISK:
             cluster.slow(target, fault.fsync_ms)
         elif fault.kind == FULL_DISK:
+            self._wait_for_start(target)
             cluster.fill(target)
         elif fault.kind == FLOOD:
             cluster.flood(target)
         elif fault.kind == NO_DESCRIPTORS:
+            self._wait_for_start(target)
             cluster.take_descriptors(target)
         else:
             cluster.partition(target, _DIRECTIONS[fault.kind])
+
+    def _wait_for_start(self, safekeeper: str) -> None:
+        """Wait until a safekeeper that the bout before has left starting runs: a start without room ends, and may.
+
+        One that has died is waited for no longer: `_see_who_died` says so.
+        """
+        deadline_s = self._clock() + _ANSWERS_WITHIN_S
+        while self._cluster.status_of(safekeeper) is None and safekeeper in self._cluster.process_ids():
+            if self._clock() > deadline_s:
+                return
+            self._wait(_POLL_S)
 
     def _undo(self, fault: PlannedFault) -> None:
         if fault.kind in (KILL, STOP):
