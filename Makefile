@@ -29,6 +29,8 @@ check: lint ## what a change needs: lint, unit tests and a few hundred simulatio
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
+	@# The tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE set each would compile every module itself.
+	$(BIN)/python -m compileall -q safekeeper walproxy
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/torture
 	$(BIN)/python -m tests.simulation --seeds 2000
 	$(BIN)/pytest -v tests/e2e

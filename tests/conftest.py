@@ -4,6 +4,7 @@ With WALPROXY_FAIL_ON_SKIP=1 (CI sets it) a run in which any test was skipped ha
 tests need is installed, so a skipped test means that the machine was not prepared, and nobody reads green output.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import tempfile
 
 import pytest
 
+from tests.cluster_templates import remove_templates
 from walproxy.local_postgres import take_ports
 
 
@@ -21,9 +23,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # The secret that safekeepers and proxies on loopback share is the run's own, not that of who runs it.
     state = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="walproxy-state-")
     config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
+    config.add_cleanup(remove_templates)
     # A shell ignores Ctrl-C in what it runs in the background, and children inherit that. Some tests send it to theirs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests and what they import stay to the end: no collection need look through them again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import inspect
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Gated
 from tests.integration.object_stores import LocalFolder
@@ -82,18 +82,14 @@ def primary(servers: dict[int, ServerBinaries], major: int) -> Iterator[LocalPos
     path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
     path.chmod(0o755)
     with LocalPostgres(servers[major], path / "data", settings=SETTINGS) as server:
-        yield server.init().start()
+        yield init_by_copying(server, cluster_template(servers[major])).start()
     shutil.rmtree(path)
 
 
 @pytest.fixture(scope="session")
-def template(servers: dict[int, ServerBinaries], major: int) -> Iterator[Path]:
-    """The data folder of a cluster that was never started: copying it is faster than initdb."""
-    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    path.chmod(0o755)
-    LocalPostgres(servers[major], path / "data").init()
-    yield path / "data"
-    shutil.rmtree(path)
+def template(servers: dict[int, ServerBinaries], major: int) -> Path:
+    """The data folder of a cluster that was never started."""
+    return cluster_template(servers[major])
 
 
 @pytest.fixture
@@ -104,8 +100,7 @@ def new_cluster(servers: dict[int, ServerBinaries], major: int, template: Path, 
     def make(*, start: bool = True, **settings: str) -> LocalPostgres:
         server = LocalPostgres(servers[major], folder / f"data{len(made)}", settings={**SETTINGS, **settings})
         made.append(server)
-        subprocess.run(["cp", "-a", template, server.data_directory], check=True)
-        server.configure({})
+        init_by_copying(server, template)
         return server.start() if start else server
 
     yield make
@@ -114,13 +109,9 @@ def new_cluster(servers: dict[int, ServerBinaries], major: int, template: Path, 
 
 
 @pytest.fixture(scope="session")
-def small_template(servers: dict[int, ServerBinaries], major: int) -> Iterator[Path]:
+def small_template(servers: dict[int, ServerBinaries], major: int) -> Path:
     """Like `template`, with segments of 1 MiB: many of them are cheap."""
-    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    path.chmod(0o755)
-    LocalPostgres(servers[major], path / "data").init(wal_segment_mib=1)
-    yield path / "data"
-    shutil.rmtree(path)
+    return cluster_template(servers[major], 1)
 
 
 def make_gated(
@@ -134,8 +125,7 @@ def make_gated(
 ) -> Gated:
     """Make a whole cluster in `folder`, not started, on a copy of `template`."""
     server = LocalPostgres(binaries, folder / "primary", settings={**CLUSTER_SETTINGS, **settings})
-    subprocess.run(["cp", "-a", template, server.data_directory], check=True)
-    server.configure({})
+    init_by_copying(server, template)
     return Gated(folder, server, candidates=candidates, safekeeper_options=safekeeper_options)
 
 

@@ -17,6 +17,7 @@ import psycopg
 
 from safekeeper.tls import ClientTls
 from safekeeper.users import user_line
+from tests.cluster_templates import init_by_copying
 from tests.integration.cluster_fixtures import Gated, Load, said, wait_for
 from tests.unit.certificates import HOST, Authority, Pair
 from walproxy.local_postgres import LocalPostgres
@@ -193,9 +194,7 @@ def make_locked(binaries: ServerBinaries, template: Path, folder: Path, settings
     """Return a cluster in `folder` of which nothing runs, and that is still to be locked."""
     folder.chmod(0o755)  # PostgreSQL's user enters it, too.
     server = LocalPostgres(binaries, folder / "primary", settings=settings)
-    subprocess.run(["cp", "-a", template, server.data_directory], check=True)
-    server.configure({})
-    return LockedCluster(folder, server)
+    return LockedCluster(folder, init_by_copying(server, template))
 
 
 def context_of(pair: Pair) -> ssl.SSLContext:

@@ -19,6 +19,7 @@ from safekeeper.consensus.messages import ProposerMessage
 from safekeeper.lsn import parse_lsn
 from safekeeper.peer_auth import Proof
 from safekeeper.wire import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder
+from tests.cluster_templates import init_by_copying
 from tests.waiting import NotThereYet, entry
 from tests.waiting import wait_for as wait_for
 from walproxy.local_cluster import LocalCluster, LocalProcess
@@ -172,10 +173,7 @@ def temporary_folder() -> Iterator[Path]:
 
 def make_server(binaries: ServerBinaries, template: Path, directory: Path, **settings: str) -> LocalPostgres:
     """Return a server, not started, on a copy of a folder that was stopped; equal copies have one system id."""
-    server = LocalPostgres(binaries, directory, settings={**SETTINGS, **settings})
-    subprocess.run(["cp", "-a", template, directory], check=True)
-    server.configure({})
-    return server
+    return init_by_copying(LocalPostgres(binaries, directory, settings={**SETTINGS, **settings}), template)
 
 
 def make_stand(directory: Path, postgres: LocalPostgres, safekeeper_count: int = 3) -> Stand:

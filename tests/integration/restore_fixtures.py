@@ -26,6 +26,7 @@ from safekeeper.control_file import ControlFile
 from safekeeper.lsn import Lsn, parse_lsn, parse_segment_name, segment_name, segment_start
 from safekeeper.wal.filesystem import RealFileSystem
 from safekeeper.wal.segment_file import create_segment
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.cluster_fixtures import wait_for
 from walproxy.local_postgres import LocalPostgres, ServerBinaries
 from walproxy.server_binaries import server_user
@@ -114,9 +115,18 @@ class Past:
         return to
 
 
-def make_past(binaries: ServerBinaries, folder: Path, **settings: str) -> Past:
-    """Make a server with segments of 1 MiB and an empty load, and start it."""
-    server = LocalPostgres(binaries, folder / "data", settings={**SETTINGS, **settings}).init(wal_segment_mib=1).start()
+def make_past(binaries: ServerBinaries, folder: Path, *, own_system: bool = False, **settings: str) -> Past:
+    """Make a server with segments of 1 MiB and an empty load, and start it.
+
+    Args:
+        own_system: it has a system id that no other has.
+    """
+    server = LocalPostgres(binaries, folder / "data", settings={**SETTINGS, **settings})
+    if own_system:
+        server.init(wal_segment_mib=1)
+    else:
+        init_by_copying(server, cluster_template(binaries, 1))
+    server.start()
     server.execute("CREATE TABLE load (number int, padding text)")
     [(system_id,)] = server.execute("SELECT system_identifier FROM pg_control_system()")
     return Past(server, folder, system_id)

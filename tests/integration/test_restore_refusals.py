@@ -113,7 +113,7 @@ def test_a_target_that_cannot_be_reached(
 def test_another_clusters_archive(past: Past, target: Path, servers: dict[int, ServerBinaries], major: int) -> None:
     place = past.folder / "other"
     place.mkdir(mode=0o755)
-    other = make_past(servers[major], place)
+    other = make_past(servers[major], place, own_system=True)
     with other.server:
         other.archive_up_to(other.flush_lsn())
     answer = attempt(past.folder / "base", target, "--archive", other.archive)

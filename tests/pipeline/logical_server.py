@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.cluster_templates import cluster_template, init_by_copying
 from walproxy.local_postgres import LocalPostgres, find_servers
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.publication import create_publication, parse_table
@@ -36,7 +37,7 @@ def logical_server(major: int | None = None) -> Iterator[LocalPostgres]:
     folder.chmod(0o755)
     try:
         with LocalPostgres(servers[major or max(servers)], folder / "data", settings=SETTINGS) as server:
-            yield server.init().start()
+            yield init_by_copying(server, cluster_template(server.binaries)).start()
     finally:
         shutil.rmtree(folder)
 
