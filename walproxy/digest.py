@@ -1,7 +1,7 @@
-"""Checksums of the WAL that a primary has streamed, back to a record that bears a time (S10).
+"""Checksums of the WAL that a primary has streamed, back to a record with a time (S10).
 
 A `StreamDigest` follows the stream: at any time it has the CRC-32C of each 8 KiB page from the start of the segment of
-the last record known to bear a time up to the last byte. It is what a primary that comes back is compared with. It is
+the last record known to have a time up to the last byte. It is what a primary that comes back is compared with. It is
 begun with the bytes that a primary sends for the comparison, and goes on from there.
 
 Cost: about 0.3 us for a message that lies within a page; the CRC itself runs at more than 10 GB/s.
@@ -15,7 +15,7 @@ from safekeeper.consensus.messages import DIGEST_PAGE_SIZE
 from safekeeper.lsn import Lsn, segment_start
 from safekeeper.wal.timed_records import TimedRecords
 
-# 16 MiB of checksums, for 32 GiB of WAL without a record that bears a time: beyond that nothing is known (S14).
+# 16 MiB of checksums, for 32 GiB of WAL without a record with a time: beyond that nothing is known (S14).
 PAGES_MAX = 1 << 22
 
 
@@ -41,7 +41,7 @@ class StreamDigest:
         self._crc = 0
 
     def slot_lsn(self, commit_lsn: Lsn) -> Lsn:
-        """Return what PostgreSQL may be told to be flushed: see `TimedRecords.slot_lsn`."""
+        """Return the flush position that PostgreSQL may receive: see `TimedRecords.slot_lsn`."""
         return self._timed.slot_lsn(commit_lsn)
 
     def feed(self, data: bytes | memoryview) -> None:

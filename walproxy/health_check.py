@@ -1,4 +1,4 @@
-"""What a monitoring system is told of a proxy: a level, one line, and figures with their thresholds.
+"""What a monitoring system receives about a proxy: a level, one line, and figures with their thresholds.
 
 It is a judgement on the content of /status (walproxy/status.py), pure. Levels are the exit codes of monitoring plugins.
 Source: https://www.monitoring-plugins.org/doc/guidelines.html
@@ -21,7 +21,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Threshold:
-    """A figure is reported from so much on; None: never."""
+    """A figure is reported from this value on; None: never."""
 
     warning: float | None = None
     critical: float | None = None

@@ -81,7 +81,7 @@ class FeedOwner(Protocol):
         """Waiting does not help."""
 
     def may_make_slot(self) -> bool:
-        """Return whether a cluster is known, so that a slot which is not there is no sign of a first start."""
+        """Return whether a cluster is known, so that a missing slot does not mean a first start."""
 
     def quorum_end_lsn(self) -> Lsn:
         """Return where the quorum's WAL ends as far as is known, 0 if it has none."""
@@ -258,7 +258,7 @@ class PrimaryFeed:
     async def _make_slot(self, connection: ReplicationConnection) -> None:
         """Make the slot, unless somebody else has meanwhile.
 
-        Not before there is a cluster: the slot is what tells that the safekeepers are empty, but were not always. So a
+        Not before there is a cluster: the slot is the sign that empty safekeepers were not always empty. So a
         first start that ends half-way leaves no slot that would stop the next one.
         """
         slot = self._config.slot

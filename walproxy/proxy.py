@@ -163,7 +163,7 @@ class Proxy:
         self._finish(None)
 
     def reconfigure(self, config: ProxyConfig) -> None:
-        """Take what can change while it runs: whom remote_apply waits for. Refused hosts are judged anew."""
+        """Apply what can change while it runs: the standbys of remote_apply. Refused hosts are verified again."""
         self.proposer.forget_refusals()
         if config.apply_standbys != self.proposer.standbys.rule:
             self._tell_apply_rule(config.apply_standbys)

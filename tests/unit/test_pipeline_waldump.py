@@ -177,7 +177,7 @@ def test_a_segment_can_be_named(written: tuple[WalBuilder, Path]) -> None:
     assert lsns(shown(first)) == [record.start_lsn for record in wal.records[:8]]
     assert lsns(shown(second)) == [wal.records[8].start_lsn]
     (folder / "notes").write_text("no WAL")
-    with pytest.raises(ConfigurationError, match="notes is no segment of WAL"):
+    with pytest.raises(ConfigurationError, match="notes is not a segment of WAL"):
         run(folder / "notes")
 
 

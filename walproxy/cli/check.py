@@ -16,27 +16,41 @@ from walproxy.health_check import Level, Threshold, Thresholds, Verdict, judge
 @click.command()
 @proxy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, in one line.")
-@click.option("--wait-warning", type=DURATION, default="0s", show_default=True, help="Commits have waited for so long.")
-@click.option("--wait-critical", type=DURATION, default="10s", show_default=True, help="The same, CRITICAL.")
+@click.option(
+    "--wait-warning",
+    type=DURATION,
+    default="0s",
+    show_default=True,
+    help="WARNING if commits have waited for this time.",
+)
+@click.option("--wait-critical", type=DURATION, default="10s", show_default=True, help="CRITICAL for the same.")
 @click.option(
     "--missing-warning",
     type=click.IntRange(1),
     default=1,
     show_default=True,
     metavar="COUNT",
-    help="So many members do not stream.",
+    help="WARNING if this number of members do not stream.",
 )
 @click.option(
-    "--missing-critical", type=click.IntRange(1), metavar="COUNT", help="The same, CRITICAL.  [default: never]"
+    "--missing-critical", type=click.IntRange(1), metavar="COUNT", help="CRITICAL for the same.  [default: never]"
 )
 @click.option(
-    "--lag-warning", type=SIZE, default="64MiB", show_default=True, help="A streaming safekeeper lacks so much WAL."
+    "--lag-warning",
+    type=SIZE,
+    default="64MiB",
+    show_default=True,
+    help="WARNING if a streaming safekeeper lacks this amount of WAL.",
 )
-@click.option("--lag-critical", type=SIZE, help="The same, CRITICAL.  [default: never]")
+@click.option("--lag-critical", type=SIZE, help="CRITICAL for the same.  [default: never]")
 @click.option(
-    "--archive-lag-warning", type=SIZE, default="1GiB", show_default=True, help="So much WAL is not archived."
+    "--archive-lag-warning",
+    type=SIZE,
+    default="1GiB",
+    show_default=True,
+    help="WARNING if this amount of committed WAL is not archived.",
 )
-@click.option("--archive-lag-critical", type=SIZE, help="The same, CRITICAL.  [default: never]")
+@click.option("--archive-lag-critical", type=SIZE, help="CRITICAL for the same.  [default: never]")
 def check(
     url: str,
     tls_ca: Path | None,

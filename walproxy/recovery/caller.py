@@ -25,7 +25,7 @@ def system_id_of(data_directory: Path) -> int:
 
 
 def is_recovering(data_directory: Path) -> bool:
-    """Whether a server runs there that was told to recover from an archive and has not finished."""
+    """Return whether a server runs there that recovers from an archive and has not finished."""
     if mode_of(data_directory) not in (Mode.STANDBY, Mode.RECOVERY):
         return False
     try:

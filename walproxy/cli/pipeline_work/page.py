@@ -1,4 +1,4 @@
-"""`walproxy pipeline page`: the page that is restored, told, written, compared."""
+"""`walproxy pipeline page`: the restored page, described, written, or compared."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def restore_and_print(
 
 
 def _restore(request: PageRequest) -> RestoredPage:
-    """Restore the page, and tell a person at a terminal what takes so long."""
+    """Restore the page, and show at a terminal what takes long."""
     console = Console(stderr=True)
     if not console.is_terminal:
         return restore_page(request)

@@ -77,7 +77,7 @@ def _segment(
     segment_size = open_input(str(path.parent)).origin().segment_size
     named = parse_segment_name(path.name, segment_size)
     if named is None:
-        raise ConfigurationError(f"{path} is no segment of WAL: name one, or the folder that it lies in")
+        raise ConfigurationError(f"{path} is not a segment of WAL: name one, or its folder")
     tli, begin_lsn = named
     return str(path.parent), timeline or tli, start or begin_lsn, end or begin_lsn + segment_size
 
@@ -93,7 +93,7 @@ def _print_stats(scan: Scan, by_operation: bool, as_json: bool) -> None:
             stats.merge(done.result)
         end_lsn = end_lsn or begin_lsn
     except SourceCorrupt as error:
-        damage = error  # The sums of what lies before it are shown first.
+        damage = error  # The sums of the WAL before it are shown first.
     if as_json:
         rows = stats.by_operation() if by_operation else stats.by_rmgr()
         content = {
