@@ -21,7 +21,7 @@ from pathlib import Path
 
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.fetch import ArchiveReader
-from safekeeper.archive.objects import ArchivedFile
+from safekeeper.archive.objects import MANIFEST_KEY, ArchivedFile
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.errors import (
     ArchiveConflict,
@@ -200,7 +200,10 @@ class ReadThrough:
         self._reader = None
         manifest, control = reader.manifest(), self._control()
         if manifest is None:
-            raise ObjectMissing(f"{self._access.url} holds no archive")
+            # What this safekeeper has removed was archived: this is not the place where.
+            raise ArchiveRefused(
+                f"{self._access.url} has no {MANIFEST_KEY}: mount the archive there, or correct --archive"
+            )
         theirs = (manifest.system_id, manifest.segment_size)
         if theirs != (control.system_id, control.segment_size) or control.cluster_id not in manifest.cluster_ids:
             raise ArchiveRefused(

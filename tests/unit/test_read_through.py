@@ -274,6 +274,19 @@ def test_the_archive_of_another_cluster_is_not_read(tmp_path: Path, url: str) ->
         assert client.receive_wal(received, END_LSN) == WAL
 
 
+def test_a_reader_waits_for_an_archive_that_is_not_mounted(tmp_path: Path, url: str) -> None:
+    with trimmed(tmp_path, url) as (house, _):
+        archive = Path(url)
+        mounted = archive.rename(archive.with_name("mounted"))
+        archive.mkdir()
+        client = house.client()
+        received = client.start(BASE_LSN)
+        house.until(lambda: f"{url} has no {MANIFEST_KEY}" in house.read_through.problem)
+        archive.rmdir()
+        mounted.rename(archive)
+        assert client.receive_wal(received, END_LSN) == WAL
+
+
 def test_without_an_archive_old_wal_is_gone(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         leader = house.led()
