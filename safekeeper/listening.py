@@ -3,7 +3,8 @@
 asyncio's own servers accept as many connections as are waiting before anything else is done, and what they do when
 accept() fails differs: asyncio pauses for a second, libuv closes everything that waits. Here:
 
-    a flood      ACCEPTS_AT_ONCE connections are accepted, then everything else that the event loop has to do is done
+    a flood      ACCEPTS_AT_ONCE connections are accepted, refused ones too, then everything else that the event loop
+                 has to do is done
     EMFILE etc.  accepting pauses, for longer each time up to a second; the connections wait in the kernel
     a refusal    is made before anything is allocated for the connection
     in transit   no more than ACCEPTS_AT_ONCE connections are accepted and not yet counted by `connection_made`
@@ -99,7 +100,7 @@ class ListeningSockets:
             self._resume.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
-        while len(self._accepted) < ACCEPTS_AT_ONCE:
+        for _ in range(ACCEPTS_AT_ONCE - len(self._accepted)):
             try:
                 connection, peer = listening.accept()
             except (BlockingIOError, InterruptedError):
