@@ -8,7 +8,8 @@ demands this secret, which only processes of the same user can read:
     /var/tmp/walproxy-<uid>/secret        for users without a home folder that they may write to
 
 The first process that needs it makes it. Processes that do so at once get the same one: they lock the folder, and the
-file appears under its name when it is complete. A file or a folder that others may read or write is refused.
+file appears under its name when it is complete. A file that others may read or write is refused, and so is a folder
+that others may write to.
 """
 
 import fcntl

@@ -48,7 +48,6 @@ class Connection(asyncio.BufferedProtocol):
         number: the connection's number, 0 if it was not admitted.
         host: the address that it comes from.
         peer: the same with its port, for the log.
-        greeted: a message for the node has come.
         heard_at: when bytes came last, in the loop's time.
     """
 
@@ -70,7 +69,6 @@ class Connection(asyncio.BufferedProtocol):
         self.number = 0
         self.host = ""
         self.peer = ""
-        self.greeted = False
         self.heard_at = 0.0
 
     # What asyncio calls.
@@ -150,7 +148,6 @@ class Connection(asyncio.BufferedProtocol):
                     self._greeting = message
                     continue
                 self._greeting = None
-                self.greeted = True
                 node.receive(self.number, message)
         except RemoteProtocolError as error:
             if isinstance(error, AuthenticationFailed) and error.tell is not None:
