@@ -471,7 +471,7 @@ def test_wal_without_a_manifest_is_claimed_by_nobody(store: Meddled) -> None:
 
 def test_an_archive_that_was_used_before_is_not_begun_again_where_its_manifest_is_missing(tmp_path: Path) -> None:
     store = ObjectStore.open(str(tmp_path / "archive"), makes_folder=True)
-    uploader = Uploader(store, cluster_id="c" * 16, system_id=7, segment_size=SEGMENT, safekeeper_id=1, compress=False)
+    uploader = Uploader(store, cluster_id="c" * 32, system_id=7, segment_size=SEGMENT, safekeeper_id=1, compress=False)
     archive_id = uploader.claim().archive_id
     shutil.rmtree(tmp_path / "archive")
     (tmp_path / "archive").mkdir()
@@ -482,5 +482,5 @@ def test_an_archive_that_was_used_before_is_not_begun_again_where_its_manifest_i
     command = str(caught.value).rpartition(": walproxy ")[2].split()
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 0, result.output
-    assert uploader.claim(archive_id).cluster_ids == ("c" * 16,)
+    assert uploader.claim(archive_id).cluster_ids == ("c" * 32,)
     assert CliRunner().invoke(cli, [*command[:-1], str(2 * SEGMENT)]).exit_code != 0
