@@ -23,7 +23,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # The secret that safekeepers and proxies on loopback share is the run's own, not that of who runs it.
     state = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="walproxy-state-")
     config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
-    config.add_cleanup(remove_templates)
     # A shell ignores Ctrl-C in what it runs in the background, and children inherit that. Some tests send it to theirs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,6 +35,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Not a cleanup of the configuration: xdist kills a worker that has finished its session and lives on.
+    remove_templates()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("WALPROXY_FAIL_ON_SKIP") != "1" or reporter is None:
         return
