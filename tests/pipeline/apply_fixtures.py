@@ -13,11 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from tests.pipeline.logical_server import Source
-from walproxy.pipeline.cdc.apply.job import following_table
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.choices import FollowingFormat
 
 PGBENCH_TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers")
+
+
+def options_of(source: Source, folder: Path, table_format: FollowingFormat = "delta", **more: Any) -> ApplyOptions:
+    """Return the options of a job in a folder below `folder`."""
+    return ApplyOptions(source.conninfo, source.slot, (source.publication,), folder / "lake", table_format, **more)
 
 
 def rows_here(folder: Path, table_format: FollowingFormat, name: TableName) -> pa.Table:

@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from tests.pipeline.logical_server import Source, logical_server
+from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.spark_session import spark_session
 
 
@@ -19,6 +22,20 @@ def handlers_keep_their_format() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PySparkLogger, "addHandler", logging.Logger.addHandler)
         yield
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[LocalPostgres]:
+    """A server that decodes logically; each test has a database of its own."""
+    with logical_server() as made:
+        yield made
+
+
+@pytest.fixture
+def empty(server: LocalPostgres) -> Iterator[Source]:
+    """An empty database."""
+    with closing(Source(server)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
 """Tables that follow a database: whatever happens to either side, the rows are the same in the end."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from tests.pipeline.apply_fixtures import (
     ApplyProcess,
     compare,
     make_bench,
+    options_of,
     pgbench,
     rows_here,
     start_bench,
 )
-from tests.pipeline.logical_server import Source, logical_server, wait_until
-from walproxy.local_postgres import LocalPostgres
+from tests.pipeline.logical_server import Source, wait_until
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
@@ -44,27 +43,11 @@ SETUP = (
 TABLES = ("t", "u", "log")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with logical_server() as made:
-        yield made
-
-
-@pytest.fixture
-def empty(server: LocalPostgres) -> Iterator[Source]:
-    with closing(Source(server)) as made:
-        yield made
-
-
 @pytest.fixture
 def source(empty: Source) -> Source:
     empty.run(*SETUP)
     empty.publish(*TABLES)
     return empty
-
-
-def options_of(source: Source, folder: Path, table_format: FollowingFormat = "delta", **more: Any) -> ApplyOptions:
-    return ApplyOptions(source.conninfo, source.slot, (source.publication,), folder / "lake", table_format, **more)
 
 
 STORY: tuple[tuple[str, ...], ...] = (
@@ -235,7 +218,7 @@ def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
     make_bench(empty)
     empty.publish()
     folder = tmp_path / "lake"
-    load = start_bench(empty, 60)
+    load = start_bench(empty, 60, "--rate=200")
     try:
         job = ApplyProcess(empty, folder, table_format)
         job.wait_for_steps(1)

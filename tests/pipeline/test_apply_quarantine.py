@@ -1,21 +1,18 @@
 """What is wrong with one table does not stop the others: it is quarantined, and copied again when it can be."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from tests.pipeline.apply_fixtures import compare, rows_here
-from tests.pipeline.logical_server import Source, logical_server, wait_until
+from tests.pipeline.apply_fixtures import compare, options_of, rows_here
+from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
-from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply import tables as tables_module
-from walproxy.pipeline.cdc.apply.job import ApplyOptions, TablesQuarantined, run_apply
+from walproxy.pipeline.cdc.apply.job import TablesQuarantined, run_apply
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
@@ -32,22 +29,11 @@ SETUP = (
 BAD_VALUES = ("UPDATE bad SET d = 'infinity' WHERE id = 1", "UPDATE bad SET n = 'NaN', at = '-infinity' WHERE id = 2")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with logical_server() as made:
-        yield made
-
-
 @pytest.fixture
-def source(server: LocalPostgres) -> Iterator[Source]:
-    with closing(Source(server)) as made:
-        made.run(*SETUP)
-        made.publish("good", "bad")
-        yield made
-
-
-def options_of(source: Source, folder: Path, table_format: FollowingFormat = "delta", **more: Any) -> ApplyOptions:
-    return ApplyOptions(source.conninfo, source.slot, (source.publication,), folder / "lake", table_format, **more)
+def source(empty: Source) -> Source:
+    empty.run(*SETUP)
+    empty.publish("good", "bad")
+    return empty
 
 
 def test_a_bad_table_is_quarantined_and_the_others_go_on(

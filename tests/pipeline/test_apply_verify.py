@@ -1,17 +1,14 @@
 """Verification of tables that follow: it finds what differs, repairs it, and random steps leave nothing to find."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tests.pipeline.apply_fixtures import ApplyProcess, compare
-from tests.pipeline.logical_server import Source, logical_server
+from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
+from tests.pipeline.logical_server import Source
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
-from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply.following import Merge, Position
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, following_table, run_apply
 from walproxy.pipeline.cdc.apply.verify import TablesDiffer, run_verify
@@ -24,21 +21,10 @@ STEPS = 24
 STEPS_BETWEEN = 8
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with logical_server() as made:
-        yield made
-
-
 @pytest.fixture
-def source(server: LocalPostgres) -> Iterator[Source]:
-    with closing(Source(server)) as made:
-        made.publication = "p"
-        yield made
-
-
-def options_of(source: Source, folder: Path, table_format: FollowingFormat, **more: Any) -> ApplyOptions:
-    return ApplyOptions(source.conninfo, source.slot, ("p",), folder / "lake", table_format, **more)
+def source(empty: Source) -> Source:
+    empty.publication = "p"
+    return empty
 
 
 def harm(options: ApplyOptions, name: str, **columns: pa.Array) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.pipeline.apply_fixtures import compare
-from tests.pipeline.logical_server import Source, logical_server
+from tests.pipeline.logical_server import Source
 from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply.fingerprint import compare as compare_fingerprints
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
@@ -312,12 +312,6 @@ def tell(
     copies = {name: [line for line in lines if f" {schema}." in line] for name, schema in schemas.items()}
     assert follow(source, folder) == []
     return Told(source, folder, schemas, copies)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with logical_server() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The source pgcdc in Spark: a batch that leaves the slot alone, and a stream that has each change once."""
 
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import format_lsn
-from tests.pipeline.logical_server import Source, logical_server
-from walproxy.local_postgres import LocalPostgres
+from tests.pipeline.logical_server import Source
 from walproxy.pipeline.cdc.options import CdcOptions
 from walproxy.pipeline.cdc.server import SourceRefused
 from walproxy.pipeline.cdc.slot import drop_slot, usable_slot
@@ -20,19 +17,12 @@ from walproxy.pipeline.spark_errors import spark_errors
 Rows = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with logical_server() as made:
-        yield made
-
-
 @pytest.fixture
-def source(server: LocalPostgres) -> Iterator[Source]:
-    with closing(Source(server)) as made:
-        made.run("CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2), at timestamptz DEFAULT now())")
-        made.run("CREATE TABLE u (id int PRIMARY KEY)")
-        made.publish("t", "u")
-        yield made
+def source(empty: Source) -> Source:
+    empty.run("CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2), at timestamptz DEFAULT now())")
+    empty.run("CREATE TABLE u (id int PRIMARY KEY)")
+    empty.publish("t", "u")
+    return empty
 
 
 def options(source: Source, **more: str) -> dict[str, str]:
