@@ -48,7 +48,7 @@ from safekeeper.errors import (
     StorageFull,
 )
 from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.filesystem import FileSystem, Space, sync_names
+from safekeeper.wal.filesystem import TEMPORARY_SUFFIX, FileSystem, Space, sync_names
 from safekeeper.wal.reading import WalReader
 from safekeeper.wal.record_search import RecordEndSearch, find_records
 from safekeeper.wal.recovery import end_of_chain, inspect
@@ -313,6 +313,10 @@ class DataFolder:
         if self.storage is not None:
             self.storage.close()
             self.storage = None
+        # A crash may have left a segment in the making: no part of the log, and in the way of who inspects that.
+        for name in self._fs.listdir(self._wal_directory):
+            if name.endswith(TEMPORARY_SUFFIX):
+                self._fs.unlink(self._wal_directory / name)
         self._move_files(self._wal_directory, self._folder_aside(label))
 
     def _inspect_set_aside(self, label: str, control: ControlState) -> str:

@@ -13,7 +13,7 @@ the middle is repaired by doing it again.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -300,9 +300,12 @@ async def tell_all(
     config: ProxyConfig,
     surveyed: dict[int, AcceptorGreeting],
     bootstrap_of: Callable[[dict[int, AcceptorGreeting]], Bootstrap],
-    only: Collection[int] = (),
+    order: Sequence[int] | None = None,
 ) -> None:
-    """Send all safekeepers, or those in `only`, the bootstrap that is made of their greetings; return when all have it.
+    """Send all safekeepers the bootstrap that is made of their greetings; return when all have it.
+
+    Args:
+        order: who is told, one after the other; None for all.
 
     Raises:
         WalproxyError: a safekeeper is gone, or has changed since it was surveyed, or refuses; do it again.
@@ -316,11 +319,9 @@ async def tell_all(
         if changed:
             raise WalproxyError(f"safekeeper {changed[0]} holds other WAL than a moment ago: run it again")
         bootstrap = bootstrap_of({i: talk.greeting for i, talk in talks.items()})
-        for i, talk in talks.items():
-            if only and i not in only:
-                continue
+        for i in talks if order is None else order:
             try:
-                await talk.ask(bootstrap, Bootstrapped)
+                await talks[i].ask(bootstrap, Bootstrapped)
             except WalproxyError as error:
                 raise WalproxyError(
                     f"{error}; some safekeepers may have begun cluster {bootstrap.cluster_id[:8]}: run it again"

@@ -6,6 +6,7 @@ it back, with a membership of a higher generation, so that the cluster which the
 
 Nothing is lost by that as long as the new cluster has no WAL. What it has may be acknowledged, and is given up only if
 the operator has typed out from where on. A safekeeper says no if it is asked to come back without its WAL.
+Every member of the new cluster must be there, so that it loses its quorum before the old one has one again.
 A crash in the middle is repaired by doing it again: who has come back already only takes the newer membership.
 """
 
@@ -100,6 +101,12 @@ async def survey_undo(config: ProxyConfig) -> UndoSurvey:
                 f"safekeeper {i} is a member of cluster {target.cluster_id[:8]} and keeps nothing of it: wipe its data "
                 "folder, to let it join as a learner, and run it again"
             )
+        absent = sorted(_other_members(greeting, target) - greetings.keys())
+        if absent:
+            raise ConfigurationError(
+                f"safekeeper {i} belongs to cluster {greeting.cluster_id[:8]}, which safekeeper {absent[0]} is a "
+                "member of: name all of its members in --safekeepers, since it must not go on without them"
+            )
     return UndoSurvey(greetings, target)
 
 
@@ -122,16 +129,33 @@ async def execute_undo(config: ProxyConfig, before: UndoSurvey) -> None:
             discard=bool(before.since),
         )
 
-    # An empty folder has nothing to undo: it is fed as every learner is.
-    await tell_all(config, before.greetings, bootstrap, only=[i for i, g in before.greetings.items() if g.cluster_id])
+    await tell_all(config, before.greetings, bootstrap, order=_order(before))
+
+
+def _order(before: UndoSurvey) -> list[int]:
+    """Return who is told, in an order in which the new cluster has lost its quorum before the old one has one again.
+
+    First those that are no members of the old cluster, then its members that have left it. So whatever a proxy does
+    meanwhile, and wherever this breaks off, never do both clusters commit. Those that have not left it are told last:
+    they count for it as they are. An empty folder has nothing to undo: it is fed as every learner is.
+    """
+    target = before.target
+
+    def rank(safekeeper_id: int) -> tuple[bool, bool, int]:
+        greeting = before.greetings[safekeeper_id]
+        is_member = target.membership.is_voter(safekeeper_id, greeting.incarnation)
+        return greeting.cluster_id == target.cluster_id, is_member, safekeeper_id
+
+    return sorted((i for i, greeting in before.greetings.items() if greeting.cluster_id), key=rank)
 
 
 def _find_target(greetings: dict[int, AcceptorGreeting]) -> Replaced:
     """Return the cluster that a quorum of its members has: set aside, or because the rebootstrap did not reach them."""
     kept = [greeting.replaced for greeting in greetings.values() if greeting.replaced is not None]
-    if not kept:
+    candidates = kept or _half_undone(greetings)
+    if not candidates:
         raise ConfigurationError("no safekeeper keeps a cluster that a rebootstrap has replaced: nothing can be undone")
-    for target in sorted(kept, key=lambda replaced: replaced.membership.generation, reverse=True):
+    for target in sorted(candidates, key=lambda replaced: replaced.membership.generation, reverse=True):
         membership = target.membership
         if membership.has_quorum(
             i for i, g in greetings.items() if membership.is_voter(i, g.incarnation) and _has(g, target.cluster_id)
@@ -143,6 +167,36 @@ def _find_target(greetings: dict[int, AcceptorGreeting]) -> Replaced:
         if greeting.replaced is not None
     )
     raise ConfigurationError(f"no quorum of a cluster's members keeps it ({held}): the rebootstrap cannot be undone")
+
+
+def _half_undone(greetings: dict[int, AcceptorGreeting]) -> list[Replaced]:
+    """Return the cluster that an undo has brought back on all who had left it, but not told the others of: if any is.
+
+    They have the older generation, so that no quorum agrees on one.
+    """
+    known = [(greeting, greeting.membership) for greeting in greetings.values() if greeting.membership is not None]
+    return [
+        Replaced(
+            greeting.cluster_id,
+            greeting.system_id,
+            greeting.segment_size,
+            greeting.server_version,
+            membership,
+            greeting.wal_begin_lsn,
+            greeting.commit_lsn,
+        )
+        for greeting, membership in known
+        if any(
+            other.cluster_id == greeting.cluster_id and older.generation < membership.generation
+            for other, older in known
+        )
+    ]
+
+
+def _other_members(greeting: AcceptorGreeting, target: Replaced) -> set[int]:
+    """Return the ids of the members of a safekeeper's cluster, none if it is the one that comes back."""
+    membership = greeting.membership
+    return set(membership.ids()) if membership is not None and greeting.cluster_id != target.cluster_id else set()
 
 
 def _has(greeting: AcceptorGreeting, cluster_id: str) -> bool:

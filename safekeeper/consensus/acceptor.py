@@ -293,6 +293,8 @@ class Acceptor(AcceptorLog):
             yield from self._refuse(connection, *refusal)
             return
         self._forget_leader()
+        # What was seen in the archive is another log's.
+        self._archive_progress = (0, self._archive_progress[1])
         if brings_back:
             yield from self._bring_back(message)
         elif message.undo:

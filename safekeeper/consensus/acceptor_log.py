@@ -65,7 +65,11 @@ class AcceptorLog:
         """
         self.control = control
         # WAL that is being dropped is not claimed any more.
-        self.write_lsn = self.flush_lsn = 0 if control.is_log_pending else flush_lsn
+        if control.is_log_pending:
+            flush_lsn = 0
+        elif control.truncate_to is not None:
+            flush_lsn = min(flush_lsn, control.truncate_to)
+        self.write_lsn = self.flush_lsn = flush_lsn
         self.commit_lsn = control.commit_lsn
         self.truncate_lsn = control.truncate_lsn
         self.archived_lsn = control.archived_lsn
@@ -282,8 +286,11 @@ class AcceptorLog:
         """Make room for another cluster's log; what is here is kept for the operator under another name."""
         self._timed_lsn = self._timed_below_lsn = 0
         control = self.control
-        replaced, replaced_wal = control.replaced, control.replaced_wal
-        if control.cluster_id and (control.history or replaced is None):
+        replaced, replaced_wal, set_aside_as = control.replaced, control.replaced_wal, message.cluster_id
+        if message.undo:
+            # What is undone is not kept for an undo: a repeated one would bring it back.
+            set_aside_as = f"undone-{control.cluster_id}"
+        elif control.cluster_id and (control.history or replaced is None):
             # A rebootstrap that is repeated replaces what the first one did, not the empty log that this one has begun.
             replaced, replaced_wal = self._kept_state(), message.cluster_id
         # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
@@ -296,6 +303,7 @@ class AcceptorLog:
             base_lsn=None,
             wal_begin_lsn=0,
             set_aside=True,
+            set_aside_as=set_aside_as,
             replaced=replaced,
             replaced_wal=replaced_wal,
             commit_lsn=0,
@@ -306,11 +314,16 @@ class AcceptorLog:
         yield from self._finish_adoption()
 
     def _kept_state(self) -> ControlState:
-        """Return the state as an undo is to find it. What else there is, of the archive, is asked for again."""
+        """Return the state as an undo is to find it. What else there is, of the archive, is asked for again.
+
+        What is on disk may be acknowledged, beyond what is known to be committed: an undo must find all of it. What is
+        not on disk yet may be lost, or stay in part: the undo cuts it.
+        """
         return msgspec.structs.replace(
             self.control,
             replaced=None,
             replaced_wal="",
+            truncate_to=self.flush_lsn or None,
             commit_lsn=self.commit_lsn,
             truncate_lsn=0,
             archived_lsn=0,
@@ -350,7 +363,9 @@ class AcceptorLog:
             replaced,
             **cluster_fields(message),
             promised=control.promised,
+            format_version=control.format_version,
             set_aside=True,
+            set_aside_as=f"undone-{control.cluster_id}",
             restore_from=control.replaced_wal,
         )
         self._timed_lsn = self._timed_below_lsn = 0
@@ -365,21 +380,22 @@ class AcceptorLog:
         control = self.control
         if control.set_aside:
             self.write_lsn = self.flush_lsn = 0
-            label = f"undone-{control.restore_from}" if control.restore_from else control.cluster_id
-            yield SetWalAside(label)
-            yield from self._persist(set_aside=False)
+            yield SetWalAside(control.set_aside_as or control.cluster_id)
+            yield from self._persist(set_aside=False, set_aside_as="")
         if control.restore_from:
-            self.write_lsn = self.flush_lsn = yield RestoreWal(control.restore_from)
+            restored_lsn = yield RestoreWal(control.restore_from)
             yield from self._persist(restore_from="")
-        elif control.base_lsn is not None:
+            self.write_lsn = self.flush_lsn = restored_lsn
+        if control.base_lsn is not None:
             # Nothing is claimed before all of it is done: there may be no room for the segment or the control file.
             self.write_lsn = self.flush_lsn = 0
             yield ResetWal(control.base_lsn, tli_at(control.history, control.base_lsn))
             yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
             self.write_lsn = self.flush_lsn = control.base_lsn
         elif control.truncate_to is not None:
-            yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
+            # There may be no file descriptor for it: what is to be cut is no part of this history all the same.
             self.write_lsn = self.flush_lsn = control.truncate_to
+            yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
             yield from self._persist(truncate_to=None)
 
     # ------------------------------------------------------------------ bytes and positions

@@ -63,7 +63,8 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
         truncate_to: set while an adopted history's cut is not yet finished (S5).
         base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it starts here.
         wal_begin_lsn: the first byte that is kept, 0 if none: it must be there (S8), and what lies below may be gone.
-        set_aside: the old WAL is being moved out of the way by a rebootstrap.
+        set_aside: the old WAL is being moved out of the way by a rebootstrap, or by the undo of one.
+        set_aside_as: under which name, empty for the cluster's id.
         replaced: what was here before a rebootstrap, which an undo brings back; None if nothing was.
         replaced_wal: under which name the WAL of `replaced` was moved out of the way, empty if there is none.
         restore_from: the WAL under this name is being moved back by an undo.
@@ -89,6 +90,7 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     base_lsn: Lsn | None = None
     wal_begin_lsn: Lsn = 0
     set_aside: bool = False
+    set_aside_as: str = ""
     replaced: "ControlState | None" = None
     replaced_wal: str = ""
     restore_from: str = ""

@@ -140,7 +140,7 @@ class ModelDisk:
 
     def inspect_set_aside(self, label: str, control: ControlState) -> str:
         _, _, end_lsn = self.aside.get(label, (0, b"", 0))
-        needed_lsn = max(control.wal_begin_lsn, control.commit_lsn) if control.wal_begin_lsn else 0
+        needed_lsn = max(control.wal_begin_lsn, control.commit_lsn, control.truncate_to or 0)
         return f"the WAL set aside ends at {format_lsn(end_lsn)}" if end_lsn < needed_lsn else ""
 
     def restore(self, label: str) -> Lsn:

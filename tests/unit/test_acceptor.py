@@ -47,7 +47,7 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.primary import LogPlan
-from safekeeper.consensus.term_history import HISTORY_ENTRIES_MAX, HistoryEntry
+from safekeeper.consensus.term_history import HISTORY_ENTRIES_MAX, HistoryEntry, last_term
 from safekeeper.errors import InvariantViolation, RemoteProtocolError, StorageFull
 from safekeeper.wire import CONTROL_BYTES_MAX, encode
 
@@ -310,6 +310,31 @@ def test_a_folder_that_was_empty_before_the_rebootstrap_is_a_learner_after_the_u
     assert bench.acceptor.state == "learner" and bench.acceptor.flush_lsn == 0
 
 
+def test_what_an_undo_finds_is_the_log_up_to_the_last_byte_that_was_on_disk() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, b"w" * 50)
+    bench.tell(rebootstrap())
+    kept = bench.control.replaced
+    assert kept is not None and (kept.commit_lsn, kept.truncate_to) == (0, BASE + 100), "acknowledged, if not committed"
+    bench.tell(undo())
+    assert bench.effects[0] == InspectSetAside(NEW, kept)
+    assert TruncateWal(BASE + 100, 1) in bench.effects and bench.control.truncate_to is None
+    assert bench.acceptor.flush_lsn == bench.acceptor.write_lsn == BASE + 100
+
+
+def test_a_learner_by_an_undo_keeps_nothing_of_the_cluster_that_is_undone() -> None:
+    """A repeated undo would bring that one back; and the name of its WAL is given to no other one."""
+    bench = Bench()
+    bench.greet()
+    bench.tell(rebootstrap(1))
+    new = msgspec.structs.replace(elected(P2, (2, BASE, 1)), cluster_id=NEW, membership=rebootstrap(1).membership)
+    bench.tell(new)
+    old = Membership(2, (Member(1, "9" * 32), *MEMBERS.members[1:]))
+    bench.tell(msgspec.structs.replace(undo(discard=True), membership=old))
+    assert SetWalAside(f"undone-{NEW}") in bench.effects
+    assert bench.greet().replaced is None and bench.acceptor.state == "learner"
+
+
 def test_a_learner_that_keeps_the_log_of_a_third_cluster_leaves_that_where_it_is() -> None:
     bench = following(100)
     bench.tell(rebootstrap())
@@ -519,6 +544,19 @@ def test_a_crash_between_the_history_and_the_cut_is_finished_at_the_start() -> N
     assert again.effects[0] == TruncateWal(BASE + 40, 1)
     assert again.acceptor.flush_lsn == BASE + 40
     assert again.control.truncate_to is None
+
+
+def test_what_could_not_be_cut_yet_is_no_part_of_the_adopted_history() -> None:
+    bench = following(100)
+    bench.full = TruncateWal  # As for want of a file descriptor.
+    assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
+    vote = bench.tell(VoteRequest(NodeId(3, "run3"), 1))
+    assert (last_term(vote.history), vote.flush_lsn) == (2, BASE + 40), "term 1's bytes are not those of term 2"
+    again = Acceptor(bench.control, BASE + 100)
+    assert again.flush_lsn == BASE + 40
+    bench.full = None
+    answer = bench.tell(elected(NodeId(3, "run3"), (1, BASE, 1), (2, BASE + 40, 1), (3, BASE + 40, 1)))
+    assert bench.effects[0] == TruncateWal(BASE + 40, 1) and answer.flush_lsn == BASE + 40
 
 
 @pytest.mark.parametrize("tli", [1, 2])

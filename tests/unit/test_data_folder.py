@@ -33,7 +33,7 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.data_folder import DataFolder
 from safekeeper.errors import ConfigurationError
-from safekeeper.wal.filesystem import RealFileSystem
+from safekeeper.wal.filesystem import TEMPORARY_SUFFIX, RealFileSystem
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
 from tests.unit.wal_builder import MIB, WalBuilder
 
@@ -168,3 +168,27 @@ def test_an_undo_that_is_cut_short_anywhere_brings_back_every_byte(tmp_path: Pat
         assert again.acceptor.control.promised == NodeId(2, "run")
         again.folder.close()
     assert crashes > 15, "each step of the undo was cut short once"
+
+
+def test_an_undo_is_refused_when_wal_is_gone_that_was_acknowledged_and_not_known_to_be_committed(
+    tmp_path: Path,
+) -> None:
+    fs = VirtualFileSystem(random.Random(1))
+    safekeeper, _ = with_two_segments_set_aside(fs, tmp_path / "sk")
+    assert safekeeper.acceptor.control.replaced is not None and not safekeeper.acceptor.control.replaced.commit_lsn
+    fs.unlink(tmp_path / "sk" / f"wal.{NEW}" / "000000010000000000000002")
+    safekeeper.tell(bootstrap(OLD, 3, undo=True))
+    safekeeper.folder.close()
+    assert safekeeper.folder.control.cluster_id == NEW
+
+
+def test_a_segment_that_was_in_the_making_at_a_rebootstrap_is_in_the_way_of_no_undo(tmp_path: Path) -> None:
+    fs = VirtualFileSystem(random.Random(1))
+    safekeeper, wal = with_two_segments_set_aside(fs, tmp_path / "sk")
+    safekeeper.tell(bootstrap(OLD, 3, undo=True))
+    leftover = tmp_path / "sk" / "wal" / f"000000010000000000000003{TEMPORARY_SUFFIX}"
+    fs.create(leftover).close()
+    safekeeper.tell(bootstrap("e" * 32, 4, replace=True))
+    safekeeper.tell(bootstrap(OLD, 5, undo=True))
+    safekeeper.folder.close()
+    assert safekeeper.folder.control.cluster_id == OLD and safekeeper.acceptor.flush_lsn == MIB + len(wal)

@@ -423,6 +423,41 @@ async def test_who_was_no_member_before_the_rebootstrap_becomes_a_learner() -> N
     assert empty.bootstraps() == []
 
 
+def of_five(safekeeper_id: int, kept: Replaced | None = KEPT) -> FakeSafekeeper:
+    """Return a safekeeper after a rebootstrap over five, three of which were the old cluster."""
+    safekeeper = replaced(safekeeper_id, kept=kept)
+    five = Membership(2, tuple(Member(i, f"{i}" * 32) for i in range(1, 6)))
+    safekeeper.answers[ProposerGreeting] = msgspec.structs.replace(safekeeper.greeting, membership=five)
+    return safekeeper
+
+
+@on_the_loop
+async def test_the_new_cluster_has_lost_its_quorum_before_the_old_one_has_one_again() -> None:
+    # Safekeepers 3 to 5 might elect a proxy at this moment, and go on with the new cluster: 2 of the old one say no.
+    safekeepers = [of_five(1), of_five(2), of_five(3), of_five(4, kept=None), of_five(5, kept=None)]
+    safekeepers[0].answers[Bootstrap] = Refusal(RefusalCode.NOT_EMPTY, "a term was adopted", NodeId(5, "a" * 32))
+    with pytest.raises(WalproxyError, match="a term was adopted"):
+        await undone(*safekeepers)
+    assert [len(safekeeper.bootstraps()) for safekeeper in safekeepers] == [1, 0, 0, 1, 1]
+
+
+@on_the_loop
+async def test_an_undo_that_leaves_members_of_the_new_cluster_out_is_refused() -> None:
+    safekeepers = [of_five(1), of_five(2), of_five(3)]
+    with pytest.raises(ConfigurationError, match=r"safekeeper 1 .* dddddddd, which safekeeper 4 .*: name all of its"):
+        await undone(*safekeepers)
+    assert not any(safekeeper.bootstraps() for safekeeper in safekeepers)
+
+
+@on_the_loop
+async def test_an_undo_that_broke_off_before_those_who_had_not_left_were_told_is_repeated() -> None:
+    """The rebootstrap had reached safekeeper 1 only; so the generations differ, and no quorum would elect anybody."""
+    safekeepers = replaced(1, kept=None, cluster_id=OLD), FakeSafekeeper(2), FakeSafekeeper(3)
+    found = await undone(*safekeepers)
+    assert [safekeeper.bootstraps()[0].membership.generation for safekeeper in safekeepers] == [3, 3, 3]
+    assert not found.since
+
+
 @pytest.mark.parametrize(
     ("safekeepers", "reason"),
     [
