@@ -10,11 +10,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from safekeeper.consensus import refusals
 from safekeeper.consensus.acceptor import Acceptor
 from safekeeper.consensus.campaign import Campaign
 from safekeeper.consensus.leadership import Leadership
 from safekeeper.consensus.primary_stream import PrimaryStream
 from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.refusals import Refusals
 from safekeeper.consensus.standbys import Standbys
 from tests.simulation import dropped_rules as dropped
 from tests.simulation.archive import SimArchiver
@@ -335,6 +337,23 @@ BUGS: dict[str, Bug] = {
         _acceptor(dropped.TrimsTimedRecords),
         rates=_ARCHIVING,
         scenario="the_last_commit_is_not_removed",
+    ),
+    "refusal_of_another_server": Bug(
+        "step 4",
+        "what is refused without a term is a server, not a host's name",
+        "refusals",
+        (
+            (Refusals, "may_be_repeated", dropped.may_be_repeated_by_name),
+            (Refusals, "reason", dropped.reason_by_name),
+        ),
+        rates={"trims": 0.0, "proxies_stay": 1.0},
+    ),
+    "refusal_of_older_logs": Bug(
+        "step 4",
+        "a refusal is repeated without a term only while no log has changed",
+        "refusals",
+        ((refusals, "_is_unchanged", dropped.always_unchanged),),
+        scenario="a_refused_host_fits_a_log_that_was_cut",
     ),
     "end_of_wal_underestimated": Bug(
         "S13",

@@ -30,7 +30,9 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
+from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.refusals import Refusals
 from safekeeper.consensus.roster import Cluster, Peers, greetings_of
 from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import (
@@ -430,6 +432,27 @@ def take_what_is_there(proxy: SimProxy, reason: str) -> None:
     """Refuse a primary, but take what had come behind the bytes that were found to be other ones."""
     proxy._pump()
     _put_aside(proxy, reason)
+
+
+_may_be_repeated, _reason_to_repeat = Refusals.may_be_repeated, Refusals.reason
+
+
+def _refused_before(refusals: Refusals, primary: PrimaryIdentity) -> PrimaryIdentity:
+    past = refusals._by_host.get(primary.host)
+    return primary if past is None else past.identity
+
+
+def may_be_repeated_by_name(refusals: Refusals, primary: PrimaryIdentity, now: float) -> bool:
+    return _may_be_repeated(refusals, _refused_before(refusals, primary), now)
+
+
+def reason_by_name(refusals: Refusals, primary: PrimaryIdentity, peers: Peers, now: float) -> str:
+    """Judge the server that was refused under this name, whichever it leads to."""
+    return _reason_to_repeat(refusals, _refused_before(refusals, primary), peers, now)
+
+
+def always_unchanged(*_: Any) -> bool:
+    return True
 
 
 def nothing_required(*_: Any) -> None:

@@ -322,6 +322,34 @@ class Faults:
         tli = source.tli + 1 if isolated else max(primary.tli for primary in world.primaries) + 1
         self._settle_on(world.new_primary(source.promoted(world.next_primary_name(), fork_lsn, tli)), source)
 
+    def lose_successor(self) -> None:
+        """A standby with all WAL is promoted. Once a proxy streams it, it goes down for long: older hosts are left."""
+        world = self.world
+        source = world.current
+        fork_lsn = source.record_end_at_or_below(source.flush_lsn)
+        lowest_lsn = source.ancestors[-1].end_lsn if source.ancestors else FIRST_LSN
+        if not source.up or len(world.primaries) >= 8 or fork_lsn <= max(lowest_lsn, FIRST_LSN):
+            return
+        tli = max(primary.tli for primary in world.primaries) + 1
+        successor = world.new_primary(source.promoted(world.next_primary_name(), fork_lsn, tli))
+        self._settle_on(successor, source)
+        world.clock.after(_LOOK_EVERY_S, self._lose_when_streamed, successor, world.clock.now + 2.0)
+
+    def _lose_when_streamed(self, successor: VirtualPrimary, give_up_at_s: float) -> None:
+        world = self.world
+        if not successor.up or world.clock.now > min(give_up_at_s, self.ends_at):
+            return
+        if successor.told_lsn <= successor.own_lsn:
+            world.clock.after(_LOOK_EVERY_S, self._lose_when_streamed, successor, give_up_at_s)
+            return
+        world.counts.count("successors lost")
+        successor.crash()
+        world.clock.after(2.0 + self._soon(), successor.start)
+        for proxy in world.proxies:
+            world.point(proxy, successor)
+            proxy.stop()
+            proxy.start()
+
     def lose_data(self) -> None:
         """A standby that lacks acknowledged WAL is promoted, and the operator starts a proxy that may give that up."""
         world = self.world

@@ -20,6 +20,8 @@ class Profile:
         low_fork: probability that a promotion forks below what was acknowledged.
         spare: probability of a second proxy.
         several_hosts: probability that a proxy is pointed at a list of primaries, the right one somewhere in it.
+        proxies_stay: probability that the repair leaves the proxies running, and all primaries down but the one that it
+            settles on: the first name that each proxy knows leads there.
         trims: probability that safekeepers remove old WAL, after long and after short, whoever may need it.
         archive: probability that such a run has an archive: then they remove also what a member lacks.
         clock_skew: probability that each machine's clock has a rate of its own, from half as fast to twice.
@@ -40,6 +42,7 @@ class Profile:
     low_fork: float = 0.3
     spare: float = 0.5
     several_hosts: float = 0.0
+    proxies_stay: float = 0.0
     trims: float = 0.0
     archive: float = 0.0
     clock_skew: float = 0.3
@@ -143,5 +146,31 @@ PROFILES: dict[str, Profile] = {
         record_every_s=0.06,
         trims=1.0,
         archive=0.85,
+    ),
+    "refusals": replace(
+        BALANCED,
+        weights={
+            "lose_successor": 80,
+            "promote": 6,
+            "restore_backup": 4,
+            "repoint": 3,
+            "go_back": 2,
+            "crash_primary": 4,
+            "lose_primary": 3,
+            "crash_safekeeper": 8,
+            "stay_away": 6,
+            "wipe": 1,
+            "block": 3,
+            "unblock": 3,
+            "restart_proxy": 2,
+            "take_over": 2,
+            "switch_segment": 2,
+            "recycle": 2,
+        },
+        faults_s=8.0,
+        fault_every_s=1.2,
+        spare=0.1,
+        several_hosts=1.0,
+        proxies_stay=0.7,
     ),
 }

@@ -23,7 +23,10 @@ from safekeeper.consensus.actions import (
     StopReplication,
 )
 from safekeeper.consensus.messages import AppendRequest, ArchiveOrder, Elected, ProposerMessage
+from safekeeper.consensus.primary import PrimaryIdentity
 from safekeeper.consensus.proposer import Proposer
+from safekeeper.consensus.refusals import Refusals
+from safekeeper.consensus.roster import Peers
 from safekeeper.consensus.run import ProposerConfig
 from safekeeper.errors import PrimaryRefused, WalproxyError
 from safekeeper.lsn import Lsn, segment_start
@@ -57,6 +60,20 @@ class PrimaryLink:
         self.checked = False
         self.tli = 0
         self.links_to_lsn: Lsn | None = None
+
+
+class CountedRefusals(Refusals):
+    """The refusals of a run's elections; those that another election would only repeat are counted."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world.timing.refused_wait_min_s, world.timing.refused_wait_max_s)
+        self._counts = world.counts
+
+    def reason(self, primary: PrimaryIdentity, peers: Peers, now: float) -> str:
+        """Return why an election would refuse this primary again, empty if one is needed to decide that."""
+        reason = super().reason(primary, peers, now)
+        self._counts.count("refusals without a term", int(bool(reason)))
+        return reason
 
 
 class SimProxy:
@@ -112,6 +129,7 @@ class SimProxy:
         )
         self.allow_data_loss = False
         self.proposer = self.world.proposer_class(config)
+        self.proposer.refusals = CountedRefusals(self.world)
         self.told_commit_lsn: dict[int, Lsn] = {}
         self._connections: dict[int, Connection] = {}
         self._rota = HostRota([PrimaryHost(p.name, "") for p in self.hosts], REFUSED_RETRY_S)
@@ -147,6 +165,16 @@ class SimProxy:
         """Tell whether a host that it knows is refused."""
         hosts = zip((self.primary, *self._listed), self._rota.candidates, strict=True)
         return any(host is primary and candidate.state is HostState.REFUSED for host, candidate in hosts)
+
+    def cut_off_primary(self) -> None:
+        """No primary can be reached from now on; the process goes on."""
+        self.primary_is_cut_off = True
+        self.lose_primary()
+
+    def swap_first_name(self, primary: "VirtualPrimary") -> None:
+        """The first name that the running process knows leads there from now on; what led there leads where it did."""
+        before, self.primary = self.primary, primary
+        self._listed = self.others = tuple(before if other is primary else other for other in self._listed)
 
     def stop(self) -> None:
         """End the process, by a crash or because it has finished."""
@@ -354,7 +382,7 @@ class SimProxy:
         elif self._link is link:
             assert self.proposer is not None
             self._rota.connected()
-            identity = msgspec.structs.replace(link.primary.identity(), host=link.primary.name)
+            identity = msgspec.structs.replace(link.primary.identity(), host=self._rota.current.host.name)
             self.world.note(self.name, "sees", identity)
             actions = self.proposer.primary_identified(identity, self.clock.now, *self._own_page_crcs())
             self._step(actions)

@@ -30,6 +30,7 @@ QUICK = (
     "wal_begin_of_unadopted_member",
     "truncate_lsn_survives_a_cut",
     "slot_follows_commit",
+    "refusal_of_another_server",
 )
 SEEDS = 150
 

@@ -30,6 +30,15 @@ def test_old_wal_goes_members_are_set_forward_and_archivers_change() -> None:
     assert total["archivers named"] > SEEDS_PER_PROFILE
 
 
+def test_hosts_are_refused_again_without_a_term() -> None:
+    outcomes = [attempt(Task(seed, "refusals")) for seed in range(SEEDS_PER_PROFILE)]
+    held = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
+    assert len(held) == len(outcomes)
+    total = added(outcome.counts for outcome in held)
+    assert total["successors lost"] > SEEDS_PER_PROFILE // 6
+    assert total["refusals without a term"] > 0
+
+
 @pytest.mark.parametrize("seed", [3, 11, 29])
 def test_a_seed_decides_everything(seed: int) -> None:
     first, again = (build(Task(seed)) for _ in range(2))

@@ -247,7 +247,10 @@ class World:
 
     def _point_for_good(self, proxy: SimProxy) -> None:
         """Configure a proxy for the primary that was settled on. Whichever host it takes has clients."""
-        self.point(proxy, self.current)
+        if proxy.proposer is None:
+            self.point(proxy, self.current)
+        else:
+            proxy.swap_first_name(self.current)
         for host in proxy.hosts:
             if host not in self._with_clients:
                 self._with_clients.append(host)
@@ -317,8 +320,12 @@ class World:
             without: safekeepers that will be out of reach, so that their logs do not matter.
         """
         self.is_healing = True
-        for proxy in self.proxies:
-            proxy.stop()
+        proxies_stay = self.profile.proxies_stay > 0 and self.rng.random() < self.profile.proxies_stay
+        for index, proxy in enumerate(self.proxies):
+            if proxies_stay and index < 2:
+                proxy.cut_off_primary()
+            else:
+                proxy.stop()
         self.proxies, proxies = [], self.proxies[:2]
         self.clock.after(0.0, self.network.unblock_all)
         for safekeeper in self.safekeepers.values():
@@ -332,6 +339,9 @@ class World:
         self.current = self.best_primary(without)
         self.note("operator", "settles on", self.current.name)
         self.current.flush()
+        for primary in self.primaries:
+            if proxies_stay and primary is not self.current and primary.up:
+                primary.crash()
         self._with_clients = [self.current]
         self.start_workload(self.current)
         self.proxies = proxies
