@@ -181,7 +181,7 @@ class GapAccepted(Acceptor):
 class CutUnfenced(Acceptor):
     """Lets any cut pass."""
 
-    def _refusal_of_cut(self, lsn: Lsn, tli_changes: bool, message: Elected) -> EffectsThen[Any]:
+    def _refusal_of_cut(self, cut: Divergence, message: Elected) -> EffectsThen[Any]:
         return None
         yield Persist(self.control)  # Never reached: it makes this a generator.
 
@@ -298,9 +298,9 @@ def quorum_without_term_start(positions: Any, membership: Membership, term_start
 
 
 def divergence_that_forgets_what_was_given_up(
-    own: TermHistory, own_end_lsn: Lsn, other: TermHistory
+    own: TermHistory, own_end_lsn: Lsn, other: TermHistory, forgotten_term: int = 0
 ) -> Divergence | None:
-    found = divergence(own, own_end_lsn, other)
+    found = divergence(own, own_end_lsn, other, forgotten_term)
     # As if the permission were a field of the message, which the next term does not send.
     return found._replace(gives_up=found.gives_up and other[-1].gives_up) if found is not None else None
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from safekeeper.consensus.proposer import Proposer
 from tests.simulation.__main__ import main
-from tests.simulation.bugs import BUGS
-from tests.simulation.hunt import find
+from tests.simulation.bugs import BUGS, Bug
+from tests.simulation.hunt import BugMisfit, failure_in, find
 from tests.simulation.runner import Failure, Task, attempt
 
 QUICK = (
@@ -40,6 +41,17 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     failure = find(bug, 0, SEEDS)
     assert failure is not None, f"{bug} ({BUGS[bug].rule}) was not found in {SEEDS} seeds"
     assert failure.trace
+
+
+def test_a_planted_bug_that_does_not_fit_the_code_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_another_signature() -> None: ...
+
+    swaps = ((Proposer, "tick", of_another_signature),)
+    monkeypatch.setitem(BUGS, "misfit", Bug("S1", "it fits", "calm", swaps, scenario="e_own_term_first"))
+    with pytest.raises(BugMisfit, match="misfit does not fit the code: TypeError"):
+        find("misfit", 0, 1)
+    with pytest.raises(BugMisfit, match="misfit does not fit the code: TypeError"):
+        failure_in("e_own_term_first", "misfit")
 
 
 def test_a_planted_bug_is_gone_afterwards() -> None:
