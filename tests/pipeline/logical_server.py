@@ -45,10 +45,10 @@ def logical_server(major: int | None = None) -> Iterator[LocalPostgres]:
 class Source:
     """A database with a publication "my pub" and a slot of its own, whose name is that of the database."""
 
-    def __init__(self, server: LocalPostgres) -> None:
+    def __init__(self, server: LocalPostgres, options: str = "") -> None:
         self.server = server
         self.name = self.slot = f"source{next(_numbers)}"
-        server.execute(f"CREATE DATABASE {self.name}")
+        server.execute(f"CREATE DATABASE {self.name} {options}")
         self.conninfo = server.conninfo(dbname=self.name)
         self.connection = connect(self.conninfo)
         self.publication = "my pub"

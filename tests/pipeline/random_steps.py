@@ -193,7 +193,15 @@ class RandomSteps:
                     f"ALTER TABLE p ATTACH PARTITION {name} {bounds}",
                 ],
                 [f"DROP TABLE {name}"],
+                [f"CREATE TABLE {name} PARTITION OF p {bounds}", self._change(), self._change(), f"DROP TABLE {name}"],
                 [f"TRUNCATE {name}", self._change()],
+                [f"BEGIN; TRUNCATE p; INSERT INTO p (id) SELECT generate_series(0, 190, 10); TRUNCATE {name}; COMMIT"],
+                [
+                    f"CREATE TABLE {name} (LIKE p INCLUDING ALL)",
+                    f"ALTER TABLE p ATTACH PARTITION {name} {bounds}",
+                    self._change(),
+                    self._chance.choice([f"TRUNCATE {name}", f"DELETE FROM {name}", f"VACUUM {name}"]),
+                ],
                 [
                     f"BEGIN; CREATE TABLE {name} (LIKE p); INSERT INTO {name} (id) VALUES ({number * 100 + 7}); "
                     f"ALTER TABLE p ATTACH PARTITION {name} {bounds}; COMMIT"

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
+from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply import tables as tables_module
 from walproxy.pipeline.cdc.apply.job import TablesQuarantined, run_apply
 from walproxy.pipeline.cdc.apply.status_files import read_status
@@ -108,6 +109,23 @@ def test_a_table_that_its_format_does_not_take_is_quarantined(source: Source, tm
     with pytest.raises(TablesQuarantined, match=r"public\.empty: .* no column .*public\.odd: .*case-insensitive"):
         run_apply(options_of(source, tmp_path), once=True)
     compare(source, tmp_path / "lake", "delta", "good", "bad")
+
+
+def test_text_that_is_not_utf8_concerns_its_table_alone(server: LocalPostgres, tmp_path: Path) -> None:
+    with closing(Source(server, "ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")) as source:
+        source.run(*SETUP, "CREATE TABLE raw (id int PRIMARY KEY, v text)", "INSERT INTO raw VALUES (1, 'ä')")
+        source.publish()
+        options = options_of(source, tmp_path)
+        run_apply(options, once=True)
+        assert rows_here(options.folder, "delta", parse_table("raw")).to_pylist() == [{"id": 1, "v": "ä"}]
+        source.run("SET client_encoding = 'SQL_ASCII'", "INSERT INTO raw VALUES (2, E'\\xff')", "RESET client_encoding")
+        source.run("DELETE FROM good WHERE id < 10")
+        with pytest.raises(TablesQuarantined, match=r"public\.raw: .*invalid byte sequence"):
+            run_apply(options, once=True)
+        compare(source, options.folder, "delta", "good", "bad")
+        source.run("UPDATE raw SET v = 'ü' WHERE id = 2")
+        run_apply(options, once=True)
+        compare(source, options.folder, "delta", "good", "bad", "raw")
 
 
 def test_a_publication_that_leaves_changes_out_quarantines_its_tables_until_it_sends_them(

@@ -10,6 +10,7 @@ transaction is open: old open transactions make every read expensive.
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
 """
 
+import contextlib
 import itertools
 import struct
 from collections.abc import Generator, Iterator, Sequence
@@ -196,7 +197,7 @@ def peek(
     ).format(name=sql.Literal(name), upto=sql.Literal(format_lsn(upto_lsn)), options=sql.Literal(words))
     doing = f"read the changes of slot {name!r}"
     try:
-        with connection.cursor() as cursor:
+        with _texts_as_stored(connection), connection.cursor() as cursor:
 
             def begin() -> Iterator[Sequence[bytes]]:
                 """The server says with the first row whether it lets us; after a refusal a stream is of no use."""
@@ -213,6 +214,23 @@ def peek(
         ) from error
     except psycopg.Error as error:
         raise source_error(error, doing) from error
+
+
+@contextlib.contextmanager
+def _texts_as_stored(connection: Connection) -> Iterator[None]:
+    """Receive texts as they are stored while the block runs, if the database does not know their encoding.
+
+    The server would validate them, and end the whole read because of one that is not UTF-8.
+    """
+    if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
+        yield
+        return
+    connection.execute("SET client_encoding = 'SQL_ASCII'")
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            connection.execute("SET client_encoding = 'UTF8'")
 
 
 def have_flushed(connection: Connection) -> None:
