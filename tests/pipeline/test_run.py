@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from safekeeper.errors import ConfigurationError
@@ -20,7 +23,8 @@ from safekeeper.lsn import Lsn, parse_lsn
 from tests.pipeline.small_wal import add_transactions, decoded_rows, small_wal, write_wal
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.jobs import run_folder
-from walproxy.pipeline.jobs.run import BatchDone, Finished, RunConfig, Waiting, run
+from walproxy.pipeline.jobs.run import BatchDone, Finished, RunConfig, Waiting, _Job, run
+from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.schemas import VIEWS
 from walproxy.pipeline.tables import open_table
 
@@ -122,11 +126,15 @@ def test_tables_of_another_system_and_those_of_another_run_are_left_alone(
     assert rows_of(tables, "records") == before
 
 
+def test_a_session_leaves_the_handler_of_sigint_to_the_program(spark: SparkSession) -> None:
+    assert getattr(signal.getsignal(signal.SIGINT), "__module__", None) != SparkContext.__module__
+
+
 @contextlib.contextmanager
 def process(folder: str, tables: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The command as a process; its output is that of --json."""
+    """The command as a process, with a process group of its own; its output is that of --json."""
     command = [sys.executable, "-m", "walproxy", "pipeline", "run", folder, "--to", str(tables), "--json", *options]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
         yield started
     finally:
@@ -148,7 +156,7 @@ def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_
         assert stopped.stdout is not None
         while (line := json.loads(stopped.stdout.readline()))["lag_bytes"] > 100_000:
             assert line["event"] == "batch"
-        stopped.send_signal(signal.SIGTERM)
+        os.killpg(stopped.pid, signal.SIGTERM)  # A Ctrl-C comes to all of the group, too.
         output, errors = stopped.communicate(timeout=START_TIMEOUT_S)
         assert (stopped.returncode, errors) == (0, "")
     last = json.loads(output.splitlines()[-1])
@@ -156,3 +164,53 @@ def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_
     expected = decoded_rows(folder, "records", end_lsn=parse_lsn(last["lsn"]))
     assert lsns_of(tables, "records") == expected["lsn"].to_pylist()
     assert rows_of(tables, "transactions") == rows(decoded_rows(folder, "transactions", end_lsn=parse_lsn(last["lsn"])))
+
+
+class QueryInABatch:
+    """A query that behaves as Spark's: it calls for a batch when it is being stopped, and waits until that returns."""
+
+    def __init__(self, job: _Job, stop: threading.Event) -> None:
+        self.is_stopped = False
+        self._job = job
+        self._stop = stop
+
+    def awaitTermination(self, timeout: float) -> bool:
+        self._stop.set()
+        return False
+
+    def stop(self) -> None:
+        batch = threading.Thread(target=self._job._batch, args=(None, 2), daemon=True)
+        batch.start()
+        batch.join(START_TIMEOUT_S / 4)
+        self.is_stopped = not batch.is_alive()
+
+
+def test_a_batch_that_is_called_for_while_the_stream_is_stopped_does_not_block_the_stop(
+    folder: str, tmp_path: Path
+) -> None:
+    stop = threading.Event()
+    job = _Job(RunConfig(folder, tmp_path, "parquet"), RunFolder(tmp_path), lambda event: None, stop)
+    query: Any = QueryInABatch(job, stop)
+    job._wait(query)
+    assert query.is_stopped
+
+
+def test_a_run_whose_jvm_hangs_ends_within_its_time_and_loses_nothing(
+    folder: str, wal: WalBuilder, tmp_path: Path
+) -> None:
+    tables = tmp_path / "tables"
+    options = ("--tables", "records", "--interval", "100ms", "--max-bytes-per-trigger", "1MB", "--drain-timeout", "1s")
+    with process(folder, tables, *options) as started:
+        assert started.stdout is not None
+        lines = [json.loads(started.stdout.readline())]
+        (java,) = map(int, Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split())
+        os.kill(java, signal.SIGSTOP)
+        started.send_signal(signal.SIGINT)
+        output, errors = started.communicate(timeout=START_TIMEOUT_S)
+    lines += map(json.loads, output.splitlines())
+    assert started.returncode == 0
+    assert lines[-1]["event"] == "finished"
+    (line,) = errors.splitlines()
+    assert line.endswith("the next run repeats an unfinished batch: Spark did not end within 1 s, and was killed")
+    expected = decoded_rows(folder, "records", end_lsn=parse_lsn(lines[-1]["lsn"]))
+    assert lsns_of(tables, "records") == expected["lsn"].to_pylist()

@@ -2,14 +2,19 @@
 
 import logging
 import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import click.testing
 import pytest
+from pyspark.conf import SparkConf
 from pyspark.errors import PySparkException
 
 from safekeeper.errors import ConfigurationError, WalproxyError
@@ -165,6 +170,67 @@ def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: p
         spark_session("walproxy test"),
     ):
         raise AssertionError("a session")
+
+
+class FakeContext:
+    """A context whose calls to the JVM would hang."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._accumulatorServer = SimpleNamespace()
+        self._process = process
+
+    def stop(self) -> None:
+        assert self._process.poll() is not None
+
+
+@pytest.fixture
+def hanging_jvm() -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_ctrl_c_in_the_middle_of_a_call_ends_the_jvm_without_another_call(
+    hanging_jvm: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_sessions, "SparkContext", lambda conf, gateway: FakeContext(gateway.proc))
+    monkeypatch.setattr(spark_sessions, "SparkSession", lambda context: SimpleNamespace(dataSource=DataSources()))
+    session = spark_sessions._session(SparkConf(loadDefaults=False), SimpleNamespace(proc=hanging_jvm))
+    next(session)
+    with pytest.raises(KeyboardInterrupt):
+        session.throw(KeyboardInterrupt())
+    assert hanging_jvm.poll() == -signal.SIGKILL
+
+
+class DataSources:
+    def register(self, source: type) -> None:
+        """Take any."""
+
+
+def test_a_ctrl_c_kills_the_jvm_and_remains_one_when_what_pyspark_then_calls_fails(
+    hanging_jvm: "subprocess.Popen[bytes]",
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), spark_sessions._killed_by_interrupt(hanging_jvm):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                raise SparkFailed("no answer")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert hanging_jvm.poll() == -signal.SIGKILL
+
+
+def test_a_jvm_that_is_still_used_some_time_after_the_stop_is_killed(hanging_jvm: "subprocess.Popen[bytes]") -> None:
+    stop = threading.Event()
+    used, released = (spark_sessions._StopLimit(hanging_jvm, stop, 0.1) for _ in range(2))
+    released.release()
+    stop.set()
+    assert hanging_jvm.wait(30) == -signal.SIGKILL
+    assert (used.is_exceeded, released.is_exceeded) == (True, False)
 
 
 def test_of_what_is_logged_only_the_stacks_of_libraries_are_left_out() -> None:

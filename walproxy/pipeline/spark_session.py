@@ -10,6 +10,15 @@ Spark's JVM writes to stderr what no user can use. Here stdout and stderr of the
 it starts, go to a file of the session's temporary folder, or to the one that WALPROXY_SPARK_LOG names. It is quoted
 when Spark does not start, and read when a job fails without a word of ours (see `spark_errors`).
 
+A signal is for this process alone. The JVM has a process group of its own, so that a Ctrl-C, or a SIGTERM to the group,
+does not end it in the middle of a batch; it ends when this process does, because its stdin ends. And the handler of
+SIGINT that PySpark installs is removed: it calls the JVM in the middle of another call on the same connection, and
+replaces that of a job which finishes its batch first. Where nothing else handles SIGINT, it kills the JVM: without one
+PySpark waits for the end of the job that was interrupted.
+
+A call to a JVM that hangs does not return. So each step that ends a session has a time limit, after which the JVM is
+killed.
+
 Where the seconds of a start go (two cores, PySpark 4.3), and what is done about it:
 
 - Python processes of Spark find `pyspark.zip` before the installed package, and compile it anew in each process: Python
@@ -24,11 +33,15 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import pyspark
@@ -52,6 +65,7 @@ JAVA_MISSING: Final = (
 _QUICK: Final = ("-XX:TieredStopAtLevel=1",)
 _END_TIMEOUT_S: Final = 30.0
 _DEATH_S: Final = 1.0
+_POLL_S: Final = 0.2
 
 
 @contextlib.contextmanager
@@ -63,6 +77,8 @@ def spark_session(
     quick: bool = False,
     settings: Mapping[str, str] | None = None,
     inherited_fds: tuple[int, ...] = (),
+    stop: threading.Event | None = None,
+    stop_timeout_s: float = 45.0,
 ) -> Iterator[SparkSession]:
     """Give the session that exists, or one that is made here and ended with everything that it has started.
 
@@ -74,10 +90,12 @@ def spark_session(
             small stream 18 s of CPU time instead of 27 s were measured; long scans and sorts are slower.
         settings: further settings of Spark, which win over ours.
         inherited_fds: file descriptors that the JVM keeps open as long as it lives, a lock for instance.
+        stop: once it is set, the JVM of a session made here is killed after `stop_timeout_s`, so that every call to it
+            fails. None: it is never killed while the session is used.
 
     Raises:
         ConfigurationError: there is no Java.
-        SparkFailed: Spark does not start.
+        SparkFailed: Spark does not start, has died, or was killed after `stop`.
     """
     if _exists():
         yield SparkSession.builder.appName(app_name).getOrCreate()
@@ -91,24 +109,59 @@ def spark_session(
         for key, value in {**_settings(app_name, master, memory, folder, java_options), **(settings or {})}.items():
             conf.set(key, value)
         gateway = _launch(conf, home, folder, inherited_fds)
+        limit = _StopLimit(gateway.proc, stop, stop_timeout_s)
         try:
-            yield from _session(conf, gateway)
+            with _killed_by_interrupt(gateway.proc):
+                yield from _session(conf, gateway)
         except Exception as error:
             is_ours = isinstance(error, WalproxyError) and not isinstance(error, SparkFailed)
             code = None if is_ours else _exit_code(gateway.proc)
             if code is None:
                 raise
+            if limit.is_exceeded:
+                raise SparkFailed(f"Spark did not end within {stop_timeout_s:g} s, and was killed") from error
             raise SparkFailed(
                 f"Spark's Java process has ended with code {code}: does the machine have enough memory? Try again"
             ) from error
         finally:
+            limit.release()
             _end(gateway)
-        home.keep_classes()
+        if gateway.proc.returncode >= 0:  # One that was killed may have written a part of them.
+            home.keep_classes()
 
 
-def _session(conf: SparkConf, gateway: Any) -> Iterator[SparkSession]:
+class _StopLimit:
+    """Kill a JVM that is still used some time after the event `stop`.
+
+    In a thread of its own: the main thread may be waiting for an answer of that JVM.
+
+    Attributes:
+        is_exceeded: the JVM was killed.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", stop: threading.Event | None, timeout_s: float) -> None:
+        self.is_exceeded = False
+        self._released = threading.Event()
+        if stop is not None:
+            arguments = (process, stop, timeout_s)
+            threading.Thread(target=self._watch, args=arguments, name="stop limit", daemon=True).start()
+
+    def release(self) -> None:
+        """Leave the JVM alone from now on."""
+        self._released.set()
+
+    def _watch(self, process: "subprocess.Popen[bytes]", stop: threading.Event, timeout_s: float) -> None:
+        while not stop.wait(_POLL_S):
+            if self._released.is_set():
+                return
+        if not self._released.wait(timeout_s):
+            self.is_exceeded = True
+            process.kill()
+
+
+def _session(conf: SparkConf, gateway: Any) -> Generator[SparkSession, None, None]:
     """Yield a session in the JVM of `gateway`, and stop it."""
-    context = SparkContext(conf=conf, gateway=gateway)
+    context = _context(conf, gateway)
     # It would print a traceback, in a thread of its own, when the JVM dies.
     context._accumulatorServer.handle_error = lambda *what: None
     session = SparkSession(context)
@@ -117,9 +170,71 @@ def _session(conf: SparkConf, gateway: Any) -> Iterator[SparkSession]:
         # all.
         session.dataSource.register(PgwalDataSource)
         yield session
+    except KeyboardInterrupt:
+        # The answer to the call that was interrupted is still to come, and the next call would take it for its own.
+        gateway.proc.kill()
+        gateway.proc.wait()
+        raise
     finally:
         if gateway.proc.poll() is None:
-            session.stop()
+            with _killed_after(gateway.proc, _END_TIMEOUT_S):
+                session.stop()
+        else:
+            with warnings.catch_warnings(action="ignore"):  # That the JVM has died is raised by `spark_session`.
+                context.stop()
+
+
+def _context(conf: SparkConf, gateway: Any) -> SparkContext:
+    """Make the context, and leave the handler of SIGINT as it was."""
+    handler = signal.getsignal(signal.SIGINT)
+    context = SparkContext(conf=conf, gateway=gateway)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
+    return context
+
+
+@contextlib.contextmanager
+def _killed_by_interrupt(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Kill the JVM at a SIGINT that raises KeyboardInterrupt, so that what PySpark then calls fails at once.
+
+    Raises:
+        KeyboardInterrupt: also where the failure of such a call has taken its place.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    is_interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_DEATH_S)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if is_interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _killed_after(process: "subprocess.Popen[bytes]", timeout_s: float) -> Iterator[None]:
+    """Kill a process while it is waited for, if that takes too long."""
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
@@ -195,7 +310,8 @@ def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple
         raise ConfigurationError(f"cannot write Spark's log {log_path} ({LOG_VARIABLE}): {error.strerror}") from error
     with log:
         try:
-            return launch_gateway(conf, {"stdout": log, "stderr": log, "pass_fds": inherited_fds})
+            popen = {"stdout": log, "stderr": log, "pass_fds": inherited_fds, "process_group": 0}
+            return launch_gateway(conf, popen)
         except PySparkRuntimeError as error:
             lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
             raise SparkFailed(
@@ -218,12 +334,9 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 def _end(gateway: Any) -> None:
     """End the JVM, and wait until it has gone: it removes its temporary files, and may be writing its classes."""
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    try:
-        gateway.proc.wait(_END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        gateway.proc.kill()
+    with _killed_after(gateway.proc, _END_TIMEOUT_S):
+        gateway.shutdown()
+        gateway.proc.stdin.close()
         gateway.proc.wait()
     # A later session of this process starts a JVM of its own.
     SparkContext._gateway = None

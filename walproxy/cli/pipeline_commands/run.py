@@ -53,6 +53,13 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     metavar="DIR",
     help="Where Spark keeps its notes, made anew at each start; by default in the folder of the tables.",
 )
+@click.option(
+    "--drain-timeout",
+    default="45s",
+    show_default=True,
+    type=DURATION,
+    help="After SIGTERM the batch that runs has so long; then it is dropped.",
+)
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each batch.")
@@ -74,6 +81,7 @@ def run(
     timeline: int | None,
     allow_gaps: bool,
     checkpoint: Path | None,
+    drain_timeout: float,
     cores: int | None,
     memory: str,
     as_json: bool,
@@ -82,7 +90,7 @@ def run(
     """Write WAL into tables, and go on as it grows: every record exactly once, whatever is killed when.
 
     SOURCE is s3://, gs:// or az:// and what follows, a folder, or safekeeper://HOST:PORT,HOST:PORT. The tables know how
-    far they are; the same command goes on there. After SIGTERM the batch that runs is finished.
+    far they are; the same command goes on there. After SIGTERM the batch that runs is finished, within --drain-timeout.
 
     \b
     Examples:
@@ -109,6 +117,7 @@ def run(
         batch_bytes_max=max_bytes_per_trigger,
         start=start,
         checkpoint=checkpoint.absolute() if checkpoint is not None else None,
+        drain_timeout_s=drain_timeout,
         cores=cores,
         memory=memory,
     )

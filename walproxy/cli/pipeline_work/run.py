@@ -1,11 +1,7 @@
 """`walproxy pipeline run`: the job until a signal ends it, and its progress as JSON, a bar, or lines."""
 
 import contextlib
-import os
-import signal
-import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import click
@@ -14,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from safekeeper.lsn import format_lsn
+from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
 from walproxy.pipeline.jobs.run import BatchDone, Finished, Report, RunConfig, Waiting
 from walproxy.pipeline.jobs.run import run as run_job
 from walproxy.pipeline.tables.table_folder import local_folder
@@ -23,26 +20,8 @@ __all__ = ["RunConfig", "local_folder", "run_and_report"]
 
 def run_and_report(config: RunConfig, *, as_json: bool) -> None:
     """Run the job, print its progress, and finish the batch that runs at the first SIGTERM or SIGINT."""
-    stop = threading.Event()
-    with _stopped_by_signals(stop), _reporter(as_json, config.once) as report:
+    with stopped_by_signals() as stop, _reporter(as_json, config.once) as report:
         run_job(config, report, stop)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` at the first SIGTERM or SIGINT, and end the process at the second."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,16 @@ table is given no record before its own. So a batch can be repeated, cut differe
 tables only when the process is killed: what is missing is added, and nothing twice. A table that is new is filled from
 the beginning, while the others wait. Spark's own checkpoint is made anew at each start.
 
+**Stop.** The batch that runs is finished, and no other one is begun. That takes `drain_timeout_s` at most, even if
+Spark does not respond: then its JVM is killed, the batch is dropped, and the next run repeats it.
+
 `_run/run.json` in the folder of the tables says whose WAL they hold and where on its timelines they stand, and
 `_run/lock` is held as long as a run, or the JVM that it has started, is there.
 """
 
 import contextlib
 import functools
+import logging
 import shutil
 import threading
 import time
@@ -37,13 +41,12 @@ from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
-from walproxy.pipeline.spark_errors import spark_errors
+from walproxy.pipeline.spark_errors import SparkFailed, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session
 from walproxy.pipeline.tables import DataFile, Table, TableFormat, open_table
 from walproxy.recovery.sources import LogPath, SourceUnavailable
 
-"""All but `blocks`, whose rows `records` has too."""
-
+_log = logging.getLogger(__name__)
 _WAIT_S: Final = 0.2
 _RETRY_S_MIN: Final = 1.0
 _RETRY_S_MAX: Final = 30.0
@@ -62,6 +65,7 @@ class RunConfig(NamedTuple):
         batch_bytes_max: how much WAL a batch has at most.
         start: where to begin when there are no tables yet, an LSN; None for where the WAL begins.
         checkpoint: where the folder of Spark's own notes is, made anew at each start; None for beside the tables.
+        drain_timeout_s: after a request to stop, the time until the batch that runs is dropped.
         cores: how many to use; None for all.
         memory: of Spark's JVM.
     """
@@ -76,6 +80,7 @@ class RunConfig(NamedTuple):
     batch_bytes_max: int = 256 << 20
     start: Lsn | None = None
     checkpoint: Path | None = None
+    drain_timeout_s: float = 45.0
     cores: int | None = None
     memory: str = "1g"
 
@@ -133,7 +138,7 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
 
     Args:
         report: is told what happens, also by other threads.
-        stop: the batch that runs is finished, no other one begun.
+        stop: the batch that runs is finished, no other one begun; within `drain_timeout_s`.
 
     Raises:
         ConfigurationError: the tables hold something else, another run is at work, or there is no Java.
@@ -154,9 +159,16 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
             memory=config.memory,
             quick=True,
             inherited_fds=(lock_fd,),
+            stop=stop,
+            stop_timeout_s=config.drain_timeout_s,
         )
-        with session as spark:
-            job.work(spark)
+        try:
+            with session as spark:
+                job.work(spark)
+        except SparkFailed as error:
+            if not stop.is_set():
+                raise
+            _log.warning("stopped without waiting for Spark; the next run repeats an unfinished batch: %s", error)
         report(Finished(job.lsn, job.batches, job.rows))
 
 
@@ -255,12 +267,25 @@ class _Job:
         self._moved_s = time.monotonic()
         while not query.awaitTermination(_WAIT_S):
             if self._stop.is_set():
-                with self._committing:  # Until the batch that runs is in the tables.
-                    query.stop()
+                self._finish_batch()
+                query.stop()
                 return
             if not self.config.once and time.monotonic() > self._moved_s + _SILENCE_S:
                 self._moved_s = time.monotonic()
                 self._ask_why()
+
+    def _finish_batch(self) -> None:
+        """Return when the batch that runs is in the tables.
+
+        The lock must not be held while the query is stopped: Spark waits until its call of `_batch` has returned, and
+        one that came a moment ago waits for the lock. No batch begins when the lock is free again: `_stop` is set.
+
+        Raises:
+            SparkFailed: it takes too long.
+        """
+        if not self._committing.acquire(timeout=self.config.drain_timeout_s):
+            raise SparkFailed(f"the batch did not end within {self.config.drain_timeout_s:g} s")
+        self._committing.release()
 
     def _ask_why(self) -> None:
         """Nothing new has come for a while: tell it if that is because the input does not answer."""

@@ -1,0 +1,71 @@
+"""SIGTERM and SIGINT of the pipeline's commands, in processes of their own."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+DEADLINE_S = 30.0
+IN_WAIT = """
+import os, signal
+from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
+
+with stopped_by_signals() as stop:
+    with stop._cond:  # As at the beginning and at the end of stop.wait().
+        os.kill(os.getpid(), signal.{name})
+        print("the handler has returned", flush=True)
+    print(stop.wait(30), flush=True)
+"""
+IN_LIBRARY = """
+import sqlite3, threading
+from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
+
+with stopped_by_signals() as stop:
+    threading.Thread(target=lambda: print(stop.wait(60), flush=True), daemon=True).start()
+    print("begins", flush=True)
+    endless = "WITH RECURSIVE n AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n"
+    sqlite3.connect(":memory:").execute(endless)
+"""
+RESTORED = """
+import os, signal
+from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
+
+with stopped_by_signals():
+    pass
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@contextlib.contextmanager
+def program(text: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_in_the_middle_of_a_wait_for_it_sets_the_event(name: str) -> None:
+    with program(IN_WAIT.format(name=name)) as process:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, output, errors) == (0, "the handler has returned\nTrue\n", "")
+
+
+def test_a_second_signal_ends_a_process_whose_main_thread_is_in_a_library() -> None:
+    with program(IN_LIBRARY) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "True\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+
+def test_afterwards_a_signal_does_what_it_did_before() -> None:
+    with program(RESTORED) as process:
+        assert process.wait(DEADLINE_S) == -signal.SIGTERM
