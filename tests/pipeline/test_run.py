@@ -142,19 +142,26 @@ def process(folder: str, tables: Path, *options: str) -> Iterator[subprocess.Pop
         started.communicate()
 
 
+def next_event(started: "subprocess.Popen[str]") -> dict[str, Any]:
+    """Return the next line of a command; if it has ended, fail with what it has written to stderr."""
+    assert started.stdout is not None
+    line = started.stdout.readline()
+    assert line, started.communicate()[1]
+    event: dict[str, Any] = json.loads(line)
+    return event
+
+
 def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_ends_well(
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
     tables = tmp_path / "tables"
     options = ("--tables", "records,transactions", "--interval", "100ms", "--max-bytes-per-trigger", "64kB")
     with process(folder, tables, *options) as killed:
-        assert killed.stdout is not None
-        lines = [json.loads(killed.stdout.readline()) for _ in range(3)]
+        lines = [next_event(killed) for _ in range(3)]
         killed.kill()
     assert [line["event"] for line in lines] == ["batch"] * 3
     with process(folder, tables, *options, "--max-bytes-per-trigger", "1MB") as stopped:
-        assert stopped.stdout is not None
-        while (line := json.loads(stopped.stdout.readline()))["lag_bytes"] > 100_000:
+        while (line := next_event(stopped))["lag_bytes"] > 100_000:
             assert line["event"] == "batch"
         os.killpg(stopped.pid, signal.SIGTERM)  # A Ctrl-C comes to all of the group, too.
         output, errors = stopped.communicate(timeout=START_TIMEOUT_S)
@@ -201,8 +208,7 @@ def test_a_run_whose_jvm_hangs_ends_within_its_time_and_loses_nothing(
     tables = tmp_path / "tables"
     options = ("--tables", "records", "--interval", "100ms", "--max-bytes-per-trigger", "1MB", "--drain-timeout", "1s")
     with process(folder, tables, *options) as started:
-        assert started.stdout is not None
-        lines = [json.loads(started.stdout.readline())]
+        lines = [next_event(started)]
         (java,) = map(int, Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split())
         os.kill(java, signal.SIGSTOP)
         started.send_signal(signal.SIGINT)

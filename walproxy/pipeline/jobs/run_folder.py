@@ -17,8 +17,9 @@ from walproxy.pipeline.tables.disk import Disk, replace_durably, storage_errors
 from walproxy.recovery.sources import LogPath
 
 _FOLDER: Final = "_run"
-# A JVM whose Python process was killed notices it, and ends, within a second or two.
-_LOCK_TIMEOUT_S: Final = 15.0
+# A JVM whose Python process was killed ends within a second or two. That of a first session writes the archive of its
+# classes before (spark_home.py), 167 MB, and holds the lock meanwhile: 15 s were not enough on a busy machine.
+_LOCK_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1
 
 
