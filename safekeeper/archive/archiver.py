@@ -254,8 +254,12 @@ class Archiver:
         if not self._node.is_between_events:
             return False
         self._control = self._acceptor.control
+        cluster_id = self._view.cluster_id
         if self._view.refresh() is not None and self._plan is not None:
             self._plan.follow(self._view.log, self._history_tlis())
+            if self._view.cluster_id != cluster_id:
+                # What was found in the archive, at whatever position, is of the other cluster's log.
+                self._plan, self.archived_lsn = None, 0
         return True
 
     async def _wait(self, timeout_s: float | None, until: Callable[[], bool] | None = None) -> None:

@@ -112,9 +112,14 @@ class ScriptedProposer:
         self.send(Bootstrap(self.cluster_id, SYSTEM_ID, SEGMENT_SIZE, SERVER_VERSION, self.membership))
         return self.receive(Bootstrapped)
 
+    @property
+    def generation(self) -> int:
+        """That of the membership that the safekeeper has greeted with, else of the first one."""
+        return self.greeting.membership.generation if self.greeting.membership is not None else 1
+
     def be_voted_for(self, term: int) -> VoteResponse:
         self.node_id = NodeId(term, self.run)
-        self.send(VoteRequest(self.node_id, generation=1))
+        self.send(VoteRequest(self.node_id, self.generation))
         return self.receive(VoteResponse)
 
     def be_elected(self, vote: VoteResponse, commit_lsn: int = 0) -> AppendResponse:
@@ -150,7 +155,7 @@ class ScriptedProposer:
         """Send WAL at the write position, or a heartbeat, without waiting for the answer; return what was sent."""
         self.sequence += 1
         request = AppendRequest(
-            self.node_id, 1, self.write_lsn, commit_lsn, 0, self.sequence, healthy=True, payload=payload
+            self.node_id, self.generation, self.write_lsn, commit_lsn, 0, self.sequence, healthy=True, payload=payload
         )
         self.send(request)
         self.write_lsn += len(payload)

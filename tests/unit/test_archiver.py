@@ -18,7 +18,8 @@ from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import ArchivedFile, partial_file, segment_file
 from safekeeper.archive.store import ObjectStore
 from safekeeper.consensus.control_state import TliHistory
-from safekeeper.consensus.messages import ArchiveReport
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import ArchiveReport, Bootstrap, Bootstrapped
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.errors import LogChanged
 from safekeeper.lsn import format_lsn
@@ -26,7 +27,7 @@ from safekeeper.wal.filesystem import RealFileSystem
 from safekeeper.wal.reading import SegmentSource
 from tests.unit.event_loop import DEADLINE_S
 from tests.unit.replication_house import Leader, ReplicationHouse
-from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SYSTEM_ID
+from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SERVER_VERSION, SYSTEM_ID
 from walproxy.cli import cli
 
 WAL = random.Random(9).randbytes(5 * SEGMENT_SIZE)
@@ -357,6 +358,38 @@ def test_an_upload_during_which_the_log_went_back_does_not_count_for_the_new_one
     # What was committed then is there as it was.
     old = partial_file(1, BASE_LSN + SEGMENT_SIZE, BASE_LSN + SEGMENT_SIZE + 150_000, SEGMENT_SIZE)
     assert archived(url)[old] == WAL[SEGMENT_SIZE : SEGMENT_SIZE + 150_000]
+
+
+def test_what_was_archived_of_the_cluster_that_an_undo_gives_up_does_not_count_for_the_other_one(
+    tmp_path: Path, url: str
+) -> None:
+    with ReplicationHouse(tmp_path, archive=url) as house:
+        old = house.led()
+        write(old, 2 * SEGMENT_SIZE)
+        members = old.membership.members
+        begun = Bootstrap("d" * 32, SYSTEM_ID, SEGMENT_SIZE, SERVER_VERSION, Membership(2, members), replace=True)
+        old.send(begun)
+        old.receive(Bootstrapped)
+        new = house.leader("run2")
+        new.greet()
+        new.take_over(2, (HistoryEntry(2, BASE_LSN, 1),))
+        new.write(bytes(SEGMENT_SIZE))
+        new.commit()
+        new.order_archive(1)
+        house.call(house.archiver.start)
+        wait_archived(new, BASE_LSN + SEGMENT_SIZE)
+        undone = msgspec.structs.replace(
+            begun, cluster_id=old.cluster_id, membership=Membership(3, members), replace=False, undo=True, discard=True
+        )
+        new.send(undone)
+        new.receive(Bootstrapped)
+        third = house.leader("run3")
+        third.greet()
+        end_lsn = BASE_LSN + 2 * SEGMENT_SIZE
+        third.take_over(3, (HistoryEntry(1, BASE_LSN, 1), HistoryEntry(3, end_lsn, 1)), commit_lsn=end_lsn)
+        third.order_archive(1)
+        report = third.hear_of_archive(lambda report: "cluster" in report.problem)
+        assert report.archived_lsn == 0
 
 
 def test_a_source_whose_log_has_changed_gives_no_bytes(tmp_path: Path) -> None:
