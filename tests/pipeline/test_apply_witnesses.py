@@ -250,7 +250,7 @@ ORDINARY_OF_PARTITIONS: Situations = {
 }
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """What became of several situations.
 
     Attributes:
@@ -294,9 +294,9 @@ def follow(source: Source, folder: Path) -> list[str]:
     return copies.lines
 
 
-def tell(
+def run_situations(
     source: Source, folder: Path, situations: Situations, setup: Sequence[str], publication: str, tables: Sequence[str]
-) -> Told:
+) -> Outcome:
     """Make a schema for each situation, follow, run the statements of all, and follow again."""
     schemas = {situation: f"s{number}" for number, situation in enumerate(situations)}
     for schema in schemas.values():
@@ -311,60 +311,64 @@ def tell(
     lines = follow(source, folder)
     copies = {name: [line for line in lines if f" {schema}." in line] for name, schema in schemas.items()}
     assert follow(source, folder) == []
-    return Told(source, folder, schemas, copies)
+    return Outcome(source, folder, schemas, copies)
 
 
 @pytest.fixture(scope="module")
-def listed(server: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def listed(server: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     with closing(Source(server)) as source:
         source.publication = "p"
         folder = tmp_path_factory.mktemp("listed")
         situations = {**SILENT, **ORDINARY}
-        yield tell(source, folder, situations, TABLE, "CREATE PUBLICATION p FOR TABLE {names}", ["t", "small"])
+        yield run_situations(
+            source, folder, situations, TABLE, "CREATE PUBLICATION p FOR TABLE {names}", ["t", "small"]
+        )
 
 
 @pytest.fixture(scope="module")
-def of_all(server: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def of_all(server: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     with closing(Source(server)) as source:
         source.publication = "p"
         folder = tmp_path_factory.mktemp("of_all")
-        yield tell(source, folder, SILENT_OF_ALL, TABLE, "CREATE PUBLICATION p FOR ALL TABLES", [])
+        yield run_situations(source, folder, SILENT_OF_ALL, TABLE, "CREATE PUBLICATION p FOR ALL TABLES", [])
 
 
 @pytest.fixture(scope="module")
-def partitioned(server: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def partitioned(server: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     with closing(Source(server)) as source:
         source.publication = "p"
         folder = tmp_path_factory.mktemp("partitioned")
         publication = "CREATE PUBLICATION p FOR TABLE {names} WITH (publish_via_partition_root)"
-        yield tell(source, folder, {**SILENT_OF_PARTITIONS, **ORDINARY_OF_PARTITIONS}, PARTITIONS, publication, ["p"])
+        yield run_situations(
+            source, folder, {**SILENT_OF_PARTITIONS, **ORDINARY_OF_PARTITIONS}, PARTITIONS, publication, ["p"]
+        )
 
 
 @pytest.mark.parametrize("situation", SILENT)
-def test_what_the_changes_do_not_show_has_the_table_copied_again_alone(listed: Told, situation: str) -> None:
+def test_what_the_changes_do_not_show_has_the_table_copied_again_alone(listed: Outcome, situation: str) -> None:
     assert listed.check(situation, "t", "small") == 1
 
 
 @pytest.mark.parametrize("situation", ORDINARY)
-def test_ordinary_work_copies_nothing(listed: Told, situation: str) -> None:
+def test_ordinary_work_copies_nothing(listed: Outcome, situation: str) -> None:
     copied = listed.check(situation, "t", "small")
     assert copied == ("CREATE TABLE new (id int PRIMARY KEY)" in ORDINARY[situation]), listed.copies[situation]
 
 
 @pytest.mark.parametrize("situation", SILENT_OF_ALL)
-def test_a_table_that_is_unlogged_for_a_while_is_copied_again(of_all: Told, situation: str) -> None:
+def test_a_table_that_is_unlogged_for_a_while_is_copied_again(of_all: Outcome, situation: str) -> None:
     assert of_all.check(situation, "t", "small") == 1
 
 
 @pytest.mark.parametrize("situation", SILENT_OF_PARTITIONS)
 def test_a_partitioned_table_is_copied_again_when_rows_come_or_go_with_their_partition(
-    partitioned: Told, situation: str
+    partitioned: Outcome, situation: str
 ) -> None:
     assert partitioned.check(situation, "p") == 1
 
 
 @pytest.mark.parametrize("situation", ORDINARY_OF_PARTITIONS)
-def test_a_partitioned_table_follows_a_new_partition_without_a_copy(partitioned: Told, situation: str) -> None:
+def test_a_partitioned_table_follows_a_new_partition_without_a_copy(partitioned: Outcome, situation: str) -> None:
     assert partitioned.check(situation, "p") == 0, partitioned.copies[situation]
 
 
@@ -471,5 +475,7 @@ def test_tables_are_copied_again_when_their_publication_was_narrowed_for_a_while
     }
     with closing(Source(server)) as source:
         source.publication = "p"
-        told = tell(source, tmp_path, narrowed, TABLE, "CREATE PUBLICATION p FOR TABLE {names}", ["t", "small"])
-        assert told.check("narrowed", "t", "small") == 2
+        outcome = run_situations(
+            source, tmp_path, narrowed, TABLE, "CREATE PUBLICATION p FOR TABLE {names}", ["t", "small"]
+        )
+        assert outcome.check("narrowed", "t", "small") == 2

@@ -277,6 +277,8 @@ class ApplyJob:
         safe_lsn = self._reader.safe_lsn.read(self._asking) if target_lsn is None else target_lsn
         end_lsn = min(safe_lsn, begin_lsn + self._options.max_bytes)
         if end_lsn <= begin_lsn:
+            if self.tables.is_retry_due():
+                self.copy_missing()
             self._status.write(self._job, self.tables, 0, retained_bytes)
             return False
         self.tables.look()

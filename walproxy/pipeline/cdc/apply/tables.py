@@ -99,7 +99,7 @@ class Tables:
             if name in published:
                 self._take_up(published[name], known)
             else:
-                _log.warning("%s is not published any more: its copy stays as it is", name)
+                _log.warning("%s is no longer published: its copy stays as it is", name)
 
     def __iter__(self) -> Iterator[Target]:
         return iter(list(self._targets.values()))
@@ -129,7 +129,7 @@ class Tables:
         for table, target in list(self._targets.items()):
             if table not in published:
                 self._drop(table)
-                _log.warning("%s is not published any more: its copy stays as it is", table)
+                _log.warning("%s is no longer published: its copy stays as it is", table)
                 continue
             now = published[table]
             with self._quarantining(table, now):
@@ -141,6 +141,11 @@ class Tables:
         for table, now in published.items():
             if table not in self._targets:
                 self._look_at_absent(table, now)
+
+    def is_retry_due(self) -> bool:
+        """Return whether a quarantined table is to be tried again, though its source may not have changed."""
+        now = time.monotonic()
+        return any(str(table) in self.quarantined and each.retry_at <= now for table, each in self._problems.items())
 
     def target_of(self, relation: Relation) -> Target | None:
         """Return the table that follows a relation, None if there is none."""
@@ -279,7 +284,7 @@ class Tables:
             self._to_copy[table] = "it was copied by an older version"
             return
         if known.bad_as_null and not self._bad_as_null:
-            self._to_copy[table] = "values that its columns cannot hold are not to be null any more"
+            self._to_copy[table] = "values that its columns cannot hold are no longer to be null"
             return
         known = msgspec.structs.replace(known, bad_as_null=self._bad_as_null)
         with self._quarantining(table):
@@ -349,7 +354,7 @@ class Tables:
     def _end_quarantine(self, table: TableName) -> None:
         self._problems.pop(table, None)
         if self.quarantined.pop(str(table), None) is not None:
-            _log.info("%s is not quarantined any more", table)
+            _log.info("%s is no longer quarantined", table)
 
     def published(self) -> Mapping[TableName, PublishedTable]:
         """Return the tables that are published now, and wanted. Raises SourceRefused, SourceUnavailable."""

@@ -249,7 +249,7 @@ class Target:
         return None if key == set(self.known.key) else "its key changed"
 
     def _partition_problem(self, change: Change, partition: Relation) -> str | None:
-        """Return why rows of a partition cannot be followed: what the catalogs do not show any more."""
+        """Return why rows of a partition cannot be followed: what the catalogs no longer show."""
         name = f"{partition.schema}.{partition.name}"
         seen = self._fingerprint if self._seen is None else self._seen
         if partition.oid not in seen.partitions and partition.oid not in self._fingerprint.partitions:
