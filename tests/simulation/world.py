@@ -365,22 +365,19 @@ class World:
                 continue
             if safekeeper.acceptor is not None and not safekeeper.acceptor.flush_lsn:
                 continue  # For want of room it has not begun its log anew, and claims nothing.
-            history = [e for e in control.history if e.start_lsn <= disk.durable_lsn]
-            rank = (last_term(tuple(history)), disk.durable_lsn)
+            # What a crash has kept from being cut is no part of the log.
+            end_lsn = min(disk.durable_lsn, control.truncate_to or disk.durable_lsn)
+            history = [e for e in control.history if e.start_lsn <= end_lsn]
+            rank = (last_term(tuple(history)), end_lsn)
             if best is None or rank > best[0]:
                 best = (rank, disk, history)
         if best is None:
             return self.primaries[0]
-        _, disk, history = best
-        fitting = [
-            p
-            for p in self.primaries
-            if _continues(p, disk.begin_lsn, bytes(disk.wal[: disk.durable_lsn - disk.begin_lsn]), history)
-        ]
+        (_, end_lsn), disk, history = best
+        log = bytes(disk.wal[: end_lsn - disk.begin_lsn])
+        fitting = [p for p in self.primaries if _continues(p, disk.begin_lsn, log, history)]
         if not fitting:
-            error = Violation(
-                "LogMatching", f"the newest log, up to {format_lsn(disk.durable_lsn)}, is no primary's (S10)"
-            )
+            error = Violation("LogMatching", f"the newest log, up to {format_lsn(end_lsn)}, is no primary's (S10)")
             raise SimulationFailed(error, self.trace())
         return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
 
