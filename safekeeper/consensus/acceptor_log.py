@@ -190,7 +190,7 @@ class AcceptorLog:
 
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
-        cut = self._divergence_from(message)
+        cut = yield from self._divergence_from(message)
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
             cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
         base_lsn: Lsn | None = None
@@ -248,7 +248,7 @@ class AcceptorLog:
         yield from self._finish_adoption()
         return None
 
-    def _divergence_from(self, message: Elected) -> Divergence | None:
+    def _divergence_from(self, message: Elected) -> EffectsThen[Divergence | None]:
         """Return where our log and the elected proposer's part, None if they have nothing in common."""
         if not self.flush_lsn:
             return None
@@ -258,13 +258,25 @@ class AcceptorLog:
         if found is not None or not own or own[0].term > message.forgotten_term:
             return found
         # The last term that both have is one that the others have forgotten: a quorum has gone on without us since. It
-        # has what is committed of our log, unless that was given up, and needs nothing else of it.
+        # has each complete record that is committed here, unless that was given up, and needs nothing else of our log.
         given_up = [
             entry.start_lsn
             for entry in message.history
             if entry.gives_up and entry.term > control.forgotten_term and entry not in own
         ]
-        return Divergence(min([self.commit_lsn, *given_up]), gives_up=True)
+        return Divergence(min([(yield from self._end_of_committed_records()), *given_up]), gives_up=True)
+
+    def _end_of_committed_records(self) -> EffectsThen[Lsn]:
+        """Return where the last complete record below commit_lsn ends: a fork may have replaced what follows (S9)."""
+        last_record_lsn: Lsn
+        record_end_lsn: Lsn
+        if self.commit_lsn <= self.control.wal_begin_lsn:
+            return self.commit_lsn
+        _, last_record_lsn, _ = yield FindRecords(self.commit_lsn)
+        if not last_record_lsn:
+            return self.control.wal_begin_lsn
+        record_end_lsn, _, _ = yield FindRecords(last_record_lsn)
+        return record_end_lsn if 0 < record_end_lsn <= self.commit_lsn else last_record_lsn
 
     def _refusal_of_cut(self, cut: Divergence, message: Elected) -> EffectsThen[Reason | None]:
         """Return why the WAL must not be cut there, None if it may be (S5; S9's second fence)."""

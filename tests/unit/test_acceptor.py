@@ -78,6 +78,7 @@ class Bench:
         self.effects: list[Effect] = []
         self.now = 100.0
         self.record_end_of = record_end_of
+        self.last_record_of: Callable[[int], int] = lambda lsn: 0
         self.timed_lsns: tuple[int, ...] = ()
         # The ends of the logs that were set aside, by label.
         self.aside: dict[str, int] = {}
@@ -100,7 +101,7 @@ class Bench:
                 elif isinstance(effect, FindRecordEnd):
                     result = self.record_end_of(effect.lsn)
                 elif isinstance(effect, FindRecords):
-                    result = self.record_end_of(effect.lsn), 0, None
+                    result = self.record_end_of(effect.lsn), self.last_record_of(effect.lsn), None
                 elif isinstance(effect, SetWalAside):
                     self.aside.setdefault(effect.label, BASE + 100)
                 elif isinstance(effect, InspectSetAside):
@@ -770,19 +771,35 @@ def test_a_history_that_had_outgrown_every_message_is_made_to_fit_at_the_start()
     assert bench.control.history[-1].term == 150_001
 
 
-def test_a_member_whose_last_term_is_forgotten_keeps_what_it_knows_to_be_committed() -> None:
+@pytest.mark.parametrize(
+    ("last_record_lsn", "record_end_lsn", "kept_lsn"),
+    [
+        (BASE + 60, BASE + 100, BASE + 100),
+        (BASE + 60, BASE + 92, BASE + 92),
+        # The commit position lies in a record: a fork may have replaced it.
+        (BASE + 60, BASE + 150, BASE + 60),
+        (BASE + 60, 0, BASE + 60),
+        (0, 0, BASE),
+    ],
+)
+def test_a_member_whose_last_term_is_forgotten_keeps_the_records_that_it_knows_to_be_committed(
+    last_record_lsn: int, record_end_lsn: int, kept_lsn: int
+) -> None:
     bench = following(300)
     bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.last_record_of = lambda lsn: last_record_lsn if lsn == BASE + 100 else 0
+    bench.record_end_of = lambda lsn: record_end_lsn if lsn == last_record_lsn else 0
     bench.greet(connection=2)
     message = elected(NodeId(9, "run9"), (1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1), forgotten_term=7)
     answer = bench.tell(message, connection=2)
-    assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 100, BASE + 100)
+    assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (kept_lsn, kept_lsn)
     assert bench.control.forgotten_term == 7
 
 
 def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_since() -> None:
     bench = following(300)
     bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.last_record_of = lambda lsn: BASE + 80
     bench.greet(connection=2)
     entries = ((1, BASE, 1), (5, BASE + 60, 2, True), (8, BASE + 200, 2), (9, BASE + 400, 2))
     answer = bench.tell(elected(NodeId(9, "run9"), *entries, forgotten_term=7), connection=2)
