@@ -162,6 +162,7 @@ def test_a_missing_java_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # Spark drops the process that did not start, with its open pipe.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_sessions, "_exists", lambda: False)  # as if no earlier test had left one for the others
     java.write_text("#!/bin/sh\necho UnsupportedClassVersionError: too old >&2\nexit 1\n")
     with (
         pytest.raises(
