@@ -104,6 +104,9 @@ def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None
         wait_for(lambda: (status().get("quorum_lost") or {}).get("waiting_sessions") == 1, "the loss is known", 60)
         # The full ones are tried again and again, adopt the term and answer.
         wait_for(answered_again, "a full safekeeper was tried again", 60)
+        # Why it closed the connection may be lost with it (a reset overtakes the refusal), but not each time.
+        refusals = [f"safekeeper {number} refuses WAL: " for number in (2, 3)]
+        wait_for(lambda: all(line in cluster.logs("walproxy", 200) for line in refusals), "both say why", 60)
         assert status()["state"] == "waiting_for_quorum"
         log = cluster.logs("walproxy", 200)
         # Once; a machine that is busy may have had one before. It was once a second.
