@@ -14,7 +14,7 @@ from safekeeper.consensus.actions import ReportStatus
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
-from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, last_term, tli_at
+from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, tli_at
 from safekeeper.errors import RemoteProtocolError
 from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive_checker import ArchiveChecker
@@ -419,8 +419,12 @@ class Checker:
             )
 
     def may_be_given_up(self, history: TermHistory, lsn: Lsn) -> bool:
-        """Tell whether a log with this history may have other bytes from `lsn` on than are committed now."""
-        return any(given_up_lsn <= lsn and last_term(history) < term for term, given_up_lsn in self.given_up.items())
+        """Tell whether a log with this history may have other bytes from `lsn` on than are committed now.
+
+        A log of a later term may, too, if it goes on without the term that gave WAL up: that one reached nobody.
+        """
+        terms = {entry.term for entry in self.whole(history)}
+        return any(given_up_lsn <= lsn and term not in terms for term, given_up_lsn in self.given_up.items())
 
     def is_foreign(self, control: ControlState | None) -> bool:
         """Tell whether this is a log of another cluster, which a rebootstrap has given up."""
