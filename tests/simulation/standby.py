@@ -159,6 +159,10 @@ class SimStandby:
         disk, readable_lsn = safekeeper.disk, safekeeper.acceptor.readable_lsn
         if not self.applied_lsn and readable_lsn > disk.begin_lsn:
             self._set_up(disk, readable_lsn)
+            if self.applied_lsn == readable_lsn:
+                # Nothing follows its backup: it says where it is all the same.
+                self.received_lsn = readable_lsn
+                safekeeper.learners_changed()
         if disk.begin_lsn > self.applied_lsn > 0:
             # Its log begins anew above: it is of no use to this standby any more.
             self.leave()
