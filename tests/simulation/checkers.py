@@ -482,6 +482,8 @@ class Checker:
         disk = self.world.safekeepers[safekeeper_id].disk
         if disk.durable_lsn < lsn or self.is_foreign(disk.control):
             return False
+        if disk.begin_lsn >= lsn:
+            return True  # It had it, and has removed it; what follows was given up.
         begin_lsn = max(self.base_lsn, disk.begin_lsn, lsn - 8192)
         return (
             disk.wal[begin_lsn - disk.begin_lsn : lsn - disk.begin_lsn]
