@@ -191,13 +191,11 @@ class AcceptorLog:
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
         cut = yield from self._divergence_from(message)
-        gives_up = cut is not None and cut.gives_up
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
             cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
         base_lsn: Lsn | None = None
         if cut is None:
-            # If an operator has given up the WAL from below its beginning on, nothing that is kept here is needed.
-            if self.commit_lsn > self.control.wal_begin_lsn and not gives_up:
+            if self.commit_lsn > self.control.wal_begin_lsn:
                 return RefusalCode.HISTORY, (
                     f"WAL [{format_lsn(self.control.wal_begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed here, "
                     f"and no byte of it is part of the history of {message.node_id}: it is another log"

@@ -108,8 +108,6 @@ class ArchiveChecker:
 
     def _require_kept(self, safekeeper: "SimSafekeeper", history: TermHistory, begin_lsn: Lsn) -> None:
         truth = self._truth
-        if truth.may_be_given_up(history, begin_lsn):
-            return  # It does not know of that yet, and will need nothing else of its log.
         if begin_lsn > truth.committed_lsn:
             raise Violation(
                 "NoHole",

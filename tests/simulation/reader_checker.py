@@ -91,9 +91,7 @@ class ReaderChecker:
         if visible_lsn < seen.end_lsn:
             lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
             history = safekeeper.disk.control.history if safekeeper.disk.control is not None else ()
-            # Of what is given up from below its beginning a log keeps nothing: it begins anew, and is fed from there.
-            gives_up = any(e.gives_up and e.start_lsn < seen.end_lsn for e in self._truth.whole(history))
-            if lost is not None and not gives_up:
+            if lost is not None and not any(e.gives_up and e.start_lsn <= lost[0] for e in self._truth.whole(history)):
                 raise Violation(
                     "CommitMonotonic",
                     f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",

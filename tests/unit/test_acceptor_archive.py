@@ -250,25 +250,17 @@ def test_committed_wal_is_not_skipped_for_a_log_that_lacks_it() -> None:
     assert bench.control.history == (HistoryEntry(1, BASE, 1),)
 
 
-def test_a_fork_below_what_is_kept_is_refused_and_nothing_is_looked_for_or_cut() -> None:
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_fork_below_what_is_kept_is_refused_and_nothing_is_looked_for_or_cut(gives_up: bool) -> None:
     bench = trimmed()
     before = bench.control
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2), settled_lsn=END))
+    message = elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2, gives_up), settled_lsn=END)
+    answer = bench.tell(message)
     assert answer.code is RefusalCode.HISTORY
     assert "no byte of it is part of the history" in answer.reason
     touched: tuple[type[Effect], ...] = (Persist, TruncateWal, FindRecords, FindRecordEnd, ResetWal)
     assert not any(isinstance(effect, touched) for effect in bench.effects)
     assert bench.control is before
-
-
-def test_a_member_whose_wal_was_given_up_from_below_its_beginning_begins_anew() -> None:
-    bench = trimmed()
-    fork = ((1, BASE, 1), (2, BASE + SEGMENT, 2, True))
-    answer = bench.tell(elected(P2, *fork, base_lsn=BASE, settled_lsn=BASE + SEGMENT))
-    assert answer == AppendResponse(P2, BASE, BASE, 0)
-    assert ResetWal(BASE, 1) in bench.effects
-    control = bench.control
-    assert (control.wal_begin_lsn, control.commit_lsn, control.truncate_lsn, control.archived_lsn) == (BASE, BASE, 0, 0)
 
 
 # What is said and heard of the archive.
