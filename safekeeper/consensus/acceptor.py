@@ -90,6 +90,7 @@ class Acceptor(AcceptorLog):
         self.archiver = 0
         self._has_archive = False
         self._archive_progress: tuple[Lsn, str] = (0, "")
+        self._awaits_election = True
         self._leader_seen_at = 0.0
         self._leader_healthy = False
         self._sequence = 0
@@ -132,6 +133,7 @@ class Acceptor(AcceptorLog):
             else:
                 yield from self._handlers[type(message)](connection, message, now)
         except StorageFull as full:
+            self._awaits_election = False  # Room must come from somewhere.
             yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
 
     def disconnected(self, connection: int) -> None:
@@ -182,6 +184,9 @@ class Acceptor(AcceptorLog):
 
     def trim(self, request: TrimRequest) -> Effects:
         """Remove old WAL that need not be kept, some of it at a time."""
+        if self._awaits_election:
+            # Whoever is elected, and gives WAL up, has counted on a log that begins as the vote says (4.5).
+            return
         if (yield from self._trim(request)):
             yield from self._report_archive()
 
@@ -329,6 +334,7 @@ class Acceptor(AcceptorLog):
         yield from self._flush_all()
         if message.node_id != promised:
             yield from self._persist(promised=message.node_id)
+        self._awaits_election = True
         yield Send(
             connection,
             VoteResponse(
@@ -371,6 +377,7 @@ class Acceptor(AcceptorLog):
         if message.node_id.term < control.promised.term:
             yield from self._refuse_stale(connection, message.node_id)
             return
+        self._awaits_election = False
         if self.leader is not None and message.node_id != self.leader:
             self._forget_leader()
         yield from self._flush_all()

@@ -190,16 +190,14 @@ class AcceptorLog:
 
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
-        cut = yield from self._divergence_from(message)
+        cut = parted = yield from self._divergence_from(message)
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
             cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
         base_lsn: Lsn | None = None
         if cut is None:
-            if self.commit_lsn > self.control.wal_begin_lsn:
-                return RefusalCode.HISTORY, (
-                    f"WAL [{format_lsn(self.control.wal_begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed here, "
-                    f"and no byte of it is part of the history of {message.node_id}: it is another log"
-                )
+            refusal = self._refusal_of_new_beginning(parted, message)
+            if refusal is not None:
+                return refusal
             base_lsn = message.base_lsn
         else:
             refusal = yield from self._refusal_of_cut(cut, message)
@@ -254,11 +252,12 @@ class AcceptorLog:
             return None
         control = self.control
         own = cut_history(control.history, self.flush_lsn)
-        found = divergence(own, self.flush_lsn, message.history, max(control.forgotten_term, message.forgotten_term))
-        if found is not None or not own or own[0].term > message.forgotten_term:
+        forgotten_term = max(control.forgotten_term, message.forgotten_term)
+        found = divergence(own, self.flush_lsn, message.history, forgotten_term)
+        if found is not None or not own or own[0].term > forgotten_term:
             return found
-        # The last term that both have is one that the others have forgotten: a quorum has gone on without us since. It
-        # has each complete record that is committed here, unless that was given up, and needs nothing else of our log.
+        # The last term that both have was forgotten, here or there: a quorum has gone on without us since. It has each
+        # complete record that is committed here, unless that was given up, and needs nothing else of our log.
         given_up = [
             entry.start_lsn
             for entry in message.history
@@ -277,6 +276,27 @@ class AcceptorLog:
             return self.control.wal_begin_lsn
         record_end_lsn, _, _ = yield FindRecords(last_record_lsn)
         return record_end_lsn if 0 < record_end_lsn <= self.commit_lsn else last_record_lsn
+
+    def _refusal_of_new_beginning(self, parted: Divergence | None, message: Elected) -> Reason | None:
+        """Return why all of this log must not be dropped for one that it shares nothing with, None if it may be.
+
+        What was given up from below its beginning on is not needed; but what lies below that, this acceptor has had and
+        removed, and so may others: it counts on as one that had it until a quorum of others has it in this term (S9).
+        """
+        begin_lsn = self.control.wal_begin_lsn
+        if parted is not None and parted.gives_up:
+            if message.commit_lsn >= parted.lsn:
+                return None
+            return RefusalCode.RANGE, (
+                f"WAL was given up from {format_lsn(parted.lsn)} on, and begins at {format_lsn(begin_lsn)} here: it is "
+                f"kept until a quorum has the log of {message.node_id}"
+            )
+        if self.commit_lsn > begin_lsn:
+            return RefusalCode.HISTORY, (
+                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed here, "
+                f"and no byte of it is part of the history of {message.node_id}: it is another log"
+            )
+        return None
 
     def _refusal_of_cut(self, cut: Divergence, message: Elected) -> EffectsThen[Reason | None]:
         """Return why the WAL must not be cut there, None if it may be (S5; S9's second fence)."""

@@ -204,6 +204,7 @@ class Campaign:
             plan,
             segment_size,
             self._stream,
+            cannot_cut=self._cannot_cut(plan.start_lsn),
             allow_data_loss=self._config.allow_data_loss,
             allow_unverified=self._config.allow_unverified_primary,
         )
@@ -254,6 +255,11 @@ class Campaign:
         """Return M, the highest position that may have been committed (S9)."""
         past = self._candidacy
         return highest_possible_commit(self.votes, self.donor, self.membership, past.held_term, past.held_commit_lsn)
+
+    def _cannot_cut(self, lsn: Lsn) -> tuple[int, ...]:
+        """Return who has removed the WAL where it is to be cut, if those who have not are no quorum; else nobody."""
+        lacking = {i for i, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
+        return () if self.membership.has_quorum(self.votes.keys() - lacking) else tuple(sorted(lacking))
 
     def elected(self) -> Elected:
         """Return what the members of the term that is won are told first (step 5)."""

@@ -117,6 +117,7 @@ class Verification:
         segment_size: int,
         stream: PrimaryStream,
         *,
+        cannot_cut: tuple[int, ...] = (),
         allow_data_loss: bool = False,
         allow_unverified: bool = False,
     ) -> None:
@@ -127,6 +128,7 @@ class Verification:
         self._donor = donor
         self._segment_size = segment_size
         self._stream = stream
+        self._cannot_cut = cannot_cut
         self._allow_data_loss = allow_data_loss
         self._allow_unverified = allow_unverified
         self._history = vote.history
@@ -174,7 +176,15 @@ class Verification:
             )
             self.is_passed = self.awaits_link = True
         elif 0 < response.record_end_lsn <= possible_commit_lsn:
-            if self._allow_data_loss:
+            if self._allow_data_loss and self._cannot_cut:
+                # They begin anew only when a quorum of others has adopted the term (5.4).
+                ids = ", ".join(map(str, self._cannot_cut))
+                self.refusal = (
+                    f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and safekeepers "
+                    f"{ids} keep no WAL from there: no quorum could cut its log there (start those that are away, or "
+                    "see walproxy rebootstrap)"
+                )
+            elif self._allow_data_loss:
                 self.gives_up = True
                 yield Note(
                     Level.WARNING,

@@ -25,6 +25,8 @@ class ArchiveChecker:
         self._believed: dict[int, tuple[Lsn, TermHistory]] = {}
         # By log: below it every segment was found to be archived whole.
         self._whole: dict[TermHistory, Lsn] = {}
+        # What every member has had once, need not be on a member again that a new term has cut below it.
+        self._was_on_all_lsn: Lsn = 0
 
     # ------------------------------------------------------------------ what is archived
 
@@ -108,6 +110,8 @@ class ArchiveChecker:
 
     def _require_kept(self, safekeeper: "SimSafekeeper", history: TermHistory, begin_lsn: Lsn) -> None:
         truth = self._truth
+        if truth.may_be_given_up(history, begin_lsn):
+            return  # It does not know of that yet, and will need nothing else of its log.
         if begin_lsn > truth.committed_lsn:
             raise Violation(
                 "NoHole",
@@ -123,10 +127,15 @@ class ArchiveChecker:
                 )
             return
         lacking = [m.name for m in truth.members() if m.disk.durable_lsn < begin_lsn]
-        if lacking:
+        if lacking and begin_lsn > self._was_on_all_lsn:
             raise Violation(
                 "NoHole", f"{safekeeper.name} does not keep WAL below {format_lsn(begin_lsn)}, which {lacking} lack"
             )
+        self._was_on_all_lsn = max(self._was_on_all_lsn, begin_lsn)
+
+    def on_committed_cut(self, lsn: Lsn) -> None:
+        """A fork replaces what was committed from there on: nobody has had what follows now."""
+        self._was_on_all_lsn = min(self._was_on_all_lsn, lsn)
 
     def check_nothing_is_lost(self) -> None:
         """What any member does not keep any more is in the archive, and it is what was committed."""

@@ -225,6 +225,27 @@ BUGS: dict[str, Bug] = {
         "losses",
         _everywhere("divergence", dropped.divergence_that_forgets_what_was_given_up),
     ),
+    "begins_anew_at_once": Bug(
+        "S9",
+        "a log that was given up from below its beginning on stays until a quorum has the new one",
+        "losses",
+        _acceptor(dropped.BeginsAnewAtOnce),
+        scenario="a_member_begins_anew_for_what_no_quorum_has",
+    ),
+    "gives_up_what_no_quorum_can_cut": Bug(
+        "S9",
+        "WAL is given up only where a quorum can cut its log",
+        "losses",
+        ((Campaign, "_cannot_cut", dropped.all_can_cut),),
+        scenario="wal_is_given_up_that_no_quorum_can_cut",
+    ),
+    "trims_before_the_term": Bug(
+        "S9",
+        "nothing is removed between a vote and the next term",
+        "losses",
+        _acceptor(dropped.TrimsBeforeTheTerm),
+        scenario="nothing_is_removed_between_a_vote_and_the_election",
+    ),
     "history_cut_one_entry_too_many": Bug(
         "S5",
         "the entry in which the oldest WAL lies stays in the history",

@@ -82,6 +82,7 @@ class Checker:
         self.acks = 0
         self.won: dict[int, Won] = {}
         self._before: dict[HistoryEntry, TermHistory] = {}
+        self._votes: dict[tuple[NodeId, int], TermHistory] = {}
         self.given_up: dict[int, Lsn] = {}
         self._terms: dict[int, TermBytes] = {}
         self._generations: dict[tuple[str, int], Membership] = {}
@@ -106,7 +107,8 @@ class Checker:
         won = self.won.get(node_id.term)
         if won is None:
             sent = leadership.elected.history
-            won = self.won[node_id.term] = Won(node_id, self.whole(sent), sent, leadership.membership)
+            donated = self._votes.get((node_id, leadership.donor), ())
+            won = self.won[node_id.term] = Won(node_id, self._of_new_term(sent, donated), sent, leadership.membership)
             self._before[sent[-1]] = won.history[:-1]
             self.world.counts.count("histories cut", int(leadership.elected.forgotten_term > 0))
             self._on_won(won, proposer.config.allow_data_loss)
@@ -120,6 +122,12 @@ class Checker:
         elif leadership.commit_lsn < won.commit_lsn:
             raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {node_id.term}")
         self.truncate.on_led(proxy.name, leadership)
+
+    def _of_new_term(self, sent: TermHistory, donated: TermHistory) -> TermHistory:
+        """Return the history of a new term, with what was removed from the donor's, now or ever."""
+        start_lsn = sent[-1].start_lsn
+        below = {entry for entry in self.whole(donated) if entry.start_lsn < start_lsn}
+        return (*sorted(below | set(sent[:-1]), key=lambda entry: entry.term), sent[-1])
 
     def whole(self, history: TermHistory) -> TermHistory:
         """Return a history with what was removed from its front, or between the first entries of its timelines."""
@@ -163,6 +171,7 @@ class Checker:
             )
         self._require_fork(lsn, why)
         del self.committed[lsn - self.base_lsn :]
+        self.archive.on_committed_cut(lsn)
         for won in self.won.values():
             won.compared_lsn = min(won.compared_lsn, lsn)
 
@@ -182,6 +191,8 @@ class Checker:
                     if parted is None or not parted.gives_up:
                         self._require_incomplete(won, parted_lsn, commit_lsn, later)
                     held_lsn = min(held_lsn, parted_lsn)
+        if held_lsn == won.history[0].start_lsn:
+            return  # Not a byte.
         self._require_quorum("CommittedNotOverwritten", won, held_lsn, f"{who} counts it as committed")
         if held_lsn < commit_lsn:
             return
@@ -305,6 +316,8 @@ class Checker:
             control = safekeeper.disk.control
             key = (control.incarnation if control else "", message.node_id.term)
             self._received[key] = max(self._received.get(key, 0), message.write_lsn)
+        elif isinstance(message, VoteResponse) and message.granted:
+            self._votes[message.node_id, safekeeper.id] = message.history
         if self.believes:
             return
         disk = safekeeper.disk

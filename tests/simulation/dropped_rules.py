@@ -107,6 +107,22 @@ class CutBeforeHistory(Acceptor):
         yield from super()._persist(**changes)
 
 
+class BeginsAnewAtOnce(Acceptor):
+    """Drops its log for one that gives up all that it keeps, although no quorum has that one."""
+
+    def _refusal_of_new_beginning(self, parted: Divergence | None, message: Elected) -> Reason | None:
+        given_up = parted is not None and parted.gives_up
+        return None if given_up else super()._refusal_of_new_beginning(parted, message)
+
+
+class TrimsBeforeTheTerm(Acceptor):
+    """Removes old WAL between its vote and the term that is won with it."""
+
+    def trim(self, request: TrimRequest) -> Effects:
+        self._awaits_election = False
+        yield from super().trim(request)
+
+
 class CommitAboveCut(Acceptor):
     """Keeps its commit_lsn through a cut below it."""
 
@@ -312,6 +328,10 @@ def forget_one_too_many(history: TermHistory, forgotten_term: int, kept_lsn: Lsn
 
 def bound_at_any_position(history: TermHistory, forgotten_term: int, _: Lsn) -> tuple[TermHistory, int]:
     return bound_history(history, forgotten_term, LSN_MAX)
+
+
+def all_can_cut(*_: Any) -> tuple[int, ...]:
+    return ()
 
 
 def nothing_committed(*_: Any) -> Lsn:

@@ -91,7 +91,9 @@ class ReaderChecker:
         if visible_lsn < seen.end_lsn:
             lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
             history = safekeeper.disk.control.history if safekeeper.disk.control is not None else ()
-            if lost is not None and not any(e.gives_up and e.start_lsn <= lost[0] for e in self._truth.whole(history)):
+            # Of what is given up from below its beginning a log keeps nothing: it begins anew, and is fed from there.
+            gives_up = any(e.gives_up and e.start_lsn < seen.end_lsn for e in self._truth.whole(history))
+            if lost is not None and not gives_up:
                 raise Violation(
                     "CommitMonotonic",
                     f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",

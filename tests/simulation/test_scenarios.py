@@ -18,6 +18,7 @@ BITES = {
     "a_history_is_adopted_while_wal_is_not_flushed": "adopts_unflushed",
     "a_laggard_remembers_what_every_member_had": "truncate_lsn_of_the_votes",
     "a_member_was_away_when_wal_was_given_up": "giving_up_is_forgotten",
+    "a_member_begins_anew_for_what_no_quorum_has": "begins_anew_at_once",
     "a_primary_from_a_backup": "primary_unchecked",
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
     "a_primary_is_compared_with_what_is_left": "last_committed_byte_trimmed",
@@ -48,6 +49,7 @@ BITES = {
     "m_a_higher_run_does_not_outrank": "node_id_compared_as_pair",
     "n_a_fork_below_what_was_acknowledged": "tli_cut_guarded_by_commit_lsn",
     "n_with_the_right_primary_in_the_list": "tli_cut_guarded_by_commit_lsn",
+    "nothing_is_removed_between_a_vote_and_the_election": "trims_before_the_term",
     "o_a_replacement_that_lacks_wal": "wiped_member_votes",
     "q_an_old_member_after_a_rebootstrap": "old_member_joins_unwiped",
     "terms_are_forgotten_that_no_quorum_has_adopted": "history_cut_above_commit",
@@ -55,6 +57,7 @@ BITES = {
     "the_last_commit_reaches_readers_at_once": "commit_told_with_wal_only",
     "the_slot_keeps_what_a_primary_is_compared_with": "slot_follows_commit",
     "the_term_in_which_the_oldest_wal_lies_stays": "history_cut_one_entry_too_many",
+    "wal_is_given_up_that_no_quorum_can_cut": "gives_up_what_no_quorum_can_cut",
     "what_every_member_had_is_cut": "truncate_lsn_survives_a_cut",
     "zenith_example_1_longer_but_older": "no_truncate",
 }

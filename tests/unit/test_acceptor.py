@@ -796,6 +796,22 @@ def test_a_member_whose_last_term_is_forgotten_keeps_the_records_that_it_knows_t
     assert bench.control.forgotten_term == 7
 
 
+def test_a_member_that_has_itself_forgotten_its_last_term_follows_one_that_has_not() -> None:
+    bench = following(300)
+    bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.last_record_of = lambda lsn: BASE + 60
+    bench.record_end_of = lambda lsn: BASE + 100
+    forgetful = elected(NodeId(8, "run8"), (1, BASE, 1), (8, BASE + 200, 1), forgotten_term=7)
+    bench.greet(connection=2)
+    assert bench.tell(forgetful, connection=2).flush_lsn == BASE + 100
+    assert bench.control.forgotten_term == 7
+    # Of what others have been elected to without having heard of term 8.
+    bench.greet(connection=3)
+    entries = ((1, BASE, 1), (5, BASE + 80, 1), (7, BASE + 200, 1), (9, BASE + 400, 1))
+    answer = bench.tell(elected(NodeId(9, "run9"), *entries), connection=3)
+    assert (answer.flush_lsn, bench.control.forgotten_term) == (BASE + 100, 0)
+
+
 def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_since() -> None:
     bench = following(300)
     bench.append(BASE + 300, commit_lsn=BASE + 100)

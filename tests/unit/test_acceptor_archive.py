@@ -22,6 +22,7 @@ from safekeeper.consensus.messages import (
     ReadRequest,
     RefusalCode,
     StandbyFeedback,
+    VoteRequest,
 )
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.consensus.trimming import TrimRequest
@@ -250,17 +251,54 @@ def test_committed_wal_is_not_skipped_for_a_log_that_lacks_it() -> None:
     assert bench.control.history == (HistoryEntry(1, BASE, 1),)
 
 
-@pytest.mark.parametrize("gives_up", [False, True])
-def test_a_fork_below_what_is_kept_is_refused_and_nothing_is_looked_for_or_cut(gives_up: bool) -> None:
+def test_a_fork_below_what_is_kept_is_refused_and_nothing_is_looked_for_or_cut() -> None:
     bench = trimmed()
     before = bench.control
-    message = elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2, gives_up), settled_lsn=END)
-    answer = bench.tell(message)
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2), settled_lsn=END))
     assert answer.code is RefusalCode.HISTORY
     assert "no byte of it is part of the history" in answer.reason
     touched: tuple[type[Effect], ...] = (Persist, TruncateWal, FindRecords, FindRecordEnd, ResetWal)
     assert not any(isinstance(effect, touched) for effect in bench.effects)
     assert bench.control is before
+
+
+def test_a_log_that_was_given_up_from_below_its_beginning_is_dropped_once_a_quorum_has_the_new_one() -> None:
+    bench = trimmed()
+    before, fork_lsn = bench.control, BASE + SEGMENT
+    fork = ((1, BASE, 1), (2, fork_lsn, 2, True))
+    for commit_lsn in (0, fork_lsn - 1):
+        answer = bench.tell(elected(P2, *fork, base_lsn=BASE, settled_lsn=fork_lsn, commit_lsn=commit_lsn))
+        assert answer.code is RefusalCode.RANGE
+        assert "WAL was given up from 0/500000 on, and begins at 0/700000 here" in answer.reason
+        assert bench.control is before
+    answer = bench.tell(elected(P2, *fork, base_lsn=BASE, settled_lsn=fork_lsn, commit_lsn=fork_lsn))
+    assert answer == AppendResponse(P2, BASE, BASE, 0)
+    assert ResetWal(BASE, 1) in bench.effects
+    control = bench.control
+    assert (control.wal_begin_lsn, control.commit_lsn, control.truncate_lsn, control.archived_lsn) == (BASE, BASE, 0, 0)
+
+
+def test_nothing_is_removed_between_a_vote_and_the_next_term() -> None:
+    bench = archived()
+    assert bench.tell(VoteRequest(P2, 1)).granted
+    assert bench.run(bench.acceptor.trim(ALL)) == []
+    bench.tell(elected(P2, (1, BASE, 1), (2, END, 1)))
+    bench.append(END, node_id=P2, commit_lsn=END, truncate_lsn=END)
+    bench.tell(ArchiveOrder(P2, 2, END))
+    assert TrimWal(BASE + 3 * SEGMENT) in bench.run(bench.acceptor.trim(ALL))
+
+
+def test_nothing_is_removed_between_a_start_and_the_next_term_unless_there_is_no_room_for_that() -> None:
+    bench = archived()
+    bench.run(bench.acceptor.checkpoint())
+    restarted = Bench(bench.control, END, bench.record_end_of)
+    restarted.timed_lsns = bench.timed_lsns
+    assert restarted.run(restarted.acceptor.trim(ALL)) == []
+    restarted.greet()
+    restarted.full = Persist
+    assert restarted.tell(VoteRequest(P2, 1)).code is RefusalCode.STORAGE_FULL
+    restarted.full = None
+    assert TrimWal(BASE + 3 * SEGMENT) in restarted.run(restarted.acceptor.trim(ALL))
 
 
 # What is said and heard of the archive.
@@ -380,6 +418,8 @@ def test_after_a_restart_nothing_is_removed_before_it_is_known_which_archive_is_
     bench.run(bench.acceptor.checkpoint())
     restarted = Bench(bench.control, END, bench.record_end_of)
     restarted.timed_lsns = bench.timed_lsns
+    restarted.greet()
+    restarted.tell(elected(P1, (1, BASE, 1)))
     assert restarted.run(restarted.acceptor.trim(ALL)) == []
     restarted.run(restarted.acceptor.archive_reported(0, "", "a" * 32))
     restarted.run(restarted.acceptor.trim(ALL))

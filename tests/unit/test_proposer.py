@@ -549,6 +549,28 @@ def test_data_loss_may_be_allowed_explicitly() -> None:
     assert table.sent(Elected)[1].history[-1].gives_up
 
 
+@pytest.mark.parametrize(("lacking", "refused"), [((2,), False), ((2, 3), True)])
+def test_what_no_quorum_could_cut_is_not_given_up(lacking: tuple[int, ...], refused: bool) -> None:
+    table = Table(allow_data_loss=True)
+    table.connects(1, 2, 3)
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            node_id = table.sent(VoteRequest)[1].node_id
+    fork_lsn = END - 100
+    for safekeeper_id in (1, 2, 3):
+        begin_lsn = END - 50 if safekeeper_id in lacking else BASE
+        table.hears(safekeeper_id, vote(node_id, wal_begin_lsn=begin_lsn))
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    assert bool(table.sent(DigestRequest)) != refused
+    if refused:
+        (finish,) = table.did(Finish)
+        assert isinstance(finish.error, PrimaryRefused)
+        assert "safekeepers 2, 3 keep no WAL from there: no quorum could cut its log there" in str(finish.error)
+
+
 def test_a_fork_that_cuts_nothing_acknowledged_gives_up_nothing_although_it_might() -> None:
     fork_lsn = END - 100
     primary = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
