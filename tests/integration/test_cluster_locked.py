@@ -18,7 +18,7 @@ import pytest
 
 from safekeeper.peer_auth import NONCE_BYTES, Challenge, Hello, ProposerSide, Reason, Refused
 from safekeeper.tls import ClientTls
-from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Load, said
+from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Load, said, wait_for
 from tests.integration.conftest import SERVERS
 from tests.integration.intruders import Impostor, Prover, Raw, hung_up, knock, log_in, passes_on, presents, reflects
 from tests.integration.locked_fixtures import (
@@ -85,9 +85,14 @@ def test_everybody_who_belongs_is_in_over_tls(house: House) -> None:
     feeder = wait_for_feeder(cluster, house.standby)
     ((conninfo,),) = house.standby.execute("SELECT conninfo FROM pg_stat_wal_receiver")
     assert "sslmode=verify-full" in conninfo and "channel_binding=require" in conninfo
-    assert [reader["user"] for reader in said(cluster.safekeepers[feeder], "readers")] == ["standby1"]
+
+    def readers(safekeeper_id: int, name: str) -> list[str]:
+        return [reader[name] for reader in said(cluster.safekeepers[safekeeper_id], "readers")]
+
+    # A walreceiver calls itself streaming before the safekeeper has its command.
+    wait_for(lambda: readers(feeder, "user") == ["standby1"], "the standby is a reader")
     with undisturbed(house.load):
-        assert [said(cluster.safekeepers[3], "readers")[0]["application_name"]] == ["pg_receivewal"]
+        wait_for(lambda: readers(3, "application_name") == ["pg_receivewal"], "pg_receivewal is a reader")
 
 
 # The replication door.
