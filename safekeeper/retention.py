@@ -130,6 +130,8 @@ class Retention:
             reason = "without an archive it is kept as long as a member, a slot or a reader needs it"
         elif acceptor.archived_lsn < acceptor.write_lsn - self.limit_bytes:
             reason = "it is not archived yet: " + (self._archiver.problem or "see the archiver's own log")
+        elif acceptor.awaits_election:
+            reason = "none is removed between a start, or a vote, and the next term: start a proxy"
         else:
             reason = "it is being removed, two segments excepted"
         self._problem.note(

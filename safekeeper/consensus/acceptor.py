@@ -79,6 +79,7 @@ class Acceptor(AcceptorLog):
         leader: the proposer whose history was adopted since the start, None if none.
         has_readers, standbys: who streams from this safekeeper, as `learners_changed` has said.
         archiver: the safekeeper that archives, as a leader has said last; 0 if none has since the start.
+        awaits_election: whether no `Elected` has come since the start, or since the last vote: no WAL is removed.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -90,7 +91,7 @@ class Acceptor(AcceptorLog):
         self.archiver = 0
         self._has_archive = False
         self._archive_progress: tuple[Lsn, str] = (0, "")
-        self._awaits_election = True
+        self.awaits_election = True
         self._leader_seen_at = 0.0
         self._leader_healthy = False
         self._sequence = 0
@@ -133,7 +134,8 @@ class Acceptor(AcceptorLog):
             else:
                 yield from self._handlers[type(message)](connection, message, now)
         except StorageFull as full:
-            self._awaits_election = False  # Room must come from somewhere.
+            # Room must come from somewhere, but not from what is to be cut.
+            self.awaits_election = isinstance(message, Elected) and self._gives_up_anew(message)
             yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
 
     def disconnected(self, connection: int) -> None:
@@ -184,7 +186,7 @@ class Acceptor(AcceptorLog):
 
     def trim(self, request: TrimRequest) -> Effects:
         """Remove old WAL that need not be kept, some of it at a time."""
-        if self._awaits_election:
+        if self.awaits_election:
             # Whoever is elected, and gives WAL up, has counted on a log that begins as the vote says (4.5).
             return
         if (yield from self._trim(request)):
@@ -334,7 +336,8 @@ class Acceptor(AcceptorLog):
         yield from self._flush_all()
         if message.node_id != promised:
             yield from self._persist(promised=message.node_id)
-        self._awaits_election = True
+        # A request that comes late may be the leader's that we follow.
+        self.awaits_election = self.leader is None
         yield Send(
             connection,
             VoteResponse(
@@ -377,7 +380,7 @@ class Acceptor(AcceptorLog):
         if message.node_id.term < control.promised.term:
             yield from self._refuse_stale(connection, message.node_id)
             return
-        self._awaits_election = False
+        self.awaits_election = False
         if self.leader is not None and message.node_id != self.leader:
             self._forget_leader()
         yield from self._flush_all()

@@ -33,8 +33,8 @@ from safekeeper.consensus.messages import Bootstrap, Elected, RefusalCode
 from safekeeper.consensus.term_history import (
     Divergence,
     bound_history,
-    cut_history,
     divergence,
+    last_term,
     next_tli_switch,
     tli_at,
 )
@@ -194,6 +194,11 @@ class AcceptorLog:
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
             cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
         base_lsn: Lsn | None = None
+        if parted is not None and parted.is_assumed and not self._is_superseded(message):
+            return RefusalCode.RANGE, (
+                f"WAL up to {format_lsn(self.flush_lsn)} is kept here until a quorum has the log of {message.node_id}: "
+                "the terms that the two logs share are forgotten"
+            )
         if cut is None:
             refusal = self._refusal_of_new_beginning(parted, message)
             if refusal is not None:
@@ -251,19 +256,39 @@ class AcceptorLog:
         if not self.flush_lsn:
             return None
         control = self.control
-        own = cut_history(control.history, self.flush_lsn)
+        # With what begins above our end: this log is the beginning of the one that was adopted last.
+        own = control.history
         forgotten_term = max(control.forgotten_term, message.forgotten_term)
-        found = divergence(own, self.flush_lsn, message.history, forgotten_term)
-        if found is not None or not own or own[0].term > forgotten_term:
-            return found
-        # The last term that both have was forgotten, here or there: a quorum has gone on without us since. It has each
-        # complete record that is committed here, unless that was given up, and needs nothing else of our log.
+        found = divergence(own, LSN_MAX, message.history, forgotten_term)
+        if found is not None:
+            return found._replace(lsn=min(found.lsn, self.flush_lsn))
+        if not own or own[0].term > forgotten_term:
+            return None
+        # The last term that both have was forgotten, here or there. If a quorum has gone on without us since, it has
+        # each complete record that is committed here, unless that was given up, and needs nothing else of our log. What
+        # is forgotten there is behind such a quorum; of what is forgotten here we may have been a part.
         given_up = [
             entry.start_lsn
             for entry in message.history
             if entry.gives_up and entry.term > control.forgotten_term and entry not in own
         ]
-        return Divergence(min([(yield from self._end_of_committed_records()), *given_up]), gives_up=True)
+        end_lsn = yield from self._end_of_committed_records()
+        return Divergence(min([end_lsn, *given_up]), True, is_assumed=last_term(own) > message.forgotten_term)
+
+    def _is_superseded(self, message: Elected) -> bool:
+        """Tell whether a quorum has the message's log, up to or beyond where ours leaves it, in a term that we lack.
+
+        In the term itself, or in an earlier one that we have not adopted, of which the first byte is committed. Whoever
+        is elected from now on has that log, whatever becomes of ours.
+        """
+        last = last_term(self.control.history)
+        return message.commit_lsn > 0 or any(
+            entry.term > last and entry.start_lsn < message.settled_lsn for entry in message.history
+        )
+
+    def _gives_up_anew(self, message: Elected) -> bool:
+        """Tell whether the message's log gives up WAL, and this acceptor has not adopted that."""
+        return any(entry.gives_up and entry not in self.control.history for entry in message.history)
 
     def _end_of_committed_records(self) -> EffectsThen[Lsn]:
         """Return where the last complete record below commit_lsn ends: a fork may have replaced what follows (S9)."""
@@ -285,7 +310,7 @@ class AcceptorLog:
         """
         begin_lsn = self.control.wal_begin_lsn
         if parted is not None and parted.gives_up:
-            if message.commit_lsn >= parted.lsn:
+            if self._is_superseded(message):
                 return None
             return RefusalCode.RANGE, (
                 f"WAL was given up from {format_lsn(parted.lsn)} on, and begins at {format_lsn(begin_lsn)} here: it is "

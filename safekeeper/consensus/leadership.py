@@ -90,7 +90,7 @@ class Progress:
         read_allowed_at: when the rate of reads for it allows the next one, so that the hot path does not feel them.
         has_readers: it streams to others, so it wants to hear of commits at once.
         adopted_lsn: the end of its log in its answer to `Elected` on this connection.
-        refuses: why it has refused WAL for lack of room, empty if it has not, or if an append has succeeded since.
+        refuses: why it has refused WAL, or `Elected`; empty if it has not, or if an append has succeeded since.
         is_doubted: a connection to it broke with WAL on its way, and no append has succeeded since: a refusal may have
             been lost with that connection.
     """
@@ -481,8 +481,12 @@ class Leadership:
         yield SendMessage(safekeeper_id, self.append_request(response.begin_lsn, now, response.payload))
         yield from self._feed(safekeeper_id, progress, now)
 
-    def on_read_refused(self, source: int, now: float) -> None:
-        """A member does not have what was asked of it: another is asked at the next tick."""
+    def on_range_refused(self, source: int, reason: str, now: float) -> Iterator[Action]:
+        """A member lacks what was asked of it: another is asked at the next tick. Or it does not adopt the term yet."""
+        refusing = self.members.get(source)
+        if refusing is not None and not refusing.answered and refusing.refuses != reason:
+            refusing.refuses = reason
+            yield Note(Level.WARNING, f"safekeeper {source} does not take part in term {self.node_id.term}: {reason}")
         for progress in self.members.values():
             if progress.read_request is not None and progress.read_request[1] == source:
                 progress.read_request = None

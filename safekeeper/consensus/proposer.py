@@ -557,7 +557,7 @@ class Proposer:
             if leadership is not None and refusal.promised.term > leadership.node_id.term:
                 self._end_term(now, f"safekeeper {safekeeper_id} has promised {refusal.promised}")
         elif code is RefusalCode.RANGE and leadership is not None:
-            leadership.on_read_refused(safekeeper_id, now)
+            self._out.extend(leadership.on_range_refused(safekeeper_id, refusal.reason, now))
         elif code is RefusalCode.STORAGE_FULL and leadership is not None:
             self._out.extend(leadership.on_storage_full(safekeeper_id, refusal.reason))
             self._out.append(Disconnect(safekeeper_id, refusal.reason))

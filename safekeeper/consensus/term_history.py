@@ -50,10 +50,12 @@ class Divergence(NamedTuple):
     Attributes:
         lsn: the first position at which they may differ: bytes below it are equal in both.
         gives_up: the other log leaves ours with an entry that gives up committed WAL.
+        is_assumed: no term that both have says so: a quorum is assumed to have gone on without our log.
     """
 
     lsn: Lsn
     gives_up: bool = False
+    is_assumed: bool = False
 
 
 def check_history(history: TermHistory) -> None:

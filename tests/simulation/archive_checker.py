@@ -147,7 +147,8 @@ class ArchiveChecker:
             assert control is not None  # it is a member
             if safekeeper.disk.begin_lsn > control.wal_begin_lsn and control.base_lsn is None:
                 raise Violation("NoHole", f"{safekeeper.name} lacks WAL that its control file claims")
-            if control.history and control.wal_begin_lsn > self._truth.whole(control.history)[0].start_lsn:
+            is_begun = control.base_lsn is None and bool(control.history)
+            if is_begun and control.wal_begin_lsn > self._truth.whole(control.history)[0].start_lsn:
                 self._require_kept(safekeeper, control.history, control.wal_begin_lsn)
 
 

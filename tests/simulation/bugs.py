@@ -232,6 +232,13 @@ BUGS: dict[str, Bug] = {
         _acceptor(dropped.BeginsAnewAtOnce),
         scenario="a_member_begins_anew_for_what_no_quorum_has",
     ),
+    "superseded_by_any_log": Bug(
+        "S5",
+        "a member cuts down to its commit_lsn only if a quorum has gone on without it",
+        "elections",
+        _acceptor(dropped.SupersededByAnyLog),
+        scenario="a_member_of_the_quorum_has_forgotten_more_than_others",
+    ),
     "gives_up_what_no_quorum_can_cut": Bug(
         "S9",
         "WAL is given up only where a quorum can cut its log",

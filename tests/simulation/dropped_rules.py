@@ -115,11 +115,18 @@ class BeginsAnewAtOnce(Acceptor):
         return None if given_up else super()._refusal_of_new_beginning(parted, message)
 
 
+class SupersededByAnyLog(Acceptor):
+    """Takes it for granted that a quorum has whatever log it is told of."""
+
+    def _is_superseded(self, message: Elected) -> bool:
+        return True
+
+
 class TrimsBeforeTheTerm(Acceptor):
     """Removes old WAL between its vote and the term that is won with it."""
 
     def trim(self, request: TrimRequest) -> Effects:
-        self._awaits_election = False
+        self.awaits_election = False
         yield from super().trim(request)
 
 

@@ -19,6 +19,7 @@ BITES = {
     "a_laggard_remembers_what_every_member_had": "truncate_lsn_of_the_votes",
     "a_member_was_away_when_wal_was_given_up": "giving_up_is_forgotten",
     "a_member_begins_anew_for_what_no_quorum_has": "begins_anew_at_once",
+    "a_member_of_the_quorum_has_forgotten_more_than_others": "superseded_by_any_log",
     "a_primary_from_a_backup": "primary_unchecked",
     "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
     "a_primary_is_compared_with_what_is_left": "last_committed_byte_trimmed",

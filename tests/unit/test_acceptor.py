@@ -801,15 +801,34 @@ def test_a_member_that_has_itself_forgotten_its_last_term_follows_one_that_has_n
     bench.append(BASE + 300, commit_lsn=BASE + 100)
     bench.last_record_of = lambda lsn: BASE + 60
     bench.record_end_of = lambda lsn: BASE + 100
-    forgetful = elected(NodeId(8, "run8"), (1, BASE, 1), (8, BASE + 200, 1), forgotten_term=7)
+    forgetful = elected(NodeId(8, "run8"), (1, BASE, 1), (6, BASE + 400, 1), (8, BASE + 500, 1), forgotten_term=5)
     bench.greet(connection=2)
     assert bench.tell(forgetful, connection=2).flush_lsn == BASE + 100
-    assert bench.control.forgotten_term == 7
-    # Of what others have been elected to without having heard of term 8.
+    assert bench.control.forgotten_term == 5
+    # Others have been elected without having heard of term 8: both logs have term 6, above the end of this one.
     bench.greet(connection=3)
-    entries = ((1, BASE, 1), (5, BASE + 80, 1), (7, BASE + 200, 1), (9, BASE + 400, 1))
+    entries = ((1, BASE, 1), (5, BASE + 80, 1), (6, BASE + 400, 1), (9, BASE + 450, 1))
     answer = bench.tell(elected(NodeId(9, "run9"), *entries), connection=3)
     assert (answer.flush_lsn, bench.control.forgotten_term) == (BASE + 100, 0)
+
+
+def test_a_member_that_may_be_of_the_quorum_cuts_nothing_for_terms_that_it_has_forgotten_itself() -> None:
+    bench = following(300)
+    entries = ((1, BASE, 1), (3, BASE + 200, 1), (4, BASE + 250, 1))
+    bench.greet(connection=2)
+    message = elected(NodeId(4, "run4"), *entries, forgotten_term=2, settled_lsn=BASE + 201)
+    assert bench.tell(message, connection=2).flush_lsn == BASE
+    bench.append(BASE, b"w" * 200, node_id=NodeId(4, "run4"), connection=2)
+    bench.flush()
+    before = bench.control
+    bench.greet(connection=3)
+    fork = ((1, BASE, 1), (5, BASE + 100, 2, True))
+    answer = bench.tell(elected(NodeId(5, "run5"), *fork), connection=3)
+    assert answer.code is RefusalCode.RANGE
+    assert "the terms that the two logs share are forgotten" in answer.reason
+    assert bench.control is before and bench.acceptor.flush_lsn == BASE + 200
+    answer = bench.tell(elected(NodeId(5, "run5"), *fork, commit_lsn=BASE + 100), connection=3)
+    assert answer.flush_lsn == BASE
 
 
 def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_since() -> None:
