@@ -1,12 +1,14 @@
 """Command line of the simulator: `python -m tests.simulation --seeds 1000 --first 0`."""
 
 import argparse
+import hashlib
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,6 +36,7 @@ class Held:
     steps: int = 0
     cpu_s: float = 0.0
     counts: Counts = field(default_factory=Counts)
+    digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, outcome: Outcome) -> None:
         """Count one more."""
@@ -41,6 +44,7 @@ class Held:
         self.steps += outcome.steps
         self.cpu_s += outcome.cpu_s
         self.counts.update(outcome.counts)
+        self.digest.update(outcome.digest.encode())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,6 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="SECONDS",
         help="how long a failing seed may take to be made short, 0 to leave it as it is (default: %(default)g)",
     )
+    parser.add_argument(
+        "--digest",
+        action="store_true",
+        help="print a digest of all that happened in all seeds: a change that changes no behaviour leaves it as it is",
+    )
     parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit 1 says that it fails")
     options = parser.parse_args(arguments)
     if options.play is not None:
@@ -74,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.bugs:
         return hunt_all(options.first)
     seeds = range(options.first, options.first + options.seeds)
-    tasks = [Task(seed, options.profile, options.bug, options.fault_seconds) for seed in seeds]
+    tasks = [Task(seed, options.profile, options.bug, options.fault_seconds, options.digest) for seed in seeds]
     print(
         f"seeds {options.first}..{options.first + options.seeds - 1}, "
         f"profile {options.profile or 'each in turn'}, bug {options.bug or 'none'}",
@@ -96,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
             _print_shrunk(failure, options.shrink_s)
         return 1
     _print_reached(held, time.monotonic() - began_at, is_all_profiles=options.profile is None)
+    if options.digest:
+        print(f"digest of all that happened: {held.digest.hexdigest()}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """One seed, one run: faults first, then convergence. Many seeds, on as many cores as there are."""
 
+import hashlib
 import multiprocessing
 import random
 import time
@@ -38,6 +39,7 @@ class Outcome:
     acks: int
     acked_bytes: int
     counts: Counts
+    digest: str = ""
     cpu_s: float = field(default=0.0, compare=False)
 
 
@@ -45,13 +47,15 @@ class Outcome:
 class Task:
     """A seed, and how to run it: without a profile they take turns, without a bug none is planted.
 
-    `fault_seconds` is how long faults happen, None for as long as the profile says.
+    `fault_seconds` is how long faults happen, None for as long as the profile says. With `digested` the outcome has a
+    digest of all that happened: two versions of the code do the same if they have the same digests.
     """
 
     seed: int
     profile: str | None = None
     bug: str | None = None
     fault_seconds: float | None = None
+    digested: bool = False
 
     @property
     def profile_name(self) -> str:
@@ -89,7 +93,12 @@ class Failure:
 
 
 def run_seed(
-    seed: int, profile: str | None = None, bug: str | None = None, fault_seconds: float | None = None
+    seed: int,
+    profile: str | None = None,
+    bug: str | None = None,
+    fault_seconds: float | None = None,
+    *,
+    digested: bool = False,
 ) -> Outcome:
     """Run one seed to its end.
 
@@ -97,7 +106,10 @@ def run_seed(
         SimulationFailed: something that must hold did not.
     """
     with planting(bug):
-        return run_world(build(Task(seed, profile, bug, fault_seconds)))
+        world = build(Task(seed, profile, bug, fault_seconds))
+        if digested:
+            world.digest = hashlib.sha256()
+        return run_world(world)
 
 
 def planting(bug: str | None) -> AbstractContextManager[None]:
@@ -192,6 +204,7 @@ def _outcome(world: World) -> Outcome:
         checker.acks,
         max(0, checker.acked_lsn - checker.base_lsn),
         world.counts,
+        world.digest.hexdigest() if world.digest is not None else "",
     )
 
 
@@ -199,7 +212,7 @@ def attempt(task: Task) -> Outcome | Failure:
     """Run one seed; return how it went either way."""
     try:
         began_at_s = time.process_time()
-        outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds)
+        outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds, digested=task.digested)
         return replace(outcome, cpu_s=time.process_time() - began_at_s)
     except SimulationFailed as failed:
         return Failure(task, failed.invariant, str(failed), failed.trace)

@@ -56,3 +56,10 @@ def test_faults_may_happen_for_longer_than_the_profile_says() -> None:
     assert longer.ends_at_s == usual.ends_at_s - usual.rates.faults_s + 6
     assert "run_seed(3, " in Task(3, fault_seconds=6).as_test()
     assert "fault_seconds=6)" in Task(3, fault_seconds=6).as_test()
+
+
+def test_the_digest_of_a_run_is_of_all_that_happened_in_it() -> None:
+    runs = [attempt(Task(seed, "calm", digested=True)) for seed in (3, 3, 4)]
+    first, again, other = (run.digest for run in runs if not isinstance(run, Failure))
+    assert len(first) == 64
+    assert first == again != other

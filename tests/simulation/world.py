@@ -88,6 +88,7 @@ class World:
         retention: how safekeepers remove what need not be kept.
         archive: where they archive it before, None if there is none.
         counts: how often what happened.
+        digest: of all that happens, None if nobody compares two versions of the code.
         archiver_named: who archives.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
     """
@@ -120,6 +121,7 @@ class World:
         self._with_clients: list[VirtualPrimary] = []
         self._clock_chance = random.Random(f"{seed} clocks")
         self._clocks_are_skewed = self._clock_chance.random() < profile.clock_skew
+        self.digest: Any = None
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
         disk_class = StorageDisk if real_storage else self.model_disk_class
@@ -206,6 +208,8 @@ class World:
     def note(self, who: str, verb: str, *what: Any) -> None:
         """Remember what happened; it is put into words only if the run fails."""
         self._trace.append((self.clock.now, who, verb, what))
+        if self.digest is not None:
+            self.digest.update(line(self.clock.now, who, verb, what).encode())
 
     def incarnation_of(self, safekeeper: SimSafekeeper) -> str:
         """Return the random id of a safekeeper's next new data folder (S8)."""

@@ -28,13 +28,13 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.roster import Peer
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.settings import load
-from walproxy.cli.status import render, summarise
 from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.member_problem import member_problem
 from walproxy.primary_hosts import HostState
 from walproxy.proxy import Proxy
 from walproxy.safekeeper_connection import SafekeeperConnection
 from walproxy.status import not_ready_reason, proxy_status, safekeeper_state
+from walproxy.status_table import render, summarise
 
 MEMBERS = Membership(1, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
 PUBLIC = (

@@ -18,7 +18,7 @@ from walproxy.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.bench.uploads import UploadResult
 from walproxy.bench.wal_growth import GrowthResult
 from walproxy.bench.wal_tables import TableResult
-from walproxy.cli.status import format_bytes
+from walproxy.status_table import format_bytes
 
 
 def arms_table(results: Sequence[Comparison], conditions: str) -> Table:

@@ -9,8 +9,8 @@ import click
 from safekeeper.errors import WalproxyError
 from safekeeper.logs import one_line
 from walproxy.cli.parameters import DURATION, SIZE, client_tls, proxy_options
-from walproxy.cli.status import NoAnswer, fetch_status
 from walproxy.health_check import Level, Threshold, Thresholds, Verdict, judge
+from walproxy.status_client import NoAnswer, fetch_status
 
 
 @click.command()

@@ -1,43 +1,21 @@
 """`walproxy status`: the proxy's /status as a table, once or live."""
 
-import http.client
 import json
 import ssl
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import click
-from rich import box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.tls import describe_failure
 from walproxy.cli.parameters import client_tls, proxy_options
+from walproxy.status_client import fetch_status
+from walproxy.status_table import render, summarise
 
-_TIMEOUT_S = 5.0
 _INTERVAL_S_MIN = 0.1
-_STANDBY_COLUMNS_MAX = 20
-_SHOWN = {"state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"}
-_STATE_STYLE = {
-    "streaming": "green",
-    "recovering": "yellow",
-    "electing": "yellow",
-    "connecting": "yellow",
-    "waiting": "yellow",
-    "greeting": "yellow",
-    "catching_up": "yellow",
-    "learner": "cyan",
-}
-
-
-class NoAnswer(WalproxyError):
-    """Nothing answers at the URL."""
 
 
 @click.command()
@@ -73,181 +51,6 @@ def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: 
         Console().print(render(fetch_status(url, tls)))
 
 
-def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
-    """Return the proxy's /status.
-
-    Args:
-        tls: for an https URL; None: the CAs of this machine.
-
-    Raises:
-        NoAnswer: nothing answers there.
-        WalproxyError: what answers is not a proxy.
-    """
-    address = url.rstrip("/") + "/status"
-    if not address.startswith(("http://", "https://")):
-        raise ConfigurationError(f"{url!r} is not a URL: write http://HOST:PORT")
-    try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S, context=tls) as response:
-            body = response.read()
-    except (http.client.InvalidURL, ValueError, OverflowError) as error:
-        raise ConfigurationError(f"{url!r} is not a URL: {error}; write http://HOST:PORT") from None
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise WalproxyError(
-            f"{address} answers {error.code} {error.reason}: it is no walproxy; correct --url"
-        ) from None
-    except http.client.HTTPException:
-        raise WalproxyError(
-            f"{address} does not speak HTTP: correct --url, which begins with https:// where --http-tls is on"
-        ) from None
-    except OSError as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            raise WalproxyError(f"{address}: {describe_failure(reason)}; name its CA with --tls-ca") from None
-        if isinstance(reason, ssl.SSLError):
-            raise WalproxyError(f"{address}: {describe_failure(reason)}; correct --url") from None
-        raise NoAnswer(f"no answer from {address}: {reason}; is walproxy running there (--url)?") from None
-    try:
-        content = json.loads(body)
-    except ValueError:
-        raise WalproxyError(f"{address} does not answer with JSON: it is no walproxy; correct --url") from None
-    if not isinstance(content, dict) or not isinstance(content.get("safekeepers"), list) or _SHOWN - content.keys():
-        raise WalproxyError(f"{address} is not the status of a walproxy: it may be a safekeeper's; correct --url")
-    return content
-
-
-def render(content: dict[str, Any]) -> Group:
-    """Return the status as lines and a table."""
-    state = content["state"] + (" (spare)" if content.get("spare") else "")
-    head = Text.assemble(
-        (state, "bold " + _STATE_STYLE.get(content["state"], "red")),
-        f"  term {content['term']}  timeline {content['tli'] or '-'}  {_quorum(content)}",
-    )
-    names = ("received", "write", "flush", "apply", "commit")
-    positions = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
-    positions.add_row(*(content[f"{name}_lsn"] for name in names))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("safekeeper", "state", "write", "flush", "lag", "answered"):
-        table.add_column(name, justify="right" if name in ("lag", "answered") else "left", no_wrap=True)
-    problems = []
-    missing = {each["id"] for each in (content.get("quorum_lost") or {}).get("missing", ())}
-    for each in content["safekeepers"]:
-        answered_s = each["last_response_s"]
-        table.add_row(
-            str(each["id"]),
-            Text(each["state"], style=_STATE_STYLE.get(each["state"], "red")),
-            each["write_lsn"],
-            each["flush_lsn"],
-            format_bytes(each["lag_bytes"]),
-            "-" if answered_s is None else f"{answered_s:.1f} s ago",
-        )
-        who, what = f"safekeeper {each['id']}", each.get("problem")
-        if what and each["id"] not in missing:
-            problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
-    problems[:0] = _primary_problems(content.get("primary") or {})
-    lost = _quorum_lost(content.get("quorum_lost"))
-    return Group(*lost, head, positions, table, *_standbys(content), *_archive(content.get("archive")), *problems)
-
-
-def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
-    """Return what an operator must read first, a line each; nothing while there is a quorum."""
-    if lost is None:
-        return []
-    sessions = "unknown" if lost["waiting_sessions"] is None else lost["waiting_sessions"]
-    lines = [
-        f"NO QUORUM for {lost['for_s']:.0f} s: commits wait; waiting sessions: {sessions}; "
-        f"members that take part: {lost['present']}, needed: {lost['needed']}",
-        *(f"missing: safekeeper {each['id']}: {each['problem']}" for each in lost["missing"]),
-    ]
-    if lost["waiting_problem"]:
-        lines.append(f"the sessions that wait were not counted: {lost['waiting_problem']}")
-    return [Text(line, style="bold red") for line in lines]
-
-
-def _quorum(content: dict[str, Any]) -> str:
-    """Return how many members make a quorum, of how many, and how many of them stream."""
-    members = content.get("members")
-    if members is None:
-        return f"quorum {content['quorum']} of {len(content['safekeepers'])}, no membership is known yet"
-    return f"quorum {content['quorum']} of {len(members)} members, {content['members_streaming']} streaming"
-
-
-def _standbys(content: dict[str, Any]) -> list[Table | Text]:
-    """Return the table of standbys, if there are any, and whom remote_apply waits for."""
-    shown: list[Table | Text] = []
-    if content.get("standbys"):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("standby", no_wrap=True, max_width=_STANDBY_COLUMNS_MAX)
-        table.add_column("from", no_wrap=True)
-        table.add_column("apply lag", justify="right", no_wrap=True)
-        table.add_column("if it were promoted", no_wrap=True)
-        for each in content["standbys"]:
-            table.add_row(
-                Text(each["name"]),
-                f"{each['safekeeper']}" if each["connected"] else f"{each['safekeeper']}, gone",
-                format_bytes(each["apply_lag_bytes"]),
-                _completeness(each),
-            )
-        shown.append(table)
-    if content.get("apply_rule"):
-        shown.append(Text(f"remote_apply waits for {content['apply_rule']}"))
-    if content.get("apply_problem"):
-        shown.append(Text(f"remote_apply waits in vain: {content['apply_problem']}", style="red"))
-    return shown
-
-
-def _archive(archive: dict[str, Any] | None) -> list[Text]:
-    """Return a line about the archive, if there is one."""
-    if archive is None:
-        return []
-    if archive["archiver"] is None:
-        return [Text("archive: nobody archives", style="yellow")]
-    who = f"archive: safekeeper {archive['archiver']}"
-    if archive["problem"]:
-        return [Text(f"{who} cannot archive: {archive['problem']}", style="red")]
-    if archive["lag_bytes"] is None:
-        return [Text(f"{who} has not said yet how far it is", style="yellow")]
-    return [Text(f"{who}, up to {archive['archived_lsn']}, {format_bytes(archive['lag_bytes'])} behind")]
-
-
-def _completeness(standby: dict[str, Any]) -> Text:
-    """Return what would be lost if this standby were promoted now."""
-    if standby["has_everything"] is None:
-        return Text("unknown", style="yellow")
-    if standby["apply_lsn"] == "0/0":
-        return Text("replays nothing: no server")
-    if standby["has_everything"]:
-        return Text("has every acknowledged commit", style="green")
-    return Text(f"lacks {standby['lag_bytes']} bytes", style="red")
-
-
-def _primary_problems(primary: dict[str, Any]) -> list[Text]:
-    """Return a line for each host of several, or what is wrong with the only one."""
-    hosts = primary.get("hosts") or []
-    if len(hosts) > 1:
-        return [_host_line(each) for each in hosts]
-    return [Text(f"primary: {primary['problem']}", style="red")] if primary.get("problem") else []
-
-
-def _host_line(host: dict[str, Any]) -> Text:
-    style = {"connected": "green", "standby": "cyan", "untried": "cyan"}.get(host["state"], "red")
-    # What is usual for a state is said by its name.
-    problem = f": {host['problem']}" if host.get("problem") and host["state"] not in ("untried", "standby") else ""
-    return Text.assemble(f"primary {host['host']} ", (host["state"], style), problem)
-
-
-def format_bytes(count: int | None) -> str:
-    """Return a number of bytes as a person reads it, `-` for None."""
-    if count is None:
-        return "-"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("the last unit returns above")
-
-
 def _watch(url: str, tls: ssl.SSLContext | None, interval_s: float, as_json: bool) -> None:
     """Show the status until Ctrl-C. A proxy that does not answer is shown as such, and asked again."""
     console = Console()
@@ -271,17 +74,3 @@ def _watch(url: str, tls: ssl.SSLContext | None, interval_s: float, as_json: boo
             except WalproxyError as error:
                 live.update(Text(str(error), style="red"))
             time.sleep(interval_s)
-
-
-def summarise(content: dict[str, Any]) -> str:
-    """Return the status as one line, for a log."""
-    members = " ".join(
-        f"{each['id']}:{each['state']}:{format_bytes(each['lag_bytes']).replace(' ', '')}"
-        for each in content["safekeepers"]
-    )
-    line = f"{content['state']} term={content['term']} commit={content['commit_lsn']} {members}"
-    archive = content.get("archive")
-    if archive is None:
-        return line
-    lag = "problem" if archive["problem"] else format_bytes(archive["lag_bytes"]).replace(" ", "")
-    return f"{line} archive={archive['archiver'] or 'nobody'}:{lag}"

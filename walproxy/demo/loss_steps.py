@@ -12,11 +12,11 @@ from pathlib import Path
 
 from safekeeper.logs import one_line
 from safekeeper.lsn import format_lsn, parse_lsn
-from walproxy.cli.status import format_bytes
 from walproxy.demo.books import compare_books
 from walproxy.demo.stage import CATCH_UP_S_MAX, RESUME_S_MAX, SHORT_WATCH_S, Stage, Step
 from walproxy.local_postgres import LocalPostgres
 from walproxy.server_binaries import server_user
+from walproxy.status_table import format_bytes
 
 _PARTIAL_INTERVAL_S = 2
 _KEEP = "--wal-keep"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from safekeeper.lsn import format_lsn
-from walproxy.cli.status import format_bytes
 from walproxy.demo.loss_steps import archive_folder
 from walproxy.demo.stage import Stage, Step
+from walproxy.status_table import format_bytes
 
 _SHOWN_RELATIONS = 3
 # A transfer is what puts a row into the table of transfers, and commits.

@@ -7,7 +7,6 @@ The cluster under load, its standby (standby_steps.py), the books, the bytes, th
 import time
 
 from safekeeper.lsn import format_lsn
-from walproxy.cli.status import format_bytes
 from walproxy.demo.bank import CREATE
 from walproxy.demo.books import compare_books
 from walproxy.demo.loss_steps import LOSS_STEPS, TAKE_BASE_BACKUP
@@ -22,6 +21,7 @@ from walproxy.demo.stage import (
     leading_proxy,
 )
 from walproxy.demo.standby_steps import PROXY_OPTIONS, STANDBY_STEPS
+from walproxy.status_table import format_bytes
 from walproxy.wal_compare import compare_wal, count_records
 
 _SHUTDOWN_S_MAX = 10.0

@@ -14,10 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from walproxy.cli.status import format_bytes, render
 from walproxy.demo.ledger import Ledger
 from walproxy.demo.stage import leading_proxy
 from walproxy.local_cluster import LocalCluster
+from walproxy.status_table import format_bytes, render
 
 _SAMPLE_S = 0.25
 _PLAIN_EVERY_SAMPLES = 8

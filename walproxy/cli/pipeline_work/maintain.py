@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from walproxy.cli.status import format_bytes
 from walproxy.pipeline.jobs.maintain import Maintained
 from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
 from walproxy.pipeline.tables.table import Removal
+from walproxy.status_table import format_bytes
 
 
 def maintain_and_print(

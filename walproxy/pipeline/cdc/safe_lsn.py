@@ -16,8 +16,8 @@ from typing import Final
 
 from safekeeper.errors import ConfigurationError
 from safekeeper.lsn import Lsn, format_lsn, parse_lsn
-from walproxy.cli.status import fetch_status
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, one_line_errors
+from walproxy.status_client import fetch_status
 
 NO_QUORUM: Final = "none"
 _STANDBY: Final = "standby:"
