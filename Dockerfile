@@ -38,7 +38,7 @@ RUN groupadd --gid 10001 walproxy \
         /var/lib/safekeeper /var/lib/archive /var/lib/tables
 COPY --from=build /opt/sources /opt/walproxy
 # Inside a container a program listens for the others; what the host publishes of it is decided outside. A safekeeper does
-# so only if it is given a secret, or another protection (docs/security.md): else it stays on the container's loopback.
+# so only if it is given a secret, or another protection (docs/guide/security.md): else it stays on the container's loopback.
 ENV PATH=/opt/walproxy/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     SAFEKEEPER_DATA_DIR=/var/lib/safekeeper \

@@ -2,7 +2,7 @@
 
 import sys
 
-from safekeeper.hangup import hold_hangup
+from safekeeper.base.hangup import hold_hangup
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The command `safekeeper`. Commands parse, call, print.
 
-An expected error is one line on stderr and an exit code out of safekeeper/errors.py, never a traceback.
+An expected error is one line on stderr and an exit code out of safekeeper/base/errors.py, never a traceback.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ from typing import Any
 import click
 import msgspec
 
-from safekeeper.command import run_command
-from safekeeper.config import ENVIRONMENT_PREFIX, SafekeeperConfig
-from safekeeper.control_file import DataDirectoryLock
-from safekeeper.errors import EXIT_FINE, EXIT_STORAGE, ConfigurationError
-from safekeeper.inspection import Inspection, as_json, control_rows, inspect_folder
-from safekeeper.lsn import format_lsn
-from safekeeper.settings import click_options, folder, load
-from safekeeper.users import user_line
-from safekeeper.wal.filesystem import FileSystem, RealFileSystem
+from safekeeper.base.command import run_command
+from safekeeper.base.errors import EXIT_FINE, EXIT_STORAGE, ConfigurationError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.base.settings import click_options, folder, load
+from safekeeper.process.config import ENVIRONMENT_PREFIX, SafekeeperConfig
+from safekeeper.serving.users import user_line
+from safekeeper.storage.control_file import DataDirectoryLock
+from safekeeper.storage.filesystem import FileSystem, RealFileSystem
+from safekeeper.storage.inspection import Inspection, as_json, control_rows, inspect_folder
 
 EXIT_CODES = """\b
 Exit codes:
@@ -58,12 +58,12 @@ def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) 
       SAFEKEEPER_ID=3 safekeeper run --config /etc/safekeeper.toml
     """
     # Imported here: `inspect` and --help need no web server.
-    from safekeeper.service import Service
+    from safekeeper.process.service import Service
 
     def read() -> SafekeeperConfig:
         return load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line=written, environment=os.environ, file=config)
 
-    # A disk with faults is put underneath by tests (walproxy/testing/faulty_disk.py).
+    # A disk with faults is put underneath by tests (walproxy/lab/testing/faulty_disk.py).
     service = Service(read(), disk or RealFileSystem(), read)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         sys.exit(runner.run(service.run()))

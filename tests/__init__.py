@@ -1,1 +1,1 @@
-"""Tests; docs/hacking.md says which kind lives where."""
+"""Tests; docs/design/hacking.md says which kind lives where."""

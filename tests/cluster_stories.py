@@ -1,4 +1,4 @@
-"""What a cluster of walproxy.testing must be able to suffer, whatever it runs on; and the example of its page."""
+"""What a cluster of walproxy.lab.testing must be able to suffer, whatever it runs on; and the example of its page."""
 
 import os
 import re
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psycopg
 
-from safekeeper.lsn import parse_lsn
-from walproxy.testing import WalproxyCluster
-from walproxy.wal_compare import compare_wal
+from safekeeper.base.lsn import parse_lsn
+from walproxy.lab.testing import WalproxyCluster
+from walproxy.lab.wal_compare import compare_wal
 
 ROOT = Path(__file__).parents[1]
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,8 +24,8 @@ Session = psycopg.Connection[tuple[object, ...]]
 
 
 def run_example(engine: str, folder: Path) -> None:
-    """Do what docs/testing.md says: save its first test and run it, on that engine."""
-    match = _EXAMPLE.search((ROOT / "docs" / "testing.md").read_text())
+    """Do what docs/guide/testing.md says: save its first test and run it, on that engine."""
+    match = _EXAMPLE.search((ROOT / "docs" / "guide" / "testing.md").read_text())
     assert match is not None
     assert match[1].count("\n") <= 15
     (folder / "test_orders.py").write_text(match[1])

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 _made: dict[tuple[Path, int], Path] = {}
 

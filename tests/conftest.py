@@ -13,7 +13,7 @@ import tempfile
 import pytest
 
 from tests.cluster_templates import remove_templates
-from walproxy.local_postgres import take_ports
+from walproxy.postgres.local_server import take_ports
 
 
 def pytest_configure(config: pytest.Config) -> None:

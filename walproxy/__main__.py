@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from safekeeper.hangup import hold_hangup
+from safekeeper.base.hangup import hold_hangup
 
 
 def main() -> None:
@@ -18,8 +18,8 @@ def main() -> None:
 
 def _give_up(error: Exception) -> NoReturn:
     """Exit: the command line cannot be imported. What is imported here needs the standard library only."""
-    from safekeeper.errors import EXIT_UNEXPECTED
-    from safekeeper.logs import print_error
+    from safekeeper.base.errors import EXIT_UNEXPECTED
+    from safekeeper.base.logs import print_error
     from walproxy.failure_codes import failure_code
 
     print_error("walproxy", f"the installation is damaged: {error}: install walproxy again")

@@ -5,7 +5,7 @@ Only the standard library is imported, so that a program that cannot be imported
 
 from collections.abc import Sequence
 
-from walproxy.health_check import Level
+from walproxy.proxy.health_check import Level
 from walproxy.recovery.server_mode import failure_code as code_for_postgresql
 
 

@@ -1,4 +1,4 @@
-"""The archive: committed WAL in an object store (docs/archive.md).
+"""The archive: committed WAL in an object store (docs/guide/archive.md).
 
 objects    what lies in an archive and how it is named (pure)
 store      a folder of an object store: put, get, list, delete, and the errors that can happen

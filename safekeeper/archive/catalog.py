@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from safekeeper.archive.objects import ArchivedObject, Listing
-from safekeeper.lsn import LSN_MAX, Lsn, segment_name, segment_start
-from safekeeper.timelines import Lineage, timeline_history_name, tli_of_byte
+from safekeeper.base.lsn import LSN_MAX, Lsn, segment_name, segment_start
+from safekeeper.base.timelines import Lineage, timeline_history_name, tli_of_byte
 
 
 class ArchivedRange(NamedTuple):

@@ -33,7 +33,7 @@ from safekeeper.archive.objects import (
     wal_folder,
 )
 from safekeeper.archive.store import ObjectStore
-from safekeeper.errors import (
+from safekeeper.base.errors import (
     ArchiveConflict,
     ArchiveCorrupt,
     ArchiveRefused,
@@ -42,9 +42,9 @@ from safekeeper.errors import (
     StorageFailed,
     StorageFull,
 )
-from safekeeper.logs import one_line
-from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, segment_start
-from safekeeper.timelines import Lineage, parse_timeline_history
+from safekeeper.base.logs import one_line
+from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, segment_start
+from safekeeper.base.timelines import Lineage, parse_timeline_history
 
 _log = logging.getLogger(__name__)
 

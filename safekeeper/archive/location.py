@@ -18,7 +18,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
 
 from safekeeper.archive.local_folder import make_folder
 from safekeeper.archive.store_errors import reason_of
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 
 Client: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
 

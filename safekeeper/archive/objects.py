@@ -19,9 +19,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from safekeeper.errors import LocalProtocolError
-from safekeeper.lsn import Lsn, format_lsn, parse_segment_name, segment_name
-from safekeeper.timelines import timeline_history_name
+from safekeeper.base.errors import LocalProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_name
+from safekeeper.base.timelines import timeline_history_name
 
 FileKind = Literal["segment", "partial", "history"]
 

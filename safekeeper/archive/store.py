@@ -8,8 +8,8 @@ looks first, which leaves a gap that whoever calls must close by looking again a
 Objects up to WHOLE_MAX_BYTES travel in one piece and one request. Larger ones are streamed and put in parts, for which
 no store takes a condition.
 
-Errors are those of safekeeper/errors.py: ArchiveUnavailable for everything that may pass, ArchiveRefused when somebody
-must look, ObjectMissing. Credentials show in none of them.
+Errors are those of safekeeper/base/errors.py: ArchiveUnavailable for everything that may pass, ArchiveRefused when
+somebody must look, ObjectMissing. Credentials show in none of them.
 """
 
 import logging
@@ -27,7 +27,7 @@ from safekeeper.archive.local_folder import LocalFolder
 from safekeeper.archive.location import REQUEST_RETRIES, Location, open_location
 from safekeeper.archive.objects import PROBE_FOLDER, ObjectInfo
 from safekeeper.archive.store_errors import ConditionsNotSupported, translated
-from safekeeper.errors import ArchiveError, ArchiveRefused, ObjectMissing
+from safekeeper.base.errors import ArchiveError, ArchiveRefused, ObjectMissing
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 

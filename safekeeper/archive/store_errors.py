@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
-from safekeeper.errors import ArchiveError, ArchiveRefused, ArchiveUnavailable, ObjectMissing
+from safekeeper.base.errors import ArchiveError, ArchiveRefused, ArchiveUnavailable, ObjectMissing
 
 REASON_MAX_CHARACTERS = 200
 

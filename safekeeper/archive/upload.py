@@ -41,7 +41,7 @@ from safekeeper.archive.objects import (
     parse_object_key,
 )
 from safekeeper.archive.store import WHOLE_MAX_BYTES, ObjectStore
-from safekeeper.errors import (
+from safekeeper.base.errors import (
     ArchiveConflict,
     ArchiveCorrupt,
     ArchiveRefused,
@@ -50,7 +50,7 @@ from safekeeper.errors import (
     ObjectMissing,
     StorageFailed,
 )
-from safekeeper.lsn import format_lsn
+from safekeeper.base.lsn import format_lsn
 
 _PIECE_BYTES = 1 << 20
 _ZSTD_LEVEL = 3

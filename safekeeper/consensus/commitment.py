@@ -13,8 +13,8 @@ Under a joint membership both halves must agree: the minimum of the two.
 
 from collections.abc import Mapping
 
+from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.membership import Membership, quorum_size
-from safekeeper.lsn import Lsn
 
 
 def quorum_lsn(positions: Mapping[int, Lsn], membership: Membership, term_start_lsn: Lsn) -> Lsn:

@@ -1,20 +1,20 @@
 """What a safekeeper must never forget: the acceptor's durable state.
 
 It is one small value, replaced as a whole: the control file holds the newest one, whole or not at all
-(safekeeper/control_file.py). `commit_lsn`, `truncate_lsn` and `archived_lsn` are written along with the others and
-otherwise lazily: an older value only costs work, never data.
+(safekeeper/storage/control_file.py). `commit_lsn`, `truncate_lsn` and `archived_lsn` are written along with the others
+and otherwise lazily: an older value only costs work, never data.
 
 The contents of PostgreSQL's timeline history files are part of it, so that adopting a history and forgetting the
-timelines that it cuts is one atomic write (docs/adr/0003-control-state.md).
+timelines that it cuts is one atomic write (docs/design/adr/0003-control-state.md).
 """
 
 from typing import NamedTuple
 
 import msgspec
 
+from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
-from safekeeper.lsn import Lsn
 
 FORMAT_VERSION = 2
 # What version 1 lacks has the meaning of its default.

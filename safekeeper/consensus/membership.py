@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from safekeeper.errors import RemoteProtocolError
+from safekeeper.base.errors import RemoteProtocolError
 
 MAJORITY = "N/2+1"
 ADDRESS_BYTES_MAX = 300

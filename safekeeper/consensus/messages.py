@@ -17,18 +17,18 @@ the archive goes, `ArchiveReport`; the proposer tells all who archives, and how 
 Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, and the
 proposer greets anew: nothing that was pipelined behind the refused message is looked at.
 
-The bytes on the wire are safekeeper/wire.py's business.
+The bytes on the wire are safekeeper/peers/codec.py's business.
 """
 
 from enum import StrEnum
 
 import msgspec
 
+from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import NodeId, TliHistory
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
-from safekeeper.lsn import Lsn
-from safekeeper.wal.records import LogTail
+from safekeeper.waldecode.records import LogTail
 
 PROTOCOL_VERSION = 4
 DIGEST_PAGE_SIZE = 8192

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):

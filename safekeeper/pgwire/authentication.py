@@ -14,7 +14,7 @@ Pure. A client that fails raises ClientRefused, one that is not understood Remot
 
 from enum import Enum
 
-from safekeeper.errors import ConfigurationError, RemoteProtocolError
+from safekeeper.base.errors import ConfigurationError, RemoteProtocolError
 from safekeeper.pgwire import backend
 from safekeeper.pgwire.refusal import ClientRefused
 from safekeeper.pgwire.scram import ScramServer, parse_verifier

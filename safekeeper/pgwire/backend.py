@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from safekeeper.errors import LocalProtocolError
-from safekeeper.lsn import Lsn
+from safekeeper.base.errors import LocalProtocolError
+from safekeeper.base.lsn import Lsn
 
 # Microseconds between the Unix epoch and PostgreSQL's.
 POSTGRES_EPOCH_US = 946_684_800_000_000

@@ -17,9 +17,9 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, TypeAlias
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import Lsn, parse_lsn
-from safekeeper.timelines import TLI_MAX
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, parse_lsn
+from safekeeper.base.timelines import TLI_MAX
 
 
 @dataclass(frozen=True, slots=True)

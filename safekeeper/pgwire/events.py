@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from safekeeper.pgwire.commands import (
     CreateSlot,
     DropSlot,

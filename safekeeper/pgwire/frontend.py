@@ -14,7 +14,7 @@ Pure: no I/O.
 import struct
 from typing import NamedTuple, TypeAlias
 
-from safekeeper.errors import RemoteProtocolError
+from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.pgwire.events import HotStandbyFeedback, StatusUpdate
 
 STARTUP_BYTES_MAX = 10_000

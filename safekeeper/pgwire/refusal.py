@@ -1,6 +1,6 @@
 """Why a client is sent away, with all that it is told about it."""
 
-from safekeeper.errors import RemoteProtocolError
+from safekeeper.base.errors import RemoteProtocolError
 
 
 class ClientRefused(RemoteProtocolError):

@@ -12,7 +12,7 @@ PostgreSQL's clients is empty and is not looked at.
 Sources: RFC 5802, RFC 7677, https://www.postgresql.org/docs/current/sasl-authentication.html
 
 A user that does not exist goes through the same motions, with a salt that is always the same for its name, and fails
-at the end as a wrong password does. Why this is not the scramp package: docs/adr/0010-scram.md.
+at the end as a wrong password does. Why this is not the scramp package: docs/design/adr/0010-scram.md.
 
 Pure: nonces, salts and secrets are arguments. What a client sends raises RemoteProtocolError and nothing else.
 """
@@ -23,7 +23,7 @@ import hmac
 import re
 from dataclasses import dataclass, field
 
-from safekeeper.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from safekeeper.base.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from safekeeper.pgwire.saslprep import prepare_password
 
 SCRAM_SHA_256 = "SCRAM-SHA-256"

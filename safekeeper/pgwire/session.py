@@ -23,8 +23,8 @@ Pure: no I/O, no clock, no randomness.
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from safekeeper.errors import LocalProtocolError, RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import LocalProtocolError, RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.pgwire import backend
 from safekeeper.pgwire.authentication import PasswordExchange
 from safekeeper.pgwire.backend import INT8, TEXT, Column

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import psycopg
 
 from tests.waiting import NotThereYet, entry, wait_for
-from walproxy.local_postgres import free_port
+from walproxy.postgres.local_server import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 PASSWORD = (REPOSITORY / "deploy" / "trial-secrets" / "postgres_password").read_text().strip()

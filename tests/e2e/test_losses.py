@@ -90,7 +90,7 @@ def _log(deployment: Deployment, service: str) -> str:
 
 
 def _take_in(deployment: Deployment) -> None:
-    """The commands of docs/operations.md for a volume that was lost."""
+    """The commands of docs/guide/operations.md for a volume that was lost."""
     deployment.compose("stop", *PROXIES)
     said = deployment.compose(
         *("run", "--rm", "--no-deps", "-T", "walproxy"),

@@ -11,9 +11,9 @@ import pytest
 
 from tests.e2e.commits import SentStatement, commit, waits_for_standby
 from tests.e2e.deployment import PASSWORD, PROXIES, SAFEKEEPERS, Deployment, Session, wait_until
-from walproxy.demo import bank
-from walproxy.demo.ledger import Ledger
-from walproxy.demo.workload import Workload
+from walproxy.lab.demo import bank
+from walproxy.lab.demo.ledger import Ledger
+from walproxy.lab.demo.workload import Workload
 
 
 def test_a_commit_goes_through_the_quorum_to_the_standby_and_into_the_archive(deployment: Deployment) -> None:
@@ -135,7 +135,7 @@ def test_one_safekeeper_cut_off_one_way_is_not_needed_and_two_are(
 
 def test_one_slow_disk_holds_up_nobody_and_two_do(deployment: Deployment) -> None:
     control = "/tmp/disk"
-    program = "python3 -m walproxy.testing.faulty_disk"
+    program = "python3 -m walproxy.lab.testing.faulty_disk"
     slow = ("safekeeper1", "safekeeper2")
     changes: dict[str, dict[str, object]] = {
         safekeeper: {"command": f"{program} {control} run --id {safekeeper[-1]}"} for safekeeper in slow

@@ -1,4 +1,4 @@
-"""walproxy.testing in containers: the example of its page, every fault, and nothing left behind."""
+"""walproxy.lab.testing in containers: the example of its page, every fault, and nothing left behind."""
 
 import subprocess
 import sys
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster_stories import run_example, suffer_everything
-from walproxy.testing import WalproxyCluster
-from walproxy.testing.leftovers import owner
+from walproxy.lab.testing import WalproxyCluster
+from walproxy.lab.testing.leftovers import owner
 
 _LABEL = "walproxy.testing.owner"
 _DIES = """
 import os, signal
-from walproxy.testing import WalproxyCluster
-from walproxy.testing.leftovers import owner
+from walproxy.lab.testing import WalproxyCluster
+from walproxy.lab.testing.leftovers import owner
 print(owner(), flush=True)
 with WalproxyCluster(safekeepers=1, engine="containers"):
     os.kill(os.getpid(), signal.SIGKILL)

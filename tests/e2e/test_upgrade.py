@@ -1,4 +1,4 @@
-"""From the version before this one to this one: service by service, under load, as docs/operations.md says.
+"""From the version before this one to this one: service by service, under load, as docs/guide/operations.md says.
 
 The version before is the newest commit whose sources are others than those of the work tree. Its image is this one's
 with these sources in the place of its own: what the two have in common, interpreter and libraries, comes with it.
@@ -16,9 +16,9 @@ from safekeeper.consensus.messages import PROTOCOL_VERSION
 from tests.e2e.commits import commit
 from tests.e2e.conftest import leave_out
 from tests.e2e.deployment import PASSWORD, PROXIES, REPOSITORY, SAFEKEEPERS, Deployment, docker, wait_until
-from walproxy.demo import bank
-from walproxy.demo.ledger import Ledger
-from walproxy.demo.workload import Workload
+from walproxy.lab.demo import bank
+from walproxy.lab.demo.ledger import Ledger
+from walproxy.lab.demo.workload import Workload
 
 SOURCES = ("safekeeper", "walproxy")
 

@@ -8,6 +8,7 @@ import msgspec
 from scramp import ScramClient
 
 from safekeeper.archive.objects import ArchivedObject, Manifest, history_file, partial_file, segment_file
+from safekeeper.base.timelines import format_timeline_history
 from safekeeper.consensus.control_state import NodeId, TliHistory
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
@@ -36,14 +37,13 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.peer_auth import Challenge, Hello, Proof, Reason, Refused
+from safekeeper.peers.codec import HEADER_BYTES, encode, encode_authentication
+from safekeeper.peers.peer_auth import Challenge, Hello, Proof, Reason, Refused
 from safekeeper.pgwire.backend import keepalive, xlog_data_header
-from safekeeper.timelines import format_timeline_history
-from safekeeper.wire import HEADER_BYTES, encode, encode_authentication
 from tests.unit import pgoutput_bytes as built
 from tests.unit import pgwire_client as client
 from tests.unit.wal_builder import WalBuilder
-from walproxy.replication import build_hot_standby_feedback, build_status_update
+from walproxy.postgres.replication import build_hot_standby_feedback, build_status_update
 
 _NODE = NodeId(7, "run7")
 _MEMBERS = Membership(3, (Member(1, "a", "host:9001"), Member(2, "b"), Member(3, "c")), (), 7)

@@ -17,18 +17,10 @@ from itertools import pairwise
 
 from safekeeper.archive.fetch import read_manifest
 from safekeeper.archive.objects import ObjectInfo, parse_keys
-from safekeeper.errors import ArchiveRefused, RemoteProtocolError, WalproxyError
-from safekeeper.lsn import LSN_MAX
-from safekeeper.peer_auth import AcceptorSide, ProposerSide
-from safekeeper.pgwire.commands import StartReplication, parse_command
-from safekeeper.pgwire.events import CommandReceived, CopyEnded, StartTls
-from safekeeper.pgwire.frontend import parse_copy_data, parse_string
-from safekeeper.pgwire.scram import SCRAM_SHA_256, ScramServer, make_verifier
-from safekeeper.pgwire.session import Session, State
-from safekeeper.pgwire.startup import admission
-from safekeeper.timelines import format_timeline_history, parse_timeline_history
-from safekeeper.wal.records import RecordDecoder
-from safekeeper.wire import (
+from safekeeper.base.errors import ArchiveRefused, RemoteProtocolError, WalproxyError
+from safekeeper.base.lsn import LSN_MAX
+from safekeeper.base.timelines import format_timeline_history, parse_timeline_history
+from safekeeper.peers.codec import (
     ACCEPTOR_AUTHENTICATION,
     ACCEPTOR_DIALECT,
     CONTROL_BYTES_MAX,
@@ -39,10 +31,23 @@ from safekeeper.wire import (
     FrameDecoder,
     encode,
 )
+from safekeeper.peers.peer_auth import AcceptorSide, ProposerSide
+from safekeeper.pgwire.commands import StartReplication, parse_command
+from safekeeper.pgwire.events import CommandReceived, CopyEnded, StartTls
+from safekeeper.pgwire.frontend import parse_copy_data, parse_string
+from safekeeper.pgwire.scram import SCRAM_SHA_256, ScramServer, make_verifier
+from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.startup import admission
+from safekeeper.waldecode.records import RecordDecoder
 from tests.fuzz import seeds
 from walproxy.pipeline.cdc import pgoutput
+from walproxy.postgres.replication import (
+    parse_copy_message,
+    parse_identify_system,
+    parse_segment_size,
+    parse_timeline_end,
+)
 from walproxy.recovery.record_times import scan
-from walproxy.replication import parse_copy_message, parse_identify_system, parse_segment_size, parse_timeline_end
 
 # The longest quotes a whole startup packet.
 ERROR_CHARACTERS_MAX = 12_000

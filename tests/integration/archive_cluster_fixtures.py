@@ -19,12 +19,12 @@ from typing import NamedTuple
 import google_crc32c
 import zstandard
 
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn, parse_segment_name, segment_name, segment_start
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, parse_segment_name, segment_name, segment_start
 from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.object_stores import LocalFolder, Place
 from tests.waiting import NotThereYet
-from walproxy.local_cluster import LocalProcess
+from walproxy.lab.cluster.local_cluster import LocalProcess
 
 # The leader waits so long before it takes another archiver for one that is gone; the machine may be busy, too.
 FAILOVER_S = 30.0

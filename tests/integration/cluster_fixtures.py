@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import psycopg
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.waiting import entry
 from tests.waiting import wait_for as wait_for
-from walproxy.local_cluster import LocalCluster, LocalProcess
-from walproxy.local_postgres import LocalPostgres
-from walproxy.testing.faulty_disk import DiskFaults, write_faults
-from walproxy.wal_compare import WalDiffers, compare_wal, list_segments
+from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.testing.faulty_disk import DiskFaults, write_faults
+from walproxy.lab.wal_compare import WalDiffers, compare_wal, list_segments
+from walproxy.postgres.local_server import LocalPostgres
 
 MIB = 1 << 20
 CLUSTER_SETTINGS = {
@@ -108,7 +108,7 @@ class Gated(LocalCluster):
         assert ordinary[:3] == ["-m", "safekeeper", "run"]
         disk = SlowDisk(self.directory / f"disk-{safekeeper_id}.json")
         process.kill9()
-        process.arguments = ["-m", "walproxy.testing.faulty_disk", str(disk.control_file), *ordinary[2:]]
+        process.arguments = ["-m", "walproxy.lab.testing.faulty_disk", str(disk.control_file), *ordinary[2:]]
         process.start()
         try:
             yield disk

@@ -23,7 +23,7 @@ from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Gated
 from tests.integration.object_stores import LocalFolder
 from tests.integration.refusal_fixtures import Stand, make_server, make_stand
 from tests.integration.restore_fixtures import Past, story
-from walproxy.local_postgres import LocalPostgres, ServerBinaries, find_servers
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, find_servers
 
 SERVERS = find_servers()
 TEST_TIMEOUT_S = 60.0

@@ -7,16 +7,16 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.control_file import ControlFile
-from safekeeper.inspection import inspect_folder
-from safekeeper.lsn import Lsn, parse_lsn
-from safekeeper.wal.filesystem import RealFileSystem
+from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.filesystem import RealFileSystem
+from safekeeper.storage.inspection import inspect_folder
 from tests.integration.archive_cluster_fixtures import run_reader
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Load, wait_for
 from tests.integration.object_stores import Place
 from tests.integration.restore_fixtures import make_runnable, owner
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 RECOVERY_S = 60.0
 

@@ -18,23 +18,23 @@ from typing import Any, Self
 import psycopg
 from scramp import ScramClient
 
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.settings import Address, Secret
 from safekeeper.consensus.messages import PROTOCOL_VERSION, ProposerGreeting
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.peer_auth import AuthenticationMessage, Challenge, Hello, Proof
-from safekeeper.settings import Address, Secret
-from safekeeper.shared_secret import SharedSecret
-from safekeeper.tls import ClientTls
-from safekeeper.wire import (
+from safekeeper.net.tls import ClientTls
+from safekeeper.peers.codec import (
     ACCEPTOR_AUTHENTICATION,
     PROPOSER_AUTHENTICATION,
     FrameDecoder,
     encode,
     encode_authentication,
 )
+from safekeeper.peers.peer_auth import AuthenticationMessage, Challenge, Hello, Proof
+from safekeeper.peers.shared_secret import SharedSecret
 from tests.unit.certificates import HOST
 from tests.unit.pgwire_client import SSL_REQUEST, sasl_initial_response, sasl_response, startup
 from tests.unit.replication_client import ReplicationClient, ServerError
-from walproxy.safekeeper_connection import Credentials, SafekeeperConnection
+from walproxy.proxy.safekeeper_connection import Credentials, SafekeeperConnection
 
 _DEADLINE_S = 20.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -15,13 +15,13 @@ from typing import Any
 
 import psycopg
 
-from safekeeper.tls import ClientTls
-from safekeeper.users import user_line
+from safekeeper.net.tls import ClientTls
+from safekeeper.serving.users import user_line
 from tests.cluster_templates import init_by_copying
 from tests.integration.cluster_fixtures import Gated, Load, said, wait_for
 from tests.unit.certificates import HOST, Authority, Pair
-from walproxy.local_postgres import LocalPostgres
-from walproxy.server_binaries import ServerBinaries, server_user
+from walproxy.postgres.binaries import ServerBinaries, server_user
+from walproxy.postgres.local_server import LocalPostgres
 
 SECRET = "the secret of the locked cluster"
 PASSWORDS = {name: f"the password of {name}" for name in ("postgres", "walproxy", "standby1", "standby2")}

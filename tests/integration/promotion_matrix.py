@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from safekeeper.archive.store import ObjectStore
-from safekeeper.control_file import DataDirectoryLock
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
+from safekeeper.storage.control_file import DataDirectoryLock
 from tests.integration.archive_cluster_fixtures import source_options
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, hang
@@ -31,8 +31,8 @@ from tests.integration.restore_fixtures import (
     up_to,
     walproxy_command,
 )
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
-from walproxy.local_standby import current_lsn, make_standby, wait_until_replayed
+from walproxy.lab.cluster.local_standby import current_lsn, make_standby, wait_until_replayed
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 LOCAL, ALIVE, REFUSING, HANGING = "local archive", "S3", "S3 that refuses connections", "S3 that hangs"
 ARCHIVES: Final = (LOCAL, ALIVE, REFUSING, HANGING)

@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safekeeper.base.lsn import parse_lsn
 from safekeeper.consensus.messages import ProposerMessage
-from safekeeper.lsn import parse_lsn
-from safekeeper.peer_auth import Proof
-from safekeeper.wire import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder
+from safekeeper.peers.codec import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder
+from safekeeper.peers.peer_auth import Proof
 from tests.cluster_templates import init_by_copying
 from tests.waiting import NotThereYet, entry
 from tests.waiting import wait_for as wait_for
-from walproxy.local_cluster import LocalCluster, LocalProcess
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
-from walproxy.wal_compare import compare_wal
+from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.wal_compare import compare_wal
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 SEGMENT_SIZE = 1 << 20
 SETTINGS = {

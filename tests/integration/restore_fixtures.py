@@ -20,16 +20,16 @@ import pytest
 from safekeeper.archive.objects import history_file, partial_file, segment_file
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.upload import Uploader
+from safekeeper.base.lsn import Lsn, parse_lsn, parse_segment_name, segment_name, segment_start
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.control_file import ControlFile
-from safekeeper.lsn import Lsn, parse_lsn, parse_segment_name, segment_name, segment_start
-from safekeeper.wal.filesystem import RealFileSystem
-from safekeeper.wal.segment_file import create_segment
+from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.filesystem import RealFileSystem
+from safekeeper.storage.segment_file import create_segment
 from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.cluster_fixtures import wait_for
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
-from walproxy.server_binaries import server_user
+from walproxy.postgres.binaries import server_user
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 MIB = 1 << 20
 CLUSTER_ID = "5e1f0c3a9b7d2486"

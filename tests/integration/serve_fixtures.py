@@ -17,11 +17,11 @@ from typing import Any, Self
 import psycopg
 from psycopg import pq
 
-from safekeeper.lsn import Lsn, format_lsn, parse_segment_name, segment_name, segment_start
+from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_name, segment_start
 from tests.integration.cluster_fixtures import Gated, said, wait_for
-from walproxy.local_postgres import LocalPostgres, ServerBinaries, end_with_parent
-from walproxy.local_standby import current_lsn, wait_until_replayed
-from walproxy.replication import Keepalive, XLogData, build_status_update, parse_copy_message
+from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, end_with_parent
+from walproxy.postgres.replication import Keepalive, XLogData, build_status_update, parse_copy_message
 
 _TICK_S = 0.05
 _names = (f"standby{number}" for number in itertools.count(1))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.lsn import Lsn, parse_lsn, segment_start
+from safekeeper.base.lsn import Lsn, parse_lsn, segment_start
 from tests.integration.archive_cluster_fixtures import (
     archive_options,
     archive_status,
@@ -26,8 +26,8 @@ from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated, make_gated
 from tests.integration.object_stores import LocalFolder
 from tests.integration.refusal_fixtures import temporary_folder
-from walproxy.local_cluster import LocalProcess
-from walproxy.local_postgres import ServerBinaries
+from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.errors import EXIT_CONFIGURATION, EXIT_FINE, EXIT_UNEXPECTED
-from safekeeper.lsn import format_lsn, segment_name
+from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_FINE, EXIT_UNEXPECTED
+from safekeeper.base.lsn import format_lsn, segment_name
 from tests.integration.conftest import NEWEST
 from tests.integration.restore_fixtures import MIB, Past, corrupt, remove_segment, segment_key, story, walproxy
-from walproxy.local_postgres import ServerBinaries
+from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from safekeeper.archive.objects import partial_file
-from safekeeper.errors import ArchiveConflict, ArchiveCorrupt, ArchiveError, ArchiveRefused, ArchiveUnavailable
+from safekeeper.base.errors import ArchiveConflict, ArchiveCorrupt, ArchiveError, ArchiveRefused, ArchiveUnavailable
 from tests.integration.archive_fixtures import MIB, Archive, confirmed, credentials, segment, wal
 from tests.integration.faulty_relay import (
     Fault,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import Lsn, format_lsn
 from tests.integration.archive_cluster_fixtures import (
     archive_options,
     archive_status,
@@ -39,8 +39,8 @@ from tests.integration.object_stores import LocalFolder, MotoServer, RcloneServe
 from tests.integration.refusal_fixtures import temporary_folder
 from tests.integration.serve_fixtures import dump, wait_for_feeder
 from tests.integration.test_serve_promotion import kill_primary_with_waiters, wait_until_tli_is_2
-from walproxy.local_postgres import ServerBinaries
-from walproxy.local_standby import received_lsn
+from walproxy.lab.cluster.local_standby import received_lsn
+from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
 

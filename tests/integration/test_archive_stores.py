@@ -12,7 +12,7 @@ import pytest
 
 from safekeeper.archive.catalog import ArchivedRange, Hole
 from safekeeper.archive.objects import history_file, partial_file
-from safekeeper.errors import ArchiveConflict, ArchiveCorrupt, ArchiveError, ArchiveRefused, ObjectMissing
+from safekeeper.base.errors import ArchiveConflict, ArchiveCorrupt, ArchiveError, ArchiveRefused, ObjectMissing
 from tests.integration.archive_fixtures import MIB, Archive, at_once, confirmed, credentials, segment, wal
 from tests.integration.object_stores import SERVERS, Server
 

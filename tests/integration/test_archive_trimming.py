@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from safekeeper.lsn import Lsn, parse_lsn, segment_name
+from safekeeper.base.lsn import Lsn, parse_lsn, segment_name
 from tests.integration.archive_cluster_fixtures import (
     archive_options,
     assert_is_archived,
@@ -31,8 +31,8 @@ from tests.integration.serve_fixtures import (
     wait_for_everything,
 )
 from tests.waiting import NotThereYet
-from walproxy.local_postgres import ServerBinaries
-from walproxy.local_standby import current_lsn
+from walproxy.lab.cluster.local_standby import current_lsn
+from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
 

@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from safekeeper.errors import WalproxyError
-from safekeeper.lsn import parse_lsn
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import parse_lsn
 from tests.integration.conftest import NEWEST, NewCluster
-from walproxy.bench import archive_commits, commit_load, crashes, members, memory, pgbench, uploads
-from walproxy.bench.arms import ARMS
-from walproxy.bench.experiments import Work, measure_crashes
-from walproxy.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
-from walproxy.bench.reader_process import ReaderProcess
-from walproxy.bench.readers import CASES
-from walproxy.bench.slow_cluster import SYNC_DELAY_MS
-from walproxy.bench.wal_readers import READING, SLOW, STOPPED
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
-from walproxy.local_standby import current_lsn, make_standby, received_lsn, replay_lsn, wait_until_replayed
+from walproxy.lab.bench import archive_commits, commit_load, crashes, members, memory, pgbench, uploads
+from walproxy.lab.bench.arms import ARMS
+from walproxy.lab.bench.experiments import Work, measure_crashes
+from walproxy.lab.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
+from walproxy.lab.bench.reader_process import ReaderProcess
+from walproxy.lab.bench.readers import CASES
+from walproxy.lab.bench.slow_cluster import SYNC_DELAY_MS
+from walproxy.lab.bench.wal_readers import READING, SLOW, STOPPED
+from walproxy.lab.cluster.local_standby import current_lsn, make_standby, received_lsn, replay_lsn, wait_until_replayed
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 BENCH = [sys.executable, "-m", "walproxy", "bench"]
 MIB = 1 << 20

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import MIB, Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
-from walproxy.wal_compare import list_segments
+from walproxy.lab.wal_compare import list_segments
 
 MISSED_MIB = 1024
 CATCHUP_S = 120.0

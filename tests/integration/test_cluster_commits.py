@@ -2,7 +2,7 @@
 
 import contextlib
 
-from safekeeper.lsn import parse_lsn
+from safekeeper.base.lsn import parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST
 

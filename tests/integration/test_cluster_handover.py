@@ -2,7 +2,7 @@
 
 from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, said, wait_for
 from tests.integration.conftest import NEWEST
-from walproxy.local_cluster import LocalProcess
+from walproxy.lab.cluster.local_cluster import LocalProcess
 
 TAKEOVER_S = 3.0
 EXIT_FENCED = 5

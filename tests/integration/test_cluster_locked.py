@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from safekeeper.peer_auth import NONCE_BYTES, Challenge, Hello, ProposerSide, Reason, Refused
-from safekeeper.tls import ClientTls
+from safekeeper.net.tls import ClientTls
+from safekeeper.peers.peer_auth import NONCE_BYTES, Challenge, Hello, ProposerSide, Reason, Refused
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Load, said, wait_for
 from tests.integration.conftest import SERVERS
 from tests.integration.intruders import Impostor, Prover, Raw, hung_up, knock, log_in, passes_on, presents, reflects
@@ -34,7 +34,7 @@ from tests.integration.locked_fixtures import (
 )
 from tests.integration.serve_fixtures import ReceiveWal, assert_equal_to_primary, wait_for_feeder
 from tests.unit.certificates import Authority
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 WITH_TLS = [major for major, binaries in SERVERS.items() if has_tls(binaries)]
 pytestmark = [

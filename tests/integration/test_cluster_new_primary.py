@@ -5,10 +5,10 @@ Here the standbys stream from the primary itself.
 
 from typing import Any
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NewGated
-from walproxy.local_postgres import LocalPostgres
+from walproxy.postgres.local_server import LocalPostgres
 
 # Generous on a loaded machine; the proxy looks at each host every two seconds at least.
 FOLLOWS_S = 15.0

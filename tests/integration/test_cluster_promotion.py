@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
 from tests.integration.conftest import NewGated
-from walproxy.local_cluster import LocalProcess
-from walproxy.local_postgres import LocalPostgres
+from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.postgres.local_server import LocalPostgres
 
 EXIT_PRIMARY_REFUSED = 4
 

@@ -2,8 +2,8 @@
 
 import time
 
-from safekeeper.errors import EXIT_PRIMARY_REFUSED
-from safekeeper.lsn import Lsn, format_lsn, segment_name
+from safekeeper.base.errors import EXIT_PRIMARY_REFUSED
+from safekeeper.base.lsn import Lsn, format_lsn, segment_name
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 

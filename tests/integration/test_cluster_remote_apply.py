@@ -16,7 +16,7 @@ from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.serve_fixtures import standby_of
 from tests.waiting import entry
-from walproxy.local_postgres import LocalPostgres
+from walproxy.postgres.local_server import LocalPostgres
 
 pytestmark = NEWEST
 

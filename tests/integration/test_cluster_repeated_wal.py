@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from safekeeper.errors import EXIT_PRIMARY_REFUSED
-from safekeeper.lsn import Lsn, segment_name, segment_start
+from safekeeper.base.errors import EXIT_PRIMARY_REFUSED
+from safekeeper.base.lsn import Lsn, segment_name, segment_start
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.test_cluster_recycled_segment import SETTINGS, recycle_below

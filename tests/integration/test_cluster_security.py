@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.integration.cluster_fixtures import Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.unit.certificates import Authority, Pair
-from walproxy.local_cluster import LocalProcess
+from walproxy.lab.cluster.local_cluster import LocalProcess
 
 SECRET, NEXT_SECRET = "the first secret of this cluster", "the second secret of this cluster"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn, segment_name, segment_start
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, segment_name, segment_start
 from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, wait_for
 from tests.integration.conftest import EVERY
 

@@ -5,7 +5,7 @@ import time
 import psycopg
 import pytest
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import MIB, Commit, Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 

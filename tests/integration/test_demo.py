@@ -14,9 +14,9 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import NEWEST, SERVERS, NewCluster
-from walproxy.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, Audit, Transfer, audit
-from walproxy.demo.steps import STEPS, TAKEOVER_S_MAX
-from walproxy.local_postgres import LocalPostgres
+from walproxy.lab.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, Audit, Transfer, audit
+from walproxy.lab.demo.steps import STEPS, TAKEOVER_S_MAX
+from walproxy.postgres.local_server import LocalPostgres
 
 DEMO = [sys.executable, "-m", "walproxy", "demo"]
 TOTAL_BALANCE = ACCOUNTS * OPENING_BALANCE

@@ -4,8 +4,8 @@ import os
 import signal
 import time
 
-from safekeeper.errors import EXIT_FINE
-from safekeeper.lsn import parse_lsn, segment_start
+from safekeeper.base.errors import EXIT_FINE
+from safekeeper.base.lsn import parse_lsn, segment_start
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import SEGMENT_SIZE, Stand, log_of, wait_for
 

@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from safekeeper.errors import EXIT_STORAGE
+from safekeeper.base.errors import EXIT_STORAGE
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import Relay, Stand, end_of, log_of, temporary_folder, wait_for
-from walproxy.local_cluster import LocalProcess
-from walproxy.testing import WalproxyCluster
+from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.lab.testing import WalproxyCluster
 
 MIB = 1 << 20
 DISK_BYTES = 12 * MIB

@@ -10,9 +10,9 @@ from typing import Self
 
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import Stand, log_of, wait_for
-from walproxy.local_cluster import LocalProcess
-from walproxy.local_postgres import free_port
-from walproxy.testing.shortages import TakenDescriptors
+from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.lab.testing.shortages import TakenDescriptors
+from walproxy.postgres.local_server import free_port
 
 LIMIT = 256
 EACH = 110

@@ -12,11 +12,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from tests.integration.conftest import EVERY, NEWEST, SERVERS, NewCluster
-from walproxy import server_binaries
-from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed, ServerBinaries
-from walproxy.process_table import descendants, is_alive
+from walproxy.postgres import binaries as server_binaries
+from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed, ServerBinaries
+from walproxy.postgres.process_table import descendants, is_alive
 
 
 @EVERY
@@ -119,7 +119,7 @@ def test_missing_program_is_named(servers: dict[int, ServerBinaries], major: int
 def test_server_ends_when_the_process_that_started_it_is_killed(major: int, folder: Path) -> None:
     program = (
         "import sys, time\n"
-        "from walproxy.local_postgres import LocalPostgres, find_servers\n"
+        "from walproxy.postgres.local_server import LocalPostgres, find_servers\n"
         "server = LocalPostgres(find_servers()[int(sys.argv[1])], sys.argv[2]).init().start()\n"
         "print(server.pid, flush=True)\n"
         "time.sleep(600)\n"

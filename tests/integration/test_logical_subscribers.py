@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
-from walproxy.primary_sql import read_logical_subscribers
+from walproxy.postgres.sql import read_logical_subscribers
 
 
 @contextmanager

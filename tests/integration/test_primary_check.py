@@ -8,14 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED, ConfigurationError
-from safekeeper.lsn import Lsn, segment_start
+from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED, ConfigurationError
+from safekeeper.base.lsn import Lsn, segment_start
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
-from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed
-from walproxy.primary_check import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
-from walproxy.primary_sql import is_in_recovery, read_logical_subscribers, read_slot, terminate_slot_holder
-from walproxy.replication import PrimaryFacts
-from walproxy.walreceiver import ReplicationConnection
+from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
+from walproxy.postgres.replication import PrimaryFacts
+from walproxy.postgres.sql import is_in_recovery, read_logical_subscribers, read_slot, terminate_slot_holder
+from walproxy.postgres.walreceiver import ReplicationConnection
 
 SEGMENT_SIZE = 16 << 20
 

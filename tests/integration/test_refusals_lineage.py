@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
-from safekeeper.lsn import format_lsn, parse_lsn
+from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
+from safekeeper.base.lsn import format_lsn, parse_lsn
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import (
     Stand,
@@ -27,7 +27,7 @@ from tests.integration.refusal_fixtures import (
     temporary_folder,
     wait_for,
 )
-from walproxy.local_postgres import LocalPostgres, ServerBinaries
+from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 
 class Past(NamedTuple):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psycopg
 
+from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED
 from safekeeper.consensus.messages import Bootstrap
-from safekeeper.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import (
     Relay,
@@ -20,8 +20,8 @@ from tests.integration.refusal_fixtures import (
     run_walproxy,
     wait_for,
 )
-from walproxy.local_cluster import LocalProcess
-from walproxy.local_postgres import LocalPostgres
+from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.postgres.local_server import LocalPostgres
 
 
 def members(stand: Stand, **others: int) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import psycopg
 
-from safekeeper.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
+from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
 from tests.integration.conftest import EVERY, NEWEST, NewStand
 from tests.integration.refusal_fixtures import Stand, end_of, log_of, only_line, run_walproxy, wait_for
-from walproxy.local_cluster import LocalProcess
+from walproxy.lab.cluster.local_cluster import LocalProcess
 
 
 def problem_of(proxy: LocalProcess) -> str:

@@ -5,7 +5,7 @@ All states, on every major version, are in tests/torture/test_majors.py.
 
 from tests.integration.conftest import NEWEST, OLDEST
 from tests.integration.promotion_matrix import ALIVE, FREE, HANGING, IN_USE, REFUSING, dynasty
-from walproxy.local_postgres import ServerBinaries
+from walproxy.postgres.local_server import ServerBinaries
 
 
 @OLDEST

@@ -7,8 +7,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from safekeeper.errors import EXIT_CONFIGURATION
-from safekeeper.lsn import format_lsn
+from safekeeper.base.errors import EXIT_CONFIGURATION
+from safekeeper.base.lsn import format_lsn
 from tests.integration.conftest import NEWEST
 from tests.integration.restore_fixtures import (
     MIB,
@@ -24,7 +24,7 @@ from tests.integration.restore_fixtures import (
     up_to,
     walproxy,
 )
-from walproxy.local_postgres import ServerBinaries
+from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
 

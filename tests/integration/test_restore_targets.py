@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.errors import WalproxyError
-from safekeeper.lsn import format_lsn
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import format_lsn
 from tests.integration.cluster_fixtures import wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.restore_fixtures import (
@@ -23,7 +23,7 @@ from tests.integration.restore_fixtures import (
     walproxy,
     walproxy_command,
 )
-from walproxy.local_postgres import LocalPostgres
+from walproxy.postgres.local_server import LocalPostgres
 
 
 def recovered_rows(past: Past, target: Path, *arguments: object, backup: str = "base") -> list[int]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.lsn import format_lsn
+from safekeeper.base.lsn import format_lsn
 from tests.integration.conftest import NEWEST
 from tests.integration.restore_fixtures import Past, recovered, restore, rows, story, up_to
-from walproxy.local_postgres import ServerBinaries
-from walproxy.local_standby import current_lsn, make_standby, wait_until_replayed
+from walproxy.lab.cluster.local_standby import current_lsn, make_standby, wait_until_replayed
+from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
 

@@ -18,16 +18,16 @@ from tests.integration.cluster_fixtures import Gated, wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.restore_fixtures import give_to_server
 from tests.integration.serve_fixtures import readers_of, received_wal_is_whole
-from walproxy.local_postgres import LocalPostgres, end_with_parent
-from walproxy.local_standby import current_lsn
+from walproxy.lab.cluster.local_standby import current_lsn
+from walproxy.postgres.local_server import LocalPostgres, end_with_parent
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "standbys.md"
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "guide" / "standbys.md"
 _PROGRAM = Path(sys.executable).with_name("barman")
 _TIMEOUT_S = 120.0
 
 
 def documented_configuration() -> str:
-    """Return the configuration file that docs/standbys.md shows."""
+    """Return the configuration file that docs/guide/standbys.md shows."""
     (found,) = re.findall(r"```ini\n(\[barman\]\n.*?)```", _DOCUMENT.read_text(), re.DOTALL)
     return str(found)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn, segment_start
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, segment_start
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.serve_fixtures import (
@@ -16,8 +16,8 @@ from tests.integration.serve_fixtures import (
     wait_for_everything,
     wait_for_feeder,
 )
-from walproxy.local_postgres import LocalPostgres
-from walproxy.local_standby import received_lsn
+from walproxy.lab.cluster.local_standby import received_lsn
+from walproxy.postgres.local_server import LocalPostgres
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 from psycopg import pq
 
-from safekeeper.lsn import format_lsn, parse_lsn, segment_name
+from safekeeper.base.lsn import format_lsn, parse_lsn, segment_name
 from tests.integration.cluster_fixtures import MIB, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewCluster
 from tests.integration.serve_fixtures import (
@@ -21,7 +21,7 @@ from tests.integration.serve_fixtures import (
     readers_of,
     receivewal_command,
 )
-from walproxy.local_standby import current_lsn
+from walproxy.lab.cluster.local_standby import current_lsn
 
 pytestmark = NEWEST
 TIMEOUT_S = 2.0

@@ -10,12 +10,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from safekeeper.lsn import parse_lsn
+from safekeeper.base.lsn import parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.serve_fixtures import standby_of, wait_for_everything, wait_for_feeder
-from walproxy.local_postgres import LocalPostgres
-from walproxy.local_standby import replay_lsn
+from walproxy.lab.cluster.local_standby import replay_lsn
+from walproxy.postgres.local_server import LocalPostgres
 
 FAILOVER_S = 10.0
 AT_ONCE_S = 3.0

@@ -6,7 +6,7 @@ A standby that lacks something which may have been acknowledged is refused, and 
 import json
 import re
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.refusal_fixtures import run_walproxy
@@ -18,8 +18,8 @@ from tests.integration.serve_fixtures import (
     wait_for_feeder,
 )
 from tests.waiting import entry
-from walproxy.local_postgres import LocalPostgres
-from walproxy.local_standby import received_lsn
+from walproxy.lab.cluster.local_standby import received_lsn
+from walproxy.postgres.local_server import LocalPostgres
 
 # Generous on a loaded machine; the proxy looks at each host every two seconds at least.
 FOLLOWS_S = 20.0

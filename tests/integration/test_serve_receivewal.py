@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from tests.integration.cluster_fixtures import Gated, said, wait_for
 from tests.integration.conftest import SERVERS
 from tests.integration.serve_fixtures import (
@@ -15,8 +15,8 @@ from tests.integration.serve_fixtures import (
     received_wal_is_whole,
     receivewal_command,
 )
-from walproxy.local_postgres import ServerBinaries
-from walproxy.local_standby import current_lsn
+from walproxy.lab.cluster.local_standby import current_lsn
+from walproxy.postgres.local_server import ServerBinaries
 
 END_S = 20.0
 

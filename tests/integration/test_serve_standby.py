@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from tests.integration.cluster_fixtures import Gated, said, wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.serve_fixtures import (
@@ -18,8 +18,8 @@ from tests.integration.serve_fixtures import (
     wait_for_everything,
     wait_for_feeder,
 )
-from walproxy.local_postgres import LocalPostgres
-from walproxy.local_standby import make_standby, received_lsn, replay_lsn
+from walproxy.lab.cluster.local_standby import make_standby, received_lsn, replay_lsn
+from walproxy.postgres.local_server import LocalPostgres
 
 FAILOVER_S = 10.0
 

@@ -1,11 +1,11 @@
-"""walproxy.testing in processes: the example of its page, every fault, and nothing left behind."""
+"""walproxy.lab.testing in processes: the example of its page, every fault, and nothing left behind."""
 
 import tempfile
 from pathlib import Path
 
 from tests.cluster_stories import run_example, suffer_everything
-from walproxy.process_table import is_alive
-from walproxy.testing import WalproxyCluster
+from walproxy.lab.testing import WalproxyCluster
+from walproxy.postgres.process_table import is_alive
 
 
 def test_the_example_of_the_page_passes_in_processes(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.integration.conftest import NEWEST, NewCluster
-from walproxy.local_postgres import LocalPostgres
-from walproxy.torture.aftermath import check_tables, wait_for_sessions
-from walproxy.torture.clients import Clients
-from walproxy.torture.workloads import WORKLOADS
+from walproxy.lab.torture.aftermath import check_tables, wait_for_sessions
+from walproxy.lab.torture.clients import Clients
+from walproxy.lab.torture.workloads import WORKLOADS
+from walproxy.postgres.local_server import LocalPostgres
 
 pytestmark = NEWEST
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

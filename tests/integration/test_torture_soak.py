@@ -4,9 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-from walproxy.torture.record import Run
-from walproxy.torture.soak import Load, soak
-from walproxy.torture.soaked_cluster import soaked_cluster
+from walproxy.lab.torture.record import Run
+from walproxy.lab.torture.soak import Load, soak
+from walproxy.lab.torture.soaked_cluster import soaked_cluster
 
 SECONDS = 6.0
 PER_S = 20.0

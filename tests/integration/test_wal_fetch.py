@@ -13,8 +13,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from safekeeper.archive.objects import partial_file
-from safekeeper.control_file import DataDirectoryLock
-from safekeeper.lsn import Lsn, segment_name
+from safekeeper.base.lsn import Lsn, segment_name
+from safekeeper.storage.control_file import DataDirectoryLock
 from tests.integration.cluster_fixtures import wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.restore_fixtures import (
@@ -32,7 +32,7 @@ from tests.integration.restore_fixtures import (
     up_to,
     walproxy,
 )
-from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed, ServerBinaries
+from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed, ServerBinaries
 from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, EXIT_STOPS_RECOVERY
 
 pytestmark = NEWEST

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from safekeeper.lsn import format_lsn, parse_lsn, parse_segment_name, segment_start
-from safekeeper.wal.continuity import LinkCheck
-from safekeeper.wal.format import (
+from safekeeper.base.lsn import format_lsn, parse_lsn, parse_segment_name, segment_start
+from safekeeper.waldecode.continuity import LinkCheck
+from safekeeper.waldecode.format import (
     PAGE_SIZE,
     RM_LOGICAL_MESSAGE,
     RM_XLOG,
@@ -23,9 +23,9 @@ from safekeeper.wal.format import (
     XLOG_SWITCH,
     WalFormatError,
 )
-from safekeeper.wal.record_search import RecordEndSearch, find_records
-from safekeeper.wal.records import Record, RecordDecoder
-from walproxy.local_postgres import LocalPostgres, find_servers
+from safekeeper.waldecode.record_search import RecordEndSearch, find_records
+from safekeeper.waldecode.records import Record, RecordDecoder
+from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 MIB = 1 << 20
 # One server with the smallest segments, so that many borders are crossed, and one with the usual ones.

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from safekeeper.errors import ConfigurationError, LocalProtocolError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn, segment_name, segment_start
-from safekeeper.timelines import format_timeline_history, tli_of_byte
+from safekeeper.base.errors import ConfigurationError, LocalProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, segment_name, segment_start
+from safekeeper.base.timelines import format_timeline_history, tli_of_byte
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
-from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed
-from walproxy.primary_check import PrimaryProblem, ProblemKind
-from walproxy.walreceiver import ReplicationConnection, TimelineEnd
+from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+from walproxy.postgres.walreceiver import ReplicationConnection, TimelineEnd
 
 SEGMENT_SIZE = 16 << 20
 DEADLINE_S = 20.0

@@ -9,8 +9,8 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from tests.pipeline.logical_server import Source, logical_server
-from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.spark_session import spark_session
+from walproxy.postgres.local_server import LocalPostgres
 
 
 @pytest.fixture(scope="session", autouse=True)

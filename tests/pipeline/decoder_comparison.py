@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.format import LONG_PAGE_HEADER_SIZE, PAGE_HEADER_SIZE, PAGE_SIZE
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE, PAGE_HEADER_SIZE, PAGE_SIZE
 from tests.pipeline.pg_waldump import Dump, dump
 from tests.pipeline.wal_maker import MadeWal
 from walproxy.pipeline.decoder.decode import Decoded, Workspace, decode
 from walproxy.pipeline.decoder.views import Piece, view_batch
-from walproxy.pipeline.input.wal_input import Buffer, open_input
+from walproxy.pipeline.input.opening import open_input
+from walproxy.pipeline.input.wal_input import Buffer
 
 VIEWS: Final = ("records", "blocks", "transactions")
 _SHOWN: Final = 3

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster_templates import cluster_template, init_by_copying
-from walproxy.local_postgres import LocalPostgres, find_servers
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.publication import create_publication, parse_table
 from walproxy.pipeline.cdc.reading import SlotReader
 from walproxy.pipeline.cdc.safe_lsn import NO_QUORUM, SafeLsn
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot
+from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 SETTINGS = {
     "wal_level": "logical",

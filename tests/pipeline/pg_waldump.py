@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
-from walproxy.server_binaries import ServerBinaries
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.postgres.binaries import ServerBinaries
 
 FORKS: Final = {"": 0, "main": 0, "fsm": 1, "vm": 2, "init": 3}
 OUTCOMES: Final = {"COMMIT", "ABORT", "PREPARE", "COMMIT_PREPARED", "ABORT_PREPARED"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.schemas import arrow_schema
 from walproxy.pipeline.tables import TableFormat, open_table
 

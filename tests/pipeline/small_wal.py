@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from safekeeper.wal.format import RM_XACT
+from safekeeper.waldecode.format import RM_XACT
 from tests.unit.record_bodies import Block, body
 from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import write_segments
 from walproxy.pipeline.decoder.views import Piece, view_batch
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
-from walproxy.pipeline.input.wal_input import open_input
 from walproxy.pipeline.schemas import arrow_schema
 
 HEAP = 10

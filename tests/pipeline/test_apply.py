@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from tests.pipeline.apply_fixtures import (
     PGBENCH_TABLES,
     ApplyProcess,

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
-from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply import tables as tables_module
 from walproxy.pipeline.cdc.apply.job import TablesQuarantined, run_apply
 from walproxy.pipeline.cdc.apply.status_files import read_status
@@ -20,6 +19,7 @@ from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import usable_slot
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.postgres.local_server import LocalPostgres
 
 SETUP = (
     "CREATE TABLE good (id int PRIMARY KEY, v text)",

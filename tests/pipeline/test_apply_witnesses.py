@@ -13,11 +13,11 @@ import pytest
 
 from tests.pipeline.apply_fixtures import compare
 from tests.pipeline.logical_server import Source
-from walproxy.local_postgres import LocalPostgres
 from walproxy.pipeline.cdc.apply.fingerprint import compare as compare_fingerprints
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
 from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.slot import create_slot
+from walproxy.postgres.local_server import LocalPostgres
 
 Situations = Mapping[str, Sequence[str]]
 

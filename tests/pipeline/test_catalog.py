@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.pipeline_commands.catalog import catalog
-from walproxy.local_postgres import LocalPostgres, find_servers
 from walproxy.pipeline.jobs.catalog import (
     CatalogFailed,
     RelationId,
@@ -21,6 +20,7 @@ from walproxy.pipeline.jobs.catalog import (
     take_snapshot,
     write_snapshot,
 )
+from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 SETUP = """
     CREATE SCHEMA sales;

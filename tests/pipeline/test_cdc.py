@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import format_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import format_lsn
 from tests.pipeline.logical_server import Source
 from walproxy.pipeline.cdc.options import CdcOptions
 from walproxy.pipeline.cdc.server import SourceRefused

@@ -17,11 +17,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import format_lsn, parse_lsn
 from tests.pipeline.logical_server import Source, logical_server, places, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
-from walproxy.local_postgres import LocalPostgres, find_servers
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.messages import UNCHANGED
 from walproxy.pipeline.cdc.publication import TableName, create_publication, parse_table
@@ -30,6 +29,7 @@ from walproxy.pipeline.cdc.rows import TypedTable, change_batches, typed_batches
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, patiently
 from walproxy.pipeline.cdc.slot import advance, create_slot, protocol_version, read_slot, usable_slot
+from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 MAJORS = sorted({min(find_servers()), max(find_servers())})
 

@@ -12,9 +12,9 @@ import pytest
 from tests.pipeline.decoder_comparison import Compared, arrays_of_pieces, differing
 from tests.pipeline.pg_waldump import stats
 from tests.pipeline.wal_maker import MIB, make_wal
-from walproxy.local_postgres import find_servers
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
-from walproxy.pipeline.input.wal_input import open_input
+from walproxy.postgres.local_server import find_servers
 
 SEGMENT_MIB_OF_MAJOR = {15: 1, 17: 16, 18: 1}
 PAGE_SIZE = 8192

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.archive_cluster_fixtures import log_begin_lsn, write_wal
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, MIB, Gated, said, wait_for
 from tests.integration.refusal_fixtures import temporary_folder
 from tests.integration.serve_fixtures import wait_for_everything
-from walproxy.local_postgres import LocalPostgres, find_servers
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece, plan_pieces, safe_end
 from walproxy.pipeline.input.safekeeper_input import SafekeeperInput
-from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing, open_input
-from walproxy.recovery.sources import LogPath, Origin, SourceUnavailable
+from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing
+from walproxy.postgres.local_server import LocalPostgres, find_servers
+from walproxy.wal_sources.source import LogPath, Origin, SourceUnavailable
 
 LIMIT_BYTES = 6 * MIB
 SMALL = ("--wal-keep", "0", "--wal-limit", f"{LIMIT_BYTES >> 20}MiB", "--archive-partial-interval", "0.5")

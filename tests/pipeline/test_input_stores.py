@@ -9,9 +9,10 @@ from tests.integration.archive_fixtures import Archive, credentials
 from tests.integration.object_stores import SERVERS, Server
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import ArchiveMaker, extend, make_log
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces, safe_end
-from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing, open_input
-from walproxy.recovery.sources import LogPath, SourceUnavailable
+from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing
+from walproxy.wal_sources.source import LogPath, SourceUnavailable
 
 PATH = LogPath(1, (), MIB)
 

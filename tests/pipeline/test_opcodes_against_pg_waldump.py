@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.lsn import format_lsn, segment_name
+from safekeeper.base.lsn import format_lsn, segment_name
 from tests.unit.wal_builder import MIB, WalBuilder
-from walproxy.local_postgres import find_servers
 from walproxy.pipeline.decoder.opcodes import operation_name, rmgr_name
+from walproxy.postgres.local_server import find_servers
 
 RMIDS = (*range(22), 128, 200, 255)
 SWITCH = (0, 0x40)  # pg_waldump would look for the next segment

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from tests.integration.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
 from walproxy.cli.pipeline_commands.page import page as page_command
-from walproxy.local_postgres import LocalPostgres, find_servers
 from walproxy.pipeline.decoder.views import Piece, view_batch
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
-from walproxy.pipeline.input.wal_input import open_input
 from walproxy.pipeline.jobs.catalog import RelationId
 from walproxy.pipeline.pages.page import PAGE_BYTES, compare, header_of
 from walproxy.pipeline.pages.private_server import PrivatePostgres
@@ -29,6 +28,7 @@ from walproxy.pipeline.pages.relation import PageId, RelationName, read_page
 from walproxy.pipeline.pages.restore import PageRequest, _relation_id, restore_page
 from walproxy.pipeline.schemas import arrow_schema
 from walproxy.pipeline.tables import open_table
+from walproxy.postgres.local_server import LocalPostgres, find_servers
 from walproxy.recovery.config import SourceConfig
 
 DATABASE = "bank"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.pipeline_commands.query import query as command
 from walproxy.pipeline.jobs.query import is_small, query
 from walproxy.pipeline.schemas import COLUMNS, arrow_schema

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from playwright.sync_api import Browser, Page, sync_playwright
 from pyspark.sql import SparkSession
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import format_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import format_lsn
 from tests.pipeline.report_story import (
     AUDIT,
     BEGIN,

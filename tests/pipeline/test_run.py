@@ -18,8 +18,8 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.pipeline.small_wal import add_transactions, decoded_rows, small_wal, write_wal
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.jobs import run_folder

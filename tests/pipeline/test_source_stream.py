@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from tests.pipeline.small_wal import add_transactions, decoded_rows, small_wal, write_wal
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.spark_errors import spark_errors

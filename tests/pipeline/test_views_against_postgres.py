@@ -11,12 +11,12 @@ import pandas as pd
 import psycopg
 import pytest
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from tests.pipeline.decoder_comparison import Log, Rows
 from tests.pipeline.wal_workload import pgbench
-from walproxy.local_postgres import LocalPostgres, find_servers
-from walproxy.pipeline.input.wal_input import open_input
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.schemas import VIEWS
+from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 MIB = 1 << 20
 PAGE_SIZE = 8192

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from safekeeper.lsn import format_lsn
+from safekeeper.base.lsn import format_lsn
 from tests.pipeline.pg_waldump import lines
 from tests.pipeline.wal_maker import MadeWal, make_wal
 from tests.pipeline.wal_workload import bank, definitions, images, origins, subtransactions, two_phase
 from walproxy.cli.pipeline import pipeline
-from walproxy.local_postgres import find_servers
+from walproxy.postgres.local_server import find_servers
 
 STAGES = (bank, subtransactions, two_phase, definitions, images, origins)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from safekeeper.lsn import Lsn, parse_lsn, parse_segment_name, segment_start
+from safekeeper.base.lsn import Lsn, parse_lsn, parse_segment_name, segment_start
 from tests.pipeline.wal_workload import MIB, STAGES, Stage, connected, pgbench
-from walproxy.local_postgres import LocalPostgres
-from walproxy.local_standby import current_lsn, wait_until_replayed
-from walproxy.server_binaries import ServerBinaries
+from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
+from walproxy.postgres.binaries import ServerBinaries
+from walproxy.postgres.local_server import LocalPostgres
 
 SETTINGS: Final = {
     "archive_timeout": "0",

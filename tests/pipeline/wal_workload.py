@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from walproxy.local_postgres import LocalPostgres
+from walproxy.postgres.local_server import LocalPostgres
 
 MIB: Final = 1 << 20
 MESSAGE_BYTES: Final = 20 * MIB

@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from safekeeper.consensus.acceptor import Acceptor
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.consensus.term_history import TermHistory, next_tli_switch, tli_at
-from safekeeper.lsn import Lsn, segment_start
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 
 if TYPE_CHECKING:

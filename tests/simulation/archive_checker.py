@@ -5,8 +5,8 @@ How far the archive is, is found by comparing bytes, whatever the names say: `ar
 
 from typing import TYPE_CHECKING
 
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.consensus.term_history import TermHistory
-from safekeeper.lsn import Lsn, format_lsn, segment_start
 from tests.simulation.archive import ArchiveKey
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end, records
 from tests.simulation.violation import Violation

@@ -10,21 +10,21 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from safekeeper.consensus import refusals
-from safekeeper.consensus.acceptor import Acceptor
-from safekeeper.consensus.campaign import Campaign
-from safekeeper.consensus.leadership import Leadership
-from safekeeper.consensus.primary_stream import PrimaryStream
-from safekeeper.consensus.proposer import Proposer
-from safekeeper.consensus.refusals import Refusals
-from safekeeper.consensus.standbys import Standbys
+from safekeeper.acceptor.acceptor import Acceptor
 from tests.simulation import dropped_rules as dropped
 from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.world import World
-from walproxy.window import Window
+from walproxy.proposer import refusals
+from walproxy.proposer.campaign import Campaign
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.primary_stream import PrimaryStream
+from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.refusals import Refusals
+from walproxy.proposer.standbys import Standbys
+from walproxy.proxy.window import Window
 
 Swaps = tuple[tuple[Any, str, Any], ...]
 
@@ -34,7 +34,7 @@ class Bug:
     """A rule that is dropped.
 
     Attributes:
-        rule: the rule of docs/invariants.md that it breaks.
+        rule: the rule of docs/design/invariants.md that it breaks.
         without: what is switched off, as a person would say it.
         base: the profile that brings it to light.
         swaps: (object, attribute, value) to put in place while it is planted.
@@ -85,8 +85,9 @@ def _acceptor(lying: type[Acceptor]) -> Swaps:
 
 def _everywhere(name: str, value: Any) -> Swaps:
     """Return the swaps that put `value` in the place of a function of the consensus, wherever it was imported to."""
-    rooms = [module for key, module in sorted(sys.modules.items()) if key.startswith("safekeeper.consensus.")]
-    return tuple((module, name, value) for module in rooms if hasattr(module, name))
+    packages = ("safekeeper.consensus.", "safekeeper.acceptor.", "walproxy.proposer.")
+    modules = [module for key, module in sorted(sys.modules.items()) if key.startswith(packages)]
+    return tuple((module, name, value) for module in modules if hasattr(module, name))
 
 
 _BELIEVES: Swaps = ((Checker, "believes", True),)

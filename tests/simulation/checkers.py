@@ -10,26 +10,26 @@ and for what an operator gives up: a term that was won by a proxy with --allow-d
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from safekeeper.consensus.actions import ReportStatus
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, tli_at
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.synthetic_wal import last_complete_end, records
 from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.violation import Violation
+from walproxy.proposer.actions import ReportStatus
 
 if TYPE_CHECKING:
     from safekeeper.consensus.messages import AcceptorMessage
-    from safekeeper.consensus.proposer import Proposer
     from tests.simulation.primary import VirtualPrimary
     from tests.simulation.proxy import SimProxy
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.world import World
+    from walproxy.proposer.proposer import Proposer
 
 
 @dataclass

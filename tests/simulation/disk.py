@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import google_crc32c
 import msgspec
 
+from safekeeper.base.errors import StorageFull
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import DIGEST_PAGE_SIZE
-from safekeeper.errors import StorageFull
-from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.disk_work import Flush
-from safekeeper.wal.filesystem import read_whole, replace_durably
-from safekeeper.wal.storage import WalStorage
+from safekeeper.storage.disk_work import Flush
+from safekeeper.storage.filesystem import read_whole, replace_durably
+from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, find_records, last_timed_record
 from tests.simulation.virtual_disk import VirtualFileSystem
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from safekeeper.consensus.acceptor import Acceptor
-from safekeeper.consensus.acceptor_log import Reason
-from safekeeper.consensus.actions import Action
-from safekeeper.consensus.campaign import Campaign
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.acceptor_log import Reason
+from safekeeper.acceptor.effects import Effects, EffectsThen, Persist, Send, TrimWal, TruncateWal
+from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
+from safekeeper.base.errors import LocalProtocolError, StorageFull
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.commitment import quorum_lsn
 from safekeeper.consensus.control_state import NodeId
-from safekeeper.consensus.effects import Effects, EffectsThen, Persist, Send, TrimWal, TruncateWal
-from safekeeper.consensus.leadership import Leadership, Progress
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
@@ -30,11 +30,6 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from safekeeper.consensus.primary import PrimaryIdentity
-from safekeeper.consensus.proposer import Proposer
-from safekeeper.consensus.refusals import Refusals
-from safekeeper.consensus.roster import Cluster, Peers, greetings_of
-from safekeeper.consensus.standbys import Standbys
 from safekeeper.consensus.term_history import (
     Divergence,
     TermHistory,
@@ -43,16 +38,21 @@ from safekeeper.consensus.term_history import (
     forget_entries,
     tli_at,
 )
-from safekeeper.consensus.trimming import Kept, TrimRequest, trim_to
-from safekeeper.errors import LocalProtocolError, StorageFull
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from tests.simulation.archive import SimArchiver
 from tests.simulation.disk import ModelDisk, page_crcs
 from tests.simulation.primary import SYSTEM_ID
 from tests.simulation.proxy import SimProxy
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
 from tests.simulation.world import World
-from walproxy.window import Window
+from walproxy.proposer.actions import Action
+from walproxy.proposer.campaign import Campaign
+from walproxy.proposer.leadership import Leadership, Progress
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.refusals import Refusals
+from walproxy.proposer.roster import Cluster, Peers, greetings_of
+from walproxy.proposer.standbys import Standbys
+from walproxy.proxy.window import Window
 
 
 class AckBeforeFlush(Acceptor):

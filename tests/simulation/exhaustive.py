@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import NOBODY, NodeId
 from safekeeper.consensus.term_history import TermHistory, cut_history
-from safekeeper.lsn import Lsn
 from tests.simulation.bugs import BUGS, planted, swapped
 from tests.simulation.exhaustive_world import (
     BASE_LSN,

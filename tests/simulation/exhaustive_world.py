@@ -17,12 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from safekeeper.consensus import campaign, leadership
-from safekeeper.consensus.acceptor import Acceptor
-from safekeeper.consensus.actions import Action, Disconnect, IdentifyPrimary, SendAppend, SendMessage, StartReplication
-from safekeeper.consensus.campaign import Campaign
-from safekeeper.consensus.control_state import ControlState, NodeId
-from safekeeper.consensus.effects import (
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.effects import (
     Close,
     Effect,
     Effects,
@@ -38,17 +34,21 @@ from safekeeper.consensus.effects import (
     TruncateWal,
     WriteWal,
 )
-from safekeeper.consensus.leadership import Leadership, Timing
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.control_state import ControlState, NodeId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendResponse, ArchiveReport, VoteRequest, VoteResponse
-from safekeeper.consensus.primary import PrimaryIdentity
-from safekeeper.consensus.proposer import Proposer
-from safekeeper.consensus.run import ProposerConfig
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
-from safekeeper.consensus.verification import Verification
-from safekeeper.lsn import Lsn
 from tests.simulation.violation import Violation
 from tests.simulation.world import World
+from walproxy.proposer import campaign, leadership
+from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, SendAppend, SendMessage, StartReplication
+from walproxy.proposer.campaign import Campaign
+from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.phase import ProposerConfig
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.verification import Verification
 
 SEGMENT_SIZE = 1 << 20
 BASE_LSN = SEGMENT_SIZE

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from safekeeper.consensus.run import Phase
 from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.schedule import Draws, Fault
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 from tests.simulation.virtual_disk import PAGE_BYTES
+from walproxy.proposer.phase import Phase
 
 if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy

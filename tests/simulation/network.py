@@ -11,7 +11,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from safekeeper.wire import ACCEPTOR_DIALECT, PROPOSER_DIALECT, FrameDecoder, encode
+from safekeeper.peers.codec import ACCEPTOR_DIALECT, PROPOSER_DIALECT, FrameDecoder, encode
 from tests.simulation.clock import Clock
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Network:
 
     Attributes:
         delay_s: the longest delay of a message when nothing is wrong.
-        uses_wire: whether every message is put into bytes and taken out again (safekeeper/wire.py).
+        uses_wire: whether every message is put into bytes and taken out again (safekeeper/peers/codec.py).
         late_words: how many messages of connections that were let go came late.
         blocked: (proxy's name, safekeeper's id, direction) of the streams that stand still.
     """

@@ -8,9 +8,8 @@ repeat the shape of what its source wrote, and with it every byte of the records
 from collections import deque
 from typing import TYPE_CHECKING
 
+from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.consensus.control_state import TliHistory
-from safekeeper.consensus.primary import Ancestor, PrimaryIdentity
-from safekeeper.lsn import Lsn, segment_start
 from tests.simulation.synthetic_wal import (
     HEADER_BYTES,
     SEGMENT_SIZE,
@@ -20,6 +19,7 @@ from tests.simulation.synthetic_wal import (
     make_record,
     records,
 )
+from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 
 if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from safekeeper.consensus.actions import (
+from safekeeper.base.errors import PrimaryRefused, WalproxyError
+from safekeeper.base.lsn import Lsn, segment_start
+from safekeeper.consensus.messages import AppendRequest, ArchiveOrder, Elected, ProposerMessage
+from tests.simulation.disk import page_crcs
+from tests.simulation.network import TO_SAFEKEEPER, Connection
+from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
+from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
+from walproxy.proposer.actions import (
     Action,
     Disconnect,
     Finish,
@@ -22,19 +29,12 @@ from safekeeper.consensus.actions import (
     StartReplication,
     StopReplication,
 )
-from safekeeper.consensus.messages import AppendRequest, ArchiveOrder, Elected, ProposerMessage
-from safekeeper.consensus.primary import PrimaryIdentity
-from safekeeper.consensus.proposer import Proposer
-from safekeeper.consensus.refusals import Refusals
-from safekeeper.consensus.roster import Peers
-from safekeeper.consensus.run import ProposerConfig
-from safekeeper.errors import PrimaryRefused, WalproxyError
-from safekeeper.lsn import Lsn, segment_start
-from tests.simulation.disk import page_crcs
-from tests.simulation.network import TO_SAFEKEEPER, Connection
-from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
-from walproxy.primary_hosts import HostRota, HostState, PrimaryHost
-from walproxy.window import Window
+from walproxy.proposer.phase import ProposerConfig
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.refusals import Refusals
+from walproxy.proposer.roster import Peers
+from walproxy.proxy.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, last_term
-from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.synthetic_wal import last_complete_end, records
 from tests.simulation.violation import Violation
 

@@ -1,5 +1,5 @@
-"""The operator's way out, as walproxy/rebootstrap.py does it: a new cluster over safekeepers that hold an old one.
-And back, as walproxy/rebootstrap_undo.py does it.
+"""The operator's way out, as walproxy/proxy/rebootstrap.py does it: a new cluster over safekeepers that hold an old
+one. And back, as walproxy/proxy/rebootstrap_undo.py does it.
 
 It has seen every member's data folder a moment ago. A safekeeper that is down by now does not hear of the new cluster,
 and is a member of it all the same, by its name: that is what a rebootstrap which was not repeated leaves behind.

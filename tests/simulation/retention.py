@@ -6,7 +6,7 @@ It has a source of chance of its own, so that a world in which all WAL is kept g
 import random
 from typing import TYPE_CHECKING
 
-from safekeeper.consensus.trimming import TrimRequest
+from safekeeper.acceptor.trimming import TrimRequest
 from tests.simulation.disk import StorageDisk
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 

@@ -8,9 +8,8 @@ that was running is then simply dropped, as a crash would drop it.
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from safekeeper.consensus.acceptor import Acceptor
-from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.effects import (
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.effects import (
     Close,
     DigestWal,
     Effect,
@@ -30,10 +29,11 @@ from safekeeper.consensus.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.acceptor.trimming import TrimRequest
+from safekeeper.base.errors import StorageFailed, StorageFull
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import AcceptorMessage, AppendResponse, PreVoteResponse, Refusal, VoteResponse
-from safekeeper.consensus.trimming import TrimRequest
-from safekeeper.errors import StorageFailed, StorageFull
-from safekeeper.lsn import Lsn
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.violation import Violation

@@ -47,10 +47,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from safekeeper.consensus.apply_rule import parse_apply_rule
-from safekeeper.consensus.run import Phase
-from safekeeper.consensus.trimming import TrimRequest
-from safekeeper.lsn import Lsn, segment_start
+from safekeeper.acceptor.trimming import TrimRequest
+from safekeeper.base.lsn import Lsn, segment_start
 from tests.simulation.disk import DiskCopy
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
@@ -61,6 +59,8 @@ from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import SimStandby, standbys_of
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.world import World
+from walproxy.proposer.apply_rule import parse_apply_rule
+from walproxy.proposer.phase import Phase
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 WAIT_S = 10.0

@@ -7,8 +7,8 @@ chance of its own, so that a world without standbys goes as it would go if there
 import random
 from typing import TYPE_CHECKING
 
+from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.messages import Standby
-from safekeeper.lsn import Lsn
 from tests.simulation.synthetic_wal import first_record_start, last_complete_end
 
 if TYPE_CHECKING:

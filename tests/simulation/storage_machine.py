@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from safekeeper.errors import LocalProtocolError, StorageFailed, StorageFull
-from safekeeper.lsn import format_lsn, segment_name, segment_start
-from safekeeper.wal.disk_work import Flush, Preparation
-from safekeeper.wal.storage import WalStorage
+from safekeeper.base.errors import LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.base.lsn import format_lsn, segment_name, segment_start
+from safekeeper.storage.disk_work import Flush, Preparation
+from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
 
 DIRECTORY = Path("/data/wal")

@@ -16,7 +16,7 @@ with an overwrite-contrecord page; the record is never complete, but what follow
 import random
 from collections.abc import Iterator
 
-from safekeeper.lsn import Lsn, segment_start
+from safekeeper.base.lsn import Lsn, segment_start
 
 SEGMENT_SIZE = 16 << 10
 HEADER_BYTES = 9

@@ -2,11 +2,11 @@
 
 import pytest
 
-from safekeeper.consensus.proposer import Proposer
 from tests.simulation.__main__ import main
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.hunt import BugMisfit, failure_in, find
 from tests.simulation.runner import Failure, Task, attempt
+from walproxy.proposer.proposer import Proposer
 
 QUICK = (
     "ack_before_flush",

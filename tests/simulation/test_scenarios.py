@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.consensus.acceptor import Acceptor
-from safekeeper.consensus.effects import Effects
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.effects import Effects
 from safekeeper.consensus.messages import Bootstrap, RefusalCode
 from tests.simulation.hunt import failure_in
 from tests.simulation.scenario import SCENARIOS, ScenarioFailed, Stage, perform, play

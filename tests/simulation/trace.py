@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.control_state import NodeId
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import HistoryEntry, describe_history
-from safekeeper.lsn import format_lsn
 
 LINE_MAX = 400
 _UNINTERESTING = frozenset(

@@ -6,14 +6,14 @@ have cut some of it at a fork (S9): those that believed it before learn that wit
 
 from typing import TYPE_CHECKING
 
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.term_history import TermHistory, divergence, last_term
-from safekeeper.lsn import Lsn, format_lsn
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
-    from safekeeper.consensus.leadership import Leadership
     from tests.simulation.checkers import Checker
     from tests.simulation.safekeeper import SimSafekeeper
+    from walproxy.proposer.leadership import Leadership
 
 
 class TruncateChecker:

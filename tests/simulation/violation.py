@@ -2,7 +2,7 @@
 
 
 class Violation(Exception):
-    """An invariant does not hold. `invariant` is its name in docs/invariants.md."""
+    """An invariant does not hold. `invariant` is its name in docs/design/invariants.md."""
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")

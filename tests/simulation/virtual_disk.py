@@ -25,8 +25,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from safekeeper.errors import StorageFailed, StorageFull
-from safekeeper.wal.filesystem import Space
+from safekeeper.base.errors import StorageFailed, StorageFull
+from safekeeper.storage.filesystem import Space
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096

@@ -11,20 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from safekeeper import wire as wire_module
-from safekeeper.consensus import archiving as archiving_module
-from safekeeper.consensus import leadership as leadership_module
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.base.errors import PrimaryRefused, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus import term_history as term_history_module
-from safekeeper.consensus.acceptor import Acceptor
-from safekeeper.consensus.apply_rule import parse_apply_rule
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.leadership import Timing
-from safekeeper.consensus.primary import plan_log
-from safekeeper.consensus.proposer import Proposer
-from safekeeper.consensus.run import Phase
 from safekeeper.consensus.term_history import HistoryEntry, last_term
-from safekeeper.errors import PrimaryRefused, WalproxyError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.peers import codec as wire_module
 from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
@@ -41,6 +34,13 @@ from tests.simulation.standby import standbys_of
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_timed_record
 from tests.simulation.trace import line
 from tests.simulation.violation import Violation
+from walproxy.proposer import archiving as archiving_module
+from walproxy.proposer import leadership as leadership_module
+from walproxy.proposer.apply_rule import parse_apply_rule
+from walproxy.proposer.leadership import Timing
+from walproxy.proposer.phase import Phase
+from walproxy.proposer.primary import plan_log
+from walproxy.proposer.proposer import Proposer
 
 TRACE_LINES = 60
 SHORT_HISTORY = 2

@@ -2,9 +2,9 @@
 
 import sys
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from walproxy.cli import main as walproxy
-from walproxy.proxy import Proxy
+from walproxy.proxy.proxy import Proxy
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
 """A safekeeper that answers before its disk has synced: `hasty_safekeeper.py [--volatile] CONTROL_FILE run OPTIONS`.
 
-It is walproxy.testing.faulty_disk but for one thing: what it writes is synced half a second later, by a thread of its
-own, and is said to be on disk at once. With --volatile a kill loses it. Only full segments are synced in time: nobody
-comes back to them. Nor does it look, when it starts, whether its disk has what its control file says (S8): the torture
-has to find it.
+It is walproxy.lab.testing.faulty_disk but for one thing: what it writes is synced half a second later, by a thread of
+its own, and is said to be on disk at once. With --volatile a kill loses it. Only full segments are synced in time:
+nobody comes back to them. Nor does it look, when it starts, whether its disk has what its control file says (S8): the
+torture has to find it.
 """
 
 import threading
 
-from safekeeper import data_folder
-from safekeeper.wal.segment_file import SegmentFile
-from walproxy.testing.faulty_disk import run_safekeeper
+from safekeeper.storage import data_folder
+from safekeeper.storage.segment_file import SegmentFile
+from walproxy.lab.testing.faulty_disk import run_safekeeper
 
 _SYNCS_AFTER_S = 0.5
 

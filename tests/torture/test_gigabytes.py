@@ -12,7 +12,7 @@ from typing import Self
 import psycopg
 import pytest
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.archive_cluster_fixtures import (
     archive_options,
     assert_archive_is_whole,
@@ -28,7 +28,7 @@ from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import MIB, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.serve_fixtures import dump, feeder
-from walproxy.local_standby import current_lsn, wait_until_replayed
+from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
 
 WAL_MIB = int(os.environ.get("WALPROXY_TORTURE_WAL_MIB", "5120"))
 LIMIT_BYTES = 500 * 1000 * 1000

@@ -19,8 +19,8 @@ from tests.pipeline.decoder_comparison import Compared, contradictions
 from tests.pipeline.pg_waldump import stats
 from tests.pipeline.wal_maker import make_wal
 from tests.torture.majors import NEWEST, OLDEST, all_servers
-from walproxy.local_standby import received_lsn
-from walproxy.server_binaries import ServerBinaries
+from walproxy.lab.cluster.local_standby import received_lsn
+from walproxy.postgres.binaries import ServerBinaries
 
 MAJORS = range(OLDEST, NEWEST + 1)
 SERVERS = all_servers()

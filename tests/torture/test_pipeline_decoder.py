@@ -11,7 +11,7 @@ import pytest
 from tests.pipeline.decoder_comparison import Compared, arrays_of_pieces, differing
 from tests.pipeline.pg_waldump import stats
 from tests.pipeline.wal_maker import MIB, make_wal
-from walproxy.local_postgres import find_servers
+from walproxy.postgres.local_server import find_servers
 
 WAL_MIB = int(os.environ.get("WALPROXY_TORTURE_PIPELINE_WAL_MIB", "120"))
 SEGMENT_MIB_OF_MAJOR = {15: 16, 17: 1, 18: 16}

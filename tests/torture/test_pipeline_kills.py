@@ -19,12 +19,12 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from walproxy.pipeline.decoder.views import Piece, view_batch
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
-from walproxy.pipeline.input.wal_input import open_input
 from walproxy.pipeline.tables import FORMATS, TableFormat, open_table
 
 KILLS = int(os.environ.get("WALPROXY_TORTURE_KILLS", "10"))

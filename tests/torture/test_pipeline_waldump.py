@@ -10,7 +10,7 @@ from typing import IO
 
 from psycopg.conninfo import conninfo_to_dict
 
-from safekeeper.lsn import format_lsn
+from safekeeper.base.lsn import format_lsn
 from tests.integration.archive_cluster_fixtures import (
     archive_options,
     wait_for_archiver,

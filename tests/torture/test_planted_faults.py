@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from walproxy.torture.run import Beaten, Plan, beat
+from walproxy.lab.torture.run import Beaten, Plan, beat
 
 HERE = Path(__file__).parent
 SECONDS_MAX = 240.0

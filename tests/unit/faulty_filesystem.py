@@ -3,8 +3,8 @@
 import threading
 from pathlib import Path
 
-from safekeeper.errors import StorageFailed, StorageFull
-from safekeeper.wal.filesystem import File, RealFileSystem
+from safekeeper.base.errors import StorageFailed, StorageFull
+from safekeeper.storage.filesystem import File, RealFileSystem
 
 DEADLINE_S = 20.0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from safekeeper.lsn import format_lsn, parse_lsn
-from walproxy.replication import (
+from safekeeper.base.lsn import format_lsn, parse_lsn
+from walproxy.postgres.replication import (
     Keepalive,
     XLogData,
     build_hot_standby_feedback,

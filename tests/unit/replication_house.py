@@ -14,21 +14,21 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
-from safekeeper.admission import Budget
 from safekeeper.archive.access import ArchiveAccess
-from safekeeper.archive.archiver import Archiver
-from safekeeper.archive.read_through import ReadThrough
+from safekeeper.archiving.archiver import Archiver
+from safekeeper.archiving.read_through import ReadThrough
+from safekeeper.base.settings import Address
 from safekeeper.consensus.control_state import NodeId, TliHistory
 from safekeeper.consensus.messages import AppendResponse, ArchiveOrder, ArchiveReport, Elected, Standby, StandbyFeedback
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
-from safekeeper.data_folder import DataFolder
-from safekeeper.learners import LearnerHub
-from safekeeper.local_secret import LocalSecret
-from safekeeper.node import Node
-from safekeeper.proposer_door import ProposerDoor
-from safekeeper.replication_door import ReplicationDoor
-from safekeeper.settings import Address
-from safekeeper.slots import Slots
+from safekeeper.net.admission import Budget
+from safekeeper.node.node import Node
+from safekeeper.node.proposer_listener import ProposerDoor
+from safekeeper.peers.local_secret import LocalSecret
+from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.replication_listener import ReplicationDoor
+from safekeeper.serving.slots import Slots
+from safekeeper.storage.data_folder import DataFolder
 from tests.unit.faulty_filesystem import FaultyFileSystem
 from tests.unit.replication_client import DEADLINE_S, ReplicationClient
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SERVER_VERSION, SYSTEM_ID, ScriptedProposer

@@ -24,9 +24,15 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.local_secret import LocalSecret
-from safekeeper.peer_auth import NONCE_BYTES, ProposerSide
-from safekeeper.wire import ACCEPTOR_AUTHENTICATION, ACCEPTOR_DIALECT, FrameDecoder, encode, encode_authentication
+from safekeeper.peers.codec import (
+    ACCEPTOR_AUTHENTICATION,
+    ACCEPTOR_DIALECT,
+    FrameDecoder,
+    encode,
+    encode_authentication,
+)
+from safekeeper.peers.local_secret import LocalSecret
+from safekeeper.peers.peer_auth import NONCE_BYTES, ProposerSide
 
 SYSTEM_ID = 7_123_456_789_012_345_678
 SEGMENT_SIZE = 1 << 20

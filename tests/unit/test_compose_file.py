@@ -1,4 +1,4 @@
-"""docker-compose.yml is as its comments and docs/operations.md say. That it works is for tests/e2e to find out."""
+"""docker-compose.yml is as its comments and docs/guide/operations.md say. tests/e2e shows that it works."""
 
 import re
 from collections import Counter
@@ -53,7 +53,7 @@ def test_volumes_are_named_and_every_one_is_used() -> None:
 
 
 def test_every_service_and_every_variable_is_described() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "guide" / "operations.md").read_text()
     page = page[page.index("\n## In containers\n") :]
     for name in SERVICES:
         assert f"`{name}`" in page, name

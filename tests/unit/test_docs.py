@@ -1,7 +1,7 @@
 """The documentation says what the code does: links resolve, and nothing that a user meets is left out.
 
-`python tests/unit/test_docs.py` writes the tables of docs/configuration.md and docs/tables.md anew: from the options
-and the columns that the code has.
+`python tests/unit/test_docs.py` writes the tables of docs/reference/configuration.md and docs/reference/tables.md anew:
+from the options and the columns that the code has.
 """
 
 import ast
@@ -20,20 +20,19 @@ import click
 import pyarrow as pa
 import pytest
 
+import safekeeper.base.errors
+import safekeeper.base.settings
 import safekeeper.cli
-import safekeeper.config
-import safekeeper.errors
-import safekeeper.settings
+import safekeeper.process.config
 import walproxy.cli
 import walproxy.cli.pipeline
-import walproxy.config
-import walproxy.proxy
-from safekeeper.consensus.acceptor import Acceptor
+import walproxy.proxy.config
+import walproxy.proxy.proxy
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.base.settings import command_line_name, environment_variable, options_of
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerMessage, RefusalCode
-from safekeeper.consensus.proposer import Proposer
-from safekeeper.settings import command_line_name, environment_variable, options_of
-from safekeeper.wire import WIRE_VERSION
+from safekeeper.peers.codec import WIRE_VERSION
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
@@ -44,16 +43,17 @@ from tests.simulation.scenario import SCENARIOS, play
 from tests.simulation.test_scenarios import BITES
 from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.world import World
-from tests.unit.test_rooms import PURE
+from tests.unit.test_layers import LAYERS, PURE, PURE_FOLDERS
 from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
-from walproxy.status import safekeeper_state
+from walproxy.proposer.proposer import Proposer
+from walproxy.proxy.status import safekeeper_state
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 SETTINGS = {
-    "safekeeper": (safekeeper.config.SafekeeperConfig, safekeeper.config.ENVIRONMENT_PREFIX),
-    "walproxy": (walproxy.config.ProxyConfig, walproxy.config.ENVIRONMENT_PREFIX),
+    "safekeeper": (safekeeper.process.config.SafekeeperConfig, safekeeper.process.config.ENVIRONMENT_PREFIX),
+    "walproxy": (walproxy.proxy.config.ProxyConfig, walproxy.proxy.config.ENVIRONMENT_PREFIX),
 }
 PROGRAMS = {"safekeeper": safekeeper.cli.cli, "walproxy": walproxy.cli.cli}
 
@@ -65,6 +65,12 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _FORMAT = re.compile(r"%[-+.\d]*[a-z]")
 _LOG_LINE = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 _OF_THIS_REPOSITORY = re.compile(r"(?:safekeeper|walproxy|tests|docs|deploy)/[\w./-]*\w(?:\.\w+)?/?")
+
+
+def page(name: str) -> Path:
+    """Return the document of this name, in whichever folder of docs/ it is."""
+    (found,) = DOCS.rglob(name)
+    return found
 
 
 def name_of(document: Path) -> str:
@@ -85,7 +91,7 @@ def anchors(document: Path) -> set[str]:
 
 def section(document: str, heading: str) -> str:
     """The text below a heading, up to the next one of the same depth or above."""
-    text = (DOCS / document).read_text()
+    text = page(document).read_text()
     match = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
     assert match is not None, f"docs/{document} has no heading {heading!r}"
     rest = text[match.end() :]
@@ -188,20 +194,22 @@ def test_every_file_of_this_repository_that_a_document_names_is_there(document: 
     assert not sorted(path for path in named if not (ROOT / path).exists())
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.parent == DOCS], ids=name_of)
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if DOCS in d.parents and d.parent.name != "adr"], ids=name_of
+)
 def test_every_document_is_reached_from_the_index(document: Path) -> None:
-    index = (DOCS / "index.md").read_text()
-    assert document.name == "index.md" or f"({document.name})" in index
+    index = page("index.md").read_text()
+    assert document.name == "index.md" or f"({document.relative_to(DOCS).as_posix()})" in index
 
 
 def test_every_decision_is_reached_from_the_index() -> None:
-    index = (DOCS / "index.md").read_text()
-    assert not [d.name for d in (DOCS / "adr").glob("*.md") if f"(adr/{d.name})" not in index]
+    index = page("index.md").read_text()
+    assert not [d.name for d in (DOCS / "design" / "adr").glob("*.md") if f"(design/adr/{d.name})" not in index]
 
 
 def test_every_code_that_the_invariants_name_is_there() -> None:
     missing = []
-    for path, names in _named_code((DOCS / "invariants.md").read_text()):
+    for path, names in _named_code(page("invariants.md").read_text()):
         source = (ROOT / path).read_text()
         for name in names:
             for part in name.split("."):
@@ -227,7 +235,7 @@ def _named_code(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_the_invariants_are_fourteen_and_each_has_its_code_and_its_tests() -> None:
-    text = (DOCS / "invariants.md").read_text()
+    text = page("invariants.md").read_text()
     sections = re.split(r"^## (S\d+) ", text, flags=re.MULTILINE)
     assert sections[1::2] == [f"S{number}" for number in range(1, 15)]
     for number, body in zip(sections[1::2], sections[2::2], strict=True):
@@ -236,7 +244,7 @@ def test_the_invariants_are_fourteen_and_each_has_its_code_and_its_tests() -> No
 
 
 def test_every_test_that_the_invariants_name_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (DOCS / "invariants.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", page("invariants.md").read_text()))
     defined = {
         name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }
@@ -256,7 +264,7 @@ def test_every_property_that_the_simulation_checks_is_described() -> None:
 
 
 def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
-    text = (DOCS / "invariants.md").read_text()
+    text = page("invariants.md").read_text()
     tests = dict(re.findall(r"^## (S\d+) .*?\*\*Tests\.\*\* (.*?)\n\n", text, re.MULTILINE | re.DOTALL))
     assert not [name for name, bug in BUGS.items() if f"`{name}`" not in tests.get(bug.rule, text)]
 
@@ -285,7 +293,7 @@ def test_every_scenario_is_named_with_the_bug_with_which_it_fails() -> None:
     rows = section("invariants.md", "The schedules").splitlines()
     for path in SCENARIOS.glob("*.txt"):
         row = next((row for row in rows if f"`{path.stem}`" in row), None)
-        assert row is not None, f"docs/invariants.md does not name {path.stem}"
+        assert row is not None, f"docs/design/invariants.md does not name {path.stem}"
         assert row.endswith(f"| `{BITES[path.stem]}` |" if path.stem in BITES else "| |"), row
 
 
@@ -297,7 +305,7 @@ def test_every_schedule_has_its_scenario() -> None:
 
 
 def test_every_invariant_that_the_code_refers_to_is_described() -> None:
-    described = set(re.findall(r"^## (S\d+) ", (DOCS / "invariants.md").read_text(), re.MULTILINE))
+    described = set(re.findall(r"^## (S\d+) ", page("invariants.md").read_text(), re.MULTILINE))
     sources = [*(ROOT / "safekeeper").rglob("*.py"), *(ROOT / "walproxy").rglob("*.py")]
     used = {name for source in sources for name in re.findall(r"\(S\d+\)|\bS\d+(?= )", source.read_text())}
     unknown = {name.strip("()") for name in used} - described
@@ -323,7 +331,7 @@ def test_every_state_is_described() -> None:
 
 
 def _initial_state_of_the_proxy() -> str:
-    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.Proxy.__init__))
+    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.proxy.Proxy.__init__))
     assert match is not None
     return match[1]
 
@@ -360,7 +368,7 @@ def _is_instance(line: str, message: str) -> bool:
 
 def test_every_exit_code_is_described() -> None:
     text = section("cli.md", "Exit codes")
-    codes = {value for name, value in vars(safekeeper.errors).items() if name.startswith("EXIT_")}
+    codes = {value for name, value in vars(safekeeper.base.errors).items() if name.startswith("EXIT_")}
     assert codes == {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
 
 
@@ -370,7 +378,7 @@ def test_every_refusal_is_described_with_what_follows_from_it() -> None:
 
 
 def test_every_message_is_in_the_protocol() -> None:
-    text = (DOCS / "protocol.md").read_text()
+    text = page("protocol.md").read_text()
     messages = {*ProposerMessage.__args__, *AcceptorMessage.__args__}
     assert len(messages) == 21
     assert not sorted(message.__name__ for message in messages if f"`{message.__name__}`" not in text)
@@ -396,8 +404,8 @@ def test_the_versions_that_the_documents_state_are_those_of_the_code() -> None:
 @pytest.mark.parametrize(("name", "command"), commands(), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_command_and_option_is_described(name: str, command: click.Command) -> None:
     text = section("cli.md", name)
-    tables = (DOCS / "configuration.md").read_text()
-    assert f"\n{name}" in text, f"docs/cli.md shows no example of {name}"
+    tables = page("configuration.md").read_text()
+    assert f"\n{name}" in text, f"docs/reference/cli.md shows no example of {name}"
     options = [
         option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts
     ]
@@ -419,8 +427,8 @@ def pipeline_commands() -> Iterator[tuple[str, click.Command]]:
 )
 def test_every_command_of_the_pipeline_and_its_options_are_described(name: str, command: click.Command) -> None:
     text = section("cli.md", name)
-    assert f"\n{name}" in text, f"docs/cli.md shows no example of {name}"
-    tables = (DOCS / "configuration.md").read_text() + section("cli.md", "walproxy restore")
+    assert f"\n{name}" in text, f"docs/reference/cli.md shows no example of {name}"
+    tables = page("configuration.md").read_text() + section("cli.md", "walproxy restore")
     parts = command.commands.values() if isinstance(command, click.Group) else [command]
     options = {
         option
@@ -433,23 +441,23 @@ def test_every_command_of_the_pipeline_and_its_options_are_described(name: str, 
 
 
 def test_no_command_of_the_pipeline_is_described_that_does_not_exist() -> None:
-    described = set(re.findall(r"^### (walproxy pipeline [\w-]+)$", (DOCS / "cli.md").read_text(), re.MULTILINE))
+    described = set(re.findall(r"^### (walproxy pipeline [\w-]+)$", page("cli.md").read_text(), re.MULTILINE))
     assert described == {name for name, _ in pipeline_commands()}
 
 
 def test_no_command_is_described_that_does_not_exist() -> None:
-    described = set(re.findall(r"^## ((?:safekeeper|walproxy) [\w-]+)$", (DOCS / "cli.md").read_text(), re.MULTILINE))
+    described = set(re.findall(r"^## ((?:safekeeper|walproxy) [\w-]+)$", page("cli.md").read_text(), re.MULTILINE))
     assert described == {name for name, _ in commands()}
 
 
 def test_the_tables_of_options_are_those_of_the_code() -> None:
-    text = (DOCS / "configuration.md").read_text()
+    text = page("configuration.md").read_text()
     assert {match[2] for match in _TABLE.finditer(text)} == set(SETTINGS)
     assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
 
 
 def test_the_tables_of_columns_are_those_of_the_code() -> None:
-    text = (DOCS / "tables.md").read_text()
+    text = page("tables.md").read_text()
     assert [match[2] for match in _TABLE.finditer(text)] == list(VIEWS)
     assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
 
@@ -461,7 +469,9 @@ def test_the_examples_of_configuration_files_are_accepted(tmp_path: Path) -> Non
         settings_type, prefix = SETTINGS[program]
         file = tmp_path / f"{program}.toml"
         file.write_text(example[1])
-        loaded: object = safekeeper.settings.load(settings_type, prefix, command_line={}, environment={}, file=file)
+        loaded: object = safekeeper.base.settings.load(
+            settings_type, prefix, command_line={}, environment={}, file=file
+        )
         assert isinstance(loaded, settings_type)
 
 
@@ -470,15 +480,21 @@ def test_every_profile_of_the_simulation_is_described() -> None:
     assert not [name for name in PROFILES if f"| `{name}` |" not in text]
 
 
-def test_every_room_that_is_checked_to_be_pure_is_named() -> None:
-    text = section("hacking.md", "Rooms and imports")
-    folders = [ROOT / "safekeeper" / name for name in ("consensus", "pgwire")]
-    rooms = {f"{name_of(path.parent)}/" if path.parent in folders else name_of(path) for path in PURE}
-    assert not [room for room in rooms if f"`{room}`" not in text]
+def test_every_module_that_is_checked_to_be_pure_is_named() -> None:
+    text = section("hacking.md", "Packages and imports")
+    folders = {ROOT / folder for folder in PURE_FOLDERS}
+    names = {f"{name_of(path.parent)}/" if path.parent in folders else name_of(path) for path in PURE}
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
+def test_every_package_is_described() -> None:
+    text = section("architecture.md", "Packages")
+    packages = {f"{program}/{layer}" for program, layers in LAYERS.items() for layer in layers if layer != "__main__"}
+    assert not [name for name in packages if f"`{name}/`" not in text and f"`{name}.py`" not in text]
 
 
 def test_the_example_of_a_scenario_plays(tmp_path: Path) -> None:
-    text = (DOCS / "hacking.md").read_text().partition("\n## How to add a scenario\n")[2]
+    text = page("hacking.md").read_text().partition("\n## How to add a scenario\n")[2]
     example = re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert example is not None
     file = tmp_path / "example.txt"
@@ -487,7 +503,7 @@ def test_the_example_of_a_scenario_plays(tmp_path: Path) -> None:
 
 
 def test_the_words_of_the_glossary_are_in_order() -> None:
-    words = re.findall(r"^\| ([^|]+) \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)[1:]
+    words = re.findall(r"^\| ([^|]+) \|", page("glossary.md").read_text(), re.MULTILINE)[1:]
     assert len(words) > 50
     assert words == sorted(words, key=str.lower)
 
@@ -499,5 +515,5 @@ def test_every_target_of_the_makefile_is_described() -> None:
 
 
 if __name__ == "__main__":
-    for page in (DOCS / "configuration.md", DOCS / "tables.md"):
-        page.write_text(with_tables(page.read_text()))
+    for name in ("configuration.md", "tables.md"):
+        page(name).write_text(with_tables(page(name).read_text()))

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.unit.process.test_metrics import pages
+from tests.unit.proxy.test_metrics import numbers
+from tests.unit.proxy.test_status import proxy as proxy  # a fixture
 from tests.unit.replication_house import ReplicationHouse
-from tests.unit.test_metrics import pages
-from tests.unit.test_proxy_metrics import numbers
-from tests.unit.test_status import proxy as proxy  # a fixture
-from walproxy.metrics import ProxyCollector
-from walproxy.proxy import Proxy
-from walproxy.status import proxy_status
+from walproxy.proxy.metrics import ProxyCollector
+from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.status import proxy_status
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _METRIC = re.compile(r"\b(?:safekeeper|walproxy)_[a-z_]+\b")

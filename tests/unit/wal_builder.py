@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import google_crc32c
 
-from safekeeper.wal.format import LONG_PAGE_HEADER_TAIL, MAGIC_OF_MAJOR, PAGE_HEADER, PAGE_SIZE, RECORD_HEADER
+from safekeeper.waldecode.format import LONG_PAGE_HEADER_TAIL, MAGIC_OF_MAJOR, PAGE_HEADER, PAGE_SIZE, RECORD_HEADER
 
 MIB = 1 << 20
 

@@ -17,8 +17,8 @@ from safekeeper.archive.objects import (
     segment_file,
 )
 from safekeeper.archive.store import ObjectStore
-from safekeeper.lsn import Lsn, segment_name
-from safekeeper.timelines import Lineage, format_timeline_history, timeline_history_name
+from safekeeper.base.lsn import Lsn, segment_name
+from safekeeper.base.timelines import Lineage, format_timeline_history, timeline_history_name
 from tests.unit.record_bodies import of_length
 from tests.unit.wal_builder import MIB, WalBuilder
 

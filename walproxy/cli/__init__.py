@@ -2,7 +2,7 @@
 
 A command's module is imported when the command is used: a proxy that is restarted must not wait for the libraries of
 the demo (0.67 s of CPU time with all commands imported, 0.45 s for `run` alone).
-An expected error is one line on stderr and an exit code of safekeeper/errors.py; a traceback is a bug.
+An expected error is one line on stderr and an exit code of safekeeper/base/errors.py; a traceback is a bug.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import sys
 
 import click
 
-from safekeeper.command import run_command
+from safekeeper.base.command import run_command
 from walproxy.failure_codes import failure_code
 
 _COMMANDS = (

@@ -10,19 +10,19 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from safekeeper import settings
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.upload import adopt as adopt_cluster
 from safekeeper.archive.upload import create as create_archive
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
-from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn, parse_lsn
+from safekeeper.base import settings
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn, parse_lsn
 from walproxy.cli.parameters import CLUSTER_ID
-from walproxy.recovery.archive_source import ArchiveSource
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig
 from walproxy.recovery.plan import format_time
 from walproxy.recovery.record_times import Commit
 from walproxy.recovery.survey import RestorableRange, describe_hole, manifest_of, restorable_ranges, verify
+from walproxy.wal_sources.archive import ArchiveSource
 
 _archive_options = settings.click_options(ArchiveConfig, ENVIRONMENT_PREFIX)
 

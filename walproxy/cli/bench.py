@@ -8,12 +8,12 @@ import click
 import msgspec
 from rich.console import Console
 
-from walproxy.bench.arms import ARMS, SIZES
-from walproxy.bench.experiments import EXPERIMENTS, Work
 from walproxy.cli.parameters import DURATION
 from walproxy.cli.pipeline import check_pipeline
 from walproxy.cli.progress import StepsBar
-from walproxy.server_binaries import choose_server
+from walproxy.lab.bench.arms import ARMS, SIZES
+from walproxy.lab.bench.experiments import EXPERIMENTS, Work
+from walproxy.postgres.binaries import choose_server
 
 _DEFAULT_CLIENTS = {
     "arms": [1, 8, 32],

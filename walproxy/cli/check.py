@@ -6,11 +6,11 @@ from typing import NoReturn
 
 import click
 
-from safekeeper.errors import WalproxyError
-from safekeeper.logs import one_line
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.logs import one_line
 from walproxy.cli.parameters import DURATION, SIZE, client_tls, proxy_options
-from walproxy.health_check import Level, Threshold, Thresholds, Verdict, judge
-from walproxy.status_client import NoAnswer, fetch_status
+from walproxy.proxy.health_check import Level, Threshold, Thresholds, Verdict, judge
+from walproxy.proxy.status_client import NoAnswer, fetch_status
 
 
 @click.command()

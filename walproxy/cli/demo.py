@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
 from walproxy.cli.pipeline import check_pipeline
-from walproxy.demo.steps import QUICK_STEPS, STEPS
-from walproxy.demo.story import tell
-from walproxy.server_binaries import choose_server
+from walproxy.lab.demo.steps import QUICK_STEPS, STEPS
+from walproxy.lab.demo.story import tell
+from walproxy.postgres.binaries import choose_server
 
 _PLAIN_WIDTH = 200  # Of lines that no terminal breaks.
 

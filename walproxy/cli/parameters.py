@@ -9,11 +9,11 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import parse_lsn
-from safekeeper.settings import key_values, positive_size
-from safekeeper.tls import ClientTls
-from walproxy.config import DEFAULT_HTTP
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import parse_lsn
+from safekeeper.base.settings import key_values, positive_size
+from safekeeper.net.tls import ClientTls
+from walproxy.proxy.config import DEFAULT_HTTP
 from walproxy.recovery.plan import CURRENT, LATEST
 
 _CLUSTER_ID: Final = re.compile("[0-9a-f]{32}")

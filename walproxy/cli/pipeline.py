@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 
 INSTALL: Final = "pip install 'walproxy[pipeline]'"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from safekeeper import settings
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
-from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
-from walproxy.rebootstrap import Consent, execute, survey
-from walproxy.rebootstrap_undo import execute_undo, survey_undo
+from safekeeper.base import settings
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
+from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.proxy.rebootstrap import Consent, execute, survey
+from walproxy.proxy.rebootstrap_undo import execute_undo, survey_undo
 
 
 @click.command()

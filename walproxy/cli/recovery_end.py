@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.recovery.server_mode import Mode, mode_of
 from walproxy.recovery.settings_block import AUTO_CONF, SETTINGS_FILE, remove_settings
 

@@ -11,9 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from safekeeper import logs, settings
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import format_lsn, parse_lsn
+from safekeeper.base import logs, settings
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.recovery.backup_manifest import BackupDamaged
 from walproxy.recovery.base_backup import BaseBackup

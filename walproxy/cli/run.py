@@ -1,4 +1,4 @@
-"""`walproxy run`: the proxy as a process, with its HTTP door and its signals (safekeeper/signals.py).
+"""`walproxy run`: the proxy as a process, with its HTTP door and its signals (safekeeper/base/signals.py).
 
 At SIGTERM and SIGINT it takes no more WAL, waits until the quorum has what was taken, tells PostgreSQL, and exits
 with 0.
@@ -15,18 +15,18 @@ from typing import NoReturn
 import click
 import uvloop
 
-from safekeeper import logs, settings
-from safekeeper.admission import Wish
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
-from safekeeper.exposition import metrics_application
-from safekeeper.http_door import HTTP_BUDGET, serve_http
-from safekeeper.open_files import listener_budgets
-from safekeeper.protection import server_tls, tell_validity
-from safekeeper.signals import reload_settings, take_signals
-from walproxy.config import ENVIRONMENT_PREFIX, ProxyConfig
-from walproxy.credentials import read_credentials, reload_credentials
-from walproxy.http import proxy_collector, proxy_routes
-from walproxy.proxy import Proxy
+from safekeeper.base import logs, settings
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
+from safekeeper.base.signals import reload_settings, take_signals
+from safekeeper.net.admission import Wish
+from safekeeper.net.http_server import HTTP_BUDGET, serve_http
+from safekeeper.net.metrics_page import metrics_application
+from safekeeper.process.open_files import listener_budgets
+from safekeeper.process.security import server_tls, tell_validity
+from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.proxy.credentials import read_credentials, reload_credentials
+from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.status_pages import proxy_collector, proxy_routes
 
 logger = logging.getLogger(__name__)
 

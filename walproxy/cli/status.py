@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.cli.parameters import client_tls, proxy_options
-from walproxy.status_client import fetch_status
-from walproxy.status_table import render, summarise
+from walproxy.proxy.status_client import fetch_status
+from walproxy.proxy.status_table import render, summarise
 
 _INTERVAL_S_MIN = 0.1
 

@@ -9,15 +9,15 @@ import click
 import msgspec
 from rich.console import Console
 
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
 from walproxy.cli.torture_beating import beat_and_keep
 from walproxy.cli.torture_report import check_report, write_report
 from walproxy.cli.torture_soak import soak_and_show
-from walproxy.testing import EngineName
-from walproxy.torture.beat_summary import BeatSummary, beat_table, summarise_beating
-from walproxy.torture.run import Plan
-from walproxy.torture.soak import Load
-from walproxy.torture.soak_summary import Summary, as_json, growth_table, summarise
+from walproxy.lab.testing import EngineName
+from walproxy.lab.torture.beat_summary import BeatSummary, beat_table, summarise_beating
+from walproxy.lab.torture.run import Plan
+from walproxy.lab.torture.soak import Load
+from walproxy.lab.torture.soak_summary import Summary, as_json, growth_table, summarise
 
 _SOAK_LOAD = Load()
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.

@@ -9,9 +9,9 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.cli.progress import SecondsBar
-from walproxy.torture.run import Beaten, Plan, beat
+from walproxy.lab.torture.run import Beaten, Plan, beat
 
 
 class BeatingBar(SecondsBar):

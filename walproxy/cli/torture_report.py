@@ -4,8 +4,8 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-from safekeeper.errors import ConfigurationError
-from walproxy.torture.record import Run
+from safekeeper.base.errors import ConfigurationError
+from walproxy.lab.torture.record import Run
 
 _MODULES: Final = ("jinja2", "plotly")
 _INSTALL: Final = "pip install 'walproxy[testing]'"
@@ -30,6 +30,6 @@ def write_report(run: Run, path: Path) -> None:
     Raises:
         ConfigurationError: it cannot be written.
     """
-    from walproxy.torture.report import write_page
+    from walproxy.lab.torture.report import write_page
 
     write_page(run, path)

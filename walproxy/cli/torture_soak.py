@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Console
 
 from walproxy.cli.progress import SecondsBar
-from walproxy.testing import EngineName
-from walproxy.torture.record import Run
-from walproxy.torture.soak import Load, soak
-from walproxy.torture.soaked_cluster import soaked_cluster
+from walproxy.lab.testing import EngineName
+from walproxy.lab.torture.record import Run
+from walproxy.lab.torture.soak import Load, soak
+from walproxy.lab.torture.soaked_cluster import soaked_cluster
 
 
 def soak_and_show(

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import click
 
-from safekeeper import settings
-from safekeeper.errors import ConfigurationError
+from safekeeper.base import settings
+from safekeeper.base.errors import ConfigurationError
 from walproxy.recovery.caller import Silence, is_recovering, sources_key, system_id_of
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig
 from walproxy.recovery.prefetched import Prefetched
@@ -77,7 +77,7 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
             _ask_for_more(prefetched, loaded, name)
             sys.exit(EXIT_DELIVERED)
 
-    from safekeeper import logs
+    from safekeeper.base import logs
     from walproxy.recovery.wal_fetch import wal_fetch as fetch
 
     logs.configure(lambda: "walproxy wal-fetch", "info")

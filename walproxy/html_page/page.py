@@ -14,7 +14,7 @@ import msgspec
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.html_page.charts import Chart
 from walproxy.html_page.units import duration_text, size_text
 

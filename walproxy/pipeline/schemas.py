@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 

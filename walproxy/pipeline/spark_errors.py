@@ -14,8 +14,8 @@ from typing import Final
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, ParseException, PySparkException, StreamingQueryException
 
-from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.logs import one_line
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.logs import one_line
 
 _OURS: Final = re.compile(r"^(?:\W*)((?:safekeeper|walproxy)(?:\.\w+)+)\.([A-Z]\w*): (.*)$", re.MULTILINE)
 _ANYONES: Final = re.compile(r"^\s*((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)

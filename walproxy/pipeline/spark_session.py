@@ -52,7 +52,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.pipeline.source.data_source import PgwalDataSource
 from walproxy.pipeline.spark_errors import SparkFailed
 from walproxy.pipeline.spark_home import TEMPORARY_PREFIX, SparkHome, spark_home

@@ -1,4 +1,4 @@
-"""Recovery: WAL from wherever it is left, delivered to a PostgreSQL that recovers (docs/archive.md).
+"""Recovery: WAL from wherever it is left, delivered to a PostgreSQL that recovers (docs/guide/archive.md).
 
 sources             what a source of WAL is, what it can answer, and the WAL of one timeline with its ancestors
 archive_source      the archive

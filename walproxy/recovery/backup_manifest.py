@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 import google_crc32c
 import msgspec
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
 
 MANIFEST_NAME = "backup_manifest"
 _VERSIONS = (1, 2)

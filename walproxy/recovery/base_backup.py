@@ -22,8 +22,8 @@ from typing import IO, NamedTuple, cast
 
 import zstandard
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.recovery.backup_manifest import (
     MANIFEST_NAME,
     BackupDamaged,

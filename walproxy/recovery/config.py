@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safekeeper.settings import key_values, option, optional, seconds, text, yes_or_no
+from safekeeper.base.settings import key_values, option, optional, seconds, text, yes_or_no
 
 if TYPE_CHECKING:
-    from walproxy.recovery.sources import WalSource
+    from walproxy.wal_sources.source import WalSource
 
 ENVIRONMENT_PREFIX = "WALPROXY"
 DEFAULT_PREFETCH = 4
@@ -130,11 +130,11 @@ def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list
     """
     import logging
 
-    from safekeeper.errors import ConfigurationError
-    from safekeeper.lsn import format_lsn
-    from walproxy.recovery.archive_source import ArchiveSource
-    from walproxy.recovery.folder_source import FolderSource, choose_uncommitted
-    from walproxy.recovery.safekeeper_source import safekeeper_sources
+    from safekeeper.base.errors import ConfigurationError
+    from safekeeper.base.lsn import format_lsn
+    from walproxy.wal_sources.archive import ArchiveSource
+    from walproxy.wal_sources.folder import FolderSource, choose_uncommitted
+    from walproxy.wal_sources.safekeeper import safekeeper_sources
 
     sources: list[WalSource] = []
     if config.archive is not None:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from safekeeper.errors import ArchiveRefused, ConfigurationError, RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn, segment_name
-from safekeeper.timelines import parse_timeline_history, timeline_history_name
+from safekeeper.base.errors import ArchiveRefused, ConfigurationError, RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn, segment_name
+from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from walproxy.recovery.pages import check_pages
-from walproxy.recovery.sources import LogPath, Offer, Origin, SourceCorrupt, SourceLacks, SourceUnavailable, WalSource
+from walproxy.wal_sources.source import LogPath, Offer, Origin, SourceCorrupt, SourceLacks, SourceUnavailable, WalSource
 
 _PIECE_BYTES = 1 << 20
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)

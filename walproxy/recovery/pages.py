@@ -7,8 +7,8 @@ misnamed or recycled one, and torn or zeroed pages; the archive's checksums and 
 
 from pathlib import Path
 
-from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.format import (
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.waldecode.format import (
     LONG_HEADER,
     LONG_PAGE_HEADER_SIZE,
     LONG_PAGE_HEADER_TAIL,
@@ -17,7 +17,7 @@ from safekeeper.wal.format import (
     PAGE_HEADER_SIZE,
     PAGE_SIZE,
 )
-from walproxy.recovery.sources import Origin, SourceCorrupt
+from walproxy.wal_sources.source import Origin, SourceCorrupt
 
 _CHUNK_BYTES = 128 * PAGE_SIZE
 _NO_HEADER = bytes(PAGE_HEADER_SIZE)

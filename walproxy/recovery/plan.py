@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn, parse_segment_name, segment_start
-from safekeeper.timelines import parse_timeline_history
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_start
+from safekeeper.base.timelines import parse_timeline_history
 from walproxy.recovery.base_backup import BackupFacts
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.record_times import Commit, Scanned, scan
-from walproxy.recovery.sources import LogPath, Pieces, reach_of
+from walproxy.wal_sources.source import LogPath, Pieces, reach_of
 
 LATEST, CURRENT = "latest", "current"
 _SCANNED_SEGMENTS_MAX = 16

@@ -22,9 +22,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from safekeeper import settings
-from safekeeper.errors import WalproxyError
-from safekeeper.lsn import Lsn, parse_segment_name, segment_name
+from safekeeper.base import settings
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import Lsn, parse_segment_name, segment_name
 from walproxy.recovery.caller import is_recovering, system_id_of
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from safekeeper.lsn import Lsn
-from safekeeper.wal.format import RM_XACT, WalFormatError
-from safekeeper.wal.records import Record, RecordDecoder
+from safekeeper.base.lsn import Lsn
+from safekeeper.waldecode.format import RM_XACT, WalFormatError
+from safekeeper.waldecode.records import Record, RecordDecoder
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _OPERATION_MASK = 0x70

@@ -18,16 +18,16 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from safekeeper.control_file import CONTROL_FILE_NAME
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import format_lsn
-from walproxy.conninfo import parse_conninfo
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.storage.control_file import CONTROL_FILE_NAME
+from walproxy.postgres.binaries import ServerUser
+from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.recovery.base_backup import BaseBackup, Entry, write_entry
 from walproxy.recovery.config import DEFAULT_PREFETCH, FetchConfig, SourceConfig, as_toml
 from walproxy.recovery.plan import Plan, Target, format_time
 from walproxy.recovery.server_mode import EXIT_MISSING, EXIT_STOPS_RECOVERY
 from walproxy.recovery.settings_block import AUTO_CONF, END_COMMAND, SETTINGS_FILE, TARGETS, as_block
-from walproxy.server_binaries import ServerUser
 
 _PG_CONTROL = PurePosixPath("global/pg_control")
 # Of obstore's configuration keys of S3, Google's store and Azure's.

@@ -12,13 +12,13 @@ import msgspec
 from safekeeper.archive.catalog import ArchivedRange, Catalog, Hole
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import ArchivedObject, Manifest
-from safekeeper.errors import ArchiveCorrupt, ArchiveRefused, ObjectMissing, RemoteProtocolError
-from safekeeper.logs import one_line
-from safekeeper.lsn import Lsn, format_lsn, segment_start
-from safekeeper.timelines import parse_timeline_history
+from safekeeper.base.errors import ArchiveCorrupt, ArchiveRefused, ObjectMissing, RemoteProtocolError
+from safekeeper.base.logs import one_line
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
+from safekeeper.base.timelines import parse_timeline_history
 from walproxy.recovery.pages import check_pages
 from walproxy.recovery.record_times import Commit, scan
-from walproxy.recovery.sources import Origin, SourceCorrupt
+from walproxy.wal_sources.source import Origin, SourceCorrupt
 
 _SCANNED_SEGMENTS_MAX = 8
 _DOWNLOADS = 8

@@ -15,13 +15,13 @@ import os
 import re
 from pathlib import Path
 
-from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.lsn import format_lsn, parse_segment_name
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.lsn import format_lsn, parse_segment_name
 from walproxy.recovery.caller import Silence, sources_key
 from walproxy.recovery.config import FetchConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher, HoleFound
 from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, Mode
-from walproxy.recovery.sources import SourceUnavailable
+from walproxy.wal_sources.source import SourceUnavailable
 
 _HISTORY_NAME = re.compile(r"([0-9A-F]{8})\.history")
 _TEMPORARY_SUFFIX = ".walproxy"

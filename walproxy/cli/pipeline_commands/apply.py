@@ -6,8 +6,8 @@ from typing import Final
 
 import click
 
-from safekeeper import logs
-from safekeeper.errors import ConfigurationError
+from safekeeper.base import logs
+from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.parameters import DURATION, SIZE
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn

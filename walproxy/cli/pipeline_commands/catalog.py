@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.jobs.catalog import merge, read_snapshot, take_snapshot, write_snapshot
 
 

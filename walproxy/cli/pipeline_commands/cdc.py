@@ -4,8 +4,8 @@ from contextlib import closing
 
 import click
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import format_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import format_lsn
 from walproxy.pipeline.cdc.publication import (
     create_publication,
     drop_publication,
@@ -16,7 +16,7 @@ from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot, drop_slot, read_slot, usable_slot
-from walproxy.status_table import format_bytes
+from walproxy.proxy.status_table import format_bytes
 
 _primary = click.option(
     "--primary", envvar="WALPROXY_PRIMARY", required=True, metavar="CONNINFO", help="The primary, and its database."

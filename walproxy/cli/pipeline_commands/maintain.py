@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from safekeeper import logs
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED
+from safekeeper.base import logs
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
 from walproxy.cli.parameters import DURATION, SIZE
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from safekeeper import logs, settings
+from safekeeper.base import logs, settings
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.pipeline.pages.relation import FORKS
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, SourceConfig

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from safekeeper import logs
+from safekeeper.base import logs
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

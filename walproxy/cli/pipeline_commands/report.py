@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from safekeeper import logs
+from safekeeper.base import logs
 from walproxy.pipeline.choices import REPORT_TOP
 
 

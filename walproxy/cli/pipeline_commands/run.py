@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from safekeeper import logs
-from safekeeper.lsn import Lsn
+from safekeeper.base import logs
+from safekeeper.base.lsn import Lsn
 from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
 from walproxy.pipeline.choices import DEFAULT_TABLES, TABLE_FORMATS, TableFormat
 

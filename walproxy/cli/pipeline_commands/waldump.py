@@ -1,14 +1,13 @@
 """`walproxy pipeline waldump`: records of the log as text, as JSON, or summed up."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from safekeeper import logs
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base import logs
+from safekeeper.base.lsn import format_lsn
 from walproxy.cli.parameters import KEY_VALUES, LSN, Parameter
+from walproxy.cli.pipeline_work.waldump_options import Wanted
 from walproxy.pipeline.pages.relation import FORKS
 
 
@@ -18,27 +17,6 @@ def _relation(value: str) -> tuple[int, int, int]:
         raise ValueError("write tablespace/database/file by their numbers, for example 1663/5/16384")
     tablespace, database, file = map(int, words)
     return tablespace, database, file
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is printed, and how: the options of the command, by the names of its parameters."""
-
-    start: Lsn | None
-    end: Lsn | None
-    timeline: int | None
-    rmgr: tuple[str, ...]
-    xid: int | None
-    relation: tuple[int, int, int] | None
-    block: int | None
-    fork: str | None
-    fullpage: bool
-    limit: int | None
-    stats: str | None
-    follow: bool
-    as_json: bool
-    allow_gaps: bool
-    archive_options: Mapping[str, str]
 
 
 class _Waldump(click.Command):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import click
 
-from safekeeper.errors import WalproxyError
+from safekeeper.base.errors import WalproxyError
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.tables.table_folder import local_folder
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from walproxy.pipeline.jobs.maintain import Maintained
 from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
 from walproxy.pipeline.tables.table import Removal
-from walproxy.status_table import format_bytes
+from walproxy.proxy.status_table import format_bytes
 
 
 def maintain_and_print(

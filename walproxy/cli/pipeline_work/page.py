@@ -7,8 +7,8 @@ import click
 import msgspec
 from rich.console import Console
 
-from safekeeper.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.pages.page import hex_dump
 from walproxy.pipeline.pages.primary import Verdict, verify
 from walproxy.pipeline.pages.relation import FORKS, parse_relation

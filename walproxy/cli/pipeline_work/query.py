@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from safekeeper.lsn import format_lsn
+from safekeeper.base.lsn import format_lsn
 from walproxy.pipeline.jobs.query import is_small
 from walproxy.pipeline.jobs.query import query as run_query
 from walproxy.pipeline.spark_session import spark_session

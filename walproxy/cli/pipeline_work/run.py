@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from safekeeper.lsn import format_lsn
+from safekeeper.base.lsn import format_lsn
 from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
 from walproxy.pipeline.jobs.run import BatchDone, Finished, Report, RunConfig, Waiting
 from walproxy.pipeline.jobs.run import run as run_job

@@ -10,15 +10,15 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import (
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import (
     LSN_MAX,
     Lsn,
     format_lsn,
     parse_segment_name,
 )
-from walproxy.cli.pipeline_commands.waldump import Wanted
-from walproxy.pipeline.input.wal_input import open_input
+from walproxy.cli.pipeline_work.waldump_options import Wanted
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
 from walproxy.pipeline.jobs.waldump_selection import (
     Relation,
@@ -30,7 +30,7 @@ from walproxy.pipeline.jobs.waldump_selection import (
 )
 from walproxy.pipeline.jobs.waldump_text import format_records
 from walproxy.pipeline.pages.relation import FORKS
-from walproxy.recovery.sources import SourceCorrupt
+from walproxy.wal_sources.source import SourceCorrupt
 
 __all__ = ["print_records", "rmgr_names"]
 

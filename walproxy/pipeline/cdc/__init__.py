@@ -1,4 +1,4 @@
-"""Row changes from a logical slot, and tables that follow them (docs/adr/0020-row-changes.md).
+"""Row changes from a logical slot, and tables that follow them (docs/design/adr/0020-row-changes.md).
 
 messages        what PostgreSQL's output plugin says; pure
 pgoutput        bytes of PostgreSQL's output plugin to messages; pure

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.messages import (
     Begin,
     Commit,

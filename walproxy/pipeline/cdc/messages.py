@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 
 
 class Unchanged(Enum):

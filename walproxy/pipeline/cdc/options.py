@@ -19,13 +19,13 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
-from safekeeper.settings import positive_size
-from walproxy.conninfo import parse_conninfo
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
+from safekeeper.base.settings import positive_size
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.spool import MEMORY_BYTES
+from walproxy.postgres.conninfo import parse_conninfo
 
 _KNOWN: Final = (
     "conninfo",

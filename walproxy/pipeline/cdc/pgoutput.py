@@ -17,8 +17,8 @@ import struct
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.messages import (
     UNCHANGED,
     Begin,

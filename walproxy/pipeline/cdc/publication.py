@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_line_errors, one_value
 
 _BUILT_IN_OIDS: Final = 10_000

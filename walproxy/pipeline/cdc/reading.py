@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.changes import Change, Changes
 from walproxy.pipeline.cdc.publication import require_publications
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn

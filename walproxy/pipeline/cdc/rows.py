@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.column_types import to_arrow

@@ -14,10 +14,10 @@ the quorum's commit_lsn only. Who says what that is:
 import time
 from typing import Final
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, one_line_errors
-from walproxy.status_client import fetch_status
+from walproxy.proxy.status_client import fetch_status
 
 NO_QUORUM: Final = "none"
 _STANDBY: Final = "standby:"

@@ -21,8 +21,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.server import (
     Connection,
     SourceRefused,

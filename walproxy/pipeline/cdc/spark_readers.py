@@ -19,8 +19,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.options import CdcOptions
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables

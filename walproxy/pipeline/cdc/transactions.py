@@ -18,8 +18,8 @@ Pure: no I/O; the shelves may lie on disk (spool.py).
 from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.pipeline.cdc.messages import (
     Begin,
     BeginPrepare,

@@ -4,8 +4,8 @@
 
 - `decode.py` is the door: `decode`, `Decoded`, `End`, `Workspace`, `straddler_end`.
 - `walker.py` is compiled by numba, once per machine; `warm.py` does so ahead of time.
-- What a record means is decided in one place for the whole project: the numbers come from safekeeper/wal/format.py, and
-  safekeeper/wal/records.py, which reads a stream bit by bit and without numba, is what this is tested against.
+- What a record means is decided in one place for the project: the numbers come from safekeeper/waldecode/format.py, and
+  safekeeper/waldecode/records.py, which reads a stream bit by bit and without numba, is what this is tested against.
 
 This package imports nothing by itself: numba takes most of a second, and data sources are imported in every worker.
 """

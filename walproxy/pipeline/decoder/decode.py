@@ -14,9 +14,9 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from safekeeper.errors import LocalProtocolError
-from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
-from safekeeper.wal.format import (
+from safekeeper.base.errors import LocalProtocolError
+from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
+from safekeeper.waldecode.format import (
     ALIGNMENT,
     FIRST_IS_CONTRECORD,
     FIRST_IS_OVERWRITE_CONTRECORD,
@@ -74,7 +74,7 @@ class Decoded:
 
     Attributes:
         count: number of records; the arrays from lsn to image_bytes are as long, first_block by one longer.
-        lsn, end_lsn, previous_lsn: int64. end_lsn is what a commit waits for (see safekeeper/wal/records.py).
+        lsn, end_lsn, previous_lsn: int64. end_lsn is what a commit waits for (see safekeeper/waldecode/records.py).
         total_length: int32, header and body.
         xid, rmid, info: uint32, uint8, uint8.
         tli: int32, of the page that holds the record's first byte.

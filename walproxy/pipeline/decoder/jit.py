@@ -32,7 +32,7 @@ from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from safekeeper.wal import format as wal_format
+from safekeeper.waldecode import format as wal_format
 
 _CHECKED: Final = bool(config.BOUNDSCHECK)
 _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}

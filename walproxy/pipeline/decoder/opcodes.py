@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 
 MAJORS: Final = (13, 14, 15, 16, 17, 18)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from safekeeper.wal.format import (
+from safekeeper.waldecode.format import (
     ALL_PAGE_FLAGS,
     FIRST_IS_CONTRECORD,
     FIRST_IS_OVERWRITE_CONTRECORD,

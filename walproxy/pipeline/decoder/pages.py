@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safekeeper.lsn import Lsn
-from safekeeper.wal.format import LONG_PAGE_HEADER_SIZE, PAGE_HEADER_SIZE, PAGE_SIZE, page_header_size
+from safekeeper.base.lsn import Lsn
+from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE, PAGE_HEADER_SIZE, PAGE_SIZE, page_header_size
 
 HEADER_WORDS = LONG_PAGE_HEADER_SIZE // 8
 

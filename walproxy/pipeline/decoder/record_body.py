@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from safekeeper.wal.format import PAGE_SIZE
+from safekeeper.waldecode.format import PAGE_SIZE
 from walproxy.pipeline.decoder import stops
 from walproxy.pipeline.decoder.jit import inlined, load_u8, load_u16, load_u32
 

@@ -5,8 +5,8 @@ Every stop is at an LSN, a page's or a record's, and has two numbers: what was e
 
 from typing import Final
 
-from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.format import PAGE_SIZE
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.waldecode.format import PAGE_SIZE
 
 COMPLETE: Final = 0
 FULL: Final = 1  # the arrays have no room: enlarge them and go on

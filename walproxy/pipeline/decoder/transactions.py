@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from safekeeper.lsn import format_lsn
-from safekeeper.wal.format import WalFormatError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.waldecode.format import WalFormatError
 from walproxy.pipeline.decoder.columns import (
     Columns,
     integers,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from safekeeper.lsn import format_lsn
-from safekeeper.wal.format import WalFormatError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.waldecode.format import WalFormatError
 from walproxy.pipeline.decoder.columns import Columns, integers, repeated_time
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.grouping import FIRST_MASK, mask_for, new_table, row_of

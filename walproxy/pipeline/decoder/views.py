@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.arrow import blocks_batch, records_batch
 from walproxy.pipeline.decoder.columns import Columns, repeated
 from walproxy.pipeline.decoder.decode import Decoded

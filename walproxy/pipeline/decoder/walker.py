@@ -9,7 +9,7 @@ What stops a walk is a code (`stops.py`). It stops before it writes where there 
 larger arrays and the state that it returned: `State` is all that it remembers.
 
 The rules are those of ValidXLogRecordHeader and ValidXLogRecord in src/backend/access/transam/xlogreader.c; the same as
-in safekeeper/wal/records.py, but for the inside of a record's body, which that one does not look at.
+in safekeeper/waldecode/records.py, but for the inside of a record's body, which that one does not look at.
 
 Measured on one core of a Xeon, with records of 187 bytes and 0.9 block references on average: 31 ns a record, 42 with
 its checksum, that is, 4.4 GB of WAL a second. `np.uint64` around an index tells numba that it is not negative, which it
@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from safekeeper.wal import format as wal_format
-from safekeeper.wal.format import (
+from safekeeper.waldecode import format as wal_format
+from safekeeper.waldecode.format import (
     PAGE_SIZE,
     RECORD_CRC_OFFSET,
     RECORD_HEADER_SIZE,

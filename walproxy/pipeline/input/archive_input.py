@@ -12,20 +12,20 @@ from typing import TypeVar
 from safekeeper.archive.fetch import ArchiveReader, conflict
 from safekeeper.archive.objects import HISTORY_FOLDER, ArchivedObject, parse_keys
 from safekeeper.archive.store import ObjectStore
-from safekeeper.errors import (
+from safekeeper.base.errors import (
     ArchiveCorrupt,
     ArchiveUnavailable,
     ObjectMissing,
     RemoteProtocolError,
 )
-from safekeeper.lsn import Lsn, format_lsn, segment_start
-from safekeeper.timelines import Lineage, parse_timeline_history, timeline_history_name
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
+from safekeeper.base.timelines import Lineage, parse_timeline_history, timeline_history_name
 from walproxy.pipeline.input.archive_listing import ArchiveListing
 from walproxy.pipeline.input.archived_bytes import read_object
 from walproxy.pipeline.input.segment_index import by_segment, check_first_page, extents_along, missing
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, Buffer, Extent, WalMissing, room_for
-from walproxy.recovery.archive_access import archive_origin, ask_archive
-from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt, SourceUnavailable
+from walproxy.wal_sources.archive_access import archive_origin, ask_archive
+from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt, SourceUnavailable
 
 _ATTEMPTS = 3
 _TIMEOUT_S = 30.0

@@ -30,10 +30,10 @@ from safekeeper.archive.objects import (
 )
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.store_errors import translated
-from safekeeper.lsn import Lsn, segment_name, segment_start
+from safekeeper.base.lsn import Lsn, segment_name, segment_start
 from walproxy.pipeline.input.segment_index import union
 from walproxy.pipeline.input.wal_input import Extent
-from walproxy.recovery.sources import LogPath
+from walproxy.wal_sources.source import LogPath
 
 _UNSETTLED_NS = 2_000_000_000
 _LIST_ALL_AFTER_S = 60.0

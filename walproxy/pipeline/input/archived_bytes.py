@@ -20,7 +20,7 @@ import zstandard
 from safekeeper.archive.objects import ArchivedObject
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.store_errors import translated
-from safekeeper.errors import ArchiveCorrupt
+from safekeeper.base.errors import ArchiveCorrupt
 from walproxy.pipeline.input.wal_input import Buffer
 
 _READ_BYTES = 1 << 20

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import Lsn, segment_name, segment_start
-from safekeeper.timelines import parse_timeline_history, timeline_history_name
-from safekeeper.wal.format import LONG_PAGE_HEADER_SIZE
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, segment_name, segment_start
+from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
+from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE
 from walproxy.pipeline.input.archived_bytes import read_at
 from walproxy.pipeline.input.folder_listing import (
     PARTIAL_SUFFIX,
@@ -29,7 +29,7 @@ from walproxy.pipeline.input.folder_listing import (
 from walproxy.pipeline.input.segment_index import by_segment, extents_along, missing, union
 from walproxy.pipeline.input.valid_end import ValidEnd
 from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing, room_for
-from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt, SourceUnavailable
+from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt, SourceUnavailable
 
 
 class _Inventory(NamedTuple):

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, parse_segment_name
-from safekeeper.wal.format import (
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, parse_segment_name
+from safekeeper.waldecode.format import (
     LONG_HEADER,
     LONG_PAGE_HEADER_SIZE,
     LONG_PAGE_HEADER_TAIL,
@@ -20,7 +20,7 @@ from safekeeper.wal.format import (
     PAGE_HEADER,
     PAGE_SIZE,
 )
-from walproxy.recovery.sources import Origin, SourceCorrupt, SourceUnavailable
+from walproxy.wal_sources.source import Origin, SourceCorrupt, SourceUnavailable
 
 PARTIAL_SUFFIX = ".partial"
 _NAME_DIGITS = 24

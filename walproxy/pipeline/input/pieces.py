@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.format import ALIGNMENT, PAGE_SIZE, page_header_size
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.waldecode.format import ALIGNMENT, PAGE_SIZE, page_header_size
 from walproxy.pipeline.input.segment_index import by_segment
 from walproxy.pipeline.input.wal_input import Buffer, Extent, WalInput, WalMissing
-from walproxy.recovery.sources import LogPath, SourceCorrupt
+from walproxy.wal_sources.source import LogPath, SourceCorrupt
 
 if TYPE_CHECKING:
     from walproxy.pipeline.decoder.decode import Decoded, Workspace

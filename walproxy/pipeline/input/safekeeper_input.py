@@ -20,14 +20,14 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
-from safekeeper.settings import address
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.base.settings import address
 from walproxy.pipeline.input.segment_index import missing, union
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, SAFEKEEPER_SCHEME, Buffer, Extent, WalMissing, room_for
-from walproxy.primary_hosts import primary_hosts
-from walproxy.recovery.replication_server import ReplicationServer, ServedLog
-from walproxy.recovery.sources import LogPath, Origin, SourceLacks, SourceUnavailable
+from walproxy.postgres.hosts import primary_hosts
+from walproxy.wal_sources.source import LogPath, Origin, SourceLacks, SourceUnavailable
+from walproxy.wal_sources.wal_fetch_client import ReplicationServer, ServedLog
 
 _WHOSE = "the safekeepers'"
 _CONNECT_S = 3

@@ -9,10 +9,16 @@ Pure.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn, segment_start
-from safekeeper.wal.format import LONG_HEADER, LONG_PAGE_HEADER_SIZE, LONG_PAGE_HEADER_TAIL, PAGE_HEADER, PAGE_SIZE
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
+from safekeeper.waldecode.format import (
+    LONG_HEADER,
+    LONG_PAGE_HEADER_SIZE,
+    LONG_PAGE_HEADER_TAIL,
+    PAGE_HEADER,
+    PAGE_SIZE,
+)
 from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing
-from walproxy.recovery.sources import LogPath, Origin, SourceCorrupt
+from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt
 
 
 def union(ranges: Iterable[Extent]) -> list[Extent]:

@@ -18,13 +18,13 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
-from safekeeper.lsn import Lsn
-from safekeeper.wal.format import RM_XACT
+from safekeeper.base.lsn import Lsn
+from safekeeper.waldecode.format import RM_XACT
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
 from walproxy.pipeline.input.segment_index import by_segment
 from walproxy.pipeline.input.wal_input import Extent, WalInput
-from walproxy.recovery.sources import LogPath
+from walproxy.wal_sources.source import LogPath
 
 MARGIN_S = 10
 

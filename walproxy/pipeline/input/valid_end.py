@@ -7,8 +7,8 @@ and the next look begins on the page of the last record.
 
 from collections.abc import Callable
 
-from safekeeper.lsn import Lsn
-from safekeeper.wal.format import PAGE_HEADER_SIZE, PAGE_SIZE
+from safekeeper.base.lsn import Lsn
+from safekeeper.waldecode.format import PAGE_HEADER_SIZE, PAGE_SIZE
 from walproxy.pipeline.input.wal_input import Buffer
 
 _CHUNK_BYTES = 1 << 20

@@ -1,34 +1,25 @@
-"""What an input of WAL is, and how one is opened.
+"""What an input of WAL is.
 
 An input is asked again and again while a stream runs: `extents` says each time what is there now. What it has once
 said to be there is committed, as far as that can be known: an archive holds committed WAL only, and safekeepers serve
 nothing else; a folder has what its server has written.
-
-    /dir, file:///dir           an archive if there is a manifest.json in it, a folder of segments otherwise
-    s3://, gs://, az://         an archive; the options are those of its store, as in --archive-option
-    safekeeper://HOST:PORT[,HOST:PORT...][?user=..&password=..&sslmode=..]
-                                replication doors, of one cluster; PG* variables and .pgpass count as with libpq
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safekeeper.archive.objects import MANIFEST_KEY
-from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.lsn import Lsn
-from walproxy.recovery.sources import LogPath, Origin
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import Lsn
+from walproxy.wal_sources.source import LogPath, Origin
 
 Buffer = NDArray[np.uint8]
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 SAFEKEEPER_SCHEME = "safekeeper"
-_REMOTE_SCHEMES = ("s3", "gs", "az")
 
 
 class WalMissing(WalproxyError):
@@ -82,51 +73,6 @@ class WalInput(Protocol):
             SourceCorrupt: a file does not have the bytes that it should.
         """
         ...
-
-
-def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
-    """Return the input that `path` names; a remote one is not asked anything yet.
-
-    Raises:
-        ConfigurationError: it cannot be one.
-    """
-    scheme, has_scheme, _ = path.partition("://")
-    if not has_scheme:
-        return _open_folder(path, Path(path), options)
-    if scheme == SAFEKEEPER_SCHEME:
-        from walproxy.pipeline.input.safekeeper_input import SafekeeperInput
-
-        return SafekeeperInput(path, options)
-    if scheme == "file":
-        parts = urlsplit(path)
-        if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(f"{path} names another host: write file:///path")
-        return _open_folder(path, Path(unquote(parts.path)), options)
-    if scheme not in _REMOTE_SCHEMES:
-        raise ConfigurationError(
-            f"{scheme}:// is no input of WAL: give a folder, s3://, gs://, az:// or {SAFEKEEPER_SCHEME}://HOST:PORT"
-        )
-    from walproxy.pipeline.input.archive_input import ArchiveInput
-
-    return ArchiveInput(path, options)
-
-
-def _open_folder(path: str, folder: Path, options: Mapping[str, str]) -> WalInput:
-    try:
-        if not folder.is_dir():
-            raise ConfigurationError(f"{folder} is no folder: correct the input's path")
-        is_archive = (folder / MANIFEST_KEY).exists()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {folder}: {error.strerror}") from error
-    if is_archive:
-        from walproxy.pipeline.input.archive_input import ArchiveInput
-
-        return ArchiveInput(path, options)
-    if options:
-        raise ConfigurationError(f"the folder {folder} has no options: remove {', '.join(options)}")
-    from walproxy.pipeline.input.folder_input import FolderInput
-
-    return FolderInput(folder)
 
 
 def room_for(begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None) -> Buffer:

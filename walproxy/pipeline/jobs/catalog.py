@@ -18,9 +18,9 @@ import msgspec
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from safekeeper.errors import ConfigurationError, WalproxyError
-from walproxy.conninfo import parse_conninfo
-from walproxy.primary_sql import sql_conninfo
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from walproxy.postgres.conninfo import parse_conninfo
+from walproxy.postgres.sql import sql_conninfo
 
 _FORMAT: Final = 1
 _CONNECT_TIMEOUT_S: Final = 10

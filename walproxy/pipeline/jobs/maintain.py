@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from safekeeper.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.pipeline.tables import TableFormat, find_tables, open_table
 from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction
 from walproxy.pipeline.tables.table import Removal

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.schemas import spark_ddl
 from walproxy.pipeline.spark_errors import spark_errors
 from walproxy.pipeline.tables import find_tables, open_table

@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.html_page.units import bin_width_us
 from walproxy.pipeline.choices import REPORT_TOP
 from walproxy.pipeline.jobs import report_queries as queries

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 
 NO_RELATION: Final = "(no relation)"
 OTHER: Final = "other"

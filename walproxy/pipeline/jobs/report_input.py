@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.pipeline.jobs.query import table_frame
 from walproxy.pipeline.schemas import arrow_schema
 from walproxy.pipeline.tables import find_tables, open_table

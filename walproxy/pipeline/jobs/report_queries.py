@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from safekeeper.lsn import LSN_MAX, Lsn
+from safekeeper.base.lsn import LSN_MAX, Lsn
 from walproxy.pipeline.jobs.catalog import RelationNames
 from walproxy.pipeline.jobs.report_data import NO_RELATION, OTHER, Extent
 from walproxy.pipeline.jobs.time_axis import Axis, Knot

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.jobs.report_queries import COMMITS, LABEL, BinOfCommits, ask
 from walproxy.pipeline.jobs.time_axis import Knot
 

@@ -31,8 +31,8 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from safekeeper.errors import ArchiveUnavailable, ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.choices import DEFAULT_TABLES
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.run_folder import RunFolder
@@ -44,7 +44,7 @@ from walproxy.pipeline.source.tasks import input_of
 from walproxy.pipeline.spark_errors import SparkFailed, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session
 from walproxy.pipeline.tables import DataFile, Table, TableFormat, open_table
-from walproxy.recovery.sources import LogPath, SourceUnavailable
+from walproxy.wal_sources.source import LogPath, SourceUnavailable
 
 _log = logging.getLogger(__name__)
 _WAIT_S: Final = 0.2

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from safekeeper.errors import ConfigurationError, StorageFailed
+from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.tables.disk import Disk, replace_durably, storage_errors
-from walproxy.recovery.sources import LogPath
+from walproxy.wal_sources.source import LogPath
 
 _FOLDER: Final = "_run"
 # A JVM whose Python process was killed ends within a second or two. That of a first session writes the archive of its

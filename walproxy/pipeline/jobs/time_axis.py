@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.html_page.units import duration_text, size_text
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -22,14 +22,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safekeeper.errors import WalproxyError
-from safekeeper.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_valid_part, plan_pieces
 from walproxy.pipeline.input.wal_input import Extent, WalInput
 from walproxy.pipeline.jobs.waldump_selection import Selection
-from walproxy.recovery.sources import LogPath, SourceCorrupt, SourceUnavailable
+from walproxy.wal_sources.source import LogPath, SourceCorrupt, SourceUnavailable
 
 Result = TypeVar("Result")
 Work = Callable[[Decoded, Any], Result]

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import LSN_MAX, Lsn
-from safekeeper.wal.format import RM_XLOG, XLOG_SWITCH
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import LSN_MAX, Lsn
+from safekeeper.waldecode.format import RM_XLOG, XLOG_SWITCH
 from walproxy.pipeline.decoder.opcodes import RM_XACT, operation_code, operation_table, rmgr_table
 
 FORKS: Final = ("main", "fsm", "vm", "init")

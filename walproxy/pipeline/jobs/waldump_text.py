@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from safekeeper.lsn import format_lsn
-from safekeeper.wal.format import WalFormatError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.waldecode.format import WalFormatError
 from walproxy.pipeline.decoder.columns import TIME_MAX, TIME_MIN
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.jit import compiled, part

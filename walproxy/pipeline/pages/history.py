@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow.dataset as ds
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.decoder.opcodes import operation_name, rmgr_name
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
@@ -21,7 +21,7 @@ from walproxy.pipeline.input.wal_input import Extent, WalInput
 from walproxy.pipeline.pages.relation import PageId
 from walproxy.pipeline.schemas import arrow_schema
 from walproxy.pipeline.tables import open_table
-from walproxy.recovery.sources import LogPath
+from walproxy.wal_sources.source import LogPath
 
 _VIEW: Final = "page_versions"
 # A record of this kind refers to a page of the heap whose LSN it leaves alone, unless the cluster has checksums or

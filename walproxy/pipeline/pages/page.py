@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 
 PAGE_BYTES: Final = 8192
 _HEADER: Final = struct.Struct("<IIHHHHHHI")

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.lsn import Lsn, format_lsn
-from walproxy.conninfo import parse_conninfo
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.pages.page import PAGE_BYTES, Difference, PageKind, compare, header_of
 from walproxy.pipeline.pages.relation import FORKS, PageId
-from walproxy.primary_sql import sql_conninfo
+from walproxy.postgres.conninfo import parse_conninfo
+from walproxy.postgres.sql import sql_conninfo
 
 _CONNECT_TIMEOUT_S: Final = 10
 _READ_ATTEMPTS: Final = 10

@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from safekeeper.errors import ConfigurationError
-from walproxy.local_postgres import LocalPostgres, LocalPostgresFailed
-from walproxy.server_binaries import ServerBinaries
+from safekeeper.base.errors import ConfigurationError
+from walproxy.postgres.binaries import ServerBinaries
+from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed
 
 _START_TIMEOUT_S: Final = 600.0
 _FLUSH_TIMEOUT_S: Final = 3600.0

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.jobs.catalog import RelationId
 from walproxy.pipeline.pages.page import PAGE_BYTES
 

@@ -18,23 +18,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from safekeeper.errors import ConfigurationError, WalproxyError
-from safekeeper.lsn import Lsn, format_lsn, segment_start
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece, plan_pieces
 from walproxy.pipeline.input.times import end_of_time
-from walproxy.pipeline.input.wal_input import Extent, WalInput, open_input
+from walproxy.pipeline.input.wal_input import Extent, WalInput
 from walproxy.pipeline.jobs.catalog import RelationId
 from walproxy.pipeline.pages.history import History, LogReader, Record, history_of
 from walproxy.pipeline.pages.page import PageHeader, header_of
 from walproxy.pipeline.pages.private_server import PrivatePostgres
 from walproxy.pipeline.pages.relation import PageId, RelationName, read_page
+from walproxy.postgres.binaries import ServerBinaries, find_servers, server_user
 from walproxy.recovery.base_backup import BackupFacts, BaseBackup
 from walproxy.recovery.config import SourceConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.plan import LATEST, Plan, Target, choose_path, make_plan
 from walproxy.recovery.restore import Owner, recovery_settings, write_data_folder
-from walproxy.recovery.sources import LogPath
-from walproxy.server_binaries import ServerBinaries, find_servers, server_user
+from walproxy.wal_sources.source import LogPath
 
 _REMOVAL_TIMEOUT_S: Final = 10.0
 _RELATION_QUERY: Final = """

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.table_folder import FORMATS, local_folder
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.arrays import BlockArrays, RecordArrays
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.input.times import begin_of_time, end_of_time
 from walproxy.pipeline.input.wal_input import Extent, WalInput
 from walproxy.pipeline.source.options import SourceOptions
-from walproxy.recovery.sources import LogPath
+from walproxy.wal_sources.source import LogPath
 
 
 def bounds_of(

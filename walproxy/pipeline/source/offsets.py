@@ -8,10 +8,10 @@ went on over a fork knows whether the timelines that it is offered later are tho
 
 from typing import Any, NamedTuple
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.input.wal_input import WalInput
-from walproxy.recovery.sources import LogPath
+from walproxy.wal_sources.source import LogPath
 
 
 class Offset(NamedTuple):

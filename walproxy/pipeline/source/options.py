@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, parse_lsn
-from safekeeper.settings import positive_size
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
+from safekeeper.base.settings import positive_size
 from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 
 PIECES: Final = "pieces"

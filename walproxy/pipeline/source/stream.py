@@ -17,16 +17,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
-from safekeeper.errors import ArchiveUnavailable, ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn
-from safekeeper.wal.format import PAGE_SIZE
+from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.waldecode.format import PAGE_SIZE
 from walproxy.pipeline.input.pieces import plan_pieces, safe_end
 from walproxy.pipeline.input.wal_input import SAFEKEEPER_SCHEME, Extent, WalMissing
 from walproxy.pipeline.source.bounds import bounds_of
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import SourceOptions
 from walproxy.pipeline.source.tasks import WalPartition, input_of, partitions_of, read_partition
-from walproxy.recovery.sources import LogPath, SourceUnavailable
+from walproxy.wal_sources.source import LogPath, SourceUnavailable
 
 _log = logging.getLogger(__name__)
 

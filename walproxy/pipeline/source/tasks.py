@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from safekeeper.lsn import Lsn
+from safekeeper.base.lsn import Lsn
+from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece
-from walproxy.pipeline.input.wal_input import WalInput, open_input
+from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.source.options import PIECES, PIECES_SCHEMA, SourceOptions
-from walproxy.recovery.sources import LogPath
+from walproxy.wal_sources.source import LogPath
 
 if TYPE_CHECKING:
     from walproxy.pipeline.decoder.decode import Workspace

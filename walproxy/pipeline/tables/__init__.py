@@ -1,4 +1,5 @@
-"""Tables of the pipeline: rows that are added exactly once, as Parquet, Iceberg or Delta (docs/adr/0019-tables.md).
+"""Tables of the pipeline: rows that are added exactly once, as Parquet, Iceberg or Delta
+(docs/design/adr/0019-tables.md).
 
 opening          a table by its folder and name; which tables a folder holds
 table            what a table can do, whatever its format

@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from safekeeper.errors import StorageFailed
+from safekeeper.base.errors import StorageFailed
 from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, replace_durably
 
 ENTRIES_PER_CHECKPOINT: Final = 50

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from safekeeper.errors import StorageFailed
+from safekeeper.base.errors import StorageFailed
 from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, NewFile
 

@@ -21,7 +21,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from safekeeper.errors import ConfigurationError, StorageFailed
+from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line, read_footer

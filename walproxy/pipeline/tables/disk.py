@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from safekeeper.errors import StorageFailed, StorageFull, WalproxyError
+from safekeeper.base.errors import StorageFailed, StorageFull, WalproxyError
 
 LOCK_TIMEOUT_S = 120.0
 _LOCK_POLL_S = 0.005

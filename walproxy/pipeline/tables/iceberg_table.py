@@ -43,7 +43,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
 from pyiceberg.types import LongType
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
-from safekeeper.errors import ConfigurationError, StorageFailed
+from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import storage_errors, sync_folder
 from walproxy.pipeline.tables.parquet_files import LiveFile, first_line

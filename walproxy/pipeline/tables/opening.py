@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import Disk, storage_errors
 from walproxy.pipeline.tables.parquet_files import normal_schema

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.tables.disk import storage_errors
 
 COMPRESSION: Final = "zstd"

@@ -29,7 +29,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.commit_log import CommitLog, Entry, LoggedFile
 from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, storage_errors

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
 
-from safekeeper.errors import ConfigurationError, StorageFailed
+from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction, merge, order_column, plan
 from walproxy.pipeline.tables.disk import storage_errors

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import pyarrow as pa
 
-from safekeeper.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.tables.disk import Disk, replace_durably
 from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference

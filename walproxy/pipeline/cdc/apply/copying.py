@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from safekeeper.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.pipeline.cdc.column_types import text_to_arrow
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import (

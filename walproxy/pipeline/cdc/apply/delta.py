@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 
-from safekeeper.errors import StorageFailed, WalproxyError
+from safekeeper.base.errors import StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,

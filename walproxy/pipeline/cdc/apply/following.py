@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.errors import StorageFailed, StorageFull, WalproxyError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import StorageFailed, StorageFull, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.tables.parquet_files import first_line
 

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from safekeeper.errors import ConfigurationError, StorageFailed
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import ConfigurationError, StorageFailed
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_job

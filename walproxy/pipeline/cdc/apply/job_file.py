@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from safekeeper.errors import ConfigurationError, StorageFailed
-from safekeeper.lsn import Lsn
+from safekeeper.base.errors import ConfigurationError, StorageFailed
+from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.tables.disk import Disk, locked, replace_durably, storage_errors, sync_folder
 

@@ -7,8 +7,8 @@ A value that lies out of line and was not touched is not sent: it is the one tha
 among the changes, it is in the table, under the key that the row had there: its *home*.
 """
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import format_lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import format_lsn
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.messages import UNCHANGED, Tuple, Value
 

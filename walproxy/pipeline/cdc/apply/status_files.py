@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from safekeeper.errors import ConfigurationError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.job_file import Job
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, storage_errors

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from safekeeper.errors import ConfigurationError, RemoteProtocolError, StorageFailed
-from safekeeper.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, StorageFailed
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from safekeeper.errors import RemoteProtocolError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.errors import WalproxyError
-from safekeeper.lsn import Lsn, format_lsn
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job
 from walproxy.pipeline.cdc.apply.job_file import only_job

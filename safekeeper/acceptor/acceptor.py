@@ -1,0 +1,585 @@
+"""The acceptor: decides what a safekeeper may promise, adopt, write and say.
+
+Theory of operation. An acceptor follows one proposer at a time, the one it *promised* (S3), and takes WAL only on the
+connection on which that proposer's `Elected` was adopted (S5, S6). Its handlers are generators of effects
+(safekeeper/acceptor/effects.py): the shell carries out each effect before the handler goes on, so what is said is
+true on disk by then (S2). A crash may come between any two effects; what was said stays true, and `start` finishes an
+adoption that was cut short.
+
+In memory only, and so forgotten by a crash: which proposer's history was adopted on which connection, and whether that
+proposer is alive. Both are learned again from its next `Elected`.
+
+Pure: time is an argument, bytes pass through unread.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from safekeeper.acceptor.acceptor_log import AcceptorLog, cluster_fields
+from safekeeper.acceptor.effects import (
+    Close,
+    DigestWal,
+    Effects,
+    EffectsThen,
+    FindRecords,
+    FindTimedRecord,
+    ReadWal,
+    Send,
+    TruncateWal,
+)
+from safekeeper.acceptor.trimming import TrimRequest
+from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
+from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.messages import (
+    DIGEST_RANGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendRequest,
+    AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
+    Bootstrap,
+    Bootstrapped,
+    DigestRequest,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ProposerMessage,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    Replaced,
+    Standby,
+    StandbyFeedback,
+    TailRequest,
+    TailResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import (
+    check_history,
+    cut_history,
+    last_term,
+    next_tli_switch,
+    tli_at,
+)
+
+HEARTBEAT_TIMEOUT_S = 1.0
+READ_BYTES_MAX = 1 << 20
+
+
+class Acceptor(AcceptorLog):
+    """One safekeeper's half of the consensus.
+
+    Attributes:
+        leader: the proposer whose history was adopted since the start, None if none.
+        has_readers, standbys: who streams from this safekeeper, as `learners_changed` has said.
+        archiver: the safekeeper that archives, as a leader has said last; 0 if none has since the start.
+        awaits_election: whether no `Elected` has come since the start, or since the last vote: no WAL is removed.
+    """
+
+    def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
+        super().__init__(control, flush_lsn)
+        self.leader: NodeId | None = None
+        self.leader_connection: int | None = None
+        self.has_readers = False
+        self.standbys: tuple[Standby, ...] = ()
+        self.archiver = 0
+        self._has_archive = False
+        self._archive_progress: tuple[Lsn, str] = (0, "")
+        self.awaits_election = True
+        self._leader_seen_at = 0.0
+        self._leader_healthy = False
+        self._sequence = 0
+        self._told_write_lsn: Lsn = 0
+        self._told_sequence = 0
+        self._greeted: dict[int, str] = {}
+        self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
+            Bootstrap: self._bootstrap,
+            PreVoteRequest: self._pre_vote,
+            VoteRequest: self._vote,
+            Elected: self._elected,
+            AppendRequest: self._append,
+            ArchiveOrder: self._archive_order,
+            ReadRequest: self._read,
+            DigestRequest: self._digest,
+            TailRequest: self._tail,
+        }
+
+    # ------------------------------------------------------------------ events
+
+    def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
+        """Handle a proposer's message.
+
+        Args:
+            connection: number of the connection; numbers are never used twice.
+            now: monotonic time in seconds.
+
+        Raises:
+            RemoteProtocolError: the message makes no sense; close the connection, nothing was changed by it.
+            InvariantViolation: stop the process.
+        """
+        try:
+            if self.control.restore_from:
+                # What is said of a log must not be said before it is back.
+                yield from self.start()
+            if isinstance(message, ProposerGreeting):
+                yield from self._greeting(connection, message)
+            elif connection not in self._greeted:
+                raise RemoteProtocolError(f"{type(message).__name__} before the greeting")
+            else:
+                yield from self._handlers[type(message)](connection, message, now)
+        except StorageFull as full:
+            # Room must come from somewhere, but not from what is to be cut.
+            self.awaits_election = isinstance(message, Elected) and self._gives_up_anew(message)
+            yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
+
+    def disconnected(self, connection: int) -> None:
+        """Forget a closed connection; a leader's silence is final at once."""
+        self._greeted.pop(connection, None)
+        if connection == self.leader_connection:
+            self._forget_leader()
+
+    def flushed(self, flush_lsn: Lsn) -> Effects:
+        """A flush that the shell started has returned: WAL up to `flush_lsn` is on disk."""
+        if not self.flush_lsn <= flush_lsn <= self.write_lsn:
+            raise InvariantViolation(
+                f"flushed to {format_lsn(flush_lsn)}, outside of "
+                f"[{format_lsn(self.flush_lsn)}, {format_lsn(self.write_lsn)}]"
+            )
+        self.flush_lsn = flush_lsn
+        self._advance_commit()
+        yield from self._answer_append()
+
+    def report_write(self) -> Effects:
+        """Tell the leader what is received but not yet on disk: for a flush that takes its time."""
+        if self._told_write_lsn < self.write_lsn:
+            yield from self._answer_append()
+
+    def learners_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> Effects:
+        """Somebody has begun or ceased to stream from here, or a standby has said something new."""
+        news = has_readers != self.has_readers
+        self.has_readers = has_readers
+        if news:
+            yield from self._answer_append()
+        if standbys != self.standbys:
+            self.standbys = standbys
+            yield from self._tell_standbys()
+
+    def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> Effects:
+        """There is an archive here. What is kept below `archived_lsn` was seen in it (0: nobody looked); or a problem.
+
+        `archived_lsn` may go back: what was seen once may be another log's by now. `archive_id` is empty as long as
+        nobody has looked.
+        """
+        # A fork may have cut what was archived while this was on its way.
+        archived_lsn = min(archived_lsn, self.commit_lsn)
+        before = self._has_archive, self._archive_progress, self.own_archive_id
+        self._has_archive, self._archive_progress = True, (archived_lsn, problem)
+        self.own_archive_id = archive_id
+        if (True, self._archive_progress, archive_id) != before:
+            yield from self._report_archive()
+
+    def trim(self, request: TrimRequest) -> Effects:
+        """Remove old WAL that need not be kept, some of it at a time."""
+        if self.awaits_election:
+            # Whoever is elected, and gives WAL up, has counted on a log that begins as the vote says (4.5).
+            return
+        if (yield from self._trim(request)):
+            yield from self._report_archive()
+
+    # ------------------------------------------------------------------ what a status page shows
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this data folder is a member: only then may it vote, and only then does it count (S8)."""
+        membership = self.control.membership
+        return membership is not None and membership.is_voter(self.control.safekeeper_id, self.control.incarnation)
+
+    @property
+    def is_archiver(self) -> bool:
+        """Whether it is this safekeeper that archives: until a leader names another one."""
+        return self.archiver == self.control.safekeeper_id
+
+    @property
+    def state(self) -> str:
+        """One word for a person: `empty`, `learner`, `idle` or `following`."""
+        if self.control.membership is None:
+            return "empty"
+        if not self.is_voter:
+            return "learner"
+        return "following" if self.leader is not None else "idle"
+
+    # ------------------------------------------------------------------ greeting, bootstrap
+
+    def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
+        control = self.control
+        if message.protocol_version != PROTOCOL_VERSION:
+            upgraded = "the proxy" if message.protocol_version < PROTOCOL_VERSION else "this safekeeper"
+            reason = (
+                f"the proxy has protocol version {message.protocol_version}, this safekeeper has {PROTOCOL_VERSION}: "
+                f"upgrade {upgraded} to the release of the other (docs/guide/operations.md, Upgrading)"
+            )
+            yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
+            return
+        if message.safekeeper_id != control.safekeeper_id:
+            reason = f"this is safekeeper {control.safekeeper_id}, not {message.safekeeper_id}: correct --safekeepers"
+            yield from self._refuse(connection, RefusalCode.WRONG_ID, reason, close=True)
+            return
+        for name, theirs, ours in (
+            ("system identifier", message.system_id, control.system_id),
+            ("segment size", message.segment_size, control.segment_size),
+        ):
+            if theirs is not None and ours and theirs != ours:
+                reason = f"the WAL here has {name} {ours}, the primary has {theirs}: it is another PostgreSQL"
+                yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
+                return
+        self._greeted[connection] = message.run
+        yield Send(
+            connection,
+            AcceptorGreeting(
+                protocol_version=PROTOCOL_VERSION,
+                safekeeper_id=control.safekeeper_id,
+                incarnation=control.incarnation,
+                cluster_id=control.cluster_id,
+                system_id=control.system_id,
+                segment_size=control.segment_size,
+                server_version=control.server_version,
+                membership=control.membership,
+                promised=control.promised,
+                last_term=last_term(cut_history(control.history, self.flush_lsn)),
+                wal_begin_lsn=control.wal_begin_lsn,
+                flush_lsn=self.flush_lsn,
+                commit_lsn=self.commit_lsn,
+                truncate_lsn=self.truncate_lsn,
+                replaced=_told_of(control.replaced),
+            ),
+        )
+
+    def _bootstrap(self, connection: int, message: Bootstrap, now: float) -> Effects:
+        control = self.control
+        if not message.undo and not message.membership.is_voter(control.safekeeper_id, control.incarnation):
+            reason = f"the bootstrap does not name incarnation {control.incarnation[:8]} of this data folder"
+            yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
+            return
+        same = control.cluster_id == message.cluster_id and message.membership.is_same(control.membership)
+        if (message.replace or message.undo) and not same:
+            yield from self._replace_cluster(connection, message)
+        elif same:
+            # A crash in the middle of a bootstrap is repaired by repeating it.
+            yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
+        elif control.cluster_id or control.promised.term or control.history:
+            reason = (
+                f"cluster {control.cluster_id[:8] or '(none)'} is here already: "
+                "a bootstrap is for empty safekeepers (see walproxy rebootstrap)"
+            )
+            yield from self._refuse(connection, RefusalCode.NOT_EMPTY, reason)
+        else:
+            yield from self._persist(**cluster_fields(message))
+            yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
+
+    def _replace_cluster(self, connection: int, message: Bootstrap) -> Effects:
+        """Carry out a rebootstrap, or the undo of one."""
+        control = self.control
+        if control.membership is not None and message.membership.generation <= control.membership.generation:
+            reason = (
+                f"generation {message.membership.generation} is not above {control.membership.generation}, "
+                "which is here: run the command again"
+            )
+            yield from self._refuse(connection, RefusalCode.GENERATION, reason)
+            return
+        yield from self._finish_adoption()
+        # A safekeeper that the rebootstrap has not reached has nothing to bring back.
+        brings_back = message.undo and message.cluster_id != control.cluster_id
+        refusal = (yield from self._refusal_of_undo(message)) if brings_back else None
+        if refusal is not None:
+            yield from self._refuse(connection, *refusal)
+            return
+        self._forget_leader()
+        # What was seen in the archive is another log's.
+        self._archive_progress = (0, self._archive_progress[1])
+        if brings_back:
+            yield from self._bring_back(message)
+        elif message.undo:
+            yield from self._persist(membership=message.membership)
+        else:
+            yield from self._set_aside(message)
+        yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
+
+    # ------------------------------------------------------------------ elections
+
+    def _pre_vote(self, connection: int, message: PreVoteRequest, now: float) -> Effects:
+        live_run = self._live_run(now)
+        granted = message.takeover or live_run in ("", message.run)
+        yield Send(connection, PreVoteResponse(granted, live_run))
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        membership = self.control.membership
+        if membership is None or not self.is_voter:
+            reason = f"incarnation {self.control.incarnation[:8]} is no member of this cluster (S8): it does not vote"
+            yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
+            return
+        if message.generation != membership.generation:
+            yield from self._refuse_generation(connection, message.generation)
+            return
+        promised = self.control.promised
+        if message.node_id != promised:
+            if message.node_id.term <= promised.term:
+                yield Send(connection, VoteResponse(message.node_id, granted=False, promised=promised))
+                return
+            # From here on the deposed leader's appends are refused, also while the flush below runs.
+            self._forget_leader()
+        yield from self._flush_all()
+        if message.node_id != promised:
+            yield from self._persist(promised=message.node_id)
+        # A request that comes late may be the leader's that we follow.
+        self.awaits_election = self.leader is None
+        yield Send(
+            connection,
+            VoteResponse(
+                node_id=message.node_id,
+                granted=True,
+                promised=self.control.promised,
+                history=cut_history(self.control.history, self.flush_lsn),
+                tli_histories=self.control.tli_histories,
+                wal_begin_lsn=self.control.wal_begin_lsn,
+                flush_lsn=self.flush_lsn,
+                commit_lsn=self.commit_lsn,
+                truncate_lsn=self.truncate_lsn,
+                forgotten_term=self.control.forgotten_term,
+            ),
+        )
+
+    def _elected(self, connection: int, message: Elected, now: float) -> Effects:
+        control = self.control
+        check_history(message.history)
+        if last_term(message.history) != message.node_id.term:
+            raise RemoteProtocolError(f"Elected of {message.node_id} with a history that ends in another term")
+        # A bootstrap that came to nothing binds nobody: without a promise and a history this folder is still empty.
+        is_empty = not control.promised.term and not control.history
+        if control.cluster_id not in ("", message.cluster_id) and not is_empty:
+            reason = (
+                f"this safekeeper holds WAL of cluster {control.cluster_id[:8]}, not of "
+                f"{message.cluster_id[:8]}: wipe its data folder to let it join"
+            )
+            yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason, close=True)
+            return
+        theirs, ours = (message.system_id, message.segment_size), (control.system_id, control.segment_size)
+        if control.system_id and theirs != ours:
+            reason = f"the WAL here has system identifier and segment size {ours}, the proposer's log has {theirs}"
+            yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
+            return
+        if control.membership is not None and message.membership.generation < control.membership.generation:
+            yield from self._refuse_generation(connection, message.membership.generation)
+            return
+        # A majority voted for it, so at an equal term nobody else can have won: the promise follows (step 5).
+        if message.node_id.term < control.promised.term:
+            yield from self._refuse_stale(connection, message.node_id)
+            return
+        self.awaits_election = False
+        if self.leader is not None and message.node_id != self.leader:
+            self._forget_leader()
+        yield from self._flush_all()
+        yield from self._finish_adoption()
+        # Also if what follows our WAL is on no member any more.
+        is_behind = self.flush_lsn < message.base_lsn
+        if message.history != self.control.history or not self.control.wal_begin_lsn or is_behind:
+            refusal = yield from self._adopt(message)
+            if refusal is not None:
+                yield from self._refuse(connection, *refusal)
+                return
+            # What was seen of a log that was cut says nothing of the one that goes on there, however far that gets.
+            archived_lsn, problem = self._archive_progress
+            self._archive_progress = (min(archived_lsn, self.commit_lsn), problem)
+        elif (message.node_id, message.membership) != (self.control.promised, self.control.membership):
+            yield from self._persist(promised=message.node_id, membership=message.membership)
+        if any(entry.start_lsn == self.write_lsn for entry in self.control.history):
+            # A connection may have broken just where the timeline changes: the next segment bears the new one's name.
+            yield TruncateWal(self.write_lsn, tli_at(self.control.history, self.write_lsn))
+        if self.leader_connection not in (None, connection):
+            # The newest connection of a proposer wins; what still arrives on the older one is void.
+            yield Close(self.leader_connection, "the same proposer has connected anew")
+        self.leader = message.node_id
+        self.leader_connection = connection
+        self._leader_commit_lsn = message.commit_lsn
+        self._sequence = 0
+        self._hear_leader(now, healthy=True)
+        # A switch exactly at the write position is behind us: the adoption, or the start, has named the segment.
+        self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
+        self._advance_commit()
+        yield from self._answer_append()
+        if self.has_readers:
+            yield from self._tell_standbys()
+        yield from self._report_archive()
+        yield from self._settle_forks()
+
+    # ------------------------------------------------------------------ streaming
+
+    def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
+        if message.node_id != self.leader or connection != self.leader_connection:
+            if message.node_id.term < self.control.promised.term:
+                yield from self._refuse_stale(connection, message.node_id)
+            else:
+                reason = f"the history of {message.node_id} was not adopted on this connection"
+                yield from self._refuse(connection, RefusalCode.NOT_ADOPTED, reason, close=True)
+            return
+        membership = self.control.membership
+        if membership is None or message.generation != membership.generation:
+            yield from self._refuse_generation(connection, message.generation)
+            return
+        if message.begin_lsn != self.write_lsn:
+            reason = (
+                f"an append at {format_lsn(message.begin_lsn)} does not start at the write position "
+                f"{format_lsn(self.write_lsn)} (S6)"
+            )
+            yield Send(
+                connection,
+                Refusal(RefusalCode.POSITION, reason, self.control.promised, wanted_lsn=self.write_lsn),
+            )
+            yield Close(connection, reason)
+            return
+        self._hear_leader(now, message.healthy)
+        self._sequence = message.sequence
+        if message.payload:
+            yield from self._write(message.begin_lsn, message.payload)
+        if message.commit_lsn > self._leader_commit_lsn:
+            self._leader_commit_lsn = message.commit_lsn
+            self._advance_commit()
+        if message.truncate_lsn > self.truncate_lsn:
+            self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
+        if self._open_fork_lsn < self.commit_lsn:
+            yield from self._settle_forks()
+        if not message.payload and message.sequence != self._told_sequence:
+            # A word that brings nothing but a commit for our readers has been answered before.
+            yield from self._answer_append()
+
+    def _answer_append(self) -> Effects:
+        if self.leader is None or self.leader_connection is None:
+            return
+        self._told_write_lsn, self._told_sequence = self.write_lsn, self._sequence
+        yield Send(
+            self.leader_connection,
+            AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence, self.has_readers),
+        )
+
+    def _tell_standbys(self) -> Effects:
+        if self.leader_connection is not None:
+            yield Send(self.leader_connection, StandbyFeedback(self.standbys))
+
+    def _archive_order(self, connection: int, message: ArchiveOrder, now: float) -> Effects:
+        """Take note of who archives. An order on an older connection, or of a deposed leader, is none any more."""
+        if message.node_id == self.leader and connection == self.leader_connection:
+            was_archiver = self.is_archiver
+            self.archiver = message.archiver
+            if message.archived_lsn:
+                self.archived_lsn, self.archive_id = message.archived_lsn, message.archive_id
+            if was_archiver != self.is_archiver:
+                yield from self._report_archive()
+
+    def _report_archive(self) -> Effects:
+        if self.leader_connection is not None:
+            archived_lsn, problem = self._archive_progress
+            report = ArchiveReport(
+                self.control.wal_begin_lsn,
+                self._has_archive,
+                self.is_archiver,
+                archived_lsn,
+                problem,
+                self.own_archive_id,
+            )
+            yield Send(self.leader_connection, report)
+
+    # ------------------------------------------------------------------ reads for the proposer
+
+    def _read(self, connection: int, message: ReadRequest, now: float) -> Effects:
+        if not (yield from self._may_read(connection, message.node_id, message.begin_lsn, message.end_lsn)):
+            return
+        end_lsn = min(message.end_lsn, message.begin_lsn + READ_BYTES_MAX)
+        payload = yield ReadWal(message.begin_lsn, end_lsn)
+        yield Send(connection, ReadResponse(message.request_id, message.begin_lsn, payload))
+
+    def _digest(self, connection: int, message: DigestRequest, now: float) -> Effects:
+        if not (yield from self._may_read(connection, message.node_id, message.begin_lsn, message.end_lsn)):
+            return
+        begin_lsn = message.begin_lsn
+        timed_lsn: Lsn = 0
+        if message.back_to_timed:
+            log_begin_lsn = self.control.wal_begin_lsn
+            timed_lsn = yield FindTimedRecord(log_begin_lsn, message.end_lsn)
+            begin_lsn = min(begin_lsn, segment_start(timed_lsn or log_begin_lsn, self.control.segment_size))
+        end_lsn = min(message.end_lsn, begin_lsn + DIGEST_RANGE_BYTES_MAX)
+        page_crcs = yield DigestWal(begin_lsn, end_lsn)
+        yield Send(connection, DigestResponse(message.request_id, begin_lsn, end_lsn, tuple(page_crcs), timed_lsn))
+
+    def _tail(self, connection: int, message: TailRequest, now: float) -> Effects:
+        if not (yield from self._may_read(connection, message.node_id, message.lsn, self.flush_lsn)):
+            return
+        record_end_lsn, last_record_lsn, log_tail = yield FindRecords(message.lsn)
+        answer = TailResponse(message.request_id, message.lsn, record_end_lsn, last_record_lsn, log_tail)
+        yield Send(connection, answer)
+
+    def _may_read(self, connection: int, node_id: NodeId, begin_lsn: Lsn, end_lsn: Lsn) -> EffectsThen[bool]:
+        """Tell whether the range may be read by `node_id` (S7); if not, the refusal was sent."""
+        if node_id != self.control.promised:
+            yield from self._refuse_stale(connection, node_id)
+            return False
+        if not self.control.wal_begin_lsn <= begin_lsn <= end_lsn <= self.flush_lsn:
+            reason = (
+                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not here, only "
+                f"[{format_lsn(self.control.wal_begin_lsn)}, {format_lsn(self.flush_lsn)})"
+            )
+            yield from self._refuse(connection, RefusalCode.RANGE, reason)
+            return False
+        return True
+
+    # ------------------------------------------------------------------ small parts
+
+    def _hear_leader(self, now: float, healthy: bool) -> None:
+        self._leader_seen_at = now
+        self._leader_healthy = healthy
+
+    def _live_run(self, now: float) -> str:
+        """Return the run of the proposer that is alive and can serve, empty if none (step 2)."""
+        if self.leader is None or not self._leader_healthy:
+            return ""
+        return self.leader.run if now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S else ""
+
+    def _forget_leader(self) -> None:
+        self.leader = None
+        self.leader_connection = None
+        self._leader_commit_lsn = 0
+        self._leader_healthy = False
+
+    def _refuse(self, connection: int, code: RefusalCode, reason: str, close: bool = False) -> Effects:
+        yield Send(connection, Refusal(code, reason, self.control.promised))
+        if close:
+            yield Close(connection, reason)
+
+    def _refuse_stale(self, connection: int, node_id: NodeId) -> Effects:
+        reason = f"{node_id} is deposed: this safekeeper has promised {self.control.promised}"
+        yield from self._refuse(connection, RefusalCode.STALE_TERM, reason, close=True)
+
+    def _refuse_generation(self, connection: int, generation: int) -> Effects:
+        membership = self.control.membership
+        here = membership.generation if membership is not None else 0
+        reason = f"membership generation {generation} is not the one here, {here}"
+        yield from self._refuse(connection, RefusalCode.GENERATION, reason, close=True)
+
+
+def _told_of(replaced: ControlState | None) -> Replaced | None:
+    """Return what a greeting says of the cluster that a rebootstrap has replaced."""
+    if replaced is None or replaced.membership is None:
+        return None
+    return Replaced(
+        replaced.cluster_id,
+        replaced.system_id,
+        replaced.segment_size,
+        replaced.server_version,
+        replaced.membership,
+        replaced.wal_begin_lsn,
+        replaced.commit_lsn,
+    )

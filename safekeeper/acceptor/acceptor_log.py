@@ -1,0 +1,508 @@
+"""The log that a safekeeper holds, and how it may change: the acceptor without anybody to talk to.
+
+Theory of operation. A log is bytes and a control state: whose they are, which terms wrote them, how far they are known
+to be committed. Bytes are added at the end only (S6). What lies behind a divergence is cut only by an adoption, which
+is one atomic write of the control state, carried out afterwards, and finished by `start` if a crash came between (S5).
+Readers see what is committed and cannot be replaced any more (S7).
+
+Generators of effects, as the acceptor's handlers are (safekeeper/acceptor/effects.py).
+"""
+
+from typing import Any
+
+import msgspec
+
+from safekeeper.acceptor.effects import (
+    Effects,
+    EffectsThen,
+    FindRecordEnd,
+    FindRecords,
+    FindTimedRecord,
+    FlushWal,
+    InspectSetAside,
+    Persist,
+    ResetWal,
+    RestoreWal,
+    SetWalAside,
+    TrimWal,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.messages import Bootstrap, Elected, RefusalCode
+from safekeeper.consensus.term_history import (
+    Divergence,
+    bound_history,
+    divergence,
+    last_term,
+    next_tli_switch,
+    tli_at,
+)
+
+Reason = tuple[RefusalCode, str]
+
+
+class AcceptorLog:
+    """The durable state of one safekeeper, and the positions of its WAL.
+
+    Attributes:
+        control: the durable state as it is on disk.
+        write_lsn: end of the WAL that was handed to the operating system.
+        flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
+        commit_lsn, truncate_lsn, archived_lsn, archive_id: what this acceptor knows; `control` may hold older values.
+        own_archive_id: the archive that is configured here, empty as long as nobody has looked.
+    """
+
+    def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
+        """Begin from what the disk holds. Run `start` before anything else.
+
+        Args:
+            control: the control file's content.
+            flush_lsn: the end of the WAL as recovery found it (S13), 0 if there is none.
+        """
+        self.control = control
+        # WAL that is being dropped is not claimed any more.
+        if control.is_log_pending:
+            flush_lsn = 0
+        elif control.truncate_to is not None:
+            flush_lsn = min(flush_lsn, control.truncate_to)
+        self.write_lsn = self.flush_lsn = flush_lsn
+        self.commit_lsn = control.commit_lsn
+        self.truncate_lsn = control.truncate_lsn
+        self.archived_lsn = control.archived_lsn
+        self.archive_id = control.archive_id
+        # The archive that is configured here, as far as somebody has looked.
+        self.own_archive_id = ""
+        # The newest segment's record that bears a time, among those below the other: see `_trim`.
+        self._timed_lsn = self._timed_below_lsn = 0
+        self._leader_commit_lsn: Lsn = 0
+        self._next_tli_switch_lsn: Lsn = LSN_MAX
+        # The first change of timeline that another fork might still replace: readers stop there. The log's beginning
+        # counts as one: the very first timeline can be replaced at its first byte.
+        self._open_fork_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
+
+    def start(self) -> Effects:
+        """Finish what a crash interrupted: a cut, a new beginning, a setting aside or its undoing.
+
+        May raise `StorageFull`: what is unfinished is then not claimed, and finished before the next adoption.
+        """
+        yield from self._finish_adoption()
+        control = self.control
+        history, forgotten_term = bound_history(control.history, control.forgotten_term, control.commit_lsn)
+        if history != control.history:
+            # An earlier release has let it grow until no vote could carry it.
+            yield from self._persist(history=history, forgotten_term=forgotten_term)
+        if self.flush_lsn:
+            # The next byte may belong to another timeline than the last one: its segment must bear that name.
+            yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
+            yield from self._settle_forks()
+            yield TrimWal(self.control.wal_begin_lsn)
+
+    def checkpoint(self) -> Effects:
+        """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
+        control = self.control
+        lazy = (self.commit_lsn, self.truncate_lsn, self.archived_lsn, self.archive_id)
+        if lazy != (control.commit_lsn, control.truncate_lsn, control.archived_lsn, control.archive_id):
+            yield from self._persist()
+
+    def _trim(self, request: TrimRequest) -> EffectsThen[bool]:
+        """Remove old WAL that need not be kept; return whether there was any. May raise `StorageFull`: then none was.
+
+        Where the WAL begins is on disk before a byte of it goes: what is missing above that was lost (S8).
+        """
+        control = self.control
+        is_whole = control.truncate_to is None and not control.is_log_pending
+        if not self.flush_lsn or not is_whole:
+            return False
+        begin_lsn = control.wal_begin_lsn
+        kept = Kept(
+            begin_lsn,
+            self.flush_lsn,
+            # What a fork may still replace stays (S9): no byte of it is shown before its first record is complete.
+            self.readable_lsn,
+            self.truncate_lsn,
+            # How far another archive is, says nothing of the one that is configured here.
+            self.archived_lsn if self.archive_id == self.own_archive_id else 0,
+            control.segment_size,
+        )
+        lsn = trim_to(kept, request)
+        if lsn <= begin_lsn:
+            return False
+        lsn = min(lsn, segment_start((yield from self._find_timed_record()) or begin_lsn, control.segment_size))
+        lsn = yield from self._before_open_record(lsn)
+        if lsn <= begin_lsn:
+            return False
+        yield from self._persist(wal_begin_lsn=lsn)
+        yield TrimWal(lsn)
+        return True
+
+    def _find_timed_record(self) -> EffectsThen[Lsn]:
+        """Return where a record begins that bears a time and no fork can cut, in the newest such segment; 0 if none is.
+
+        A primary is compared back to it (S10), so it stays. What was searched once is not searched again.
+        """
+        begin_lsn = max(segment_start(self._timed_below_lsn, self.control.segment_size), self.control.wal_begin_lsn)
+        found_lsn: Lsn = yield FindTimedRecord(begin_lsn, self.readable_lsn)
+        self._timed_lsn, self._timed_below_lsn = found_lsn or self._timed_lsn, self.readable_lsn
+        return self._timed_lsn
+
+    def _before_open_record(self, lsn: Lsn) -> EffectsThen[Lsn]:
+        """Return the highest segment start, not above `lsn`, behind which the next record is complete and readable.
+
+        A record over several segments of which that cannot be said may be replaced from its beginning on (S9).
+        """
+        while lsn > self.control.wal_begin_lsn:
+            record_end_lsn = yield FindRecordEnd(lsn)
+            if 0 < record_end_lsn <= self.readable_lsn:
+                break
+            lsn -= self.control.segment_size
+        return lsn
+
+    # ------------------------------------------------------------------ what learners may see
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        """Where readers must stop: what lies below is committed, and on disk here (S7).
+
+        A timeline's first bytes are shown only together with the end of its first complete record. Up to there another
+        timeline may still fork off at the same place, however many have committed the term and the bytes (S9).
+        """
+        return min(self.commit_lsn, self.flush_lsn, self._open_fork_lsn)
+
+    @property
+    def readable_tli(self) -> int:
+        """The timeline that readers may follow up to `readable_lsn`, 0 while there is no WAL: that of the last byte."""
+        return tli_at(self.control.history, self.readable_lsn - 1)
+
+    def _settle_forks(self) -> Effects:
+        """Let readers pass the forks behind which a complete record is committed: nobody can replace those (S9)."""
+        committed_lsn = min(self.commit_lsn, self.flush_lsn)
+        while self._open_fork_lsn < committed_lsn:
+            record_end_lsn = yield FindRecordEnd(self._open_fork_lsn)
+            if not 0 < record_end_lsn <= committed_lsn:
+                return
+            self._open_fork_lsn = next_tli_switch(self.control.history, self._open_fork_lsn)
+
+    # ------------------------------------------------------------------ adoption (S5)
+
+    def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
+        """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
+        cut = parted = yield from self._divergence_from(message)
+        if cut is not None and cut.lsn < self.control.wal_begin_lsn:
+            cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
+        base_lsn: Lsn | None = None
+        if parted is not None and parted.is_assumed and not self._is_superseded(message):
+            return RefusalCode.RANGE, (
+                f"WAL up to {format_lsn(self.flush_lsn)} is kept here until a quorum has the log of {message.node_id}: "
+                "the terms that the two logs share are forgotten"
+            )
+        if cut is None:
+            refusal = self._refusal_of_new_beginning(parted, message)
+            if refusal is not None:
+                return refusal
+            base_lsn = message.base_lsn
+        else:
+            refusal = yield from self._refusal_of_cut(cut, message)
+            if refusal is not None:
+                return refusal
+            if self.flush_lsn < message.base_lsn:
+                if message.base_lsn > max(message.commit_lsn, message.settled_lsn):
+                    return RefusalCode.RANGE, (
+                        f"WAL ends at {format_lsn(self.flush_lsn)} here, below the oldest that is left "
+                        f"({format_lsn(message.base_lsn)}), which is not known to be committed yet"
+                    )
+                base_lsn = message.base_lsn
+        self._timed_lsn = self._timed_below_lsn = 0  # It may be cut, or the log begin elsewhere.
+        if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
+            raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
+        if base_lsn is not None:
+            commit_lsn = base_lsn if base_lsn <= max(message.commit_lsn, message.settled_lsn) else 0
+            archived_lsn = min(self.archived_lsn, cut.lsn) if cut is not None else 0
+            truncate_to = None
+        else:
+            assert cut is not None  # the two cases above
+            commit_lsn = min(self.commit_lsn, cut.lsn)
+            archived_lsn = min(self.archived_lsn, cut.lsn)
+            same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
+            truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
+        yield from self._persist(
+            promised=message.node_id,
+            **cluster_fields(message),
+            history=message.history,
+            forgotten_term=message.forgotten_term,
+            tli_histories=message.tli_histories,
+            commit_lsn=commit_lsn,
+            # What every member has is counted anew in each term: a fork may have cut one below what they all had (S9),
+            # here or on a member that has heard of another term than this one.
+            truncate_lsn=0,
+            archived_lsn=archived_lsn,
+            base_lsn=base_lsn,
+            truncate_to=truncate_to,
+        )
+        if base_lsn is not None:
+            self._open_fork_lsn = base_lsn
+        elif cut is not None and cut.lsn == self.control.wal_begin_lsn:
+            self._open_fork_lsn = cut.lsn
+        elif cut is not None and self._open_fork_lsn >= cut.lsn:
+            self._open_fork_lsn = next_tli_switch(message.history, cut.lsn - 1)
+        yield from self._finish_adoption()
+        return None
+
+    def _divergence_from(self, message: Elected) -> EffectsThen[Divergence | None]:
+        """Return where our log and the elected proposer's part, None if they have nothing in common."""
+        if not self.flush_lsn:
+            return None
+        control = self.control
+        # With what begins above our end: this log is the beginning of the one that was adopted last.
+        own = control.history
+        forgotten_term = max(control.forgotten_term, message.forgotten_term)
+        found = divergence(own, LSN_MAX, message.history, forgotten_term)
+        if found is not None:
+            return found._replace(lsn=min(found.lsn, self.flush_lsn))
+        if not own or own[0].term > forgotten_term:
+            return None
+        # The last term that both have was forgotten, here or there. If a quorum has gone on without us since, it has
+        # each complete record that is committed here, unless that was given up, and needs nothing else of our log. What
+        # is forgotten there is behind such a quorum; of what is forgotten here we may have been a part.
+        given_up = [
+            entry.start_lsn
+            for entry in message.history
+            if entry.gives_up and entry.term > control.forgotten_term and entry not in own
+        ]
+        end_lsn = yield from self._end_of_committed_records()
+        return Divergence(min([end_lsn, *given_up]), True, is_assumed=last_term(own) > message.forgotten_term)
+
+    def _is_superseded(self, message: Elected) -> bool:
+        """Tell whether a quorum has the message's log, up to or beyond where ours leaves it, in a term that we lack.
+
+        In the term itself, or in an earlier one that we have not adopted, of which the first byte is committed. Whoever
+        is elected from now on has that log, whatever becomes of ours.
+        """
+        last = last_term(self.control.history)
+        return message.commit_lsn > 0 or any(
+            entry.term > last and entry.start_lsn < message.settled_lsn for entry in message.history
+        )
+
+    def _gives_up_anew(self, message: Elected) -> bool:
+        """Tell whether the message's log gives up WAL, and this acceptor has not adopted that."""
+        return any(entry.gives_up and entry not in self.control.history for entry in message.history)
+
+    def _end_of_committed_records(self) -> EffectsThen[Lsn]:
+        """Return where the last complete record below commit_lsn ends: a fork may have replaced what follows (S9)."""
+        last_record_lsn: Lsn
+        record_end_lsn: Lsn
+        if self.commit_lsn <= self.control.wal_begin_lsn:
+            return self.commit_lsn
+        _, last_record_lsn, _ = yield FindRecords(self.commit_lsn)
+        if not last_record_lsn:
+            return self.control.wal_begin_lsn
+        record_end_lsn, _, _ = yield FindRecords(last_record_lsn)
+        return record_end_lsn if 0 < record_end_lsn <= self.commit_lsn else last_record_lsn
+
+    def _refusal_of_new_beginning(self, parted: Divergence | None, message: Elected) -> Reason | None:
+        """Return why all of this log must not be dropped for one that it shares nothing with, None if it may be.
+
+        What was given up from below its beginning on is not needed; but what lies below that, this acceptor has had and
+        removed, and so may others: it counts on as one that had it until a quorum of others has it in this term (S9).
+        """
+        begin_lsn = self.control.wal_begin_lsn
+        if parted is not None and parted.gives_up:
+            if self._is_superseded(message):
+                return None
+            return RefusalCode.RANGE, (
+                f"WAL was given up from {format_lsn(parted.lsn)} on, and begins at {format_lsn(begin_lsn)} here: it is "
+                f"kept until a quorum has the log of {message.node_id}"
+            )
+        if self.commit_lsn > begin_lsn:
+            return RefusalCode.HISTORY, (
+                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed here, "
+                f"and no byte of it is part of the history of {message.node_id}: it is another log"
+            )
+        return None
+
+    def _refusal_of_cut(self, cut: Divergence, message: Elected) -> EffectsThen[Reason | None]:
+        """Return why the WAL must not be cut there, None if it may be (S5; S9's second fence)."""
+        lsn = cut.lsn
+        # What an operator has once given up stays given up, for the members too that were away then.
+        if lsn >= self.commit_lsn or cut.gives_up:
+            return None
+        # Nor need a change of timeline be there to be seen: one that nothing was written on leaves no trace.
+        record_end_lsn, _, _ = yield FindRecords(lsn)
+        if not record_end_lsn or record_end_lsn > self.commit_lsn:
+            # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
+            return None
+        return RefusalCode.HISTORY, (
+            f"adopting the history of {message.node_id} would cut the WAL at {format_lsn(lsn)}, "
+            f"below {format_lsn(self.commit_lsn)}, which is committed"
+        )
+
+    def _set_aside(self, message: Bootstrap) -> Effects:
+        """Make room for another cluster's log; what is here is kept for the operator under another name."""
+        self._timed_lsn = self._timed_below_lsn = 0
+        control = self.control
+        replaced, replaced_wal, set_aside_as = control.replaced, control.replaced_wal, message.cluster_id
+        if message.undo:
+            # What is undone is not kept for an undo: a repeated one would bring it back.
+            set_aside_as = f"undone-{control.cluster_id}"
+        elif control.cluster_id and (control.history or replaced is None):
+            # A rebootstrap that is repeated replaces what the first one did, not the empty log that this one has begun.
+            replaced, replaced_wal = self._kept_state(), message.cluster_id
+        # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
+        yield from self._persist(
+            **cluster_fields(message),
+            history=(),
+            forgotten_term=0,
+            tli_histories=(),
+            truncate_to=None,
+            base_lsn=None,
+            wal_begin_lsn=0,
+            set_aside=True,
+            set_aside_as=set_aside_as,
+            replaced=replaced,
+            replaced_wal=replaced_wal,
+            commit_lsn=0,
+            truncate_lsn=0,
+            archived_lsn=0,
+            archive_id="",
+        )
+        yield from self._finish_adoption()
+
+    def _kept_state(self) -> ControlState:
+        """Return the state as an undo is to find it. What else there is, of the archive, is asked for again.
+
+        What is on disk may be acknowledged, beyond what is known to be committed: an undo must find all of it. What is
+        not on disk yet may be lost, or stay in part: the undo cuts it.
+        """
+        return msgspec.structs.replace(
+            self.control,
+            replaced=None,
+            replaced_wal="",
+            truncate_to=self.flush_lsn or None,
+            commit_lsn=self.commit_lsn,
+            truncate_lsn=0,
+            archived_lsn=0,
+            archive_id="",
+        )
+
+    def _refusal_of_undo(self, message: Bootstrap) -> EffectsThen[Reason | None]:
+        """Return why the cluster that a rebootstrap replaced cannot be brought back, None if it can.
+
+        A log that the new cluster has written to is acknowledged, perhaps. And a member of the old cluster whose log is
+        not here must not become one again: it has acknowledged WAL that it would lack (S8).
+        """
+        control, replaced = self.control, self.control.replaced
+        if control.history and not message.discard:
+            return RefusalCode.NOT_EMPTY, (
+                f"WAL [{format_lsn(control.wal_begin_lsn)}, {format_lsn(self.flush_lsn)}) of cluster "
+                f"{control.cluster_id[:8]} was written since the rebootstrap: an undo would give it up"
+            )
+        if replaced is not None and replaced.cluster_id == message.cluster_id:
+            lost = yield InspectSetAside(control.replaced_wal, replaced)
+            return (RefusalCode.RANGE, lost) if lost else None
+        if message.membership.is_voter(control.safekeeper_id, control.incarnation):
+            return RefusalCode.NOT_A_MEMBER, (
+                f"nothing of cluster {message.cluster_id[:8]} is kept here, and this data folder is a member of it: "
+                "wipe it, to let it join as a learner"
+            )
+        return None
+
+    def _bring_back(self, message: Bootstrap) -> Effects:
+        """Undo a rebootstrap: the log of the cluster that it replaced is here again. What was promised stays so."""
+        control, replaced = self.control, self.control.replaced
+        if replaced is None or replaced.cluster_id != message.cluster_id:
+            # No member of that cluster: a learner, which begins without WAL.
+            yield from self._set_aside(message)
+            return
+        restored = msgspec.structs.replace(
+            replaced,
+            **cluster_fields(message),
+            promised=control.promised,
+            format_version=control.format_version,
+            set_aside=True,
+            set_aside_as=f"undone-{control.cluster_id}",
+            restore_from=control.replaced_wal,
+        )
+        self._timed_lsn = self._timed_below_lsn = 0
+        self._leader_commit_lsn = 0
+        self._next_tli_switch_lsn = LSN_MAX
+        yield from self._persist(**msgspec.structs.asdict(restored))
+        self._open_fork_lsn = restored.wal_begin_lsn
+        yield from self.start()
+
+    def _finish_adoption(self) -> Effects:
+        """Carry out what an adoption wrote down, then clear the note; all of it can be repeated after a crash."""
+        control = self.control
+        if control.set_aside:
+            self.write_lsn = self.flush_lsn = 0
+            yield SetWalAside(control.set_aside_as or control.cluster_id)
+            yield from self._persist(set_aside=False, set_aside_as="")
+        if control.restore_from:
+            restored_lsn = yield RestoreWal(control.restore_from)
+            yield from self._persist(restore_from="")
+            self.write_lsn = self.flush_lsn = restored_lsn
+        if control.base_lsn is not None:
+            # Nothing is claimed before all of it is done: there may be no room for the segment or the control file.
+            self.write_lsn = self.flush_lsn = 0
+            yield ResetWal(control.base_lsn, tli_at(control.history, control.base_lsn))
+            yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
+            self.write_lsn = self.flush_lsn = control.base_lsn
+        elif control.truncate_to is not None:
+            # There may be no file descriptor for it: what is to be cut is no part of this history all the same.
+            self.write_lsn = self.flush_lsn = control.truncate_to
+            yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
+            yield from self._persist(truncate_to=None)
+
+    # ------------------------------------------------------------------ bytes and positions
+
+    def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
+        """Write at the write position; bytes of another timeline begin in a segment of that timeline's name."""
+        end_lsn = begin_lsn + len(payload)
+        while end_lsn > self._next_tli_switch_lsn:
+            switch_lsn = self._next_tli_switch_lsn
+            head = switch_lsn - begin_lsn
+            if head:
+                yield WriteWal(begin_lsn, payload[:head])
+                self.write_lsn = begin_lsn = switch_lsn
+                payload = payload[head:]
+            yield from self._flush_all()
+            yield TruncateWal(switch_lsn, tli_at(self.control.history, switch_lsn))
+            self._next_tli_switch_lsn = next_tli_switch(self.control.history, switch_lsn)
+        yield WriteWal(begin_lsn, payload)
+        self.write_lsn = end_lsn
+
+    def _advance_commit(self) -> None:
+        self.commit_lsn = max(self.commit_lsn, min(self._leader_commit_lsn, self.flush_lsn))
+
+    def _flush_all(self) -> Effects:
+        if self.flush_lsn < self.write_lsn:
+            yield FlushWal()
+            self.flush_lsn = self.write_lsn
+            self._advance_commit()
+
+    def _persist(self, **changes: Any) -> Effects:
+        """Write the control file with `changes` and the newest lazy positions, then make it the state in memory."""
+        changes.setdefault("commit_lsn", self.commit_lsn)
+        changes.setdefault("truncate_lsn", self.truncate_lsn)
+        changes.setdefault("archived_lsn", self.archived_lsn)
+        changes.setdefault("archive_id", self.archive_id)
+        control = msgspec.structs.replace(self.control, **changes)
+        yield Persist(control)
+        self.control = control
+        self.commit_lsn = control.commit_lsn
+        self.truncate_lsn = control.truncate_lsn
+        self.archived_lsn = control.archived_lsn
+        self.archive_id = control.archive_id
+
+
+def cluster_fields(message: Bootstrap | Elected) -> dict[str, Any]:
+    """Return whose WAL this is, as a message says it, under the names of the control state's fields."""
+    return {
+        "cluster_id": message.cluster_id,
+        "system_id": message.system_id,
+        "segment_size": message.segment_size,
+        "server_version": message.server_version,
+        "membership": message.membership,
+    }

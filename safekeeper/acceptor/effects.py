@@ -1,0 +1,167 @@
+"""What the acceptor asks its shell to do.
+
+The acceptor's handlers are generators: each `yield` hands one effect to the shell, which carries it out *before* it
+resumes the handler. So a reply that follows a `Persist` in the text cannot leave before the state is on disk (S2):
+there is no way to write the other order. The shell resumes with the effect's result, or throws `StorageFull` into the
+handler where nothing was changed. Any other failure ends the process (S12) and the handler never goes on.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.messages import AcceptorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `message` on `connection`; dropped if that is closed."""
+
+    connection: int
+    message: AcceptorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close `connection` after what was sent on it; `reason` is for the log."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteWal:
+    """Write WAL at the write position into the operating system. May throw `StorageFull`: then nothing was written."""
+
+    begin_lsn: Lsn
+    payload: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FlushWal:
+    """Bring all WAL that was written to disk, and return only then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Replace the control file. May throw `StorageFull`: then the old one is untouched."""
+
+    control: ControlState
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateWal:
+    """Cut the WAL at `lsn`; what follows belongs to timeline `tli`. Repeatable."""
+
+    lsn: Lsn
+    tli: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetWal:
+    """Drop all WAL and begin anew at `base_lsn`, a segment start. Repeatable."""
+
+    base_lsn: Lsn
+    tli: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimWal:
+    """Remove the segments that end at or below `lsn`, a segment start. Repeatable."""
+
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SetWalAside:
+    """Move all WAL out of the way, kept for the operator under another name. Repeatable."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class InspectSetAside:
+    """Return what is lost of the WAL of `control` that was set aside under `label`, empty if nothing is."""
+
+    label: str
+    control: ControlState
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreWal:
+    """Move the WAL that was set aside under `label` back, and return where it ends, 0 if there is none. Repeatable."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWal:
+    """Return the bytes [begin_lsn, end_lsn)."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class DigestWal:
+    """Return the CRC-32C of each page of [begin_lsn, end_lsn), as a tuple of int."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class FindRecords:
+    """Return (end of the record that begins at `lsn`, start of the last record below `lsn`, LogTail or None).
+
+    0 stands for unknown. The tail is that of the log cut at `lsn`, a segment's start; None for any other position.
+    """
+
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class FindRecordEnd:
+    """Return the end of the first complete record behind `lsn`, 0 if the log does not hold all of it yet.
+
+    `lsn` is a fork, or a segment's start: a record that goes on there from before counts.
+    `lsn` itself if the WAL there cannot be decoded: as with `FindRecords`, what cannot be judged counts as complete.
+    """
+
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class FindTimedRecord:
+    """Return where a record begins that bears a time, lies in [begin_lsn, end_lsn), and in the newest such segment.
+
+    0 if there is none. `begin_lsn` is a segment's start.
+    """
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+Effect = (
+    Send
+    | Close
+    | WriteWal
+    | FlushWal
+    | Persist
+    | TruncateWal
+    | ResetWal
+    | TrimWal
+    | SetWalAside
+    | InspectSetAside
+    | RestoreWal
+    | ReadWal
+    | DigestWal
+    | FindRecords
+    | FindRecordEnd
+    | FindTimedRecord
+)
+_Result = TypeVar("_Result")
+EffectsThen = Generator[Effect, Any, _Result]
+Effects = EffectsThen[None]

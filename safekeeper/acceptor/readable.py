@@ -1,0 +1,146 @@
+"""What a learner may be sent next. The one place that decides it (S7).
+
+A learner reads the log of one timeline from a position on. It sees what is committed and on disk here, on timelines
+that are committed too, and nothing else: `ReadableLog` is a view of the acceptor that ends there.
+
+    begin_lsn        fork                 end_lsn        write_lsn
+        |--------------|---------------------|- - - - - - - -|
+        | an ancestor  | tli                 |  not readable |
+
+An ancestor's timeline ends at its fork: the learner is told which timeline goes on there. Its bytes below the fork are
+the descendant's too, so where in the log a byte stands is all that has to be known to read it.
+
+The end goes back in one case only: a new timeline begins below it (S9). Whoever was sent more than that waits for the
+new timeline to be committed, and is told where it forked, as PostgreSQL does; going on in the old one, whose bytes may
+be others now, is not possible any more.
+
+Pure. Source of the rules for timelines: https://www.postgresql.org/docs/current/protocol-replication.html
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.timelines import Lineage, parse_timeline_history
+from safekeeper.consensus.control_state import ControlState
+
+
+class ReadableLog(NamedTuple):
+    """What learners see of a log.
+
+    Attributes:
+        begin_lsn: the first byte that is here, 0 if there is no WAL.
+        end_lsn: where learners must stop, 0 while nothing is committed.
+        tli: the timeline of the end, 0 if there is no WAL.
+        lineage: the ancestors of `tli`.
+    """
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    tli: int
+    lineage: Lineage
+
+    def fork_of(self, tli: int) -> tuple[int, Lsn] | None:
+        """Return (the next timeline, where it begins) for an ancestor; None if `tli` is none."""
+        for index, (ancestor, fork_lsn) in enumerate(self.lineage):
+            if ancestor == tli:
+                following = self.lineage[index + 1][0] if index + 1 < len(self.lineage) else self.tli
+                return following, fork_lsn
+        return None
+
+
+class Send(NamedTuple):
+    """The bytes [begin_lsn, end_lsn) may be sent."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+class Wait(NamedTuple):
+    """There is nothing to send yet."""
+
+
+class TimelineEnd(NamedTuple):
+    """The learner's timeline has ended: `next_tli` goes on from `fork_lsn`."""
+
+    next_tli: int
+    fork_lsn: Lsn
+
+
+class Removed(NamedTuple):
+    """The bytes [begin_lsn, end_lsn) may be sent, but are not kept here any more."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
+class Gone(NamedTuple):
+    """The learner cannot go on here: what it was sent is part of this log no more, or never was."""
+
+
+Step: TypeAlias = Send | Wait | TimelineEnd | Removed | Gone
+
+_WAIT = Wait()
+_GONE = Gone()
+
+
+def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: Lsn | None = None) -> Step:
+    """Return what a learner gets that has asked for `tli` and stands at `position_lsn`.
+
+    Args:
+        retreated_to_lsn: where the readable end was when it had gone back below what this learner was sent, None if it
+            never did. The learner's bytes beyond that are part of no log any more.
+    """
+    end_lsn = log.end_lsn
+    if tli != log.tli:
+        fork = log.fork_of(tli)
+        if fork is None:
+            return _GONE
+        if position_lsn >= fork[1]:
+            return TimelineEnd(*fork)
+        end_lsn = min(end_lsn, fork[1])
+    if retreated_to_lsn is not None:
+        return _WAIT if end_lsn <= retreated_to_lsn else _GONE
+    if position_lsn >= end_lsn:
+        return _WAIT
+    if position_lsn < log.begin_lsn:
+        return Removed(position_lsn, min(end_lsn, log.begin_lsn))
+    return Send(position_lsn, end_lsn)
+
+
+def refusal_of_start(log: ReadableLog, tli: int, begin_lsn: Lsn) -> tuple[str, str] | None:
+    """Return why a learner cannot begin at `begin_lsn` of `tli`: message and detail, in PostgreSQL's words.
+
+    None if it can. A position that is not readable yet is no reason: it will wait there.
+    """
+    if tli == log.tli:
+        return None
+    fork = log.fork_of(tli)
+    if fork is None:
+        return f"requested timeline {tli} is not in this server's history", ""
+    _, fork_lsn = fork
+    if begin_lsn > fork_lsn:
+        return (
+            f"requested starting point {format_lsn(begin_lsn)} on timeline {tli} is not in this server's history",
+            f"This server's history forked from timeline {tli} at {format_lsn(fork_lsn)}.",
+        )
+    return None
+
+
+def lineage_of(control: ControlState, tli: int) -> Lineage:
+    """Return the ancestors of `tli`: from its history file if there is one, else as far as the term history knows.
+
+    Raises:
+        RemoteProtocolError: the history file is not understood.
+    """
+    for file in control.tli_histories:
+        if file.tli == tli:
+            return parse_timeline_history(tli, file.content)
+    lineage: list[tuple[int, Lsn]] = []
+    before_tli = 0
+    for entry in control.history:
+        if entry.tli > tli:
+            break
+        if before_tli and entry.tli != before_tli:
+            lineage.append((before_tli, entry.start_lsn))
+        before_tli = entry.tli
+    return tuple(lineage)

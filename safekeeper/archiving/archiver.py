@@ -1,0 +1,434 @@
+"""The archiver of one safekeeper: brings what is committed into the archive, while the leader says that it shall (S7).
+
+    stands by       looks every CHECK_INTERVAL_S whether it could archive, and says so
+    archives        claims the archive, lists what is there, uploads what is missing, UPLOADS_AT_ONCE at a time; then
+                    each segment when it is complete, and the open one as a partial file every few seconds or on demand
+    has a problem   begins anew with claim and listing after 1 s, 2 s, ... RETRY_S_MAX; it costs nothing but time
+
+What is uploaded in which order is `ArchivingPlan`'s to decide. The event loop does no more than that: WAL is read,
+checked, compressed and sent in threads of the archiver's own, from the segment's file. A log that goes back meanwhile
+gives no wrong bytes away: the upload ends without a receipt (wal/reading.py, `SegmentSource`).
+
+Files that have a receipt when the archiving begins and lie below what the leader calls archived are taken for what they
+should be: an archiver has read them back. All others are compared with what is here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safekeeper.archive.access import ArchiveAccess
+from safekeeper.archive.objects import ArchivedFile
+from safekeeper.archive.upload import Content, Uploader
+from safekeeper.archiving.plan import ArchivingPlan
+from safekeeper.archiving.statistics import UploadStatistics
+from safekeeper.base.errors import (
+    ArchiveConflict,
+    ArchiveCorrupt,
+    ArchiveRefused,
+    ConfigurationError,
+    LogChanged,
+    StorageFailed,
+    WalproxyError,
+)
+from safekeeper.base.logs import ProblemLog, describe_bug, one_line
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.worker import Worker
+from safekeeper.node.node import Node
+from safekeeper.node.readable_log import LogView
+from safekeeper.storage.filesystem import FileSystem
+from safekeeper.storage.wal_reading import SegmentSource
+
+UPLOADS_AT_ONCE = 2
+CHECK_INTERVAL_S = 30.0
+RETRY_S_MIN = 1.0
+RETRY_S_MAX = 30.0
+REPORT_INTERVAL_S = 0.2
+NOT_LOOKED_YET = "the archive has not been looked at yet"
+
+# What is reported has to fit into a message.
+_PROBLEM_BYTES_MAX = 900
+# A person must act.
+_SERIOUS = (ArchiveConflict, ArchiveCorrupt, ArchiveRefused, ConfigurationError)
+_log = logging.getLogger(__name__)
+
+
+class Archiver:
+    """Archives what a node lets learners read; one of the node's `Learners`. Begins at `start`.
+
+    Attributes:
+        partial_interval_s: the open segment is archived so often.
+        archived_lsn: all that is kept here and lies below is in the archive, as was seen; 0 if nobody has looked.
+        problem: why nothing can be archived at present, one line; empty if it can.
+        archive_id: of the archive as it was seen last, empty if it was not.
+        statistics: what it has done.
+    """
+
+    def __init__(
+        self, node: Node, fs: FileSystem, access: ArchiveAccess, *, compress: bool, partial_interval_s: float
+    ) -> None:
+        self._node = node
+        self._acceptor = node.acceptor
+        self._fs = fs
+        self._access = access
+        self._compress = compress
+        self._loop = asyncio.get_running_loop()
+        self._workers = [Worker("archiver", self._loop) for _ in range(UPLOADS_AT_ONCE)]
+        self._view = LogView(node)
+        self._plan: ArchivingPlan | None = None
+        self._uploads: dict[asyncio.Task[bool], tuple[Worker, ArchivedFile]] = {}
+        self._partial_due_at = 0.0
+        self._partial_demanded = False
+        # What is news: another control state, another archiver, or this position, the end of the open segment.
+        self._news = asyncio.Event()
+        self._control = self._acceptor.control
+        self._was_archiver = False
+        self._news_at_lsn: Lsn = 0
+        self._reported: tuple[Lsn, str, str] | None = None
+        self._reported_at = 0.0
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._problems = ProblemLog(_log)
+        self._retry_s = RETRY_S_MIN
+        self._stuck_at_lsn: Lsn | None = None  # How far the archive was when an upload failed.
+        self._settled: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.partial_interval_s = partial_interval_s
+        self.archived_lsn: Lsn = 0
+        self.problem = NOT_LOOKED_YET
+        self.archive_id = ""
+        self.statistics = UploadStatistics()
+
+    # What others call.
+
+    def start(self) -> None:
+        """Begin: to look, and to archive when the leader says so."""
+        self._report()
+        self._task = self._loop.create_task(self._run())
+
+    def update(self) -> None:
+        """See node.Learners."""
+        acceptor = self._acceptor
+        if acceptor.control is not self._control:
+            # The log may have gone back, and may go on with other bytes before the archiver has its turn.
+            self._see_log()
+            self._news.set()
+        elif acceptor.readable_lsn >= self._news_at_lsn or acceptor.is_archiver != self._was_archiver:
+            self._news.set()
+
+    def archive_now(self) -> None:
+        """Archive the open segment as it is now, without waiting for the interval."""
+        self._partial_demanded = True
+        self._news.set()
+
+    async def finish(self) -> None:
+        """Return when all that is readable is in the archive, or at once if it cannot be brought there now."""
+        if self._acceptor.is_archiver and not self.problem and self._task is not None:
+            self._settled = self._loop.create_future()
+            self.archive_now()
+            await self._settled
+
+    def close(self) -> None:
+        """End it. What is under way comes to its end in the threads, or to nothing with the process."""
+        self._closed = True
+        for task in (self._task, *self._uploads):
+            if task is not None:
+                task.cancel()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+        for worker in self._workers:
+            worker.stop()
+
+    @property
+    def unarchived_bytes(self) -> int:
+        """How much readable WAL the archive may lack of what is here."""
+        archived_lsn = max(self.archived_lsn or self._acceptor.archived_lsn, self._node.folder.begin_lsn)
+        return max(0, self._acceptor.readable_lsn - archived_lsn)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what /status shows of the archive."""
+        acceptor, last_upload_at = self._acceptor, self.statistics.last_upload_at
+        return {
+            "url": self._access.url,
+            "archiver": acceptor.is_archiver,
+            "archived_lsn": format_lsn(self.archived_lsn or acceptor.archived_lsn),
+            "lag_bytes": self.unarchived_bytes,
+            "problem": self.problem,
+            "uploads": self.statistics.uploads,
+            "uploaded_bytes": self.statistics.bytes,
+            "last_upload_at": datetime.fromtimestamp(last_upload_at, UTC).isoformat() if last_upload_at else None,
+        }
+
+    # The life of an archiver.
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if not self._acceptor.control.cluster_id:
+                    await self._wait(None)
+                elif self._acceptor.is_archiver:
+                    await self._archive()
+                else:
+                    await self._stand_by()
+            except WalproxyError as error:
+                await self._fail(str(error), serious=isinstance(error, _SERIOUS))
+            except Exception as error:
+                await self._fail(describe_bug(error), serious=True)
+
+    async def _stand_by(self) -> None:
+        # How far the archive is, is another one's to see.
+        self._plan, self.archived_lsn = None, 0
+        uploader = await self._workers[0].run(self._uploader)
+        await self._claim(self._workers[0], uploader)
+        self._recover()
+        await self._wait(CHECK_INTERVAL_S, until=lambda: self._acceptor.is_archiver)
+
+    async def _archive(self) -> None:
+        control = self._acceptor.control
+        uploaders = {worker: await worker.run(self._uploader) for worker in self._workers}
+        for worker, uploader in uploaders.items():
+            await self._claim(worker, uploader)
+        self._plan = plan = await self._look(uploaders[self._workers[0]])
+        if self._stuck_at_lsn is None:
+            self._recover()
+        try:
+            while self._acceptor.is_archiver and self._acceptor.control.cluster_id == control.cluster_id:
+                self._follow()
+                wait_s = self._begin_uploads(plan, uploaders)
+                await self._wait(wait_s)
+                self._collect(plan)
+        finally:
+            await self._give_up_uploads(plan)
+
+    async def _claim(self, worker: Worker, uploader: Uploader) -> None:
+        """Make sure that the archive is ours; say so if it is another one than it was."""
+        before_id = self._acceptor.archive_id
+        claim = partial(uploader.claim, before_id or self.archive_id)
+        archive_id = (await worker.run(claim)).archive_id
+        if before_id and archive_id not in (before_id, self.archive_id):
+            _log.error(
+                "the archive %s is another one (%s) than before (%s), which alone has the WAL below %s: was it "
+                "unmounted, or emptied? If not, take a new base backup",
+                self._access.url,
+                archive_id[:8],
+                before_id[:8],
+                format_lsn(self._node.folder.begin_lsn),
+            )
+        self.archive_id = archive_id
+
+    async def _look(self, uploader: Uploader) -> ArchivingPlan:
+        """Return a plan that knows what the archive has already."""
+        while True:
+            while not self._see_log():
+                await self._wait(None)
+            epoch, acceptor = self._view.epoch, self._acceptor
+            told_lsn = acceptor.archived_lsn if acceptor.archive_id == self.archive_id else 0
+            plan = ArchivingPlan(self._view.log, self._history_tlis(), self._acceptor.control.segment_size)
+            listing = await self._workers[0].run(partial(uploader.listing, *plan.folders()))
+            if epoch == self._view.epoch:
+                break
+        plan.follow(self._view.log, self._history_tlis())
+        for archived in listing.objects:
+            if archived.file.kind != "history" and archived.file.end_lsn <= told_lsn:
+                plan.found(archived.file)
+        return plan
+
+    def _follow(self) -> None:
+        """Take notice of what the log is now; of what changes from now on there will be news."""
+        if self._see_log():
+            segment_size = self._control.segment_size or 1
+            self._news_at_lsn = self._view.log.end_lsn // segment_size * segment_size + segment_size
+        else:
+            self._news_at_lsn = 0
+        self._was_archiver = self._acceptor.is_archiver
+        if self._plan is not None:
+            self.archived_lsn = self._plan.archived_lsn
+        self._report()
+
+    def _see_log(self) -> bool:
+        """Look at the log, if no event is changing it just now; return whether."""
+        if not self._node.is_between_events:
+            return False
+        self._control = self._acceptor.control
+        cluster_id = self._view.cluster_id
+        if self._view.refresh() is not None and self._plan is not None:
+            self._plan.follow(self._view.log, self._history_tlis())
+            if self._view.cluster_id != cluster_id:
+                # What was found in the archive, at whatever position, is of the other cluster's log.
+                self._plan, self.archived_lsn = None, 0
+        return True
+
+    async def _wait(self, timeout_s: float | None, until: Callable[[], bool] | None = None) -> None:
+        """Return when there is news, an upload has ended, or time is up.
+
+        Args:
+            until: go on waiting unless this holds; what is new is taken notice of.
+        """
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        while True:
+            self._follow()
+            left_s = None if deadline is None else max(0.0, deadline - self._loop.time())
+            news = self._loop.create_task(self._news.wait())
+            try:
+                done, _ = await asyncio.wait(
+                    {news, *self._uploads}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                news.cancel()
+            self._news.clear()
+            if not done or until is None or until():
+                return
+
+    # Uploads.
+
+    def _begin_uploads(self, plan: ArchivingPlan, uploaders: dict[Worker, Uploader]) -> float | None:
+        """Begin what there is to begin. Return in how many seconds the open segment is due, None: not before news."""
+        now, busy = self._loop.time(), [worker for worker, _ in self._uploads.values()]
+        idle = [worker for worker in self._workers if worker not in busy]
+        under_way = [file for _, file in self._uploads.values()]
+        while idle and self._node.is_between_events:
+            is_due = self._is_partial_due(now)
+            file = plan.next_file(under_way, with_partial=is_due)
+            nothing_is_left = file is None and not under_way
+            # Whoever is called a moment too early, or because of something else, puts nothing off.
+            if is_due and (nothing_is_left or (file is not None and file.kind == "partial")):
+                self._partial_demanded = False
+                self._partial_due_at = now + self.partial_interval_s
+            if file is None:
+                break
+            worker = idle.pop()
+            self._uploads[self._loop.create_task(self._upload(worker, uploaders[worker], file))] = worker, file
+            under_way.append(file)
+        if not under_way and self._node.is_between_events:
+            self._recover()
+            self._settle()
+        # What is due and has not begun waits for what is under way.
+        return None if not idle or self._is_partial_due(now) else self._partial_due_at - now
+
+    def _is_partial_due(self, now: float) -> bool:
+        return self._partial_demanded or now >= self._partial_due_at
+
+    async def _upload(self, worker: Worker, uploader: Uploader, file: ArchivedFile) -> bool:
+        """Upload a file; return whether the archive has now what this log has: it may have changed meanwhile."""
+        epoch = self._view.epoch
+        path = None if file.kind == "history" else self._path_of(file)
+        content = self._history_of(file.tli) if path is None else self._segment_source(file, path)
+        began_at = self._loop.time()
+        try:
+            is_new = await worker.run(partial(uploader.upload, file, content))
+        except LogChanged:
+            return False
+        except StorageFailed:
+            if path is not None and self._path_of(file) != path:
+                return False  # It has got another name, with another timeline.
+            raise
+        if is_new:
+            size_bytes = len(content) if isinstance(content, bytes) else file.end_lsn - file.begin_lsn
+            self.statistics.count(size_bytes, self._loop.time() - began_at)
+        return epoch == self._view.epoch
+
+    def _segment_source(self, file: ArchivedFile, path: Path) -> Content:
+        acceptor, history = self._acceptor, self._acceptor.control.history
+        # A log goes back only after another history was adopted, and another cluster's log comes with another one, too.
+        return SegmentSource(self._fs, path, file.end_lsn - file.begin_lsn, lambda: acceptor.control.history is history)
+
+    def _path_of(self, file: ArchivedFile) -> Path:
+        storage = self._node.folder.storage
+        path = storage.segment_path(file.begin_lsn) if storage is not None else None
+        if path is None:
+            raise StorageFailed(f"the WAL segment of byte {format_lsn(file.begin_lsn)} is not there")
+        return path
+
+    def _history_tlis(self) -> list[int]:
+        return [history.tli for history in self._acceptor.control.tli_histories]
+
+    def _history_of(self, tli: int) -> bytes:
+        return next(history.content for history in self._acceptor.control.tli_histories if history.tli == tli)
+
+    def _collect(self, plan: ArchivingPlan) -> None:
+        """Take note of the uploads that have ended.
+
+        Raises:
+            WalproxyError: one has failed.
+        """
+        for task in [task for task in self._uploads if task.done()]:
+            _, file = self._uploads.pop(task)
+            try:
+                if task.result():
+                    plan.found(file)
+            except WalproxyError:
+                # It is tried again before anybody says that all is well, the open segment too.
+                self._stuck_at_lsn, self._partial_due_at = plan.archived_lsn, 0.0
+                raise
+        if self._stuck_at_lsn is not None and plan.archived_lsn > self._stuck_at_lsn:
+            self._recover()
+
+    async def _give_up_uploads(self, plan: ArchivingPlan) -> None:
+        """Wait for what is under way; more does not begin."""
+        if self._uploads and not self._closed:
+            ended, _ = await asyncio.wait(self._uploads)
+            for task in ended:
+                _, file = self._uploads.pop(task)
+                if task.exception() is None and task.result():
+                    plan.found(file)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
+    def _uploader(self) -> Uploader:
+        """Return a new uploader. For the threads: to open the archive may have to wait."""
+        control = self._acceptor.control
+        return Uploader(
+            self._access.store(),
+            cluster_id=control.cluster_id,
+            system_id=control.system_id,
+            segment_size=control.segment_size,
+            safekeeper_id=control.safekeeper_id,
+            compress=self._compress,
+        )
+
+    # What is wrong, and what is said of it.
+
+    async def _fail(self, reason: str, *, serious: bool) -> None:
+        """Take note of what has failed, and let some time pass."""
+        self.statistics.errors += 1
+        self.problem = one_line(reason).encode()[:_PROBLEM_BYTES_MAX].decode(errors="ignore")
+        self._problems.note(
+            self.problem, "cannot archive: %s", self.problem, level=logging.ERROR if serious else logging.WARNING
+        )
+        self._settle()
+        wait_s, self._retry_s = self._retry_s, min(2 * self._retry_s, RETRY_S_MAX)
+        await self._wait(wait_s, until=lambda: False)
+
+    def _recover(self) -> None:
+        """Nothing is wrong, or not any more."""
+        if self._plan is not None:
+            self._problems.over("archives again, from %s on", format_lsn(self.archived_lsn))
+        else:
+            self._problems.over("could archive again")
+        self.problem, self._stuck_at_lsn, self._retry_s = "", None, RETRY_S_MIN
+        self._report()
+
+    def _report(self) -> None:
+        """Let the leader hear what is new: at once if it is worse, else not too often."""
+        before, state = self._reported, (self.archived_lsn, self.problem, self.archive_id)
+        if state == before or self._closed:
+            return
+        left_s = self._reported_at + REPORT_INTERVAL_S - self._loop.time()
+        is_better = before is not None and state[0] >= before[0] and state[1:] == before[1:]
+        if is_better and left_s > 0:
+            if self._report_timer is None:
+                self._report_timer = self._loop.call_later(left_s, self._report_later)
+            return
+        self._reported, self._reported_at = state, self._loop.time()
+        self._node.archive_reported(*state)
+
+    def _report_later(self) -> None:
+        self._report_timer = None
+        self._report()

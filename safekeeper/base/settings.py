@@ -1,0 +1,409 @@
+"""Settings of a program: declared once, read from four places, checked, frozen.
+
+A program's settings are a frozen dataclass whose fields are made by `option`. Each option can be given on the command
+line, in an environment variable, in a TOML file, or not at all: the first of them that has it wins. Whatever the
+place, the value goes through the same parser, and an error names the place and says what would be right.
+
+    @dataclass(frozen=True)
+    class Settings:
+        id: int = option("the safekeeper's number", parse=positive_integer)
+        listen: Address = option("where to listen", parse=address, default="127.0.0.1:5454")
+
+    settings = load(Settings, "SAFEKEEPER", command_line={"id": "1"}, environment=os.environ, file=None)
+
+The command line is `click_options`, the names of environment variables are the prefix and the name in capitals.
+A key of the file that no option has is refused by name: a misspelt option must not be silently ignored.
+"""
+
+import dataclasses
+import hmac
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.networks import Networks
+
+_Settings = TypeVar("_Settings")
+_Parse = Callable[[Any], Any]
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_REQUIRED = object()
+
+
+class Option(NamedTuple):
+    """What is known about one option.
+
+    Attributes:
+        help: one line for a person, without a full stop.
+        parse: turns what was written, a string or a TOML value, into the value; raises ValueError with what is wrong.
+        default: as it would be written; parsed like everything else.
+        metavar: what stands for the value in the help.
+        reloadable: a running process takes a new value at SIGHUP.
+        environment_only: it is a secret, which must stand neither in a command line, that every list of processes
+            shows, nor in a file that many may read.
+        is_flag: on the command line it has no value, and means true.
+        repeatable: on the command line it may be given several times; the values arrive as a tuple.
+    """
+
+    help: str
+    parse: _Parse
+    default: Any
+    metavar: str
+    reloadable: bool
+    environment_only: bool
+    is_flag: bool = False
+    repeatable: bool = False
+
+
+class Address(NamedTuple):
+    """A host and a TCP port; port 0 lets the operating system choose when listening."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def option(
+    help: str,
+    *,
+    parse: _Parse,
+    default: Any = _REQUIRED,
+    metavar: str = "TEXT",
+    reloadable: bool = False,
+    environment_only: bool = False,
+    is_flag: bool = False,
+    repeatable: bool = False,
+) -> Any:
+    """Declare a field of a settings dataclass; see `Option`. Without a default it must be given."""
+    declared = Option(help, parse, default, metavar, reloadable, environment_only, is_flag, repeatable)
+    return dataclasses.field(metadata={"option": declared})
+
+
+def file_option(help: str) -> Any:
+    """Declare an option that names a file which must be there, or none."""
+    return option(help, parse=optional(existing_file), default=None, metavar="FILE")
+
+
+def networks_option(help: str) -> Any:
+    """Declare an option that lists networks, or none."""
+    return option(help, parse=optional(networks), default=None, metavar="NETWORK,...", reloadable=True)
+
+
+def secret_option() -> Any:
+    """Declare the option that is the secret itself: in the environment only."""
+    return option(
+        "The secret of --secret-file itself, where a file is inconvenient",
+        parse=optional(secret_value),
+        default=None,
+        metavar="SECRET",
+        environment_only=True,
+    )
+
+
+def http_tls_option() -> Any:
+    """Declare whether the HTTP door speaks TLS."""
+    return option(
+        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
+    )
+
+
+def options_of(settings_type: type) -> dict[str, Option]:
+    """Return the options that a settings dataclass declares, by name, in their order."""
+    return {field.name: field.metadata["option"] for field in dataclasses.fields(settings_type)}
+
+
+def load(
+    settings_type: type[_Settings],
+    prefix: str,
+    *,
+    command_line: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: Path | None,
+) -> _Settings:
+    """Return the settings, each from the first place that has it: command line, environment, file, default.
+
+    Args:
+        settings_type: a frozen dataclass of `option` fields.
+        prefix: of the environment variables, e.g. "SAFEKEEPER".
+        command_line: by option name; None, or an empty tuple, means that it was not given.
+        environment: all variables; those without the prefix are not looked at.
+        file: a TOML file, or None.
+
+    Raises:
+        ConfigurationError: the file cannot be read, has an unknown key, or an option is missing or wrong.
+    """
+    options = options_of(settings_type)
+    in_file = _read_file(file, options) if file is not None else {}
+    values = {}
+    for name, declared in options.items():
+        variable = environment_variable(prefix, name)
+        if command_line.get(name) not in (None, ()) and not declared.environment_only:
+            place, written = command_line_name(name), command_line[name]
+        elif variable in environment:
+            place, written = variable, environment[variable]
+        elif name in in_file:
+            place, written = f"{file}: {name}", in_file[name]
+        elif declared.default is not _REQUIRED:
+            place, written = f"default of {command_line_name(name)}", declared.default
+        else:
+            raise ConfigurationError(
+                f"{command_line_name(name)} is missing: give it, or set {variable}, or write {name} = ... in the file"
+            )
+        try:
+            values[name] = declared.parse(written)
+        except ValueError as error:
+            raise ConfigurationError(f"{place}: {error}") from error
+    return settings_type(**values)
+
+
+def command_line_name(name: str) -> str:
+    """Return how the option is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_variable(prefix: str, name: str) -> str:
+    """Return the environment variable of the option."""
+    return f"{prefix}_{name.upper()}"
+
+
+def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a click command every option of `settings_type`, and `--config`.
+
+    The values arrive as they were written, None where nothing was: `load` does the rest.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        decorated = click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            envvar=f"{prefix}_CONFIG",
+            metavar="FILE",
+            help="TOML file with any of these options.",
+        )(command)
+        for name, declared in reversed(options_of(settings_type).items()):
+            if declared.environment_only:
+                continue
+            notes = [f"[{environment_variable(prefix, name)}]"]
+            if declared.default is not _REQUIRED and declared.default not in (None, ""):
+                notes.insert(0, f"Default: {declared.default}.")
+            described = f"{declared.help}. {' '.join(notes)}"
+            if declared.is_flag:
+                given = click.option(command_line_name(name), name, is_flag=True, default=None, help=described)
+            else:
+                given = click.option(
+                    command_line_name(name),
+                    name,
+                    metavar=declared.metavar,
+                    multiple=declared.repeatable,
+                    help=described,
+                )
+            decorated = given(decorated)
+        return decorated
+
+    return decorate
+
+
+def changed_options(old: Any, new: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the options that differ: (those a running process can take, those that need a restart)."""
+    reloadable: list[str] = []
+    fixed: list[str] = []
+    for name, declared in options_of(type(new)).items():
+        if getattr(old, name) != getattr(new, name):
+            (reloadable if declared.reloadable else fixed).append(name)
+    return reloadable, fixed
+
+
+def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            content = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigurationError(f"could not read {file}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} is not TOML: {error}") from error
+    known = [name for name, declared in options.items() if not declared.environment_only]
+    unknown = sorted(set(content) - set(known))
+    if unknown:
+        raise ConfigurationError(f"{file}: there is no option {', '.join(unknown)}; known are {', '.join(known)}")
+    return content
+
+
+# Parsers. Each takes what was written and returns the value, or raises ValueError with one line.
+
+
+def text(written: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(written, str) or not written.strip() or "\0" in written:
+        raise ValueError(f"{written!r} is not a text")
+    return written
+
+
+def folder(written: Any) -> Path:
+    """The path of a folder."""
+    return Path(text(written))
+
+
+def existing_file(written: Any) -> Path:
+    """The path of a file that is there."""
+    path = Path(text(written))
+    try:
+        if path.is_file():
+            return path
+    except OSError as error:  # E.g. a name that no file can have.
+        raise ValueError(f"there is no file {path}: {error.strerror or error}") from error
+    raise ValueError(f"there is no file {path}")
+
+
+def networks(written: Any) -> Networks:
+    """NETWORK,..., or a TOML list of them; see Networks."""
+    if isinstance(written, list) and all(isinstance(part, str) for part in written):
+        written = ",".join(written)
+    return Networks.parse(text(written))
+
+
+def key_values(written: Any) -> Mapping[str, str]:
+    """KEY=VALUE,..., or a TOML table of texts."""
+    if isinstance(written, str):
+        pairs = [part.partition("=") for part in written.split(",") if part.strip()]
+        if any(not key.strip() or not equals for key, equals, _ in pairs):
+            # It is not quoted: a value may be a secret.
+            raise ValueError("not every part has the form KEY=VALUE")
+        written = {key.strip(): value.strip() for key, _, value in pairs}
+    if not isinstance(written, dict) or not all(isinstance(value, str) for value in written.values()):
+        raise ValueError("not every part has the form KEY=VALUE")
+    return dict(written)
+
+
+def optional(parse: _Parse) -> _Parse:
+    """Return the parser of an option that need not be given: its default is None."""
+    return lambda written: None if written is None else parse(written)
+
+
+def yes_or_no(written: Any) -> bool:
+    """true or false."""
+    if isinstance(written, bool):
+        return written
+    if isinstance(written, str) and written.lower() in ("true", "yes", "on", "1"):
+        return True
+    if isinstance(written, str) and written.lower() in ("false", "no", "off", "0"):
+        return False
+    raise ValueError(f"{written!r} is neither true nor false")
+
+
+class Secret:
+    """A secret of the settings: shown nowhere, equal to one with the same bytes.
+
+    Attributes:
+        value: its bytes.
+    """
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self.value, other.value)
+
+    __hash__ = None  # type: ignore[assignment]  # No dictionary needs one.
+
+
+SECRET_BYTES_MIN = 16
+
+
+def secret_value(written: Any) -> Secret:
+    """A secret that cannot be guessed: 16 bytes or more, without the blanks and line breaks around it."""
+    value = written.strip().encode() if isinstance(written, str) else b""
+    if len(value) < SECRET_BYTES_MIN:
+        # It is not quoted, even if it is none.
+        raise ValueError(f"a secret has {SECRET_BYTES_MIN} bytes or more: make one with openssl rand -hex 32")
+    return Secret(value)
+
+
+# Numbers travel in MessagePack and in frames of 64 bits; no count or id needs half of that.
+_INTEGER_MAX = 2**63 - 1
+
+
+def positive_integer(written: Any) -> int:
+    """A whole number above 0 that fits into 63 bits."""
+    number = _number(written, int)
+    if number < 1:
+        raise ValueError(f"{written!r} is not a whole number above 0")
+    if number > _INTEGER_MAX:
+        raise ValueError(f"{written!r} is too large: the highest number is {_INTEGER_MAX}")
+    return int(number)
+
+
+def seconds(written: Any) -> float:
+    """A time in seconds above 0."""
+    number = _number(written, float)
+    if not 0 < number < 1e9:
+        raise ValueError(f"{written!r} is not a number of seconds above 0")
+    return float(number)
+
+
+_POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
+_UNITS = {"": 1, "B": 1} | {letter + ending: 1 << power for letter, power in _POWERS.items() for ending in ("B", "IB")}
+
+
+def size_bytes(written: Any) -> int:
+    """A number of bytes, also with a unit, a power of 1024 as for PostgreSQL: `1048576`, `64MB`, `64MiB`, `1 GiB`."""
+    if isinstance(written, str):
+        digits = written.strip().rstrip("BbIiKkMmGgTt").strip()
+        unit = _UNITS.get(written.strip()[len(digits) :].strip().upper())
+        if digits.isascii() and digits.isdecimal() and unit is not None:
+            return int(digits) * unit
+    elif type(written) is int and written >= 0:
+        return written
+    raise ValueError(f"{written!r} is not a size: write bytes, or a number with kB, MB, GB or TB")
+
+
+def positive_size(written: Any) -> int:
+    """A number of bytes above 0, as `size_bytes` takes it."""
+    size = size_bytes(written)
+    if size == 0:
+        raise ValueError(f"{written!r} is too small: write a size like 256MB")
+    return size
+
+
+def address(written: Any) -> Address:
+    """HOST:PORT, or [HOST]:PORT for an IPv6 address."""
+    host, colon, port = text(written).rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"{written!r} is not an address: write HOST:PORT, for example 127.0.0.1:5454")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{written!r} is not an address: {host!r} cannot be the name of a host") from None
+    return Address(host, int(port))
+
+
+def one_of(*allowed: str) -> Callable[[Any], str]:
+    """Return the parser of a word out of `allowed`."""
+
+    def parse(written: Any) -> str:
+        word = written.lower() if isinstance(written, str) else written
+        if word not in allowed:
+            raise ValueError(f"{written!r} is not one of {', '.join(allowed)}")
+        return str(word)
+
+    return parse
+
+
+def _number(written: Any, kind: type[int] | type[float]) -> int | float:
+    if isinstance(written, bool) or not isinstance(written, str | int | kind):
+        raise ValueError(f"{written!r} is not a number")
+    try:
+        return kind(written)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{written!r} is not a number") from None

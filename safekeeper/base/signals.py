@@ -1,0 +1,74 @@
+"""What signals mean to a running process: the same for both programs.
+
+SIGTERM, SIGINT  end in good order; a second one exits at once
+SIGHUP           read the configuration again; what cannot change in a running process is named in the log
+SIGUSR1          of a safekeeper: archive the open segment now
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.hangup import release_hangup
+from safekeeper.base.logs import set_level
+from safekeeper.base.settings import changed_options
+
+_log = logging.getLogger(__name__)
+
+
+class RunSettings(Protocol):
+    """The settings of a process."""
+
+    @property
+    def log_level(self) -> str:
+        """The least important lines to log."""
+
+
+_Settings = TypeVar("_Settings", bound=RunSettings)
+
+
+def take_signals(
+    stop: Callable[[], object], reload: Callable[[], object], archive_now: Callable[[], object] | None = None
+) -> None:
+    """Call `stop` at the first SIGTERM or SIGINT, the others at each SIGHUP and SIGUSR1, on the running event loop."""
+    loop = asyncio.get_running_loop()
+    stopping = False
+
+    def on_stop(number: signal.Signals) -> None:
+        nonlocal stopping
+        if stopping:
+            _log.warning("a second %s: stops at once", number.name)
+            os._exit(128 + number)
+        stopping = True
+        _log.info("%s: stops", number.name)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_stop, number)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    if archive_now is not None:
+        loop.add_signal_handler(signal.SIGUSR1, archive_now)
+    release_hangup()
+
+
+def reload_settings(running: _Settings, read: Callable[[], _Settings]) -> _Settings | None:
+    """Return the settings as they are written now, and log what follows from them; None if they cannot be read.
+
+    Args:
+        running: those that the process began with. The new log level is taken here.
+    """
+    try:
+        new = read()
+    except ConfigurationError as error:
+        _log.error("could not read the configuration again: %s; nothing was changed", error)
+        return None
+    taken, fixed = changed_options(running, new)
+    set_level(new.log_level)
+    _log.info("read the configuration again; changed: %s", ", ".join(taken) or "nothing")
+    if fixed:
+        _log.warning("a change of %s takes a restart", ", ".join(fixed))
+    return new

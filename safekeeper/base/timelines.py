@@ -1,0 +1,65 @@
+"""PostgreSQL's timelines: history files, and which timeline a byte belongs to.
+
+A promoted standby goes on under a new TLI. The history file of a TLI lists its ancestors, each with the LSN at which
+it was left; below that LSN the bytes are the ancestor's.
+Source: https://www.postgresql.org/docs/current/continuous-archiving.html (timelines), and the files themselves.
+
+Pure. A file that is not understood raises RemoteProtocolError (S11).
+"""
+
+import re
+from typing import TypeAlias
+
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+
+TLI_MAX = (1 << 32) - 1
+
+Lineage: TypeAlias = tuple[tuple[int, Lsn], ...]
+"""The ancestors of a TLI, the oldest first: (TLI, the LSN at which it was left). Empty for TLI 1."""
+
+_HISTORY_LINE = re.compile(r"\s*(\d{1,10})\s+([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?:\s.*)?")
+
+
+def parse_timeline_history(tli: int, content: bytes) -> Lineage:
+    """Return the ancestors that the history file of `tli` lists.
+
+    Raises:
+        RemoteProtocolError: a line is not understood, the TLIs do not rise, or a timeline was left before it began.
+    """
+    lineage: list[tuple[int, Lsn]] = []
+    before_tli, before_lsn = 0, 0
+    # Not splitlines: the name of a restore point may hold what Unicode takes for the end of a line.
+    for line in content.decode(errors="replace").split("\n"):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _HISTORY_LINE.fullmatch(line)
+        if match is None:
+            raise RemoteProtocolError(f"the history of TLI {tli} has a line that is not understood: {line[:80]!r}")
+        parent, end_lsn = int(match[1]), parse_lsn(match[2])
+        if not before_tli < parent < tli or end_lsn < before_lsn:
+            raise RemoteProtocolError(f"the history of TLI {tli} contradicts itself at {line[:80]!r}")
+        lineage.append((parent, end_lsn))
+        before_tli, before_lsn = parent, end_lsn
+    if tli > 1 and not lineage:
+        raise RemoteProtocolError(f"the history of TLI {tli} lists no parent")
+    return tuple(lineage)
+
+
+def format_timeline_history(lineage: Lineage, reason: str = "no recovery target specified") -> bytes:
+    """Return a history file as PostgreSQL writes it for a TLI with these ancestors."""
+    lines = (f"{tli}\t{format_lsn(end_lsn)}\t{reason}\n" for tli, end_lsn in lineage)
+    return "\n".join(lines).encode()
+
+
+def timeline_history_name(tli: int) -> str:
+    """Return the name of the history file of `tli`."""
+    return f"{tli:08X}.history"
+
+
+def tli_of_byte(tli: int, lineage: Lineage, lsn: Lsn) -> int:
+    """Return the TLI that byte `lsn` of the WAL of `tli` belongs to: an ancestor's below its end."""
+    for ancestor, end_lsn in lineage:
+        if lsn < end_lsn:
+            return ancestor
+    return tli

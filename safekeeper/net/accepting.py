@@ -1,0 +1,151 @@
+"""Listening sockets that accept a few connections at a time, and go on when there is no file descriptor for one.
+
+asyncio's own servers accept as many connections as are waiting before anything else is done, and what they do when
+accept() fails differs: asyncio pauses for a second, libuv closes everything that waits. Here:
+
+    a flood      ACCEPTS_AT_ONCE connections are accepted, refused ones too, then everything else that the event loop
+                 has to do is done
+    EMFILE etc.  accepting pauses, for longer each time up to a second; the connections wait in the kernel
+    a refusal    is made before anything is allocated for the connection
+    in transit   no more than ACCEPTS_AT_ONCE connections are accepted and not yet counted by `connection_made`
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+from safekeeper.base.logs import RateLimit
+from safekeeper.base.settings import Address
+
+ACCEPTS_AT_ONCE = 8
+BACKLOG = 128
+PAUSE_S_MIN = 0.05
+PAUSE_S_MAX = 1.0
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+
+_log = logging.getLogger(__name__)
+
+
+class ListeningSockets:
+    """The sockets of one address, of which a name may have several. Made by `open`.
+
+    Attributes:
+        port: the one that was chosen.
+        shortages: how often a connection could not be accepted for want of a descriptor or memory.
+
+    Args:
+        new_protocol: returns what handles a connection from a host and port, None to close it at once.
+    """
+
+    def __init__(
+        self, sockets: list[socket.socket], new_protocol: Callable[[str, int], asyncio.BaseProtocol | None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sockets = sockets
+        self._new_protocol = new_protocol
+        self._accepted: set[asyncio.Task[None]] = set()  # Those whose transports are being made.
+        self._resume: asyncio.TimerHandle | None = None
+        self._pause_s = PAUSE_S_MIN
+        self._lines = RateLimit(lines=3, interval_s=60)
+        self.port: int = sockets[0].getsockname()[1]
+        self.shortages = 0
+        self._read()
+
+    @classmethod
+    async def open(
+        cls, address: Address, new_protocol: Callable[[str, int], asyncio.BaseProtocol | None]
+    ) -> "ListeningSockets":
+        """Listen at `address`.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        sockets: list[socket.socket] = []
+        failure: OSError | None = None
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            try:
+                sockets.append(_listen(family, kind, protocol, where))
+            except OSError as error:
+                # A name may have an address of a family that this machine does not have.
+                failure = error
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    break
+        else:
+            if sockets:
+                return cls(sockets, new_protocol)
+        for each in sockets:
+            each.close()
+        raise failure if failure is not None else OSError(f"{address.host} has no address")
+
+    def close(self) -> None:
+        """Accept no more connections. Closing twice is harmless."""
+        self._stop_reading()
+        for each in self._sockets:
+            each.close()
+        self._sockets = []
+
+    def _read(self) -> None:
+        self._resume = None
+        for each in self._sockets:
+            self._loop.add_reader(each.fileno(), self._accept, each)
+
+    def _stop_reading(self) -> None:
+        for each in self._sockets:
+            self._loop.remove_reader(each.fileno())
+        if self._resume is not None:
+            self._resume.cancel()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_AT_ONCE - len(self._accepted)):
+            try:
+                connection, peer = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _SHORT:
+                    self._pause(error)
+                    return
+                continue  # The peer has gone before it was accepted.
+            self._pause_s = PAUSE_S_MIN
+            protocol = self._new_protocol(peer[0], peer[1])
+            if protocol is None:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = self._loop.create_task(self._connect(connection, protocol))
+            self._accepted.add(task)
+            task.add_done_callback(self._accepted.discard)
+
+    async def _connect(self, connection: socket.socket, protocol: asyncio.BaseProtocol) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: protocol, connection)
+        except OSError:
+            connection.close()  # The peer has gone.
+
+    def _pause(self, error: OSError) -> None:
+        self.shortages += 1
+        more = self._lines.admit()
+        if more is not None:
+            _log.warning("could not accept a connection: %s: retrying%s", error.strerror, more)
+        self._stop_reading()
+        self._resume = self._loop.call_later(self._pause_s, self._read)
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+
+def _listen(family: int, kind: int, protocol: int, where: tuple[object, ...]) -> socket.socket:
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.setblocking(False)
+        listening.bind(where)
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,303 @@
+"""An HTTP server of a few pages that are JSON, for both programs. What the pages say is their owner's.
+
+Connections are accepted, counted and displaced as at the other listeners (safekeeper/net/listener.py), and TLS is
+theirs, too (safekeeper/net/tls_transport.py): a network that is not allowed does not get as far as a handshake. aiohttp
+understands the requests, and reads no more of them while a few wait to be answered; between it and the socket stands
+`HttpConnection`, which bounds what aiohttp does not: the time until a request has come in full, the time between two
+requests, and the bytes of one (S14).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import Address
+from safekeeper.net.admission import Budget
+from safekeeper.net.listener import Door, peer_name, prepare_socket
+from safekeeper.net.tls import ServerTls
+from safekeeper.net.tls_transport import TlsTransport
+
+# From its beginning, a connection has so long until its first request, a TLS handshake included, has come in full.
+FIRST_REQUEST_TIMEOUT_S = 10.0
+# From one answer on, so long until it has been read and another request has come in full.
+NEXT_REQUEST_TIMEOUT_S = 75.0
+# A request, its header included, and whatever came behind it before it was answered.
+REQUEST_BYTES_MAX = 64 << 10
+_RECEIVE_BYTES = 64 << 10
+_WATCH_INTERVAL_S = 1.0
+# Of what aiohttp says about a request, which quotes it.
+_QUOTED_MAX = 100
+
+Answer = tuple[int, Any]
+Route = Callable[[], Answer]
+HTTP_BUDGET = Budget(proven_max=0)
+
+_log = logging.getLogger(__name__)
+
+
+class HttpDoor(Door["HttpConnection"]):
+    """A small HTTP server. Made by `serve_http`; `close` ends it.
+
+    None of its connections is ever proven: each can be displaced by newer ones, first the one whose last request was
+    answered the longest ago.
+    """
+
+    CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http"
+    FOREIGN = "refused HTTP to %s: it lies in none of the networks of --http-allow"
+    EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
+
+    def __init__(
+        self, runner: web.AppRunner, *, budget: Budget, tls: ServerTls | None, networks: Networks | None
+    ) -> None:
+        super().__init__(budget=budget, networks=networks)
+        self._runner = runner
+        self._tls = tls
+        self._by_server: dict[asyncio.Protocol, HttpConnection] = {}
+
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        """See Door."""
+        return _PlainConnection(self) if self._tls is None else TlsTransport(self._tls.channel(), _TlsConnection(self))
+
+    async def close(self) -> None:
+        """Stop listening and close all connections."""
+        self.stop_accepting()
+        self.stop_watching()
+        for connection in list(self._connections.values()):
+            if not connection.is_served:
+                connection.abort()
+        await self._runner.cleanup()
+
+    def new_server(self, connection: "HttpConnection") -> asyncio.Protocol | None:
+        """Return what serves a connection, None if the server has ended."""
+        make = self._runner.server
+        if make is None:
+            return None
+        server = make()
+        self._by_server[server] = connection
+        return server
+
+    def answered(self, server: asyncio.Protocol) -> None:
+        """A request has come in full and its answer is known."""
+        connection = self._by_server.get(server)
+        if connection is not None:
+            connection.unanswered_bytes = 0
+            connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
+            self.admission.renew(connection.number, self.now())
+
+    def evict(self, connection: "HttpConnection", reason: str) -> None:
+        """See Door."""
+        self.forget(connection.number)
+        connection.abort()
+
+    def lost(self, connection: "HttpConnection", server: asyncio.Protocol | None) -> None:
+        """Forget a connection that is closed."""
+        self.forget(connection.number)
+        if server is not None:
+            self._by_server.pop(server, None)
+
+    def watch(self) -> float:
+        """See Door."""
+        now = self.now()
+        for connection in list(self._connections.values()):
+            if now > connection.deadline:
+                if not connection.was_answered:
+                    self.refuse(connection.peer, f"no request within {FIRST_REQUEST_TIMEOUT_S:g} s")
+                self.evict(connection, "")
+        return min(_WATCH_INTERVAL_S, FIRST_REQUEST_TIMEOUT_S / 4)
+
+    def refuse(self, who: object, reason: str) -> None:
+        """Log that a connection is not served."""
+        self._warn(f"refused HTTP to {who}: {reason}")
+
+    def is_for_the_log(self, record: logging.LogRecord) -> bool:
+        """Tell what aiohttp tells of requests that it does not understand, as of any stranger: not as an error."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        who = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        self.refuse(
+            who or "an unknown peer",
+            f"its request is not understood: {error.message.partition(chr(10))[0][:_QUOTED_MAX]}",
+        )
+        return False
+
+
+class HttpConnection:
+    """What counts, times and bounds a connection, and passes its bytes on to aiohttp's protocol.
+
+    Attributes:
+        number, peer: see Visitor.
+        deadline: in the loop's time, it is closed then.
+        unanswered_bytes: received since the last request was answered.
+    """
+
+    def __init__(self, door: HttpDoor) -> None:
+        self._door = door
+        self._transport: asyncio.Transport
+        self._server: asyncio.Protocol | None = None
+        self.number = 0
+        self.peer = "an unknown peer"
+        self.deadline = 0.0
+        self.unanswered_bytes = 0
+        self._first_deadline = 0.0
+
+    @property
+    def is_served(self) -> bool:
+        """Whether aiohttp knows the connection, and will close it."""
+        return self._server is not None
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether one of its requests has been answered."""
+        return self.deadline != self._first_deadline
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self.peer = peer_name(peer[0], peer[1])
+        self.deadline = self._first_deadline = self._door.now() + FIRST_REQUEST_TIMEOUT_S
+        prepare_socket(transport.get_extra_info("socket"))
+        self._door.admit(self, peer[0] if peer else "")
+
+    def _serve(self) -> None:
+        self._server = self._door.new_server(self)
+        if self._server is None:
+            self.abort()
+        else:
+            self._server.connection_made(self._transport)
+
+    def _pass_on(self, data: bytes) -> None:
+        if self._server is None:
+            return
+        self.unanswered_bytes += len(data)
+        if self.unanswered_bytes > REQUEST_BYTES_MAX:
+            self._door.refuse(self.peer, f"more than {REQUEST_BYTES_MAX} bytes for one request")
+            self._door.evict(self, "")
+            return
+        self._server.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._server.eof_received() if self._server is not None else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        server, self._server = self._server, None
+        self._door.lost(self, server)
+        if server is not None:
+            server.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._server is not None:
+            self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._server is not None:
+            self._server.resume_writing()
+
+
+class _PlainConnection(HttpConnection, asyncio.Protocol):
+    """Over a socket's transport."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._serve()
+
+    def data_received(self, data: bytes) -> None:
+        self._pass_on(data)
+
+
+class _TlsConnection(HttpConnection, asyncio.BufferedProtocol):
+    """Above TLS. The server hears of a connection once it is secured, and gets plaintext."""
+
+    def __init__(self, door: HttpDoor) -> None:
+        super().__init__(door)
+        self._received = memoryview(bytearray(_RECEIVE_BYTES))
+
+    def secured(self) -> None:
+        self._serve()
+
+    def tls_failed(self, reason: str) -> None:
+        self._door.refuse(self.peer, reason)
+        self._transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._pass_on(bytes(self._received[:nbytes]))
+
+
+async def serve_http(
+    routes: Mapping[str, Route],
+    address: Address,
+    *,
+    application: web.Application | None = None,
+    tls: ServerTls | None = None,
+    networks: Networks | None = None,
+    budget: Budget = HTTP_BUDGET,
+) -> HttpDoor:
+    """Serve `routes` (GET path -> function that returns status code and JSON value) at `address`.
+
+    Args:
+        application: one that has other routes already, e.g. of another content type.
+        tls: serve it over TLS.
+        networks: whence readers may come, None for anywhere.
+        budget: how many connections are kept.
+
+    Raises:
+        ConfigurationError: it cannot listen there.
+    """
+    application = application if application is not None else web.Application()
+    for path, route in routes.items():
+        application.router.add_get(path, _handler(route))
+    log = logging.Logger(f"{__name__}.aiohttp")
+    log.parent = logging.getLogger()
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        logger=log,
+        handle_signals=False,
+        shutdown_timeout=1.0,
+        keepalive_timeout=NEXT_REQUEST_TIMEOUT_S,
+    )
+    door = HttpDoor(runner, budget=budget, tls=tls, networks=networks)
+
+    @web.middleware
+    async def note_answer(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        finally:
+            door.answered(request.protocol)
+
+    application.middlewares.append(note_answer)
+    log.addFilter(door.is_for_the_log)
+    await runner.setup()
+    try:
+        await door.open(address)
+    except ConfigurationError:
+        await door.close()
+        raise
+    return door
+
+
+def _handler(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        code, value = route()
+        body = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+        return web.Response(status=code, body=body, content_type="application/json")
+
+    return handle

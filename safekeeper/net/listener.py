@@ -1,0 +1,168 @@
+"""What all listeners have in common: they accept connections, keep as many as their budgets allow, and limit log lines.
+
+A connection from a network that is not allowed is closed before anything is read. Which of the others are kept decides
+safekeeper/net/admission.py: connections that prove nothing have a budget of their own, in which the newest displace the
+oldest, so they take no place from a peer that proves itself. Log lines about connections that are refused or evicted
+are limited, and so are those about known clients that are refused repeatedly. What is sent on a connection is the
+subclass's and the connection's own.
+"""
+
+import asyncio
+import logging
+import socket
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.logs import RateLimit
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import Address
+from safekeeper.net.accepting import ListeningSockets
+from safekeeper.net.admission import Admission, Budget
+
+# A peer whose host has vanished is noticed after idle + count * interval seconds, also when nothing is sent.
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+class Visitor(Protocol):
+    """A connection: its number, 0 as long as it is not admitted, and where it comes from, for the log."""
+
+    number: int
+    peer: str
+
+
+_Connection = TypeVar("_Connection", bound=Visitor)
+
+
+class Door(ABC, Generic[_Connection]):
+    """A listening socket and the connections that came through it.
+
+    Args:
+        budget: how many connections are kept.
+        networks: whence they may come, None for anywhere.
+
+    Attributes:
+        CANNOT_LISTEN: why it cannot: filled with the address and the reason.
+        FOREIGN: somebody comes from elsewhere: filled with whence.
+        EVICTED: a connection is closed for a newer one: filled with whence and how many unproven ones there were.
+        admission: which connections are kept; for metrics.
+        networks: as above, for connections from now on.
+        address: where it listens, known after `open`.
+        now: returns the event loop's time.
+    """
+
+    # Whole lines, so that whoever looks for one that a log has shown finds it in the source.
+    CANNOT_LISTEN: ClassVar[str]
+    FOREIGN: ClassVar[str]
+    EVICTED: ClassVar[str]
+
+    def __init__(self, *, budget: Budget, networks: Networks | None) -> None:
+        self.networks = networks
+        self.address = Address("", 0)
+        self.admission = Admission(budget)
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._connections: dict[int, _Connection] = {}
+        self._last_number = 0
+        self._listening: ListeningSockets | None = None
+        self._watch_handle: asyncio.TimerHandle | None = None
+        self._log = logging.getLogger(type(self).__module__)
+        self._strangers = RateLimit(lines=10, interval_s=60)
+        self._familiar = RateLimit(lines=30, interval_s=60)
+
+    @abstractmethod
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        """Return what handles a new connection."""
+
+    @abstractmethod
+    def watch(self) -> float:
+        """Look after the connections; return after how many seconds to do so again."""
+
+    @abstractmethod
+    def evict(self, connection: _Connection, reason: str) -> None:
+        """Close a connection at once: another one takes its place."""
+
+    @property
+    def accept_shortages(self) -> int:
+        """How often a connection could not be accepted for want of a file descriptor or memory."""
+        return self._listening.shortages if self._listening is not None else 0
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    async def open(self, address: Address) -> None:
+        """Listen at `address`.
+
+        Raises:
+            ConfigurationError: that is not possible.
+        """
+        try:
+            self._listening = await ListeningSockets.open(address, self._protocol_for)
+        except OSError as error:
+            raise ConfigurationError(self.CANNOT_LISTEN % (address, error.strerror or error)) from error
+        self.address = Address(address.host, self._listening.port)
+        self._watch_again()
+
+    def stop_accepting(self) -> None:
+        """Take no more connections; the ones that there are stay."""
+        if self._listening is not None:
+            self._listening.close()
+
+    def stop_watching(self) -> None:
+        """Look after the connections no more."""
+        if self._watch_handle is not None:
+            self._watch_handle.cancel()
+
+    def admit(self, connection: _Connection, host: str) -> None:
+        """Number a new connection and count it as unproven; another one may be closed for it."""
+        self._last_number += 1
+        connection.number = self._last_number
+        unproven = self.admission.unproven
+        evicted = self.admission.arrive(connection.number, host, self.now())
+        self._connections[connection.number] = connection
+        if evicted:
+            old = self._connections[evicted]
+            self._warn(self.EVICTED % (old.peer, unproven))
+            self.evict(old, "a newer connection has taken its place")
+
+    def forget(self, number: int) -> _Connection | None:
+        """Count a connection no longer; return it if it was counted."""
+        self.admission.leave(number)
+        return self._connections.pop(number, None)
+
+    def _protocol_for(self, host: str, port: int) -> asyncio.BaseProtocol | None:
+        if self.networks is not None and not self.networks.admits(host):
+            self._warn(self.FOREIGN % peer_name(host, port))
+            return None
+        return self.new_protocol()
+
+    def _watch_again(self) -> None:
+        self._watch_handle = self._loop.call_later(self.watch(), self._watch_again)
+
+    def _warn(self, line: str) -> None:
+        """Log what concerns a stranger."""
+        more = self._strangers.admit()
+        if more is not None:
+            self._log.warning("%s%s", line, more)
+
+    def _tell(self, line: str) -> None:
+        """Log what concerns somebody who may be here."""
+        more = self._familiar.admit()
+        if more is not None:
+            self._log.info("%s%s", line, more)
+
+
+def peer_name(host: str, port: int) -> str:
+    """Return how a peer is called in the log."""
+    return f"{host}:{port}"
+
+
+def prepare_socket(sock: socket.socket) -> None:
+    """Send small messages at once, and notice a peer that has vanished."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,325 @@
+"""The door for proposers: connections in, messages to the node, the node's words out.
+
+What a connection sends stays in its receive buffer until the node is ready for it; with a full buffer, or with a peer
+that does not read its answers, nothing more is read from the socket. So a connection costs a bounded amount of memory
+whatever it does (S14), and a slow one slows down itself only.
+
+Who may come in is asked in this order, each as far as it is configured: the address, at once; TLS, with a client's
+certificate (safekeeper/net/tls_transport.py); the shared secret (safekeeper/peers/peer_auth.py). Only then the node
+hears of it.
+
+A connection is proven (safekeeper/net/admission.py) by the shared secret, or, if none is configured, by a greeting that
+is valid for this safekeeper: the listener is on loopback then, or a certificate or the address has been checked
+already. Proving does not wait for the node, so a disk that is busy keeps no proxy out. A proven connection always has a
+place: if there are too many, the one that has been silent for longest is closed.
+
+A connection is closed when it sends what is not understood, is not proven in time, or is silent for too long.
+"""
+
+import asyncio
+import logging
+import secrets
+from typing import Any, cast
+
+from safekeeper.base.errors import AuthenticationFailed, RemoteProtocolError
+from safekeeper.base.networks import Networks
+from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerGreeting, ProposerMessage
+from safekeeper.net.admission import Budget
+from safekeeper.net.listener import Door, peer_name, prepare_socket
+from safekeeper.net.tls import ServerTls
+from safekeeper.net.tls_transport import TlsTransport
+from safekeeper.node.node import Node
+from safekeeper.peers.codec import (
+    PROPOSER_AUTHENTICATION,
+    PROPOSER_DIALECT,
+    FrameDecoder,
+    encode,
+    encode_authentication,
+)
+from safekeeper.peers.peer_auth import NONCE_BYTES, AcceptorSide, AuthenticationMessage, Reason, Refused
+from safekeeper.peers.shared_secret import PeerSecret
+
+WRITE_HIGH_WATER_BYTES = 4 << 20
+WRITE_LOW_WATER_BYTES = 1 << 20
+WATCH_INTERVAL_S = 1.0
+# The most that a connection may send in one frame, and the size of its buffer, before it is proven.
+UNPROVEN_FRAME_BYTES_MAX = 4 << 10
+
+_log = logging.getLogger(__name__)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One proposer's connection. Bytes become a message only when the node is ready for it.
+
+    Attributes:
+        number: the connection's number, 0 if it was not admitted.
+        host: the address that it comes from.
+        peer: the same with its port, for the log.
+        heard_at: when bytes came last, in the loop's time.
+    """
+
+    def __init__(self, door: "ProposerDoor") -> None:
+        self._door = door
+        self._node = door.node
+        # Its messages are the proposer's, or first an authentication's.
+        self._secret = door.secret
+        self._decoder: FrameDecoder[Any] = FrameDecoder(
+            PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT, frame_bytes_max=UNPROVEN_FRAME_BYTES_MAX
+        )
+        self._greeting: ProposerGreeting | None = None  # A valid one that the node was not ready for yet.
+        self._proven = False
+        self._authentication: AcceptorSide | None = None
+        self._transport: asyncio.Transport
+        self._reading = True
+        self._writing_paused = False
+        self._open = False
+        self.number = 0
+        self.host = ""
+        self.peer = ""
+        self.heard_at = 0.0
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.host = peer[0] if peer else ""
+        self.peer = peer_name(peer[0], peer[1]) if peer else "unknown peer"
+        prepare_socket(transport.get_extra_info("socket"))
+        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
+        self.heard_at = self._door.now()
+        self._open = True
+        self._door.admit(self, self.host)
+        if self._secret is not None:
+            channel = transport.channel if isinstance(transport, TlsTransport) else None
+            self._authentication = AcceptorSide(
+                self._secret.value,
+                self._node.acceptor.control.safekeeper_id,
+                secrets.token_bytes(NONCE_BYTES),
+                channel.server_certificate_der if channel is not None else b"",
+                self._secret.origin,
+            )
+
+    def secured(self) -> None:
+        """TLS is established: what follows is said by the peer."""
+
+    def tls_failed(self, reason: str) -> None:
+        """TLS has failed."""
+        self._door.close(self.number, reason, broken=True)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._decoder.buffer_updated(nbytes)
+        if self._open:
+            self.heard_at = self._door.now()
+            self.pump()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open = False
+        self._door.lost(self)
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self.pump()
+
+    # What the door calls.
+
+    def pump(self) -> None:
+        """Hand over messages until there are no more, or somebody has to wait."""
+        node, decoder = self._node, self._decoder
+        try:
+            while self._open:
+                if self._writing_paused or (not node.ready and self._proven):
+                    self._stop_reading()
+                    return
+                message: Any = self._greeting or decoder.next_message()
+                if message is None:
+                    break
+                if self._authentication is not None:
+                    self._authenticate(self._authentication, message)
+                    continue
+                if not self._proven and self._is_valid_greeting(message):
+                    self._prove()
+                if not node.ready:
+                    if not self._proven:
+                        raise RemoteProtocolError("its first message is no greeting of a proxy for this safekeeper")
+                    self._greeting = message
+                    continue
+                self._greeting = None
+                node.receive(self.number, message)
+        except RemoteProtocolError as error:
+            if isinstance(error, AuthenticationFailed) and error.tell is not None:
+                self._transport.write(encode_authentication(Refused(Reason(error.tell))))
+            self._door.close(self.number, str(error), broken=True)
+        if self._open and not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        node.messages_handled()
+
+    def send(self, message: AcceptorMessage) -> None:
+        """Write the message's frame."""
+        buffers = encode(message)
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+
+    def close(self, *, abort: bool = False) -> None:
+        """Close after what was written, or at once; nothing that was received is looked at any more."""
+        self._open = False
+        if abort:
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    def _authenticate(self, authentication: AcceptorSide, message: AuthenticationMessage) -> None:
+        self._transport.write(encode_authentication(authentication.receive(message)))
+        if authentication.done:
+            self._authentication = None
+            self._decoder.speak(PROPOSER_DIALECT)
+            self._prove()
+
+    def _is_valid_greeting(self, message: ProposerMessage) -> bool:
+        return (
+            isinstance(message, ProposerGreeting)
+            and message.protocol_version == PROTOCOL_VERSION
+            and message.safekeeper_id == self._node.acceptor.control.safekeeper_id
+        )
+
+    def _prove(self) -> None:
+        self._proven = True
+        self._decoder.accept_all_frames()
+        self._door.proved(self)
+
+    def _stop_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+        if not self._writing_paused:
+            self._door.waiting[self.number] = self
+
+
+class ProposerDoor(Door[Connection]):
+    """Listens for proposers; the node's `Outbox`.
+
+    Attributes:
+        node: who handles the messages.
+        waiting: connections with messages that the node was not ready for, by number.
+        secret: what a proxy must prove to know, None for nothing.
+    """
+
+    CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --listen"
+    FOREIGN = "refused a proxy connection from %s: it lies in none of the networks of --allow"
+    EVICTED = "closed the proxy connection from %s, the oldest of %d that are not authenticated, for a newer one"
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        budget: Budget,
+        greeting_timeout_s: float,
+        idle_timeout_s: float,
+        tls: ServerTls | None = None,
+        secret: PeerSecret | None = None,
+        networks: Networks | None = None,
+    ) -> None:
+        super().__init__(budget=budget, networks=networks)
+        self.node = node
+        self.secret = secret
+        self.waiting: dict[int, Connection] = {}
+        self._greeting_timeout_s = greeting_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._tls = tls
+
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        """See Door."""
+        connection = Connection(self)
+        return connection if self._tls is None else TlsTransport(self._tls.channel(), connection)
+
+    def stop_accepting(self) -> None:
+        """See Door. Who is silent from now on is left alone: the node takes no message any more."""
+        super().stop_accepting()
+        self.stop_watching()
+
+    def close_all(self) -> None:
+        """Close all connections, after what was sent on them."""
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    # The node's Outbox.
+
+    def send(self, connection: int, message: AcceptorMessage) -> None:
+        """See Outbox."""
+        there = self._connections.get(connection)
+        if there is not None:
+            there.send(message)
+
+    def close(self, connection: int, reason: str, *, broken: bool) -> None:
+        """See Outbox."""
+        there = self._disconnect(connection)
+        if there is None:
+            return
+        there.close()
+        line = f"closed proxy connection {connection} from {there.peer}: {reason}"
+        if broken:
+            self._warn(line)
+        else:
+            self._tell(line)
+
+    def resume(self) -> None:
+        """See Outbox."""
+        while self.waiting and self.node.ready:
+            number = next(iter(self.waiting))
+            self.waiting.pop(number).pump()
+
+    # The connections.
+
+    def admit(self, connection: Connection, host: str) -> None:
+        """See Door."""
+        super().admit(connection, host)
+        _log.debug("proxy connection %d from %s", connection.number, connection.peer)
+
+    def evict(self, connection: Connection, reason: str) -> None:
+        """See Door."""
+        self._disconnect(connection.number)
+        connection.close(abort=True)
+
+    def proved(self, connection: Connection) -> None:
+        """A connection is proven: it has a place, whoever has to leave for it."""
+        evicted = self.admission.prove(connection.number, lambda number: self._connections[number].heard_at).evicted
+        if evicted:
+            limit = self.admission.budget.proven_max
+            self.close(evicted, f"the silent one for longest of {limit} proxies' (--connections-max)", broken=False)
+
+    def lost(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        if self._disconnect(connection.number) is not None:
+            _log.debug("proxy connection %d from %s is gone", connection.number, connection.peer)
+
+    def _disconnect(self, number: int) -> Connection | None:
+        self.waiting.pop(number, None)
+        there = self.forget(number)
+        if there is not None:
+            self.node.disconnected(number)
+        return there
+
+    def watch(self) -> float:
+        """Close the connections that say nothing."""
+        now = self.now()
+        for number in self.admission.overdue(now - self._greeting_timeout_s):
+            self.close(number, f"no greeting within {self._greeting_timeout_s:g} s", broken=True)
+        for number, connection in list(self._connections.items()):
+            if number in self.waiting:
+                continue  # It is not silent: its messages are not read.
+            if now - connection.heard_at > self._idle_timeout_s:
+                self.close(number, f"silent for {self._idle_timeout_s:g} s", broken=False)
+        return min(WATCH_INTERVAL_S, self._greeting_timeout_s / 4)

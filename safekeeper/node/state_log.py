@@ -1,0 +1,66 @@
+"""Logs whom a safekeeper promised, follows and belongs to, when that has changed."""
+
+import logging
+
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.base.logs import RateLimits
+from safekeeper.base.lsn import format_lsn
+from safekeeper.consensus.term_history import describe_history
+
+# A member whose disk is full is connected to, and refuses, about once a second.
+LINES_OF_A_KIND_MAX = 10
+LINES_INTERVAL_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class ChangeLog:
+    """Remembers what the log has said last about an acceptor."""
+
+    def __init__(self, acceptor: Acceptor) -> None:
+        self._acceptor = acceptor
+        self._control = acceptor.control
+        self._leader = acceptor.leader
+        self._connection = acceptor.leader_connection
+        self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
+
+    def update(self) -> None:
+        """Log what is different now. Costs next to nothing if nothing is: it is called for every append."""
+        acceptor = self._acceptor
+        if acceptor.control is not self._control:
+            self._log_control()
+        if acceptor.leader is not self._leader or acceptor.leader_connection != self._connection:
+            self._log_leader()
+
+    def _log_control(self) -> None:
+        acceptor = self._acceptor
+        old, new = self._control, acceptor.control
+        self._control = new
+        if new.promised != old.promised:
+            self._log_line(f"has promised {new.promised}")
+        if new.membership != old.membership and new.membership is not None:
+            _log.info(
+                "membership generation %d of cluster %s: safekeepers %s; this one %s",
+                new.membership.generation,
+                new.cluster_id[:8],
+                ", ".join(str(member_id) for member_id in sorted(new.membership.ids())),
+                "votes" if acceptor.is_voter else "is a learner",
+            )
+
+    def _log_leader(self) -> None:
+        acceptor = self._acceptor
+        old, self._leader, self._connection = self._leader, acceptor.leader, acceptor.leader_connection
+        write_lsn = format_lsn(acceptor.write_lsn)
+        if acceptor.leader is not None:
+            history = describe_history(acceptor.control.history)
+            self._log_line(
+                f"follows {acceptor.leader} on connection {acceptor.leader_connection} from {write_lsn}; "
+                f"history {history}"
+            )
+        else:
+            self._log_line(f"follows {old} no longer; WAL ends at {write_lsn}")
+
+    def _log_line(self, line: str) -> None:
+        addition = self._lines.admit(line)
+        if addition is not None:
+            _log.info("%s%s", line, addition)

@@ -1,0 +1,623 @@
+"""Bytes <-> messages: the framing of the protocol between proposers and acceptors.
+
+A frame is a header of 8 bytes and a body, all numbers little-endian:
+
+    | magic u16 | wire version u8 | kind u8 | length of the body u32 | body ...
+
+    kind 1  control          one MessagePack map, tagged with the message's name
+    kind 2  append request   a fixed structure, then the WAL
+    kind 3  append response  a fixed structure
+    kind 4  read response    a fixed structure, then the WAL
+    kind 5  authentication   a byte that says which message, and its fixed structure (safekeeper/peers/peer_auth.py)
+
+The three that carry or acknowledge WAL are nearly all of the traffic and cost one `struct` call each. WAL is never
+copied on the way out: `encode` returns a list of buffers, and `encode_append_header` is for a proposer that sends one
+payload to several safekeepers. On the way in it is copied once, out of the receive buffer.
+
+Control messages are MessagePack in one canonical form: what does not encode to the same bytes again is refused, so no
+unknown field, duplicate or padded number slips through. Numbers that cannot be negative, fields that cannot be empty
+and ids that could not stand in a file name are refused here too, before a state machine sees them (S11).
+
+Frames have no checksum. TCP and the links below it have theirs, every WAL record carries a CRC-32C that PostgreSQL
+checks before it replays it, and PostgreSQL's own replication relies on just that. A CRC of ours would be computed once
+more per member and commit, on the path where CPU decides throughput.
+
+Pure: no I/O, no clock. Bytes from a peer raise RemoteProtocolError and nothing else.
+"""
+
+import re
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
+from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
+from safekeeper.consensus.control_state import NOBODY, NodeId
+from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Membership, check_quorum_sizes
+from safekeeper.consensus.messages import (
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
+    Bootstrap,
+    Bootstrapped,
+    DigestRequest,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ProposerMessage,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    Standby,
+    StandbyFeedback,
+    TailRequest,
+    TailResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import TermHistory, check_history
+from safekeeper.peers.peer_auth import BODY_BYTES, AuthenticationMessage, Reason, decode_body, encode_body
+from safekeeper.waldecode.format import RECORD_HEADER_SIZE
+from safekeeper.waldecode.records import LogTail
+
+WIRE_VERSION = 1
+PAYLOAD_BYTES_MAX = 1 << 20
+CONTROL_BYTES_MAX = 2 << 20
+STANDBYS_MAX = 1000
+STANDBY_NAME_BYTES_MAX = 63
+PROBLEM_BYTES_MAX = 1000
+_QUOTED_CHARACTERS_MAX = 200
+
+_MAGIC = 0x5750
+_CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE, _AUTHENTICATION = 1, 2, 3, 4, 5
+# How a TLS conversation begins: a handshake record, or an alert, of any version; as if it were our magic.
+_TLS_MAGICS = (0x0316, 0x0315)
+
+_HEADER = struct.Struct("<HBBI")
+# A NodeId is its term, u64, and its run in 32 bytes, padded with zeros.
+_RUN_BYTES_MAX = 32
+_APPEND_REQUEST_BODY = struct.Struct("<Q32sQQQQQB")  # generation, begin, commit, truncate, sequence, healthy
+_APPEND_RESPONSE_BODY = struct.Struct("<Q32sQQQB")  # write, flush, sequence, has_readers
+_READ_RESPONSE_BODY = struct.Struct("<QQ")  # request_id, begin
+_APPEND_REQUEST_FRAME = struct.Struct("<HBBIQ32sQQQQQB")
+_APPEND_RESPONSE_FRAME = struct.Struct("<HBBIQ32sQQQB")
+_READ_RESPONSE_FRAME = struct.Struct("<HBBIQQ")
+
+HEADER_BYTES = _HEADER.size
+_LENGTHS: dict[int, tuple[int, int]] = {
+    _CONTROL: (1, CONTROL_BYTES_MAX),
+    _APPEND_REQUEST: (_APPEND_REQUEST_BODY.size, _APPEND_REQUEST_BODY.size + PAYLOAD_BYTES_MAX),
+    _APPEND_RESPONSE: (_APPEND_RESPONSE_BODY.size, _APPEND_RESPONSE_BODY.size),
+    _READ_RESPONSE: (_READ_RESPONSE_BODY.size, _READ_RESPONSE_BODY.size + PAYLOAD_BYTES_MAX),
+    _AUTHENTICATION: BODY_BYTES,
+}
+_BUFFER_BYTES = 256 << 10
+_ROOM_BYTES_MIN = 16 << 10
+
+_Message = TypeVar("_Message")
+Buffers = list[bytes | memoryview]
+
+
+# Encoding.
+
+
+def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
+    """Return the frame of `message` as buffers to be written one behind the other; WAL is not copied.
+
+    Raises:
+        LocalProtocolError: the message is one that the other side would have to refuse.
+    """
+    if isinstance(message, AppendResponse):
+        return [_encode_append_response(message)]
+    if isinstance(message, AppendRequest):
+        header = encode_append_header(
+            message.node_id,
+            message.generation,
+            message.begin_lsn,
+            message.commit_lsn,
+            message.truncate_lsn,
+            message.sequence,
+            message.healthy,
+            len(message.payload),
+        )
+        return [header, message.payload] if message.payload else [header]
+    if isinstance(message, ReadResponse):
+        _require_payload(len(message.payload))
+        length = _READ_RESPONSE_BODY.size + len(message.payload)
+        header = _pack(
+            _READ_RESPONSE_FRAME, _MAGIC, WIRE_VERSION, _READ_RESPONSE, length, message.request_id, message.begin_lsn
+        )
+        return [header, message.payload] if message.payload else [header]
+    try:
+        _check_control(message)
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(str(error)) from error
+    body = msgspec.msgpack.encode(message)
+    if len(body) > CONTROL_BYTES_MAX:
+        raise LocalProtocolError(f"{type(message).__name__} takes {len(body)} bytes, more than {CONTROL_BYTES_MAX}")
+    return [_HEADER.pack(_MAGIC, WIRE_VERSION, _CONTROL, len(body)) + body]
+
+
+def encode_append_header(
+    node_id: NodeId,
+    generation: int,
+    begin_lsn: Lsn,
+    commit_lsn: Lsn,
+    truncate_lsn: Lsn,
+    sequence: int,
+    healthy: bool,
+    payload_bytes: int,
+) -> bytes:
+    """Return everything of an AppendRequest's frame but the WAL, which the caller writes behind it.
+
+    Raises:
+        LocalProtocolError: the payload is longer than a frame may carry, or a field is out of range.
+    """
+    _require_payload(payload_bytes)
+    term, run = node_id
+    return _pack(
+        _APPEND_REQUEST_FRAME,
+        _MAGIC,
+        WIRE_VERSION,
+        _APPEND_REQUEST,
+        _APPEND_REQUEST_BODY.size + payload_bytes,
+        term,
+        _run_to_bytes(run),
+        generation,
+        begin_lsn,
+        commit_lsn,
+        truncate_lsn,
+        sequence,
+        healthy,
+    )
+
+
+def encode_authentication(message: AuthenticationMessage) -> bytes:
+    """Return the frame of a message of safekeeper/peers/peer_auth.py."""
+    body = encode_body(message)
+    return _HEADER.pack(_MAGIC, WIRE_VERSION, _AUTHENTICATION, len(body)) + body
+
+
+def _encode_append_response(message: AppendResponse) -> bytes:
+    term, run = message.node_id
+    return _pack(
+        _APPEND_RESPONSE_FRAME,
+        _MAGIC,
+        WIRE_VERSION,
+        _APPEND_RESPONSE,
+        _APPEND_RESPONSE_BODY.size,
+        term,
+        _run_to_bytes(run),
+        message.write_lsn,
+        message.flush_lsn,
+        message.sequence,
+        message.has_readers,
+    )
+
+
+def _pack(layout: struct.Struct, *fields: int | bytes) -> bytes:
+    try:
+        return layout.pack(*fields)
+    except struct.error as error:
+        raise LocalProtocolError(f"a field does not fit its frame: {error}") from error
+
+
+def _require_payload(payload_bytes: int) -> None:
+    if payload_bytes > PAYLOAD_BYTES_MAX:
+        raise LocalProtocolError(f"{payload_bytes} bytes of WAL do not fit a frame, which carries {PAYLOAD_BYTES_MAX}")
+
+
+@lru_cache(maxsize=64)
+def _run_to_bytes(run: str) -> bytes:
+    if _WORD.fullmatch(run) is None:
+        raise LocalProtocolError(f"{run!r} cannot be the id of a run: 1 to {_RUN_BYTES_MAX} letters and digits can")
+    return run.encode()
+
+
+# Decoding.
+
+
+class Dialect(NamedTuple, Generic[_Message]):
+    """What one side may say: its control messages, and the kinds of frame that it sends.
+
+    Attributes:
+        control: decodes its control messages; None if it has none.
+        kinds: of frame.
+        one_sided: what is wrong when it authenticates itself and need not, or need and does not; and what it is told.
+        tls: what is wrong when it speaks TLS.
+    """
+
+    control: msgspec.msgpack.Decoder[_Message] | None
+    kinds: frozenset[int]
+    one_sided: tuple[str, Reason | None]
+    tls: str
+
+
+_PROPOSER_TLS = (
+    "the proxy speaks TLS, and this door has none: give the safekeeper --tls-cert and --tls-key, "
+    "or start the proxy without --tls-ca"
+)
+_ACCEPTOR_TLS = "the safekeeper takes TLS connections only: give the proxy --tls-ca"
+PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
+    msgspec.msgpack.Decoder(
+        ProposerGreeting
+        | Bootstrap
+        | PreVoteRequest
+        | VoteRequest
+        | Elected
+        | ArchiveOrder
+        | ReadRequest
+        | DigestRequest
+        | TailRequest
+    ),
+    frozenset({_CONTROL, _APPEND_REQUEST}),
+    (
+        "the proxy presents a shared secret, and this safekeeper has none: give it --secret-file",
+        Reason.NO_SECRET_HERE,
+    ),
+    _PROPOSER_TLS,
+)
+ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
+    msgspec.msgpack.Decoder(
+        AcceptorGreeting
+        | Bootstrapped
+        | PreVoteResponse
+        | VoteResponse
+        | StandbyFeedback
+        | ArchiveReport
+        | DigestResponse
+        | TailResponse
+        | Refusal
+    ),
+    frozenset({_CONTROL, _APPEND_RESPONSE, _READ_RESPONSE}),
+    ("the safekeeper demands a shared secret: give the proxy --secret-file or WALPROXY_SECRET", None),
+    _ACCEPTOR_TLS,
+)
+# While the two authenticate each other; `FrameDecoder.speak` goes on from there.
+PROPOSER_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
+    None,
+    frozenset({_AUTHENTICATION}),
+    (
+        "the proxy presents no shared secret, and this safekeeper demands one: give the proxy --secret-file",
+        Reason.SECRET_NEEDED,
+    ),
+    _PROPOSER_TLS,
+)
+ACCEPTOR_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
+    None,
+    frozenset({_AUTHENTICATION}),
+    ("the safekeeper goes on without a proof that it knows the shared secret: this is not one of ours", None),
+    _ACCEPTOR_TLS,
+)
+
+
+class FrameDecoder(Generic[_Message]):
+    """Takes bytes in pieces of any size and gives out the messages that they complete.
+
+    Either `feed`, or, without a copy, `get_buffer`, `buffer_updated` and `next_message`: the shape that
+    asyncio.BufferedProtocol wants. Memory is bounded by one frame of the largest kind. After an error the decoder is
+    of no use any more: the connection must be closed.
+
+    Args:
+        dialect: what the peer may say, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.
+        frame_bytes_max: longer frames are refused, and the buffer is as small, until `accept_all_frames`.
+    """
+
+    def __init__(self, dialect: Dialect[_Message], frame_bytes_max: int | None = None) -> None:
+        self._dialect = dialect
+        self._kinds = dialect.kinds
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = memoryview(bytearray(frame_bytes_max or _BUFFER_BYTES))
+        self._begin = 0  # The bytes [_begin, _end) of the buffer are received and not decoded yet.
+        self._end = 0
+        self._wanted = HEADER_BYTES  # Length of the frame at _begin as far as it is known.
+        # The same NodeId comes with every append of a term: it is made once.
+        self._term = 0
+        self._run = b""
+        self._node_id = NOBODY
+
+    def speak(self, dialect: Dialect[_Message]) -> None:
+        """Understand the bytes behind the last message as another dialect."""
+        self._dialect = dialect
+        self._kinds = dialect.kinds
+
+    def accept_all_frames(self) -> None:
+        """Accept frames of any length that their kind may have from now on: the peer has proved who it is."""
+        self._frame_bytes_max = None
+        old = self._buffer[self._begin : self._end]
+        if len(self._buffer) < _BUFFER_BYTES:
+            self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+            self._buffer[: len(old)] = old
+            self._begin, self._end = 0, len(old)
+
+    def feed(self, data: bytes | memoryview) -> list[_Message]:
+        """Take the next bytes and return the messages that they complete.
+
+        Raises:
+            RemoteProtocolError: a frame is malformed. Messages that were complete before it are lost with it.
+        """
+        messages = []
+        data = memoryview(data)
+        while data:
+            room = self.get_buffer()
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            data = data[size:]
+            self.buffer_updated(size)
+            while (message := self.next_message()) is not None:
+                messages.append(message)
+        return messages
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes go; never empty if `next_message` was called until it returned None."""
+        buffer, begin, end = self._buffer, self._begin, self._end
+        if begin == end:
+            self._begin = self._end = end = 0
+            if self._wanted > len(buffer):
+                self._buffer = buffer = memoryview(bytearray(self._wanted))
+        elif begin + self._wanted > len(buffer) or (begin and len(buffer) - end < min(_ROOM_BYTES_MIN, len(buffer))):
+            target = buffer if self._wanted <= len(buffer) else memoryview(bytearray(self._wanted))
+            target[: end - begin] = bytes(buffer[begin:end])
+            self._buffer = buffer = target
+            self._begin, self._end = 0, end - begin
+            end = self._end
+        return buffer[end:]
+
+    def buffer_updated(self, size: int) -> None:
+        """Count `size` bytes that were written to the start of `get_buffer()`."""
+        self._end += size
+
+    def next_message(self) -> _Message | None:
+        """Return the next message, or None if more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: what stands there is no frame that this peer may send. Said as soon as the header
+                is there: nothing is buffered for a frame that will be refused.
+        """
+        begin = self._begin
+        available = self._end - begin
+        if available < self._wanted:
+            return None
+        magic, version, kind, length = _HEADER.unpack_from(self._buffer, begin)
+        if self._wanted == HEADER_BYTES:
+            self._check_header(magic, version, kind, length)
+            self._wanted = HEADER_BYTES + length
+            if available < self._wanted:
+                return None
+        body_begin, body_end = begin + HEADER_BYTES, begin + self._wanted
+        self._begin = body_end
+        self._wanted = HEADER_BYTES
+        message: Any
+        if kind == _APPEND_REQUEST:
+            message = self._append_request(body_begin, body_end)
+        elif kind == _APPEND_RESPONSE:
+            message = self._append_response(body_begin)
+        elif kind == _READ_RESPONSE:
+            message = self._read_response(body_begin, body_end)
+        elif kind == _AUTHENTICATION:
+            message = decode_body(bytes(self._buffer[body_begin:body_end]))
+        else:
+            message = self._control_message(bytes(self._buffer[body_begin:body_end]))
+        return message  # type: ignore[no-any-return]  # Its kind is one of the dialect's.
+
+    def _check_header(self, magic: int, version: int, kind: int, length: int) -> None:
+        if magic in _TLS_MAGICS:
+            raise RemoteProtocolError(self._dialect.tls)
+        if magic != _MAGIC:
+            raise RemoteProtocolError(f"magic {magic:04X} is not {_MAGIC:04X}: this peer is no safekeeper or proxy")
+        if version != WIRE_VERSION:
+            raise RemoteProtocolError(f"wire version {version} is not spoken here, only {WIRE_VERSION}")
+        if kind not in self._kinds:
+            if kind in _LENGTHS and (kind == _AUTHENTICATION) != (_AUTHENTICATION in self._kinds):
+                raise AuthenticationFailed(*self._dialect.one_sided)
+            raise RemoteProtocolError(f"a frame of kind {kind} is not for this side")
+        shortest, longest = _LENGTHS[kind]
+        if not shortest <= length <= longest:
+            raise RemoteProtocolError(f"a frame of kind {kind} has {length} bytes, not {shortest} to {longest}")
+        if self._frame_bytes_max is not None and HEADER_BYTES + length > self._frame_bytes_max:
+            raise RemoteProtocolError(f"a frame of {length} bytes comes before the peer has proved who it is")
+
+    def _append_request(self, begin: int, end: int) -> AppendRequest:
+        term, run, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = (
+            _APPEND_REQUEST_BODY.unpack_from(self._buffer, begin)
+        )
+        payload = bytes(self._buffer[begin + _APPEND_REQUEST_BODY.size : end])
+        if healthy > 1 or not generation or not begin_lsn:
+            raise RemoteProtocolError(
+                f"an append has a field out of range: healthy {healthy}, generation {generation}, "
+                f"begin {format_lsn(begin_lsn)}"
+            )
+        if begin_lsn + len(payload) > LSN_MAX:
+            raise RemoteProtocolError(f"an append at {format_lsn(begin_lsn)} goes beyond the last LSN there is")
+        return AppendRequest(
+            self._node(term, run),
+            generation,
+            begin_lsn,
+            commit_lsn,
+            truncate_lsn,
+            sequence,
+            healthy == 1,
+            payload,
+        )
+
+    def _append_response(self, begin: int) -> AppendResponse:
+        term, run, write_lsn, flush_lsn, sequence, has_readers = _APPEND_RESPONSE_BODY.unpack_from(self._buffer, begin)
+        if has_readers > 1 or flush_lsn > write_lsn:
+            raise RemoteProtocolError(
+                f"an append response has a field out of range: write {format_lsn(write_lsn)}, "
+                f"flush {format_lsn(flush_lsn)}, has_readers {has_readers}"
+            )
+        return AppendResponse(self._node(term, run), write_lsn, flush_lsn, sequence, has_readers == 1)
+
+    def _read_response(self, begin: int, end: int) -> ReadResponse:
+        request_id, begin_lsn = _READ_RESPONSE_BODY.unpack_from(self._buffer, begin)
+        payload = bytes(self._buffer[begin + _READ_RESPONSE_BODY.size : end])
+        if begin_lsn + len(payload) > LSN_MAX:
+            raise RemoteProtocolError(f"WAL at {format_lsn(begin_lsn)} goes beyond the last LSN there is")
+        return ReadResponse(request_id, begin_lsn, payload)
+
+    def _control_message(self, body: bytes) -> _Message:
+        assert self._dialect.control is not None  # it has control frames
+        try:
+            message = self._dialect.control.decode(body)
+            if msgspec.msgpack.encode(message) != body:
+                raise RemoteProtocolError(f"{type(message).__name__} has fields or a form that is not known here")
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise RemoteProtocolError(f"a control frame is malformed: {_quotable(error)}") from error
+        _check_control(message)
+        return message
+
+    def _node(self, term: int, run: bytes) -> NodeId:
+        if term != self._term or run != self._run:
+            node_id = NodeId(term, run.rstrip(b"\0").decode("latin-1"))
+            _check_somebody(node_id)
+            self._term, self._run, self._node_id = term, run, node_id
+        return self._node_id
+
+
+def _quotable(error: Exception) -> str:
+    """What msgspec says of bytes quotes them: as much as may stand in one line of a log."""
+    return "".join(each if each.isprintable() else "?" for each in str(error)[:_QUOTED_CHARACTERS_MAX])
+
+
+# What no honest peer sends, whatever the MessagePack type says. Each check raises RemoteProtocolError.
+
+# Ids stand in log lines, in JSON and in file names.
+_WORD = re.compile(rf"[0-9A-Za-z_-]{{1,{_RUN_BYTES_MAX}}}")
+
+
+def _check_control(message: Any) -> None:
+    name = type(message).__name__
+    for field in message.__struct_fields__:
+        value = getattr(message, field)
+        check = _CHECKS.get(field)
+        try:
+            if value is not None:
+                _check_numbers(value)
+                if check is not None:
+                    check(value)
+            if not value and field in _NEVER_EMPTY.get(type(message), ()):
+                raise RemoteProtocolError("it cannot be empty")
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"{name}.{field}: {error}") from error
+    if isinstance(message, ReadRequest | DigestRequest) and message.begin_lsn > message.end_lsn:
+        raise RemoteProtocolError(f"{name} of a range that ends before it begins")
+
+
+def _check_numbers(value: Any) -> None:
+    """Nothing that is sent can be negative: positions, terms, ids, sizes."""
+    if isinstance(value, int):
+        if not 0 <= value <= LSN_MAX:
+            raise RemoteProtocolError(f"{value} is out of range")
+    elif isinstance(value, tuple):
+        for each in value:
+            _check_numbers(each)
+    elif isinstance(value, msgspec.Struct):
+        for each in msgspec.structs.astuple(value):
+            _check_numbers(each)
+
+
+def _check_word(value: str) -> None:
+    if _WORD.fullmatch(value) is None:
+        raise RemoteProtocolError(f"{value[:64]!r} is not 1 to {_RUN_BYTES_MAX} letters and digits")
+
+
+def _check_word_or_empty(value: str) -> None:
+    if value:
+        _check_word(value)
+
+
+def _check_positive(value: int) -> None:
+    if value <= 0:
+        raise RemoteProtocolError(f"{value} is not positive")
+
+
+def _check_somebody(node_id: NodeId) -> None:
+    _check_positive(node_id.term)
+    _check_word(node_id.run)
+
+
+def _check_anybody(node_id: NodeId) -> None:
+    if node_id != NOBODY:
+        _check_somebody(node_id)
+
+
+def _check_segment_size(value: int) -> None:
+    if value and (value & (value - 1) or not SEGMENT_SIZE_MIN <= value <= SEGMENT_SIZE_MAX):
+        raise RemoteProtocolError(f"{value} is no segment size: a power of two from 1 MiB to 1 GiB is")
+
+
+def _check_membership(membership: Membership) -> None:
+    _check_positive(membership.generation)
+    check_quorum_sizes(membership)
+    if not membership.members:
+        raise RemoteProtocolError("it names no members")
+    for half in membership.halves():
+        ids = [member.id for member in half]
+        if ids != sorted(set(ids)) or ids[0] <= 0:
+            raise RemoteProtocolError(f"the ids {str(ids)[:_QUOTED_CHARACTERS_MAX]} are not positive and ascending")
+        for member in half:
+            _check_word(member.incarnation)
+            if len(member.address.encode()) > ADDRESS_BYTES_MAX or not member.address.isprintable():
+                raise RemoteProtocolError(f"{member.address[:64]!r} is not the address of a member")
+
+
+def _check_term_history(history: TermHistory) -> None:
+    check_history(history)
+
+
+def _check_crcs(page_crcs: tuple[int, ...]) -> None:
+    if page_crcs and max(page_crcs) > 0xFFFFFFFF:
+        raise RemoteProtocolError("a CRC has more than 32 bits")
+
+
+def _check_log_tail(tail: LogTail) -> None:
+    if len(tail.record_head) > RECORD_HEADER_SIZE or tail.record_crc > 0xFFFFFFFF or tail.previous_lsn >= tail.end_lsn:
+        raise RemoteProtocolError(f"{str(tail)[:_QUOTED_CHARACTERS_MAX]} is the end of no log")
+
+
+def _check_standbys(standbys: tuple[Standby, ...]) -> None:
+    if len(standbys) > STANDBYS_MAX:
+        raise RemoteProtocolError(f"{len(standbys)} standbys are more than the {STANDBYS_MAX} that one may have")
+    for standby in standbys:
+        if len(standby.name.encode()) > STANDBY_NAME_BYTES_MAX or not standby.name.isprintable():
+            raise RemoteProtocolError(f"{standby.name[:64]!r} is no name of a standby")
+
+
+def _check_problem(problem: str) -> None:
+    if len(problem.encode()) > PROBLEM_BYTES_MAX or not problem.isprintable():
+        raise RemoteProtocolError(f"{problem[:64]!r} is not one line of at most {PROBLEM_BYTES_MAX} bytes")
+
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "protocol_version": _check_positive,
+    "run": _check_word,
+    "live_run": _check_word_or_empty,
+    "safekeeper_id": _check_positive,
+    "incarnation": _check_word,
+    "cluster_id": _check_word_or_empty,
+    "archive_id": _check_word_or_empty,
+    "segment_size": _check_segment_size,
+    "membership": _check_membership,
+    "generation": _check_positive,
+    "node_id": _check_somebody,
+    "promised": _check_anybody,
+    "history": _check_term_history,
+    "page_crcs": _check_crcs,
+    "log_tail": _check_log_tail,
+    "standbys": _check_standbys,
+    "problem": _check_problem,
+}
+_NEVER_EMPTY: dict[type, tuple[str, ...]] = {
+    Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),
+    Bootstrapped: ("cluster_id",),
+    Elected: ("cluster_id", "system_id", "segment_size", "server_version", "history"),
+}

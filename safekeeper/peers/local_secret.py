@@ -1,0 +1,188 @@
+"""The shared secret of one user on one machine, which needs no option: for proxies and safekeepers on loopback.
+
+The loopback interface keeps other machines out, and no user of this one. So a listener there that nothing else protects
+demands this secret, which only processes of the same user can read:
+
+    $XDG_STATE_HOME/walproxy/secret       if the variable names a folder of this user, or one that is not there yet
+    ~/.local/state/walproxy/secret        else, in the home folder that the user database has
+    /var/tmp/walproxy-<uid>/secret        for users without a home folder that they may write to
+
+The first process that needs it makes it. Processes that do so at once get the same one: they lock the folder, and the
+file appears under its name when it is complete. A file that others may read or write is refused, and so is a folder
+that others may write to.
+"""
+
+import fcntl
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.settings import Secret, secret_value
+
+_FOLDER, _FILE = "walproxy", "secret"
+_HOME_STATE = Path(".local", "state")
+_WITHOUT_HOME = Path("/var/tmp")
+_BYTES = 32
+_READ_BYTES_MAX = 4096
+
+
+class LocalSecret:
+    """The secret of the user who runs this process; made at the first use if there is none.
+
+    Args:
+        environment: where XDG_STATE_HOME is looked up.
+
+    Attributes:
+        file: where it is.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self.file = local_secret_file(environment, os.geteuid())
+        self._secret: Secret | None = None
+
+    @property
+    def origin(self) -> str:
+        """For messages: whose it is, and where."""
+        return f"that of user {_user_name()} in {self.file}"
+
+    @property
+    def value(self) -> bytes:
+        """The secret, as of the last `reload`: for new connections.
+
+        Raises:
+            ConfigurationError: it cannot be read or made, or others may read it.
+        """
+        if self._secret is None:
+            self._secret = self._read_or_make()
+        return self._secret.value
+
+    def reload(self) -> bool:
+        """Read the file again if it has been read; return whether it holds another secret now.
+
+        Raises:
+            ConfigurationError: see above; the old secret stays.
+        """
+        before = self._secret
+        if before is not None:
+            self._secret = self._read_or_make()
+        return before != self._secret
+
+    def ensure(self) -> None:
+        """Read the file, or make it.
+
+        Raises:
+            ConfigurationError: see above.
+        """
+        self._secret = self._read_or_make()
+
+    def _read_or_make(self) -> Secret:
+        try:
+            _make_folder(self.file.parent)
+            content = _read(self.file)
+            if content is None:
+                _make(self.file)
+                content = _read(self.file)
+        except OSError as error:
+            raise ConfigurationError(
+                f"could not read or make the shared secret of user {_user_name()} in {self.file}: "
+                f"{error.strerror or error}: make that possible, set XDG_STATE_HOME, or give --secret-file"
+            ) from error
+        try:
+            return secret_value((content or b"").decode("ascii"))
+        except ValueError:
+            raise ConfigurationError(
+                f"{self.file} holds no shared secret: remove it, and restart the safekeepers and proxies of this user"
+            ) from None
+
+
+def local_secret_file(environment: Mapping[str, str], uid: int) -> Path:
+    """Return where the secret of this user is, or is to be made."""
+    state = Path(environment.get("XDG_STATE_HOME", ""))
+    if state.is_absolute() and _may_be_ours(state, uid):
+        return state / _FOLDER / _FILE
+    try:
+        file = Path(pwd.getpwuid(uid).pw_dir, _HOME_STATE, _FOLDER, _FILE)
+    except KeyError:
+        return _WITHOUT_HOME / f"{_FOLDER}-{uid}" / _FILE
+    home = file.parents[len(_HOME_STATE.parts) + 1]
+    is_home = home != Path("/") and os.access(home, os.W_OK | os.X_OK)
+    return file if is_home or os.access(file, os.R_OK) else _WITHOUT_HOME / f"{_FOLDER}-{uid}" / _FILE
+
+
+def _may_be_ours(folder: Path, uid: int) -> bool:
+    """Return whether the folder belongs to this user or is not there; under sudo it may be the calling user's."""
+    try:
+        return folder.stat().st_uid == uid
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _make_folder(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise ConfigurationError(
+            f"{folder}, where the shared secret of user {_user_name()} belongs, is not a folder of that user alone: "
+            "remove it, or give --secret-file"
+        )
+
+
+def _read(file: Path) -> bytes | None:
+    """Return the file's content, None if it is not there.
+
+    Raises:
+        ConfigurationError: it is not a file of this user alone.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise ConfigurationError(
+                f"the shared secret in {file} is not safe: it must be a file of user {_user_name()} that no other user "
+                "may read or write: chmod 600, or remove it and restart the safekeepers and proxies of this user"
+            )
+        return os.read(descriptor, _READ_BYTES_MAX)
+    finally:
+        os.close(descriptor)
+
+
+def _make(file: Path) -> None:
+    """Make the file, unless another process was faster."""
+    with open(_create(file.with_name("lock"))) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if file.exists():
+            return
+        new = file.with_name(_FILE + ".new")
+        with open(_create(new), "wb") as content:
+            os.ftruncate(content.fileno(), 0)
+            content.write(secrets.token_hex(_BYTES).encode() + b"\n")
+            content.flush()
+            os.fsync(content.fileno())
+        new.rename(file)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _create(file: Path) -> int:
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _user_name() -> str:
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,94 @@
+"""The secret that proxies and safekeepers prove to each other (safekeeper/peers/peer_auth.py): whence it comes.
+
+Out of a file, which is read again at SIGHUP, or out of the environment; where neither is given, on loopback, it is the
+user's own (safekeeper/peers/local_secret.py). There is no option whose value it is: a command
+line shows in every list of processes. No message quotes it, nor what stands where it should.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.private_files import warn_if_shared
+from safekeeper.base.settings import SECRET_BYTES_MIN, Secret, secret_value
+
+
+class SharedSecret:
+    """The secret of one program.
+
+    Args:
+        file: the file it stands in, or None.
+        value: what stands in the environment; without a file it must be there.
+
+    Attributes:
+        origin: for messages: where it is.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or holds none.
+    """
+
+    def __init__(self, file: Path | None, value: Secret | None) -> None:
+        self._file = file
+        self._secret = value
+        self.origin = f"that in {file}" if file is not None else "that in the environment"
+        if file is not None:
+            self._secret = _read(file)
+
+    @property
+    def value(self) -> bytes:
+        """The secret, as of the last `reload`: for new connections."""
+        assert self._secret is not None  # there is a file, or a value
+        return self._secret.value
+
+    def reload(self) -> bool:
+        """Read the file again; return whether it holds another secret now.
+
+        Raises:
+            ConfigurationError: see above; the old secret stays.
+        """
+        before = self._secret
+        if self._file is not None:
+            self._secret = _read(self._file)
+        return before != self._secret
+
+
+class PeerSecret(Protocol):
+    """A secret that a connection is proved with: SharedSecret or LocalSecret."""
+
+    @property
+    def origin(self) -> str:
+        """For messages: where it is."""
+
+    @property
+    def value(self) -> bytes:
+        """The secret. Raises ConfigurationError if it cannot be read or made."""
+
+    def reload(self) -> bool:
+        """Read it again; return whether it has changed. Raises ConfigurationError and keeps the old one."""
+
+
+def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -> SharedSecret | None:
+    """Return the secret of the settings, None if they have none.
+
+    Args:
+        variable: the environment's, for the message.
+
+    Raises:
+        ConfigurationError: both places have one, or the file cannot be used.
+    """
+    if file is not None and value is not None:
+        raise ConfigurationError(f"--secret-file and {variable} are both given: drop one of them")
+    return SharedSecret(file, value) if file is not None or value is not None else None
+
+
+def _read(file: Path) -> Secret:
+    warn_if_shared(file, "shared secret")
+    try:
+        return secret_value(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"could not read the secret in {file}: {error.strerror or error}") from error
+    except ValueError:
+        # Not chained: the decoder's error would carry the content.
+        raise ConfigurationError(
+            f"the secret in {file} is no text of {SECRET_BYTES_MIN} bytes or more: make one with openssl rand -hex 32"
+        ) from None

@@ -1,0 +1,138 @@
+"""A safekeeper in numbers, for Prometheus: GET /metrics.
+
+Everything is read from its owner at the moment of the request; nothing is counted twice. LSNs are bytes since the
+beginning of the WAL, so that their differences are lags.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from safekeeper.archiving.archiver import Archiver
+from safekeeper.archiving.read_through import ReadThrough
+from safekeeper.archiving.statistics import UPLOAD_BUCKETS_S
+from safekeeper.base.lsn import parse_lsn
+from safekeeper.net.listener import Door
+from safekeeper.net.metrics_page import listener_metrics
+from safekeeper.node.node import Node
+from safekeeper.process.retention import Retention
+from safekeeper.serving.readers import LearnerHub
+
+
+class SafekeeperCollector(Collector):
+    """Collects the numbers of one safekeeper. What is None is not there.
+
+    Attributes:
+        listeners: by name.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        retention: Retention,
+        *,
+        hub: LearnerHub | None = None,
+        archiver: Archiver | None = None,
+        read_through: ReadThrough | None = None,
+    ) -> None:
+        self._node = node
+        self._retention = retention
+        self._hub = hub
+        self._archiver = archiver
+        self._read_through = read_through
+        self.listeners: dict[str, Door[Any]] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        yield from self._of_the_log()
+        yield from self._of_the_disk()
+        yield from listener_metrics("safekeeper", self.listeners)
+        if self._hub is not None:
+            yield _gauge("readers", "Standbys and pg_receivewals that stream from here", len(self._hub.readers))
+        yield from self._of_the_slots()
+        if self._archiver is not None:
+            yield from self._of_the_archive(self._archiver)
+        if self._read_through is not None:
+            archive = self._read_through
+            yield _counter("read_through_segments", "Segments that readers got from the archive", archive.segments)
+            yield _counter("read_through_errors", "Attempts to get a segment that failed", archive.errors)
+            yield _gauge("read_through_problem", "1 if readers get nothing from the archive", bool(archive.problem))
+
+    def _of_the_log(self) -> Iterator[Metric]:
+        acceptor = self._node.acceptor
+        yield _gauge("term", "Term of the proposer that is followed", acceptor.control.promised.term)
+        for name, help, lsn in (
+            ("wal_begin", "Where the WAL begins that is kept", self._node.folder.begin_lsn),
+            ("write", "End of the WAL that was received", acceptor.write_lsn),
+            ("flush", "End of the WAL that is on disk", acceptor.flush_lsn),
+            ("commit", "Below it WAL is on a quorum", acceptor.commit_lsn),
+            ("readable", "Where readers must stop", acceptor.readable_lsn),
+            ("truncate", "Below it WAL is on every member", acceptor.truncate_lsn),
+            ("archived", "Below it WAL is in the archive", acceptor.archived_lsn),
+        ):
+            yield _gauge(f"{name}_lsn_bytes", help, lsn)
+
+    def _of_the_disk(self) -> Iterator[Metric]:
+        node, retention = self._node, self._retention
+        yield _gauge("wal_bytes", "WAL that is kept", node.folder.wal_bytes)
+        if retention.limit_bytes is not None:
+            yield _gauge("wal_limit_bytes", "Room for WAL, --wal-limit", retention.limit_bytes)
+            yield _gauge("wal_over_limit", "1 if there is more WAL than --wal-limit", retention.is_over_limit)
+        if node.room.space is not None:
+            yield _gauge("disk_free_bytes", "Free space of the data folder's disk", node.room.space.free_bytes)
+            yield _gauge("disk_total_bytes", "Size of the data folder's disk", node.room.space.total_bytes)
+        yield _counter(
+            "resource_shortages",
+            "Failed attempts to open a file, for want of descriptors or memory",
+            node.room.shortages,
+        )
+        yield _gauge("disk_lacking", "1 if there was no room for WAL or the control file", bool(node.room.lacking))
+
+    def _of_the_slots(self) -> Iterator[Metric]:
+        restart = _labelled(
+            "slot_restart_lsn_bytes", "Below it the slot's client needs nothing; absent for none", "slot"
+        )
+        retained = _labelled("slot_retained_bytes", "WAL that the slot holds here", "slot")
+        idle = _labelled("slot_idle_seconds", "For how long no client has used the slot, 0 while one does", "slot")
+        active = _labelled("slot_active", "1 if a client uses the slot", "slot")
+        for slot in self._retention.described_slots():
+            label = [slot["name"]]
+            if slot["restart_lsn"] is not None:
+                restart.add_metric(label, parse_lsn(slot["restart_lsn"]))
+            retained.add_metric(label, slot["retained_bytes"])
+            idle.add_metric(label, slot["idle_s"])
+            active.add_metric(label, slot["active"])
+        yield from (restart, retained, idle, active)
+
+    def _of_the_archive(self, archiver: Archiver) -> Iterator[Metric]:
+        statistics, acceptor = archiver.statistics, self._node.acceptor
+        yield _gauge("archiver", "1 if this safekeeper archives", acceptor.is_archiver)
+        yield _gauge("archive_problem", "1 if it could not archive at present", bool(archiver.problem))
+        yield _gauge("unarchived_bytes", "Readable WAL that may not be archived yet", archiver.unarchived_bytes)
+        yield _counter("archive_uploads", "Files that were put into the archive", statistics.uploads)
+        yield _counter("archive_uploaded_bytes", "Bytes of these files, not compressed", statistics.bytes)
+        yield _counter("archive_errors", "Attempts to archive that failed", statistics.errors)
+        bounds, total, buckets = (*map(str, UPLOAD_BUCKETS_S), "+Inf"), 0, []
+        for bound, count in zip(bounds, statistics.by_seconds, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        yield HistogramMetricFamily(
+            "safekeeper_archive_upload_seconds",
+            "How long uploads took, verification included",
+            buckets=buckets,
+            sum_value=statistics.seconds,
+        )
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"safekeeper_{name}", help, value=value)
+
+
+def _labelled(name: str, help: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"safekeeper_{name}", help, labels=[label])
+
+
+def _counter(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(f"safekeeper_{name}", help, value=value)

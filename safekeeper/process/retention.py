@@ -1,0 +1,146 @@
+"""How much WAL is kept: asks the node to remove what nobody needs, and warns long before a disk is full.
+
+What may go at all is `consensus.trimming`'s to decide. Here is what the acceptor does not know: which slots and readers
+there are, and how much room the operator gives. A slot or a reader that stands below the WAL that is here has lost it
+already, and gets what it needs from the archive: it holds nothing back any more.
+
+It looks whenever the WAL has got another segment, or the archive has, so that the limit holds however fast WAL comes;
+and every TRIM_INTERVAL_S, because slots and readers move without that.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from safekeeper.acceptor.trimming import TrimRequest
+from safekeeper.archiving.archiver import Archiver
+from safekeeper.archiving.read_through import FETCHES_AT_ONCE, SEGMENTS_KEPT
+from safekeeper.base.logs import ProblemLog
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.node.node import Node
+from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.slots import Slots
+
+TRIM_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Retention:
+    """Sees to the WAL of one node; one of its `Learners`.
+
+    Attributes:
+        keep_bytes: see TrimRequest.
+        limit_bytes: room for WAL, and for the segments out of the archive that readers are at.
+        slot_idle_timeout_s: after so long without a client a slot is dropped; None: never.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        slots: Slots,
+        hub: LearnerHub | None,
+        archiver: Archiver | None,
+        *,
+        keep_bytes: int,
+        limit_bytes: int | None,
+        slot_idle_timeout_s: float | None = None,
+    ) -> None:
+        self._node = node
+        self._slots = slots
+        self._hub = hub
+        self._archiver = archiver
+        self._problem = ProblemLog(_log)
+        self._seen = (0, 0)
+        self.keep_bytes = keep_bytes
+        self.limit_bytes = limit_bytes
+        self.slot_idle_timeout_s = slot_idle_timeout_s
+
+    async def run(self) -> None:
+        """Look after it until cancelled."""
+        while True:
+            if self.slot_idle_timeout_s is not None:
+                await self._slots.drop_idle(self.slot_idle_timeout_s)
+            self.look()
+            await asyncio.sleep(TRIM_INTERVAL_S)
+
+    def update(self) -> None:
+        """See node.Learners."""
+        acceptor = self._node.acceptor
+        segment_size = acceptor.control.segment_size or 1
+        seen = (acceptor.write_lsn // segment_size, acceptor.archived_lsn // segment_size)
+        if seen != self._seen:
+            self._seen = seen
+            # Not from within: what is asked for is an event of its own.
+            asyncio.get_running_loop().call_soon(self.look)
+
+    def look(self) -> None:
+        """Ask for what can go to be removed, and warn of what should go and cannot."""
+        self._node.trim(self._request)
+        self._warn()
+
+    def _request(self) -> TrimRequest:
+        has_archive = self._archiver is not None
+        return TrimRequest(self.wanted_lsn(), self.keep_bytes, self._wal_room(), has_archive=has_archive)
+
+    def _wal_room(self) -> int | None:
+        """Return what the limit leaves to the segment files, which is most of it in any case."""
+        if self.limit_bytes is None or self._archiver is None or self._hub is None:
+            return self.limit_bytes
+        cache_bytes = (SEGMENTS_KEPT + FETCHES_AT_ONCE) * self._node.acceptor.control.segment_size
+        return self.limit_bytes - min(cache_bytes, self.limit_bytes // 4)
+
+    def described_slots(self) -> list[dict[str, Any]]:
+        """Return what /status and /metrics show of the slots, by name.
+
+        A slot that stands below the WAL that is here retains nothing.
+        """
+        begin_lsn, end_lsn = self._node.folder.begin_lsn, self._node.acceptor.write_lsn
+        return [
+            {
+                "name": slot.name,
+                "restart_lsn": format_lsn(slot.restart_lsn) if slot.restart_lsn else None,
+                "active": slot.holder != 0,
+                "temporary": slot.temporary,
+                "idle_s": round(self._slots.idle_s(slot), 3),
+                "retained_bytes": max(0, end_lsn - slot.restart_lsn) if slot.restart_lsn >= begin_lsn else 0,
+            }
+            for slot in self._slots.describe()
+        ]
+
+    def wanted_lsn(self) -> Lsn | None:
+        """Return the oldest WAL that a slot or a reader still gets from here, None if there are none."""
+        positions = [slot.restart_lsn for slot in self._slots.describe()]
+        if self._hub is not None:
+            positions += [reader.position_lsn for reader in self._hub.readers]
+        begin_lsn = self._node.folder.begin_lsn
+        return min((lsn for lsn in positions if lsn >= begin_lsn), default=None)
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether there is more WAL than there should be."""
+        return self.limit_bytes is not None and self._node.folder.wal_bytes > self.limit_bytes
+
+    def _warn(self) -> None:
+        if self.limit_bytes is None or not self.is_over_limit:
+            self._problem.over("the WAL here is within --wal-limit again")
+            return
+        node, acceptor = self._node, self._node.acceptor
+        if self._archiver is None:
+            reason = "without an archive it is kept as long as a member, a slot or a reader needs it"
+        elif acceptor.archived_lsn < acceptor.write_lsn - self.limit_bytes:
+            reason = "it is not archived yet: " + (self._archiver.problem or "see the archiver's own log")
+        elif acceptor.awaits_election:
+            reason = "none is removed between a start, or a vote, and the next term: start a proxy"
+        else:
+            reason = "it is being removed, two segments excepted"
+        self._problem.note(
+            reason,
+            "there are %d MiB of WAL here, from %s to %s, archived up to %s, more than the %d MiB of --wal-limit: %s",
+            node.folder.wal_bytes >> 20,
+            format_lsn(node.folder.begin_lsn),
+            format_lsn(acceptor.write_lsn),
+            format_lsn(acceptor.archived_lsn),
+            self.limit_bytes >> 20,
+            reason,
+        )

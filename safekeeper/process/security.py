@@ -1,0 +1,198 @@
+"""What protects a safekeeper's doors: read from the settings once, and again at SIGHUP.
+
+    door          who may come in                                            without any of it
+    proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the user's own secret
+    replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only
+    HTTP          --http-allow                                               wherever --http says
+
+A door that any of its three protects listens where it is told. One that nothing protects listens on loopback, whatever
+it is told, and says so: a door that is open to a network by mistake is worse than one that is closed by mistake. On
+loopback the proposers' door demands the secret of the user who runs the safekeeper (safekeeper/peers/local_secret.py),
+unless --secret-file or --tls-client-ca is given: other users of the machine reach loopback, too. TLS alone (--tls-cert)
+hides what travels and lets everybody in, so it opens no door.
+
+At SIGHUP certificates, CAs, users, the secret and the lists of networks are read again. What cannot be used is said,
+and the old stays. Whether there is a protection at all, and in which file it stands, takes a restart.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.networks import Networks, is_loopback, loopback_instead_of
+from safekeeper.base.settings import Address
+from safekeeper.net.tls import ClientTls, ServerTls
+from safekeeper.peers.local_secret import LocalSecret
+from safekeeper.peers.shared_secret import PeerSecret, read_shared_secret
+from safekeeper.process.config import SafekeeperConfig
+from safekeeper.serving.users import Users
+
+_EXPIRES_SOON = timedelta(days=14)
+
+_log = logging.getLogger(__name__)
+
+
+class AllowLists(NamedTuple):
+    """The networks that each door admits, None for all."""
+
+    proposers: Networks | None
+    replication: Networks | None
+    http: Networks | None
+
+
+class Protection:
+    """What protects the doors of one safekeeper.
+
+    Attributes:
+        proposers_tls, replication_tls, http_tls: None where a door has no TLS.
+        users: of the replication door, None if no password is asked.
+        secret: of the proposers' door, None if none is asked. Where it is the user's own, it exists.
+        allow: as of the last `reload`.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or one option lacks another.
+    """
+
+    def __init__(self, config: SafekeeperConfig) -> None:
+        self._config = config
+        require_pair(config.tls_cert, config.tls_key)
+        for name, wants_tls in (
+            ("--tls-client-ca", config.tls_client_ca),
+            ("--pg-client-ca", config.pg_client_ca),
+            ("--http-tls", config.http_tls),
+        ):
+            if wants_tls and config.tls_cert is None:
+                raise ConfigurationError(f"{name} is of no use without --tls-cert and --tls-key: give them, too")
+        self.proposers_tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
+        self.replication_tls = server_tls(config.tls_cert, config.tls_key, config.pg_client_ca)
+        self.http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+        self.users = Users(config.pg_users) if config.pg_users is not None else None
+        shared = read_shared_secret(config.secret_file, config.secret, "SAFEKEEPER_SECRET")
+        self._is_open = bool(shared or config.tls_client_ca or config.allow)
+        self.secret: PeerSecret | None = shared
+        if shared is None and config.tls_client_ca is None and (not config.allow or is_loopback(config.listen.host)):
+            self.secret = local = LocalSecret()
+            local.ensure()
+        self.allow = AllowLists(config.allow, config.pg_allow, config.http_allow)
+        tell_validity(self.proposers_tls, config.tls_cert)
+
+    def proposers_address(self) -> Address:
+        """Return where the proposers' door may listen; said in the log if that is not where it was told to."""
+        protections = "--secret-file, --tls-client-ca or --allow"
+        address = _guarded(self._config.listen, self._is_open, "--listen", protections)
+        if isinstance(self.secret, LocalSecret):
+            _log.info("proxies on this machine have to prove the shared secret: %s", self.secret.origin)
+        return address
+
+    def replication_address(self, wanted: Address) -> Address:
+        """Return where the replication door may listen, as `proposers_address` does."""
+        protected = self.users or self._config.pg_client_ca or self._config.pg_allow
+        return _guarded(wanted, bool(protected), "--pg-listen", "--pg-users, --pg-client-ca or --pg-allow")
+
+    def reload(self, new: SafekeeperConfig) -> None:
+        """Read every file again, take the new lists of networks, and say what has changed.
+
+        Args:
+            new: the settings as they are written now. Only its lists of networks are taken.
+        """
+        files: dict[str, Reloadable | None] = {
+            "the certificates of the proposers' door": self.proposers_tls,
+            "the certificates of the replication door": self.replication_tls,
+            "the certificate of HTTP": self.http_tls,
+            "the users": self.users,
+            "the shared secret": self.secret,
+        }
+        say_changes(reload_files(files), files)
+        tell_validity(self.proposers_tls, self._config.tls_cert)
+        self._take_networks(AllowLists(new.allow, new.pg_allow, new.http_allow))
+
+    def _take_networks(self, wanted: AllowLists) -> None:
+        for field, name in zip(AllowLists._fields, ("--allow", "--pg-allow", "--http-allow"), strict=True):
+            old, new = getattr(self.allow, field), getattr(wanted, field)
+            if new is not None:
+                self.allow = self.allow._replace(**{field: new})
+            elif old is not None:
+                # The door may listen where it does because of this list alone.
+                _log.warning("%s stays as it was: to do without it takes a restart", name)
+
+
+def require_pair(cert: Path | None, key: Path | None) -> None:
+    """Refuse a certificate without its key, and a key without its certificate.
+
+    Raises:
+        ConfigurationError: one of them is missing.
+    """
+    if (cert is None) != (key is None):
+        given, missing = ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
+        raise ConfigurationError(f"{given} is of no use without {missing}: give both")
+
+
+def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None = None) -> ServerTls | None:
+    """Return the TLS of a door, None without a certificate.
+
+    Raises:
+        ConfigurationError: a file cannot be used.
+    """
+    return ServerTls(cert, key, client_ca) if cert is not None and key is not None else None
+
+
+class Reloadable(Protocol):
+    """What was read from files."""
+
+    def reload(self) -> bool:
+        """Read them again; return whether they say something else. Raises ConfigurationError and keeps the old."""
+
+
+def reload_files(files: Mapping[str, Reloadable | None]) -> list[str]:
+    """Read each again and return the names of what has changed; a file that fails is one line, and the old stays."""
+    changed: list[str] = []
+    failed: dict[str, list[str]] = {}
+    for name, read in files.items():
+        try:
+            if read is not None and read.reload():
+                changed.append(name)
+        except ConfigurationError as error:
+            failed.setdefault(str(error), []).append(name)
+    for reason, names in failed.items():
+        _log.error("could not read %s again: %s; the old stays in use", ", ".join(names), reason)
+    return changed
+
+
+def say_changes(changed: list[str], files: Mapping[str, Reloadable | None]) -> None:
+    """Log what `reload_files` returned, if there was anything to read."""
+    if any(read is not None for read in files.values()):
+        _log.info("read certificates, users and secrets again; changed: %s", ", ".join(changed) or "nothing")
+
+
+def tell_validity(tls: ServerTls | ClientTls | None, cert: Path | None) -> None:
+    """Log until when the certificate in `cert` is valid; as a warning if that is soon."""
+    if tls is None or tls.valid_until is None:
+        return
+    is_soon = tls.valid_until - datetime.now(UTC) < _EXPIRES_SOON
+    _log.log(
+        logging.WARNING if is_soon else logging.INFO,
+        "the certificate in %s is valid until %s%s",
+        cert,
+        tls.valid_until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        ": renew it" if is_soon else "",
+    )
+
+
+def _guarded(wanted: Address, protected: bool, option: str, protections: str) -> Address:
+    if protected:
+        return wanted
+    if is_loopback(wanted.host):
+        _log.info("%s stays on loopback, %s: none of %s is given", option, wanted, protections)
+        return wanted
+    address = Address(loopback_instead_of(wanted.host), wanted.port)
+    _log.warning(
+        "%s %s: listens on %s instead, for this machine only: to open it to others give %s",
+        option,
+        wanted,
+        address,
+        protections,
+    )
+    return address

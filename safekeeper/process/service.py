@@ -1,0 +1,308 @@
+"""A safekeeper's process: puts the parts together, runs until it is told to stop or has to, takes them apart.
+
+At SIGTERM and SIGINT it takes no new connection, brings everything to disk, and to the archive if it is the archiver,
+says so, and exits with 0. The other signals: safekeeper/base/signals.py.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from safekeeper.archive.access import ArchiveAccess
+from safekeeper.archiving.archiver import Archiver
+from safekeeper.archiving.read_through import ReadThrough
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, StorageFailed, WalproxyError
+from safekeeper.base.logs import configure, describe_bug
+from safekeeper.base.lsn import format_lsn
+from safekeeper.base.signals import reload_settings, take_signals
+from safekeeper.base.worker import Worker
+from safekeeper.net.admission import Budget, Wish
+from safekeeper.net.http_server import HTTP_BUDGET, HttpDoor, serve_http
+from safekeeper.net.metrics_page import metrics_application
+from safekeeper.node.node import Node
+from safekeeper.node.proposer_listener import ProposerDoor
+from safekeeper.process.config import SafekeeperConfig
+from safekeeper.process.metrics import SafekeeperCollector
+from safekeeper.process.open_files import listener_budgets
+from safekeeper.process.retention import Retention
+from safekeeper.process.security import Protection
+from safekeeper.process.status_pages import safekeeper_routes
+from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.replication_listener import ReplicationDoor
+from safekeeper.serving.slots import Slots
+from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.filesystem import FileSystem
+
+# A folder of an archive that hangs must not keep a safekeeper from serving.
+_ARCHIVE_LOOK_S = 5.0
+
+# The listeners, as metrics and log lines name them.
+PROPOSERS, REPLICATION, HTTP = "proposers", "replication", "http"
+
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """One `safekeeper run`.
+
+    Args:
+        config: the settings.
+        fs: where the data folder is.
+        reload: returns the settings as they are written now; called at SIGHUP.
+    """
+
+    def __init__(self, config: SafekeeperConfig, fs: FileSystem, reload: Callable[[], SafekeeperConfig]) -> None:
+        self._config = config
+        self._fs = fs
+        self._reload = reload
+        self._term = 0
+        self._node: Node | None = None
+        self._protection: Protection
+        self._slots: Slots
+        self._archiver: Archiver | None = None
+        self._retention: Retention
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal comes or the node fails, which is logged; return the process's exit code.
+
+        Raises:
+            WalproxyError: it could not begin to serve.
+        """
+        configure(self._who, self._config.log_level)
+        self._protection = Protection(self._config)
+        archive = await self._open_archive()
+        folder = DataFolder.open(self._fs, self._config.data_dir, self._config.id, secrets.token_hex(16))
+        # Its files close with the process: to close them after a failure could wait for ever for a disk that hangs.
+        self._node = Node(folder, asyncio.get_running_loop())
+        try:
+            await self._serve(self._node, archive)
+        except ConfigurationError:
+            raise
+        except WalproxyError as error:
+            _log.error("%s", error)
+            return error.exit_code
+        except Exception as error:
+            _log.error("%s", describe_bug(error))
+            return EXIT_UNEXPECTED
+        folder.close()
+        return EXIT_FINE
+
+    async def _serve(self, node: Node, archive: ArchiveAccess | None) -> None:
+        config, protection, loop = self._config, self._protection, asyncio.get_running_loop()
+        node.room.free_warning_bytes = config.disk_free_warning
+        budgets = listener_budgets(listener_wishes(config))
+        door = ProposerDoor(
+            node,
+            budget=budgets[PROPOSERS],
+            greeting_timeout_s=config.greeting_timeout,
+            idle_timeout_s=config.idle_timeout,
+            tls=protection.proposers_tls,
+            secret=protection.secret,
+            networks=protection.allow.proposers,
+        )
+        node.attach(door)
+        self._slots = slots = Slots.open(self._fs, config.data_dir, node.disk, config.slots_max)
+        self._archiver = archiver = self._make_archiver(node, archive) if archive is not None else None
+        read_through = hub = pg_door = None
+        if config.pg_listen is not None:
+            if archive is not None:
+                read_through = ReadThrough(self._fs, config.data_dir, archive, lambda: node.acceptor.control)
+            hub = LearnerHub(node, loop, read_through)
+            pg_door = self._make_pg_door(node, slots, hub, budgets[REPLICATION])
+        self._retention = retention = Retention(
+            node,
+            slots,
+            hub,
+            archiver,
+            keep_bytes=config.wal_keep,
+            limit_bytes=config.wal_limit,
+            slot_idle_timeout_s=config.slot_idle_timeout,
+        )
+        node.attach_learners(retention)
+        collector = SafekeeperCollector(node, retention, hub=hub, archiver=archiver, read_through=read_through)
+        collector.listeners[PROPOSERS] = door
+        if pg_door is not None:
+            collector.listeners[REPLICATION] = pg_door
+        http: HttpDoor | None = None
+        ticks = []
+        try:
+            await door.open(protection.proposers_address())
+            if pg_door is not None and config.pg_listen is not None:
+                await pg_door.open(protection.replication_address(config.pg_listen))
+
+            def addresses() -> dict[str, str]:
+                found = {"proposers": str(door.address), "http": str(http and http.address)}
+                return found | ({"pg": str(pg_door.address)} if pg_door is not None else {})
+
+            http = await serve_http(
+                safekeeper_routes(node, addresses, pg_door, archiver, retention),
+                config.http,
+                application=metrics_application(collector),
+                tls=protection.http_tls,
+                networks=protection.allow.http,
+                budget=budgets[HTTP],
+            )
+            collector.listeners[HTTP] = http
+            take_signals(self._stop.set, partial(self._take_settings, door, http, pg_door), self._archive_now)
+            self._announce(node.folder, door, http, pg_door)
+            if archiver is not None:
+                archiver.start()
+            ticks = [loop.create_task(self._tick(node)), loop.create_task(retention.run())]
+            await self._until_stop_or_failure(node)
+            door.stop_accepting()
+            await self._drain(node)
+            if pg_door is not None:
+                await pg_door.close()
+            await self._drain_archiver(node)
+            await _first_of(slots.save(), node.failed, config.drain_timeout)
+            _log.info("stopped; WAL ends at %s", format_lsn(node.acceptor.flush_lsn))
+        finally:
+            door.stop_accepting()
+            door.close_all()
+            if pg_door is not None:
+                pg_door.abort()
+            for tick in ticks:
+                tick.cancel()
+            if archiver is not None:
+                archiver.close()
+            if http is not None:
+                await http.close()
+            node.stop()
+
+    def _who(self) -> str:
+        node = self._node
+        if node is None:
+            return f"safekeeper {self._config.id}"
+        return f"safekeeper {self._config.id} term {node.acceptor.control.promised.term}"
+
+    async def _open_archive(self) -> ArchiveAccess | None:
+        """Return the way into the archive, None if there is none.
+
+        Raises:
+            ConfigurationError: it cannot work as it is configured.
+        """
+        config = self._config
+        if config.archive is None:
+            return None
+        access = ArchiveAccess(config.archive, config.archive_options, timeout_s=config.archive_timeout)
+        worker = Worker("archive", asyncio.get_running_loop())
+        try:
+            await asyncio.wait_for(worker.run(access.store), _ARCHIVE_LOOK_S)
+        except TimeoutError:
+            _log.warning("the archive %s does not answer: starts without, and looks again", access.url)
+        worker.stop()
+        return access
+
+    def _make_archiver(self, node: Node, archive: ArchiveAccess) -> Archiver:
+        archiver = Archiver(
+            node,
+            self._fs,
+            archive,
+            compress=self._config.archive_compression != "none",
+            partial_interval_s=self._config.archive_partial_interval,
+        )
+        node.attach_learners(archiver)
+        return archiver
+
+    def _archive_now(self) -> None:
+        if self._archiver is not None:
+            _log.info("SIGUSR1: archives the open segment, if this is the archiver")
+            self._archiver.archive_now()
+        else:
+            _log.warning("SIGUSR1: there is no archive: see --archive")
+
+    def _make_pg_door(self, node: Node, slots: Slots, hub: LearnerHub, budget: Budget) -> ReplicationDoor:
+        node.attach_learners(hub)
+        return ReplicationDoor(
+            node,
+            hub,
+            slots,
+            budget=budget,
+            greeting_timeout_s=self._config.greeting_timeout,
+            timeout_s=self._config.pg_timeout,
+            tls=self._protection.replication_tls,
+            users=self._protection.users,
+            networks=self._protection.allow.replication,
+        )
+
+    def _announce(
+        self, folder: DataFolder, door: ProposerDoor, http: HttpDoor, pg_door: ReplicationDoor | None
+    ) -> None:
+        _log.info(
+            "listens for proxies on %s, HTTP on %s%s; data folder %s, incarnation %s, WAL ends at %s; process %d",
+            door.address,
+            http.address,
+            f", replication clients on {pg_door.address}" if pg_door is not None else "",
+            folder.directory,
+            folder.control.incarnation[:8],
+            format_lsn(folder.flush_lsn),
+            os.getpid(),
+        )
+
+    def _take_settings(self, door: ProposerDoor, http: HttpDoor, pg_door: ReplicationDoor | None) -> None:
+        new = reload_settings(self._config, self._reload)
+        if new is None or self._node is None:
+            return
+        self._node.room.free_warning_bytes = new.disk_free_warning
+        self._retention.keep_bytes, self._retention.limit_bytes = new.wal_keep, new.wal_limit
+        self._retention.slot_idle_timeout_s = new.slot_idle_timeout
+        if self._archiver is not None:
+            self._archiver.partial_interval_s = new.archive_partial_interval
+        self._protection.reload(new)
+        allow = self._protection.allow
+        door.networks, http.networks = allow.proposers, allow.http
+        if pg_door is not None:
+            pg_door.networks = allow.replication
+
+    async def _tick(self, node: Node) -> None:
+        while True:
+            node.measure_room()
+            await asyncio.sleep(self._config.checkpoint_interval)
+            node.checkpoint()
+            self._slots.checkpoint()
+
+    async def _until_stop_or_failure(self, node: Node) -> None:
+        await _first_of(self._stop.wait(), node.failed, None)
+
+    async def _drain(self, node: Node) -> None:
+        if not await _first_of(node.drain(), node.failed, self._config.drain_timeout):
+            raise StorageFailed(
+                f"the disk has not answered for {self._config.drain_timeout:g} s: "
+                "stopped without what was not on disk, of which nothing was acknowledged"
+            )
+
+    async def _drain_archiver(self, node: Node) -> None:
+        archiver = self._archiver
+        if archiver is not None and not await _first_of(archiver.finish(), node.failed, self._config.drain_timeout):
+            _log.warning("%d bytes of committed WAL are not in the archive", archiver.unarchived_bytes)
+
+
+def listener_wishes(config: SafekeeperConfig) -> dict[str, Wish]:
+    """Return how many connections each listener keeps if there are file descriptors for them."""
+    wishes = {PROPOSERS: Wish(Budget(config.connections_max)), HTTP: Wish(HTTP_BUDGET)}
+    if config.pg_listen is not None:
+        # A reader has a segment of the WAL open, and one out of the archive.
+        wishes[REPLICATION] = Wish(Budget(config.pg_connections_max), files_per_proven=2)
+    return wishes
+
+
+async def _first_of(wanted: Coroutine[Any, Any, object], failed: asyncio.Future[None], timeout_s: float | None) -> bool:
+    """Wait for `wanted`; return whether it came in time.
+
+    Raises:
+        Whatever `failed` holds, if that comes first.
+    """
+    task = asyncio.ensure_future(wanted)
+    waiting: set[asyncio.Future[Any]] = {task, failed}
+    try:
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()
+        return task.done()
+    finally:
+        task.cancel()

@@ -1,0 +1,132 @@
+"""What a safekeeper says about itself at its HTTP door.
+
+    GET /status    positions, whom it follows, its disk, its archive: JSON
+    GET /metrics   the same in numbers, for Prometheus (safekeeper/process/metrics.py)
+    GET /healthz   200 while the process lives and its disk answers; for whoever restarts a process
+    GET /readyz    200 if this safekeeper can take part in a quorum now, else 503 with the reason
+
+Ready means: a voting member, not lacking room for WAL, with a disk that answers. Having no proposer at the moment does
+not matter: a proxy that comes will be served. A learner and a folder that was never bootstrapped are not ready,
+because a quorum does not count them (S8).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from safekeeper.archiving.archiver import Archiver
+from safekeeper.base.lsn import format_lsn
+from safekeeper.consensus.term_history import tli_at
+from safekeeper.net.http_server import Answer, Route
+from safekeeper.node.node import Node
+from safekeeper.process.retention import Retention
+from safekeeper.serving.replication_listener import ReplicationDoor
+
+# A disk whose thread has been at one thing for longer than this does not answer.
+DISK_STALLED_S = 10.0
+
+
+def safekeeper_routes(
+    node: Node,
+    addresses: Callable[[], dict[str, str]],
+    pg_door: ReplicationDoor | None = None,
+    archiver: Archiver | None = None,
+    retention: Retention | None = None,
+) -> dict[str, Route]:
+    """Return the pages of a safekeeper.
+
+    Args:
+        node: whom they are about.
+        addresses: returns where it listens, by door, for /status.
+        pg_door: where they connect, None if they cannot.
+        archiver: None if there is no archive.
+        retention: what sees to the WAL that is kept, None if nothing does.
+    """
+
+    def page() -> dict[str, Any]:
+        readers = pg_door.describe_readers() if pg_door is not None else []
+        return status(node) | {
+            "readers": readers,
+            "slots": retention.described_slots() if retention is not None else [],
+            "archive": archiver.describe() if archiver is not None else None,
+            "wal_limit": retention.limit_bytes if retention is not None else None,
+            "addresses": addresses(),
+        }
+
+    return {
+        "/status": lambda: (200, page()),
+        "/healthz": lambda: _verdict(health_problem(node)),
+        "/readyz": lambda: _verdict(readiness_problem(node)),
+    }
+
+
+def status(node: Node) -> dict[str, Any]:
+    """Return what /status shows of the node; LSNs as PostgreSQL prints them."""
+    acceptor, control, folder = node.acceptor, node.acceptor.control, node.folder
+    space = node.room.space
+    return {
+        "id": control.safekeeper_id,
+        "state": acceptor.state,
+        "term": control.promised.term,
+        "tli": tli_at(control.history, acceptor.write_lsn),
+        "write_lsn": format_lsn(acceptor.write_lsn),
+        "flush_lsn": format_lsn(acceptor.flush_lsn),
+        "commit_lsn": format_lsn(acceptor.commit_lsn),
+        "truncate_lsn": format_lsn(acceptor.truncate_lsn),
+        "archived_lsn": format_lsn(acceptor.archived_lsn),
+        "wal_begin_lsn": format_lsn(control.wal_begin_lsn),
+        "votes": acceptor.is_voter,
+        "promised": {"term": control.promised.term, "run": control.promised.run},
+        "follows": acceptor.leader.run if acceptor.leader is not None else None,
+        "history": [
+            {
+                "term": entry.term,
+                "start_lsn": format_lsn(entry.start_lsn),
+                "tli": entry.tli,
+                "gives_up": entry.gives_up,
+                "floor": entry.floor,
+            }
+            for entry in control.history
+        ],
+        "incarnation": control.incarnation,
+        "cluster_id": control.cluster_id,
+        "system_id": str(control.system_id),
+        "server_version": control.server_version,
+        "segment_size": control.segment_size,
+        "generation": control.membership.generation if control.membership is not None else 0,
+        "members": sorted(control.membership.ids()) if control.membership is not None else [],
+        "disk": {
+            "free_bytes": space.free_bytes if space is not None else None,
+            "total_bytes": space.total_bytes if space is not None else None,
+            "wal_bytes": folder.wal_bytes,
+            "low": node.room.is_low,
+            "no_room_for": node.room.lacking,
+            "busy_s": round(node.disk.busy_s, 3),
+        },
+    }
+
+
+def health_problem(node: Node) -> str | None:
+    """Return why the process should be looked at, None if it is fine."""
+    if node.failed.done():
+        return f"it has failed: {node.failed.exception()}"
+    if node.disk.busy_s > DISK_STALLED_S:
+        return f"the disk has not answered for {node.disk.busy_s:.0f} s"
+    return None
+
+
+def readiness_problem(node: Node) -> str | None:
+    """Return why this safekeeper cannot take part in a quorum, None if it can."""
+    problem = health_problem(node)
+    if problem is not None:
+        return problem
+    if node.acceptor.control.membership is None:
+        return "empty: waits for a proxy to make it a member"
+    if not node.acceptor.is_voter:
+        return "a learner: its data folder is no member, so it does not count (S8)"
+    if node.room.lacking:
+        return "; ".join(node.room.lacking.values())
+    return None
+
+
+def _verdict(problem: str | None) -> Answer:
+    return (200, {"ok": True}) if problem is None else (503, {"ok": False, "reason": problem})

@@ -1,0 +1,183 @@
+"""A socket, the session that is held over it, and TLS where the session asks for it.
+
+PostgreSQL's protocol begins in plaintext and turns to TLS in the middle of a conversation, when the client has asked
+and been told that it may. So TLS is here, between the socket and the session, and not below both. What a conversation
+is about is the subclass's: it hears of events, and of the end.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import cast
+
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.net.listener import prepare_socket
+from safekeeper.net.tls import ServerTls, TlsChannel
+from safekeeper.pgwire.events import Event
+from safekeeper.pgwire.session import Session
+
+WRITE_HIGH_WATER_BYTES = 1 << 20
+WRITE_LOW_WATER_BYTES = 256 << 10
+
+
+class PgTransport(asyncio.Protocol, ABC):
+    """The bytes of one client's conversation.
+
+    Attributes:
+        session: the conversation, once the connection is admitted.
+        peer: where the client comes from, for the log.
+        is_open: bytes go both ways.
+        is_full: more than WRITE_HIGH_WATER_BYTES wait to be sent.
+    """
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._channel: TlsChannel | None = None
+        self._reading_paused = False
+        self.session: Session
+        self.peer = ""
+        self.is_open = False
+        self.is_full = False
+
+    # For the subclass.
+
+    @abstractmethod
+    def admit(self, host: str) -> Session:
+        """Return the session of a client from `host`."""
+
+    @abstractmethod
+    def heard(self) -> None:
+        """Bytes have come."""
+
+    @abstractmethod
+    def handle(self, event: Event) -> None:
+        """The client has done something."""
+
+    @abstractmethod
+    def broken(self, reason: str) -> None:
+        """The client is not understood, or was refused for good, and knows why; close the connection."""
+
+    @abstractmethod
+    def left(self, reason: str) -> None:
+        """The client has closed its side; close the connection."""
+
+    @abstractmethod
+    def lost(self) -> None:
+        """The connection is closed, by whomever."""
+
+    @abstractmethod
+    def filled(self, full: bool) -> None:
+        """`is_full` has changed."""
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
+        self.session = self.admit(peer[0] if peer else "")
+        self.is_open = True
+        prepare_socket(transport.get_extra_info("socket"))
+        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.is_open:
+            return
+        self.heard()
+        try:
+            self._receive(data)
+        except RemoteProtocolError as error:
+            self.flush()
+            self.broken(str(error))
+
+    def eof_received(self) -> bool:
+        if self.is_open:
+            self.left(self.session.explain_eof())
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self.lost()
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        self.filled(True)
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self.filled(False)
+
+    # Bytes.
+
+    def _receive(self, data: bytes) -> None:
+        channel = self._channel
+        if channel is not None:
+            established = channel.established
+            try:
+                data = channel.receive(data)
+            finally:
+                self._transport.write(channel.take_outgoing())
+            if channel.established and not established:
+                shown = channel.peer_certificate() is not None
+                only_user = (channel.peer_common_name or "") if shown else None
+                self.session.tls_started(channel.server_certificate_der, only_user)
+            if not channel.established:
+                return
+        for event in self.session.receive(data):
+            self.handle(event)
+        self.flush()
+
+    def start_tls(self, tls: ServerTls, data: bytes) -> None:
+        """Go on over TLS. `data`: what has come of its handshake already."""
+        self.flush()
+        self._channel = tls.channel()
+        if data:
+            self._receive(data)
+
+    def write(self, *buffers: bytes | memoryview) -> None:
+        """Send the buffers, one behind the other. They must not change any more."""
+        if not self.is_open:
+            return
+        if self._channel is None:
+            self._transport.writelines(buffers)
+            return
+        try:
+            self._channel.send(*buffers)
+        except RemoteProtocolError as error:
+            # Whoever writes here serves others too, and this is nothing of theirs.
+            self.abort()
+            self.broken(str(error))
+            return
+        self._transport.write(self._channel.take_outgoing())
+
+    def flush(self) -> None:
+        """Send what the session has to say."""
+        output = self.session.take_output()
+        if output and (self._channel is None or self._channel.established):
+            self.write(output)
+
+    def pause_reading(self) -> None:
+        """Leave what the client sends where it is."""
+        if self.is_open and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self.is_open and self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close after what was written; nothing that comes is looked at any more."""
+        if self.is_open:
+            self.is_open = False
+            if self._channel is not None:
+                self._channel.close()
+                self._transport.write(self._channel.take_outgoing())
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.is_open = False
+        self._transport.abort()

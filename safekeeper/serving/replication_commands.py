@@ -1,0 +1,241 @@
+"""What a replication client is told about this safekeeper: the answers to the commands that change nothing.
+
+The words are those of PostgreSQL, which is what standbys and pg_receivewal expect; the version is the primary's.
+Source: https://www.postgresql.org/docs/current/protocol-replication.html
+
+`select` answers what tools ask in SQL before they stream: one row of what PostgreSQL has in its views.
+
+No I/O: a readable log and the control state in, rows out.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from safekeeper.acceptor.readable import ReadableLog
+from safekeeper.base.errors import CommandError
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.timelines import format_timeline_history, timeline_history_name, tli_of_byte
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.pgwire.backend import BOOL, BYTEA, INT4, INT8, PG_LSN, TEXT, Column
+from safekeeper.pgwire.commands import Select
+from safekeeper.serving.slots import Slot
+
+# Since this version a TLI is an int8 in IDENTIFY_SYSTEM.
+_WIDE_TLI_VERSION = 160000
+_SETTINGS = {
+    "client_encoding": "UTF8",
+    "data_directory_mode": "0700",
+    "DateStyle": "ISO, MDY",
+    "in_hot_standby": "on",
+    "integer_datetimes": "on",
+    "IntervalStyle": "postgres",
+    "server_encoding": "UTF8",
+    "standard_conforming_strings": "on",
+    "TimeZone": "UTC",
+    "transaction_read_only": "on",
+}
+_REPORTED = (
+    "client_encoding",
+    "DateStyle",
+    "in_hot_standby",
+    "integer_datetimes",
+    "IntervalStyle",
+    "server_encoding",
+    "standard_conforming_strings",
+    "TimeZone",
+)
+# What tools require of pg_settings besides. A safekeeper neither switches segments nor makes checkpoints.
+_ONLY_IN_PG_SETTINGS = {"archive_timeout": "0", "checkpoint_timeout": "0"}
+
+_RELATIONS_HINT = (
+    "one row of pg_replication_slots, pg_settings or pg_user can be read here; for other SQL go to the primary"
+)
+
+_Row = dict[str, tuple[Column, str | None]]
+
+
+class Answer(NamedTuple):
+    """A result of one row, or of none, and the tag behind it."""
+
+    columns: tuple[Column, ...]
+    row: tuple[str | bytes | None, ...] | None
+    tag: str
+
+
+def version_text(server_version: int) -> str:
+    """Return a version as PostgreSQL calls it, e.g. `15.18` for 150018."""
+    return f"{server_version // 10000}.{server_version % 10000}"
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size as SHOW prints it, e.g. `16MB`: in the largest unit that needs no fraction."""
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
+        if size_bytes % unit == 0:
+            return f"{size_bytes // unit}{name}"
+    return f"{size_bytes}B"
+
+
+def session_parameters(control: ControlState) -> dict[str, str]:
+    """Return what a client is told when it is let in; without a version as long as that is not known."""
+    parameters = {name: _SETTINGS[name] for name in _REPORTED}
+    if control.server_version:
+        parameters["server_version"] = version_text(control.server_version)
+    return parameters
+
+
+def require_wal(log: ReadableLog) -> None:
+    """Refuse whoever asks about WAL before there is any.
+
+    Raises:
+        CommandError: nothing is committed here yet (57P03).
+    """
+    if not log.end_lsn:
+        raise CommandError(
+            "57P03", "this safekeeper has no committed WAL yet", hint="Try again when a proxy has made it a member."
+        )
+
+
+def identify_system(log: ReadableLog, control: ControlState) -> Answer:
+    """Answer IDENTIFY_SYSTEM."""
+    require_wal(log)
+    tli_type = INT8 if control.server_version >= _WIDE_TLI_VERSION else INT4
+    columns = (
+        Column("systemid", *TEXT),
+        Column("timeline", *tli_type),
+        Column("xlogpos", *TEXT),
+        Column("dbname", *TEXT),
+    )
+    row = (str(control.system_id), str(log.tli), format_lsn(log.end_lsn), None)
+    return Answer(columns, row, "IDENTIFY_SYSTEM")
+
+
+def show(name: str, log: ReadableLog, control: ControlState) -> Answer:
+    """Answer SHOW.
+
+    Raises:
+        CommandError: a safekeeper has no such setting (42704).
+    """
+    require_wal(log)
+    settings = {known.lower(): (known, value) for known, value in _SETTINGS.items()} | {
+        "server_version": ("server_version", version_text(control.server_version)),
+        "server_version_num": ("server_version_num", str(control.server_version)),
+        "wal_segment_size": ("wal_segment_size", size_text(control.segment_size)),
+    }
+    if name.lower() not in settings:
+        raise CommandError("42704", f'unrecognized configuration parameter "{name[:63]}"')
+    known, value = settings[name.lower()]
+    return Answer((Column(known, *TEXT),), (value,), "SHOW")
+
+
+def select(
+    command: Select, user: str, find_slot: Callable[[str], Slot | None], log: ReadableLog, control: ControlState
+) -> Answer:
+    """Answer SELECT: one row, or none.
+
+    Args:
+        user: the client's, CURRENT_USER.
+        find_slot: returns the slot of a name.
+
+    Raises:
+        CommandError: nothing is committed here yet (57P03), or this relation or column is not here (0A000).
+    """
+    require_wal(log)
+    where = [(column, user if value is None else value) for column, value in command.where]
+    keys = dict(where)
+    match command.relation:
+        case "":
+            row = _functions(control)
+        case "pg_replication_slots" if "slot_name" in keys:
+            row = _slot_row(keys["slot_name"], find_slot)
+        case "pg_settings" if "name" in keys:
+            row = _setting_row(keys["name"], control)
+        case "pg_user":
+            # Each user that is let in may do all that a safekeeper does.
+            row = _row(("usename", TEXT, user), ("usesuper", BOOL, "t"))
+        case _:
+            raise CommandError("0A000", "a safekeeper cannot do this: SQL", hint=_RELATIONS_HINT)
+    for name in (*command.columns, *keys):
+        if name not in row:
+            raise CommandError("0A000", f'a safekeeper cannot do this: SQL with "{name[:63]}"', hint=_RELATIONS_HINT)
+    columns = tuple(row[name][0] for name in command.columns)
+    # A row that is not there has NULL in its key, which no condition equals.
+    if any(row[name][1] != value for name, value in where):
+        return Answer(columns, None, "SELECT 0")
+    return Answer(columns, tuple(row[name][1] for name in command.columns), "SELECT 1")
+
+
+def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answer:
+    """Answer TIMELINE_HISTORY: for the timeline of the log and its ancestors, of which the first has none.
+
+    Raises:
+        CommandError: there is no such file (58P01).
+    """
+    require_wal(log)
+    name = timeline_history_name(tli)
+    ancestors = [ancestor for ancestor, _ in log.lineage]
+    content: bytes | None = None
+    if tli in (*ancestors, log.tli):
+        content = next((file.content for file in control.tli_histories if file.tli == tli), None)
+        if content is None and tli != (*ancestors, log.tli)[0]:
+            index = ancestors.index(tli) if tli in ancestors else len(ancestors)
+            content = format_timeline_history(log.lineage[:index])
+    if content is None:
+        raise CommandError("58P01", f'could not open file "pg_wal/{name}": No such file or directory')
+    content_type = TEXT if control.server_version >= _WIDE_TLI_VERSION else BYTEA
+    return Answer((Column("filename", *TEXT), Column("content", *content_type)), (name, content), "TIMELINE_HISTORY")
+
+
+def read_slot(slot: Slot | None, log: ReadableLog) -> Answer:
+    """Answer READ_REPLICATION_SLOT: NULLs if there is no such slot."""
+    columns = (Column("slot_type", *TEXT), Column("restart_lsn", *TEXT), Column("restart_tli", *INT8))
+    row: tuple[str | None, ...] = (None, None, None)
+    if slot is not None:
+        row = ("physical", *_restart_position(slot.restart_lsn, log))
+    return Answer(columns, row, "READ_REPLICATION_SLOT")
+
+
+def slot_created(slot: Slot) -> Answer:
+    """Answer CREATE_REPLICATION_SLOT."""
+    columns = tuple(Column(name, *TEXT) for name in ("slot_name", "consistent_point", "snapshot_name", "output_plugin"))
+    return Answer(columns, (slot.name, "0/0", None, None), "CREATE_REPLICATION_SLOT")
+
+
+def _restart_position(restart_lsn: Lsn, log: ReadableLog) -> tuple[str | None, str | None]:
+    if not restart_lsn:
+        return None, None
+    return format_lsn(restart_lsn), str(tli_of_byte(log.tli, log.lineage, restart_lsn))
+
+
+def _row(*cells: tuple[str, tuple[int, int], str | None]) -> _Row:
+    return {name: (Column(name, *column_type), value) for name, column_type, value in cells}
+
+
+def _functions(control: ControlState) -> _Row:
+    version = f"PostgreSQL {version_text(control.server_version)} (safekeeper)"
+    return {
+        "1": (Column("?column?", *INT4), "1"),
+        "pg_is_in_recovery()": (Column("pg_is_in_recovery", *BOOL), "t"),
+        "version()": (Column("version", *TEXT), version),
+    }
+
+
+def _slot_row(name: str, find_slot: Callable[[str], Slot | None]) -> _Row:
+    slot = find_slot(name)
+    return _row(
+        ("slot_name", TEXT, slot.name if slot is not None else None),
+        ("slot_type", TEXT, "physical"),
+        ("temporary", BOOL, "t" if slot is not None and slot.temporary else "f"),
+        ("active", BOOL, "t" if slot is not None and slot.holder else "f"),
+        ("restart_lsn", PG_LSN, format_lsn(slot.restart_lsn) if slot is not None and slot.restart_lsn else None),
+    )
+
+
+def _setting_row(name: str, control: ControlState) -> _Row:
+    settings = {
+        **_SETTINGS,
+        **_ONLY_IN_PG_SETTINGS,
+        "server_version": version_text(control.server_version),
+        "server_version_num": str(control.server_version),
+        "wal_segment_size": str(control.segment_size),
+    }
+    return _row(("name", TEXT, name if name in settings else None), ("setting", TEXT, settings.get(name)))

@@ -1,0 +1,420 @@
+"""One connection of a replication client: bytes to the session, commands to whoever answers them, WAL to the socket.
+
+The words are `pgwire.Session`'s, the socket is safekeeper/serving/pg_transport.py's; here are the clock, and what a
+command does. One that changes something on disk, or has to wait, is a task; the session takes no other one meanwhile.
+
+WAL goes from the file to the socket in one copy: the hub's chunk is handed to the transport as it is. With more than
+WRITE_HIGH_WATER_BYTES unsent the hub passes this reader over (S14), and commands are not read. Whoever streams and says
+nothing for half the timeout is asked for a word, and is closed at the full one: a dead reader holds no memory and no
+slot for longer.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Protocol
+
+from safekeeper.acceptor.readable import TimelineEnd, refusal_of_start
+from safekeeper.base.errors import CommandError
+from safekeeper.base.logs import describe_bug
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.net.tls import ServerTls
+from safekeeper.node.node import Node
+from safekeeper.pgwire.backend import command_complete, keepalive
+from safekeeper.pgwire.commands import (
+    CreateSlot,
+    DropSlot,
+    IdentifySystem,
+    ReadSlot,
+    Select,
+    SetName,
+    Show,
+    StartReplication,
+    TimelineHistory,
+)
+from safekeeper.pgwire.events import (
+    AnswerableCommand,
+    Authenticated,
+    CommandReceived,
+    CommandRefused,
+    CopyEnded,
+    Event,
+    HotStandbyFeedback,
+    StartTls,
+    StatusUpdate,
+    Terminated,
+)
+from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.startup import clean_name
+from safekeeper.serving.pg_transport import PgTransport
+from safekeeper.serving.reader import Reader
+from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.replication_commands import (
+    Answer,
+    identify_system,
+    read_slot,
+    require_wal,
+    select,
+    session_parameters,
+    show,
+    slot_created,
+    timeline_history,
+)
+from safekeeper.serving.slots import Slot, Slots
+from safekeeper.serving.users import Users
+
+# A client that has logged in, does not stream, and sends no command for so long is closed.
+IDLE_SESSION_S = 600.0
+
+_log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """What a connection needs of the listener that accepted it.
+
+    Attributes:
+        node, hub, slots: the acceptor's shell, all readers, all slots.
+        tls, users: TLS, None for plaintext; the users who must prove a password, None for no user.
+        mock_salt: see pgwire.Session.
+        greeting_timeout_s, timeout_s: how long a client may take to log in, and be silent afterwards.
+    """
+
+    node: Node
+    hub: LearnerHub
+    slots: Slots
+    tls: ServerTls | None
+    users: Users | None
+    mock_salt: bytes
+    greeting_timeout_s: float
+    timeout_s: float
+
+    def now(self) -> float:
+        """Return the event loop's time."""
+        ...
+
+    def admit(self, connection: "ReplicationConnection", host: str) -> None:
+        """Count a new connection, or raise if it is refused."""
+        ...
+
+    def logged_in(self, connection: "ReplicationConnection") -> bool:
+        """Count a connection as proven; return whether there is a place for it."""
+        ...
+
+    def close_connection(self, connection: "ReplicationConnection", reason: str, *, stranger: bool = False) -> None:
+        """Close a connection after what was sent on it, and log the reason if there is one."""
+        ...
+
+    def note_refusal(self, line: str) -> None:
+        """Log that a command was refused."""
+        ...
+
+    def lost(self, connection: "ReplicationConnection") -> None:
+        """Forget a connection that is closed."""
+        ...
+
+
+class ReplicationConnection(PgTransport):
+    """One client.
+
+    Attributes:
+        number: the connection's number, 0 if it was not admitted.
+        user, name: what it calls itself once it is let in.
+        reader: its stream, None while it has none.
+        heard_at: when bytes came last, in the loop's time.
+    """
+
+    def __init__(self, door: Owner) -> None:
+        super().__init__()
+        self._door = door
+        self._pinged = False
+        self._ending: TimelineEnd | None = None  # Of the timeline that was streamed last.
+        self._task: asyncio.Task[None] | None = None
+        self._made_at = door.now()
+        self.number = 0
+        self.user = ""
+        self.name = ""
+        self.reader: Reader | None = None
+        self.heard_at = self._made_at
+
+    def __str__(self) -> str:
+        who = f" ({self.name or 'no application_name'}, user {self.user})" if self.user else ""
+        return f"replication connection {self.number} from {self.peer}{who}"
+
+    # The connection.
+
+    def admit(self, host: str) -> Session:
+        """See PgTransport."""
+        door = self._door
+        door.admit(self, host)
+        return Session(
+            tls=door.tls is not None,
+            users=door.users.verifiers if door.users is not None else None,
+            parameters=session_parameters(door.node.acceptor.control),
+            nonce=secrets.token_urlsafe(18),
+            mock_salt=door.mock_salt,
+        )
+
+    def heard(self) -> None:
+        """See PgTransport."""
+        self.heard_at = self._door.now()
+        self._pinged = False
+
+    def broken(self, reason: str) -> None:
+        """See PgTransport."""
+        self._door.close_connection(self, reason, stranger=True)
+
+    def left(self, reason: str) -> None:
+        """See PgTransport."""
+        streamed = self._stop_reader(reason)
+        self._door.close_connection(self, "" if streamed else reason, stranger=not self.user)
+
+    def lost(self) -> None:
+        """See PgTransport."""
+        if self._task is not None:
+            self._task.cancel()
+        self._stop_reader("the connection is gone")
+        self._door.lost(self)
+
+    def filled(self, full: bool) -> None:
+        """See PgTransport."""
+        if not full:
+            self.resume_reading()
+            if self.reader is not None:
+                self._door.hub.resume(self.reader)
+        elif self.reader is not None:
+            # What it says about its positions is welcome all the same.
+            self._door.hub.pause(self.reader)
+        else:
+            self.pause_reading()
+
+    # Events.
+
+    def handle(self, event: Event) -> None:
+        """See PgTransport."""
+        match event:
+            case StatusUpdate():
+                self._take_status(event)
+            case HotStandbyFeedback(xmin, catalog_xmin):
+                if self.reader is not None:
+                    self._door.hub.take_feedback(self.reader, xmin, catalog_xmin)
+            case CommandReceived(command):
+                self._command(command)
+            case CopyEnded():
+                self._client_ended_copy()
+            case StartTls(_, data):
+                assert self._door.tls is not None  # The session asks for it only then.
+                self.start_tls(self._door.tls, data)
+            case Authenticated():
+                self.user, self.name = event.user, event.application_name
+                if not self._door.logged_in(self):
+                    self.session.refuse("53300", "sorry, too many clients already", fatal=True)
+                    self.flush()
+                    self._door.close_connection(self, "")
+            case CommandRefused(sqlstate, message):
+                self._door.note_refusal(f"{self} was refused: {message} ({sqlstate})")
+            case Terminated():
+                self.flush()
+                self._door.close_connection(self, "")
+
+    def _take_status(self, status: StatusUpdate) -> None:
+        reader = self.reader
+        if reader is None:
+            return
+        self._door.hub.take_status(reader, status.write_lsn, status.flush_lsn, status.apply_lsn)
+        if reader.slot is not None:
+            self._door.slots.report(reader.slot, min(status.flush_lsn, reader.position_lsn))
+        # To a client that does not read, nothing is said that it could ask for without end.
+        if status.reply_requested and not self.is_full:
+            self._send_keepalive(reply_requested=False)
+
+    def _send_keepalive(self, *, reply_requested: bool) -> None:
+        if self.reader is not None and self.session.state is State.COPY:
+            end_lsn = self._door.hub.readable_end(self.reader)
+            self.write(keepalive(end_lsn, time.time_ns() // 1000, reply_requested))
+
+    # Commands.
+
+    def _command(self, command: AnswerableCommand) -> None:
+        log, control = self._door.hub.log(), self._door.node.acceptor.control
+        try:
+            match command:
+                case IdentifySystem():
+                    self._answer(identify_system(log, control))
+                case Show(name):
+                    self._answer(show(name, log, control))
+                case TimelineHistory(tli):
+                    self._answer(timeline_history(tli, log, control))
+                case ReadSlot(name):
+                    self._answer(read_slot(self._door.slots.find(name), log))
+                case Select():
+                    self._answer(select(command, self.user, self._door.slots.find, log, control))
+                case SetName(name):
+                    self.name = clean_name(name)
+                    self.session.complete("SET")
+                case _:
+                    self._task = asyncio.get_running_loop().create_task(self._carry_out(command))
+        except CommandError as error:
+            self._refuse(error)
+
+    def _answer(self, answer: Answer) -> None:
+        self.session.answer(*answer)
+
+    def _refuse(self, error: CommandError) -> None:
+        self._door.note_refusal(f"{self} was refused: {error} ({error.sqlstate})")
+        self.session.refuse(error.sqlstate, str(error), detail=error.detail, hint=error.hint)
+
+    async def _carry_out(self, command: AnswerableCommand) -> None:
+        try:
+            match command:
+                case CreateSlot():
+                    self._answer(slot_created(await self._create_slot(command)))
+                case DropSlot(name, wait):
+                    await self._door.slots.drop(name, connection=self.number, wait=wait)
+                    _log.info("%s dropped replication slot %s", self, name)
+                    self.session.complete("DROP_REPLICATION_SLOT")
+                case StartReplication():
+                    await self._start_replication(command)
+        except CommandError as error:
+            self._refuse(error)
+        except Exception as error:
+            _log.error("%s", describe_bug(error))
+            self.session.refuse("XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
+            self.flush()
+            self._door.close_connection(self, "")
+        self.flush()
+
+    async def _create_slot(self, command: CreateSlot) -> Slot:
+        log = self._door.hub.log()
+        require_wal(log)
+        restart_lsn = log.end_lsn if command.reserve_wal else 0
+        slot = await self._door.slots.create(
+            command.name, restart_lsn, connection=self.number, temporary=command.temporary
+        )
+        _log.info("%s created %sreplication slot %s", self, "temporary " * command.temporary, slot.name)
+        return slot
+
+    # Streaming.
+
+    async def _start_replication(self, command: StartReplication) -> None:
+        log = self._door.hub.log()
+        require_wal(log)
+        tli = command.tli or log.tli
+        refusal = refusal_of_start(log, tli, command.begin_lsn)
+        if refusal is not None:
+            message, detail = refusal
+            raise CommandError("XX000", message, detail=detail)
+        slot = await self._acquire_slot(command.slot, command.begin_lsn) if command.slot is not None else None
+        # Nothing has to be streamed of a timeline that ends where the client begins.
+        fork = self._door.hub.log().fork_of(tli)
+        if fork is not None and command.begin_lsn >= fork[1]:
+            self._release_slot(slot)
+            self.session.finish_copy(fork)
+            return
+        self.session.begin_copy()
+        self.flush()
+        self._ending = None
+        self.reader = Reader(
+            self,
+            self._door.node.folder.wal_reader(),
+            number=self.number,
+            name=self.name,
+            tli=tli,
+            begin_lsn=command.begin_lsn,
+            slot=slot,
+        )
+        self.reader.paused = self.is_full
+        _log.info(
+            "%s streams timeline %d from %s%s",
+            self,
+            tli,
+            format_lsn(command.begin_lsn),
+            f", slot {slot.name}" if slot is not None else "",
+        )
+        self._door.hub.start(self.reader)
+
+    async def _acquire_slot(self, name: str, begin_lsn: Lsn) -> Slot:
+        slots, log = self._door.slots, self._door.hub.log()
+        slot = slots.find(name)
+        if slot is None:
+            # Held from the start, durably: what the client reports later is written lazily, and a crash may forget it.
+            restart_lsn = begin_lsn if log.begin_lsn <= begin_lsn <= log.end_lsn else 0
+            slot = await slots.create(name, restart_lsn, connection=self.number)
+            _log.info("%s named replication slot %s, which was not there: created it", self, name)
+        slots.acquire(slot, self.number)
+        return slot
+
+    def _release_slot(self, slot: Slot | None) -> None:
+        if slot is not None:
+            self._door.slots.release(slot)
+
+    def end_timeline(self, end: TimelineEnd) -> None:
+        """See reader.Client."""
+        self._ending = end
+        self.session.end_copy()
+        self.flush()
+        self._stop_reader(f"timeline {end.next_tli} goes on at {format_lsn(end.fork_lsn)}")
+
+    def fail(self, sqlstate: str, message: str, *, fatal: bool) -> None:
+        """See reader.Client."""
+        self.session.refuse(sqlstate, message, fatal=fatal)
+        self.flush()
+        self._stop_reader(message)
+        if fatal:
+            self._door.close_connection(self, "")
+
+    def _client_ended_copy(self) -> None:
+        if self.reader is not None:
+            log, tli = self._door.hub.log(), self.reader.tli
+            fork = log.fork_of(tli)
+            self._ending = TimelineEnd(*fork) if fork is not None else None
+            self._stop_reader("the client has ended it")
+        self._finish_copy()
+
+    def _finish_copy(self) -> None:
+        self.session.finish_copy(self._ending)
+        self.flush()
+
+    def _stop_reader(self, reason: str) -> bool:
+        """End the stream, if there is one; return whether there was."""
+        reader, self.reader = self.reader, None
+        if reader is None:
+            return False
+        self._door.hub.stop(reader)
+        self._release_slot(reader.slot)
+        _log.info("%s streams no more, at %s: %s", self, format_lsn(reader.position_lsn), reason)
+        return True
+
+    # What the door calls.
+
+    def watch(self, now: float) -> None:
+        """Close the connection if its client has been silent for too long; ask for a word before that."""
+        silent_s, timeout_s = now - self.heard_at, self._door.timeout_s
+        streams = self.session.state in (State.COPY, State.COPY_ENDING)
+        if not self.user and now - self._made_at > self._door.greeting_timeout_s:
+            reason = f"not let in within {self._door.greeting_timeout_s:g} s"
+            self._door.close_connection(self, reason, stranger=True)
+        elif self.user and not streams and self._task_is_over and silent_s > IDLE_SESSION_S:
+            self.session.refuse("57P05", "terminating connection due to idle-session timeout", fatal=True)
+            self.flush()
+            self._door.close_connection(self, f"no command for {IDLE_SESSION_S:g} s")
+        elif streams and silent_s > timeout_s:
+            _log.warning("%s is closed: silent for %g s", self, timeout_s)
+            self.abort()
+        elif streams and silent_s > timeout_s / 2 and not self._pinged and not self.is_full:
+            self._pinged = True
+            self._send_keepalive(reply_requested=True)
+
+    @property
+    def _task_is_over(self) -> bool:
+        return self._task is None or self._task.done()
+
+    def say_goodbye(self) -> None:
+        """End the conversation because the process ends: a stream as PostgreSQL ends it then, for others to go on."""
+        if self.reader is not None and self.session.state is State.COPY:
+            self.write(command_complete("COPY 0"))
+            self._stop_reader("this safekeeper stops")
+        else:
+            self.session.refuse("57P01", "this safekeeper stops", fatal=True)
+            self.flush()
+        self.close()

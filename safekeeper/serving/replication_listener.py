@@ -1,0 +1,172 @@
+"""The door for PostgreSQL's own replication clients: standbys' walreceivers and pg_receivewal.
+
+It listens, admits so many connections as it is told, and looks after them once in a while; what is said on one is
+safekeeper/serving/replication_connection.py's, who is sent what and when safekeeper/serving/readers.py's. It is not
+open unless an address is given.
+
+A connection is proven (safekeeper/net/admission.py) when its client has logged in. Until then it has a few seconds, and
+a newer one may displace it; a client that has logged in is refused if there are too many.
+"""
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+from safekeeper.base.lsn import format_lsn
+from safekeeper.base.networks import Networks
+from safekeeper.net.admission import Budget
+from safekeeper.net.listener import Door
+from safekeeper.net.tls import ServerTls
+from safekeeper.node.node import Node
+from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.replication_connection import ReplicationConnection
+from safekeeper.serving.slots import Slots
+from safekeeper.serving.users import Users
+
+# How long a shutdown waits for readers to take what there is for them.
+GOODBYE_S = 2.0
+_WATCH_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicationDoor(Door[ReplicationConnection]):
+    """Listens for replication clients.
+
+    Attributes:
+        node, hub, slots: whom it serves WAL from, who serves it, what is held for whom.
+        tls, users: for connections from now on: TLS or plaintext; who must prove a password, None nobody.
+        mock_salt: see pgwire.Session.
+    """
+
+    CANNOT_LISTEN = "could not listen for replication clients at %s: %s: correct --pg-listen"
+    FOREIGN = "refused a replication client from %s: it lies in none of the networks of --pg-allow"
+    EVICTED = "closed the replication client from %s, the oldest of %d that are not logged in, for a newer one"
+
+    def __init__(
+        self,
+        node: Node,
+        hub: LearnerHub,
+        slots: Slots,
+        *,
+        budget: Budget,
+        greeting_timeout_s: float,
+        timeout_s: float,
+        tls: ServerTls | None = None,
+        users: Users | None = None,
+        networks: Networks | None = None,
+    ) -> None:
+        super().__init__(budget=budget, networks=networks)
+        self.node = node
+        self.hub = hub
+        self.slots = slots
+        self.tls = tls
+        self.users = users
+        self.greeting_timeout_s = greeting_timeout_s
+        self.timeout_s = timeout_s
+        self.mock_salt = secrets.token_bytes(16)
+        self._emptied: asyncio.Future[None] | None = None
+
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        """See Door."""
+        return ReplicationConnection(self)
+
+    async def close(self) -> None:
+        """Give the readers what is readable, as far as they take it soon, and close all connections."""
+        self.stop_accepting()
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self.hub.become_quiet()
+        except TimeoutError:
+            _log.info("some readers have not been sent all WAL that is here")
+        self.stop_watching()
+        for connection in list(self._connections.values()):
+            connection.say_goodbye()
+        if self._connections:
+            self._emptied = self._loop.create_future()
+            await asyncio.wait((self._emptied,), timeout=GOODBYE_S)
+        self.abort()
+
+    def abort(self) -> None:
+        """Close everything at once."""
+        self.stop_accepting()
+        self.stop_watching()
+        for connection in list(self._connections.values()):
+            connection.abort()
+        self.hub.close()
+
+    # What /status shows.
+
+    def describe_readers(self) -> list[dict[str, Any]]:
+        """Return the clients that stream; LSNs as PostgreSQL prints them."""
+        now, described = self.now(), []
+        for connection in self._connections.values():
+            reader = connection.reader
+            if reader is None:
+                continue
+            described.append(
+                {
+                    "connection": connection.number,
+                    "application_name": connection.name,
+                    "address": connection.peer,
+                    "user": connection.user,
+                    "slot": reader.slot.name if reader.slot is not None else None,
+                    "state": reader.state,
+                    "tli": reader.tli,
+                    "sent_lsn": format_lsn(reader.position_lsn),
+                    "write_lsn": format_lsn(reader.write_lsn),
+                    "flush_lsn": format_lsn(reader.flush_lsn),
+                    "apply_lsn": format_lsn(reader.apply_lsn),
+                    "lag_bytes": max(0, self.hub.readable_end(reader) - reader.position_lsn),
+                    "last_reply_s": round(now - connection.heard_at, 3),
+                }
+            )
+        return described
+
+    # The connections.
+
+    def admit(self, connection: ReplicationConnection, host: str) -> None:
+        """See Door."""
+        super().admit(connection, host)
+        _log.debug("%s", connection)
+
+    def evict(self, connection: ReplicationConnection, reason: str) -> None:
+        """See Door."""
+        self.forget(connection.number)
+        connection.abort()
+
+    def logged_in(self, connection: ReplicationConnection) -> bool:
+        """Count a connection as proven; return whether there is a place for it."""
+        if self.admission.prove(connection.number).admitted:
+            return True
+        limit = self.admission.budget.proven_max
+        self._warn(f"refused {connection}: {limit} are connected already (--pg-connections-max)")
+        return False
+
+    def close_connection(self, connection: ReplicationConnection, reason: str, *, stranger: bool = False) -> None:
+        """Close a connection after what was sent on it. `reason`: for the log, empty if it was logged or is usual."""
+        if reason and stranger:
+            self._warn(f"closed {connection}: {reason}")
+        elif reason:
+            self._tell(f"closed {connection}: {reason}")
+        connection.close()
+
+    def note_refusal(self, line: str) -> None:
+        """Log that a command was refused. A standby tries again for ever, so there is a limit."""
+        self._tell(line)
+
+    def lost(self, connection: ReplicationConnection) -> None:
+        """Forget a connection that is closed."""
+        self.slots.connection_lost(connection.number)
+        if self.forget(connection.number) is not None:
+            _log.debug("%s is gone", connection)
+        if self._emptied is not None and not self._connections and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    def watch(self) -> float:
+        """See Door."""
+        now = self.now()
+        for connection in list(self._connections.values()):
+            connection.watch(now)
+        return min(_WATCH_INTERVAL_S, self.timeout_s / 4, self.greeting_timeout_s / 4)

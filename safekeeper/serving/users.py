@@ -1,0 +1,105 @@
+"""Who may log in at the replication door: a file of names and verifiers.
+
+Each line is `name:verifier`, the verifier as PostgreSQL keeps it, `SCRAM-SHA-256$4096:salt$StoredKey:ServerKey`:
+`safekeeper user NAME` makes one, and so does PostgreSQL (`SELECT rolpassword FROM pg_authid`). Empty lines and lines
+that begin with `#` are left out. A verifier is no password, but whoever has it can guess at leisure and can pose as the
+server: the file is for its owner only.
+
+No message ever quotes a line.
+"""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.private_files import warn_if_shared
+from safekeeper.pgwire.scram import SALT_BYTES, make_verifier, parse_verifier
+
+# PostgreSQL's own limit of a name.
+NAME_BYTES_MAX = 63
+
+
+class Users:
+    """The users of a file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ConfigurationError: it cannot be read, or a line is wrong.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._verifiers = _read(path)
+
+    @property
+    def verifiers(self) -> Mapping[str, str]:
+        """By name, the text of the verifier; as of the last `reload`."""
+        return MappingProxyType(self._verifiers)
+
+    def reload(self) -> bool:
+        """Read the file again; return whether it says something else.
+
+        Raises:
+            ConfigurationError: it is of no use; the users that were known before stay.
+        """
+        before, self._verifiers = self._verifiers, _read(self._path)
+        return before != self._verifiers
+
+
+def name_problem(name: str) -> str:
+    """Return why `name` cannot be a user's in such a file, empty if it can."""
+    if not name or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
+        return f"a name has 1 to {NAME_BYTES_MAX} bytes"
+    if ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
+        return "a name has no colon, no control character, no # before it and no blank around it"
+    return ""
+
+
+def user_line(name: str, password: str) -> str:
+    """Return a line of such a file, with a new salt.
+
+    Raises:
+        ConfigurationError: that cannot be a user's name, or there is no password.
+    """
+    problem = name_problem(name)
+    if problem:
+        raise ConfigurationError(f"{name!r} cannot be a user's name: {problem}")
+    if not password or "\0" in password:
+        raise ConfigurationError("an empty password, or one with a zero byte, is none")
+    return f"{name}:{make_verifier(password, secrets.token_bytes(SALT_BYTES))}"
+
+
+def _verifier_problem(text: str) -> str:
+    try:
+        parse_verifier(text)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def _read(path: Path) -> dict[str, str]:
+    warn_if_shared(path, "verifiers of users")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"could not read the users in {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError:
+        # Not chained: the error would carry the content.
+        raise ConfigurationError(f"could not read the users in {path}: it is not UTF-8") from None
+    verifiers: dict[str, str] = {}
+    for number, line in enumerate(content.split("\n"), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, _, verifier = line.partition(":")
+        problem = name_problem(name) or _verifier_problem(verifier)
+        if problem:
+            raise ConfigurationError(f"{path}: line {number}: {problem}; safekeeper user NAME makes such a line")
+        if name in verifiers:
+            raise ConfigurationError(f"{path}: line {number} names a user that an earlier line names already")
+        verifiers[name] = verifier
+    return verifiers

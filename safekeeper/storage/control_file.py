@@ -1,0 +1,213 @@
+"""The control file: what a safekeeper has promised and adopted, replaced as a whole, atomically and durably.
+
+`StateFile` is the format, which other small states of the folder have too; `ControlFile` is the one named `control`.
+
+    magic (8) | format version (4) | payload length (4) | payload, MessagePack | CRC-32C of all before (4)
+
+All numbers are little-endian. A control file of the format before is read as it is, and is of this format from the
+next `store` on, which is at the start of the safekeeper; a release that knows the format before only refuses it then.
+The file is never changed in place: `store` writes a temporary one, syncs it, renames it
+and syncs the folder, so that any crash leaves the old state or the new one. What it means is the consensus core's to
+say; here it is one msgspec structure. A vote, an adoption, a membership may be told to others only after `store` has
+returned (S2).
+
+The folder is one process's: `DataDirectoryLock` keeps a second one out.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import TypeVar
+
+import google_crc32c
+import msgspec
+
+from safekeeper.base.errors import ConfigurationError, ResourceShortage, StorageFailed
+from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN
+from safekeeper.storage.filesystem import FileSystem, is_shortage, read_whole, replace_durably
+
+CONTROL_FILE_NAME = "control"
+LOCK_FILE_NAME = "lock"
+
+_HEADER = struct.Struct("<8sII")
+_CRC = struct.Struct("<I")
+
+State = TypeVar("State", bound=msgspec.Struct)
+
+
+class StateFile:
+    """One state in one file. Not thread-safe.
+
+    Args:
+        magic: the file's first 8 bytes.
+        what: the file for a person, e.g. "control file".
+        what_to_do: when it is damaged.
+        version: of the format that is written.
+        version_min: the oldest one that is read.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: Path,
+        *,
+        magic: bytes,
+        what: str,
+        what_to_do: str,
+        version: int = 1,
+        version_min: int = 1,
+    ) -> None:
+        self._fs = fs
+        self.path = path
+        self._magic = magic
+        self._what = what
+        self._what_to_do = what_to_do
+        self._version = version
+        self._version_min = version_min
+        self._failure: str | None = None
+
+    def load(self, state_type: type[State]) -> State | None:
+        """Return the state as the file shows it, None if there is no file. Changes nothing.
+
+        The page cache may show what the disk has lost: whoever goes on to use the folder stores it again first (S12).
+
+        Raises:
+            StorageFailed: the file is damaged, of another version, or not a `state_type`.
+        """
+        if not self._fs.exists(self.path):
+            return None
+        payload = self._checked_payload(read_whole(self._fs, self.path))
+        try:
+            return msgspec.msgpack.decode(payload, type=state_type)
+        except msgspec.DecodeError as error:
+            raise StorageFailed(f"{self.path} is no {state_type.__name__}: {error}; {self._what_to_do}") from error
+
+    def store(self, state: msgspec.Struct) -> None:
+        """Make `state` the stored one, durably.
+
+        Raises:
+            StorageFull: no room, or no file descriptor; the old state stands. It may be tried again.
+            StorageFailed: whether the old state or the new one will be found is unknown (S12). Any later call fails.
+        """
+        if self._failure is not None:
+            raise StorageFailed(self._failure)
+        payload = msgspec.msgpack.encode(state)
+        content = _HEADER.pack(self._magic, self._version, len(payload)) + payload
+        try:
+            replace_durably(self._fs, self.path, content + _CRC.pack(google_crc32c.value(content)))
+        except StorageFailed as error:
+            self._failure = f"{error}; the safekeeper must be restarted"
+            raise StorageFailed(self._failure) from error
+
+    def _checked_payload(self, content: bytes) -> bytes:
+        """Return the payload of a file whose every other part is as it must be."""
+        if len(content) < _HEADER.size + _CRC.size:
+            raise StorageFailed(f"{self.path} is cut short, at {len(content)} bytes: {self._what_to_do}")
+        magic, version, length = _HEADER.unpack_from(content)
+        if magic != self._magic:
+            raise StorageFailed(f"{self.path} is not a safekeeper's {self._what}: is this the right data folder?")
+        # The checksum comes before the version, so that damage is not taken for another version.
+        if google_crc32c.value(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
+            raise StorageFailed(f"{self.path} is damaged, its checksum is wrong: {self._what_to_do}")
+        if not self._version_min <= version <= self._version:
+            raise StorageFailed(
+                f"{self.path} has format version {version}, this release reads versions {self._version_min} to"
+                f" {self._version}: use the release that wrote it, or a newer one"
+            )
+        if length != len(content) - _HEADER.size - _CRC.size:
+            raise StorageFailed(f"{self.path} has {len(content)} bytes, which its header denies: {self._what_to_do}")
+        return content[_HEADER.size : -_CRC.size]
+
+
+class ControlFile(StateFile):
+    """The control file in a data folder."""
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        super().__init__(
+            fs,
+            directory / CONTROL_FILE_NAME,
+            magic=b"SAFEKEEP",
+            what="control file",
+            what_to_do="do not edit it; replace the disk and start with an empty data folder",
+            version=FORMAT_VERSION,
+            version_min=FORMAT_VERSION_MIN,
+        )
+
+
+class DataDirectoryLock:
+    """The right to use a data folder: held by one process, given back when it ends, however it ends.
+
+    Of this machine's processes, that is. It is taken on the real folder, not through FileSystem.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Take the lock.
+
+        Raises:
+            ConfigurationError: another process holds it (the message says which), or the folder cannot be used.
+            StorageFailed: the disk is full.
+            ResourceShortage: there is no file descriptor for it.
+        """
+        path = directory / LOCK_FILE_NAME
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if is_shortage(error):
+                reason = f"could not open {path}: {error.strerror}: raise the limit of open files"
+                raise ResourceShortage(reason) from error
+            raise ConfigurationError(f"could not open {path}: {error.strerror}; choose another --data-dir") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            holder = _read_pid(self._descriptor)
+            self.release()
+            raise ConfigurationError(
+                f"{directory} is in use by process {holder or '(unknown)'}: stop that one, or choose another --data-dir"
+            ) from error
+        except OSError as error:
+            self.release()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFailed(f"no room to start in {directory}: free some space ({error.strerror})") from error
+            raise ConfigurationError(f"could not lock {path}: {error.strerror}; choose another --data-dir") from error
+
+    @staticmethod
+    def owner(directory: Path) -> int | None:
+        """Return the process that has `directory`, None if none has, 0 if it is too young to have left its id.
+
+        Changes nothing. A process that starts in this very moment may be told that the folder is in use.
+
+        Raises:
+            ConfigurationError: the lock file cannot be read.
+        """
+        path = directory / LOCK_FILE_NAME
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigurationError(f"could not open {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_pid(descriptor)
+        except OSError as error:
+            raise ConfigurationError(f"could not examine {path}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Give the folder free. Releasing twice is harmless."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _read_pid(descriptor: int) -> int:
+    """Return the process id in a lock file, 0 if there is none."""
+    text = os.pread(descriptor, 20, 0).strip()
+    return int(text) if text.isdigit() else 0

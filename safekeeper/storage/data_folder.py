@@ -1,0 +1,363 @@
+"""A safekeeper's data folder: the control file, the WAL, and the lock that keeps a second process out.
+
+    DIR/control        what must never be forgotten (safekeeper/storage/control_file.py)
+    DIR/wal/           segment files (safekeeper/storage/)
+    DIR/wal.<cluster>/ what a rebootstrap moved out of the way, for an undo of it, or for the operator to delete
+    DIR/wal.undone-<cluster>/ what was written between a rebootstrap and its undo, for the operator to delete
+
+`DataFolder.open` is where a folder that can no longer be a member is found out (S8), before anybody is spoken to.
+`perform` carries out the acceptor's slow effects. It blocks, so a running node calls it in the disk's thread; it uses
+the storage meanwhile, so the node touches the storage only when no effect is under way.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from safekeeper.acceptor.effects import (
+    DigestWal,
+    Effect,
+    Effects,
+    FindRecordEnd,
+    FindRecords,
+    FindTimedRecord,
+    FlushWal,
+    InspectSetAside,
+    Persist,
+    ReadWal,
+    ResetWal,
+    RestoreWal,
+    SetWalAside,
+    TrimWal,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.base.errors import (
+    ConfigurationError,
+    DiskLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ResourceShortage,
+    StorageFailed,
+    StorageFull,
+)
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState
+from safekeeper.consensus.membership import check_quorum_sizes
+from safekeeper.consensus.term_history import tli_at
+from safekeeper.storage.control_file import ControlFile, DataDirectoryLock
+from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, FileSystem, Space, sync_names
+from safekeeper.storage.recovery import end_of_chain, inspect
+from safekeeper.storage.wal_log import WalStorage
+from safekeeper.storage.wal_reading import WalReader
+from safekeeper.waldecode.record_search import RecordEndSearch, find_records
+from safekeeper.waldecode.timed_records import find_timed_record
+
+WAL_FOLDER = "wal"
+# The file that makes a folder PGDATA.
+POSTGRESQL_MARK = "PG_VERSION"
+
+_log = logging.getLogger(__name__)
+
+
+def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_directory: Path) -> str | None:
+    """Compare the WAL that is there with what the control file says must be (S8); return what is lost, None if nothing.
+
+    Args:
+        begin_lsn, flush_lsn: where the WAL begins and ends that was found, 0 if none was.
+    """
+    if control.is_log_pending or not control.wal_begin_lsn:
+        return None  # A new beginning is pending, or nothing was ever written.
+    needed_lsn = max(control.wal_begin_lsn, control.commit_lsn, control.truncate_to or 0)
+    if flush_lsn < needed_lsn:
+        found = f"ends at {format_lsn(flush_lsn)}" if flush_lsn else "is gone"
+        difference = f"{found}, but it reached {format_lsn(needed_lsn)}"
+    elif begin_lsn > control.wal_begin_lsn:
+        difference = f"begins at {format_lsn(begin_lsn)}, but it began at {format_lsn(control.wal_begin_lsn)}"
+    else:
+        return None
+    return (
+        f"the WAL in {wal_directory} {difference} (S8): this data folder is no member any more; "
+        "move it away and start with an empty one, to rejoin as a learner"
+    )
+
+
+class DataFolder:
+    """An open and locked data folder. Made by `open`.
+
+    Attributes:
+        directory: where it is.
+        control: the control file's content as it is on disk.
+        storage: the WAL; None as long as the segment size is not known.
+    """
+
+    def __init__(self, fs: FileSystem, directory: Path, lock: DataDirectoryLock, control_file: ControlFile) -> None:
+        self._fs = fs
+        self._lock = lock
+        self._control_file = control_file
+        self._wal_directory = directory / WAL_FOLDER
+        self._segment_size = 0  # Of the open storage.
+        self.directory = directory
+        self.control = ControlState(safekeeper_id=0, incarnation="")
+        self.storage: WalStorage | None = None
+        # Of the log as it is: none is left when bytes of it go.
+        self._record_end_search: RecordEndSearch | None = None
+
+    @classmethod
+    def open(cls, fs: FileSystem, directory: Path, safekeeper_id: int, new_incarnation: str) -> "DataFolder":
+        """Open the folder of safekeeper `safekeeper_id`, or make it.
+
+        Args:
+            new_incarnation: the random id of the folder if it is new, 32 hexadecimal digits (S8).
+
+        Raises:
+            ConfigurationError: it cannot be made, another process has it, or it belongs to another safekeeper.
+            DiskLost: what the control file records is gone (S8).
+            StorageFailed: it cannot be read or written, or there is no room to start in.
+            ResourceShortage: there is no file descriptor for it.
+        """
+        if not fs.exists(directory.parent):
+            raise ConfigurationError(f"{directory.parent} does not exist: make it, or correct --data-dir")
+        if fs.exists(directory / POSTGRESQL_MARK):
+            raise ConfigurationError(
+                f"{directory} is a data folder of PostgreSQL (it has {POSTGRESQL_MARK}): correct --data-dir, a "
+                "safekeeper needs a folder of its own"
+            )
+        fs.make_directory(directory)
+        lock = DataDirectoryLock(directory)
+        folder = cls(fs, directory, lock, ControlFile(fs, directory))
+        try:
+            folder._load(safekeeper_id, new_incarnation)
+        except ResourceShortage as short:
+            folder.close()
+            raise ResourceShortage(f"could not start in {directory}: {short}: raise the limit of open files") from short
+        except StorageFull as full:
+            folder.close()
+            raise StorageFailed(f"no room to start in {directory}: free some space ({full})") from full
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @property
+    def begin_lsn(self) -> Lsn:
+        """The first byte of WAL that is here, 0 if there is none."""
+        return self.storage.begin_lsn if self.storage is not None else 0
+
+    @property
+    def flush_lsn(self) -> Lsn:
+        """The end of the durable WAL, 0 if there is none."""
+        return self.storage.flush_lsn if self.storage is not None else 0
+
+    @property
+    def wal_bytes(self) -> int:
+        """How much WAL is kept, in bytes."""
+        storage = self.storage  # The disk's thread may be replacing it.
+        return storage.write_lsn - storage.begin_lsn if storage is not None else 0
+
+    def space(self) -> Space:
+        """Return the room on the folder's disk."""
+        return self._fs.space(self.directory)
+
+    def perform(self, effect: Effect) -> Any:
+        """Carry out `effect` and return its result; see safekeeper/acceptor/effects.py for what each means.
+
+        Raises:
+            StorageFull: nothing was changed, it may be tried again.
+            StorageFailed: the end (S12).
+        """
+        match effect:
+            case Persist(control):
+                self._control_file.store(control)
+                self.control = control
+            case ResetWal(base_lsn, tli):
+                self._record_end_search = None
+                self._storage_for_reset(tli).reset(base_lsn, tli)
+            case SetWalAside(label):
+                self._record_end_search = None
+                self._set_wal_aside(label)
+            case InspectSetAside(label, control):
+                return self._inspect_set_aside(label, control)
+            case RestoreWal(label):
+                self._record_end_search = None
+                return self._restore_wal(label)
+            case WriteWal(begin_lsn, payload):
+                self.opened_storage().append(begin_lsn, payload)
+            case FlushWal():
+                self.opened_storage().flush_now()
+            case TruncateWal(lsn, tli):
+                self._record_end_search = None
+                self.opened_storage().truncate(lsn, tli)
+            case TrimWal(lsn):
+                self.opened_storage().trim(lsn)
+            case ReadWal(begin_lsn, end_lsn):
+                return self.opened_storage().read(begin_lsn, end_lsn)
+            case DigestWal(begin_lsn, end_lsn):
+                return self.opened_storage().page_digests(begin_lsn, end_lsn)
+            case FindRecords(lsn):
+                storage = self.opened_storage()
+                return find_records(storage.read, lsn, storage.begin_lsn, storage.flush_lsn, self._segment_size)
+            case FindRecordEnd(lsn):
+                storage = self.opened_storage()
+                search = self._record_end_search
+                if search is None or search.lsn != lsn:
+                    search = self._record_end_search = RecordEndSearch(lsn, self._segment_size)
+                return search.find(storage.read, storage.flush_lsn)
+            case FindTimedRecord(begin_lsn, end_lsn):
+                return find_timed_record(self.opened_storage().read, begin_lsn, end_lsn, self._segment_size)
+            case _:
+                raise LocalProtocolError(f"{type(effect).__name__} is not for the disk")
+        return None
+
+    def perform_all(self, effects: Effects) -> None:
+        """Carry out effects that only concern the disk, one after the other: at the start, before there is a loop.
+
+        Raises:
+            As `perform`; StorageFull too, if the effects do not handle it.
+        """
+        try:
+            effect = next(effects)
+            while True:
+                try:
+                    result = self.perform(effect)
+                except StorageFull as full:
+                    effect = effects.throw(full)
+                else:
+                    effect = effects.send(result)
+        except StopIteration:
+            return
+
+    def wal_reader(self) -> WalReader:
+        """Return a new reader of the log. Only once there is WAL."""
+        return WalReader(self._fs, self.control.segment_size, self._segment_path)
+
+    def close(self) -> None:
+        """Release all files and the lock. What was not flushed may be lost."""
+        if self.storage is not None:
+            self.storage.close()
+            self.storage = None
+        self._lock.release()
+
+    def opened_storage(self) -> WalStorage:
+        """Return the storage, which an adopted history has made sure is there."""
+        if self.storage is None:
+            raise LocalProtocolError("there is no WAL to work on yet")
+        return self.storage
+
+    def _segment_path(self, lsn: Lsn) -> Path | None:
+        return self.storage.segment_path(lsn) if self.storage is not None else None
+
+    def _load(self, safekeeper_id: int, new_incarnation: str) -> None:
+        control = self._control_file.load(ControlState)
+        if control is None:
+            if self._fs.listdir(self._wal_directory):
+                raise DiskLost(
+                    f"{self.directory} holds WAL but its control file is gone: what this safekeeper promised is lost; "
+                    "move the folder away and start with an empty one, to rejoin as a learner"
+                )
+            control = ControlState(safekeeper_id=safekeeper_id, incarnation=new_incarnation)
+        if not FORMAT_VERSION_MIN <= control.format_version <= FORMAT_VERSION:
+            raise ConfigurationError(
+                f"{self.directory} has format {control.format_version}, this release reads {FORMAT_VERSION_MIN} to "
+                f"{FORMAT_VERSION}: run the release that wrote it, or a newer one"
+            )
+        if control.format_version < FORMAT_VERSION:
+            _log.info("%s has format %d: rewriting it as %d", self.directory, control.format_version, FORMAT_VERSION)
+            control = msgspec.structs.replace(control, format_version=FORMAT_VERSION)
+        if control.membership is not None:
+            try:
+                check_quorum_sizes(control.membership)
+            except RemoteProtocolError as error:
+                raise ConfigurationError(f"{self.directory} has a membership of a newer release: {error}") from None
+        if control.safekeeper_id != safekeeper_id:
+            raise ConfigurationError(
+                f"{self.directory} belongs to safekeeper {control.safekeeper_id}, not {safekeeper_id}: "
+                "correct --id or --data-dir"
+            )
+        if control.segment_size and not control.set_aside and not control.restore_from:
+            self._open_storage(control)
+            self._check_wal(control)
+        # What the page cache shows may not be on the disk, after an fsync that failed: written anew, it is (S12).
+        self._control_file.store(control)
+        self.control = control
+
+    def _open_storage(self, control: ControlState) -> WalStorage:
+        self._segment_size = control.segment_size
+        tli = max(tli_at(control.history, control.commit_lsn), 1)
+        self.storage = WalStorage.open(
+            self._fs,
+            self._wal_directory,
+            segment_size=control.segment_size,
+            tli=tli,
+            begin_lsn=control.wal_begin_lsn,
+        )
+        return self.storage
+
+    def _check_wal(self, control: ControlState) -> None:
+        lost = missing_wal(control, self.begin_lsn, self.flush_lsn, self._wal_directory)
+        if lost is not None:
+            raise DiskLost(lost)
+
+    def _storage_for_reset(self, tli: int) -> WalStorage:
+        if self.storage is not None and self._segment_size == self.control.segment_size:
+            return self.storage
+        if self.storage is not None:
+            self.storage.close()
+            self.storage = None
+        return self._open_storage(self.control)
+
+    def _set_wal_aside(self, label: str) -> None:
+        """Move each file of the WAL to a folder of its own. Whatever was moved before a crash stays moved."""
+        if self.storage is not None:
+            self.storage.close()
+            self.storage = None
+        # A crash may have left a segment in the making: no part of the log, and in the way of who inspects that.
+        for name in self._fs.listdir(self._wal_directory):
+            if name.endswith(TEMPORARY_SUFFIX):
+                self._fs.unlink(self._wal_directory / name)
+        self._move_files(self._wal_directory, self._folder_aside(label))
+
+    def _inspect_set_aside(self, label: str, control: ControlState) -> str:
+        """Return what is lost of the WAL that was set aside, empty if nothing is."""
+        directory = self._folder_aside(label)
+        if not control.segment_size:
+            return ""
+        segments, problems = inspect(self._fs, directory, control.segment_size, control.wal_begin_lsn)
+        begin_lsn = segments[0].begin_lsn if segments else 0
+        lost = missing_wal(control, begin_lsn, end_of_chain(segments, control.segment_size), directory)
+        if lost is None and not problems:
+            return ""
+        return f"the WAL that the rebootstrap set aside is not whole: {'; '.join(filter(None, [lost, *problems]))}"
+
+    def _restore_wal(self, label: str) -> Lsn:
+        """Move back what was set aside, and open it. Whatever was moved before a crash stays moved."""
+        if self.storage is not None:
+            self.storage.close()
+            self.storage = None
+        self._fs.make_directory(self._wal_directory)
+        self._move_files(self._folder_aside(label), self._wal_directory)
+        if not self.control.segment_size:
+            return 0
+        storage = self._open_storage(self.control)
+        self._check_wal(msgspec.structs.replace(self.control, restore_from=""))
+        return storage.flush_lsn
+
+    def _folder_aside(self, label: str) -> Path:
+        return self.directory / f"{WAL_FOLDER}.{label}"
+
+    def _move_files(self, source: Path, target: Path) -> None:
+        names = self._fs.listdir(source)
+        if not names:
+            return
+        self._fs.make_directory(target)
+        with self._fs.hold_directory(target), self._fs.hold_directory(source):
+            try:
+                # From the top down: what is left behind by a crash is a log without a gap.
+                for name in sorted(names, reverse=True):
+                    self._fs.rename(source / name, target / name)
+            except StorageFull as full:
+                raise StorageFailed(str(full)) from full
+            sync_names(self._fs, target)
+            sync_names(self._fs, source)

@@ -1,0 +1,81 @@
+"""How much room the disk has, and what there was no room for: noted, logged when it changes, shown on /status."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from safekeeper.base.errors import ResourceShortage
+from safekeeper.base.logs import RateLimit
+from safekeeper.base.lsn import Lsn
+from safekeeper.storage.filesystem import Space
+
+WARN_AGAIN_AFTER_S = 600.0
+
+# What there may be no room for.
+WAL = "WAL"
+CONTROL_FILE = "control file"
+
+_log = logging.getLogger(__name__)
+
+
+class Room:
+    """The disk's room as the node has last seen it.
+
+    Attributes:
+        free_warning_bytes: less free space than this is worth a warning.
+        space: as last measured, None before.
+        lacking: what there was no room for when it was last tried -> why.
+        wal_ends_at_lsn: the end of the last segment there was room for; meaningful while WAL is lacking.
+        shortages: how often a file could not be opened for want of a file descriptor or memory, and was tried again.
+    """
+
+    def __init__(self, free_warning_bytes: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.free_warning_bytes = free_warning_bytes
+        self.space: Space | None = None
+        self.lacking: dict[str, str] = {}
+        self.wal_ends_at_lsn: Lsn = 0
+        self.shortages = 0
+        self._shortage_lines = RateLimit(lines=3, interval_s=60, clock=clock)
+        self._clock = clock
+        self._warned_at: float | None = None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether less is free than there should be."""
+        return self.space is not None and self.space.free_bytes < self.free_warning_bytes
+
+    def note(self, what: str, error: BaseException | None) -> None:
+        """Take note that there was room for `what`, or, with an error, that there was none."""
+        if isinstance(error, ResourceShortage):
+            self.lacking[what] = str(error)
+            self.short_of_resources(error)
+        elif error is None:
+            if self.lacking.pop(what, None) is not None:
+                _log.info("there is room for the %s again", what)
+        elif what not in self.lacking:
+            self.lacking[what] = str(error)
+            _log.warning("no room for the %s: %s; free some space, nothing else is needed", what, error)
+
+    def short_of_resources(self, error: ResourceShortage) -> None:
+        """Take note that a file could not be opened, which is tried again."""
+        self.shortages += 1
+        more = self._shortage_lines.admit()
+        if more is not None:
+            _log.warning("%s: retrying; if this line repeats, raise the limit of open files%s", error, more)
+
+    def measured(self, space: Space) -> None:
+        """Take note of the disk's space."""
+        was_low = self.is_low
+        self.space = space
+        now = self._clock()
+        if not self.is_low:
+            self._warned_at = None
+            if was_low:
+                _log.info("the disk has %d MiB of free space again", space.free_bytes >> 20)
+        elif self._warned_at is None or now - self._warned_at >= WARN_AGAIN_AFTER_S:
+            self._warned_at = now
+            _log.warning(
+                "the disk has %d MiB of free space left, less than the %d MiB of --disk-free-warning: make room",
+                space.free_bytes >> 20,
+                self.free_warning_bytes >> 20,
+            )

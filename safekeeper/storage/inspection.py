@@ -1,0 +1,143 @@
+"""What `safekeeper inspect` says about a data folder whose safekeeper is stopped. Reads only."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from safekeeper.base.errors import ConfigurationError, StorageFailed
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.membership import Membership
+from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.data_folder import WAL_FOLDER, missing_wal
+from safekeeper.storage.filesystem import FileSystem
+from safekeeper.storage.recovery import SegmentFacts, end_of_chain, inspect
+
+
+class Inspection(NamedTuple):
+    """A data folder as it was found.
+
+    Attributes:
+        control: the control file, None if it is not there or cannot be read.
+        segments: every segment file, ascending.
+        flush_lsn: where the valid WAL ends, 0 if there is none.
+        lost: why this folder can be no member any more (S8), empty if it can.
+        notes: what else is worth knowing; a start of the safekeeper takes care of it.
+    """
+
+    control: ControlState | None
+    segments: list[SegmentFacts]
+    flush_lsn: Lsn
+    lost: str
+    notes: list[str]
+
+
+def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
+    """Look at the data folder of a safekeeper that does not run.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
+    if not fs.exists(directory):
+        raise ConfigurationError(f"{directory} does not exist: correct --data-dir")
+    wal_directory = directory / WAL_FOLDER
+    try:
+        control = ControlFile(fs, directory).load(ControlState)
+    except StorageFailed as error:
+        return Inspection(None, [], 0, str(error), [])
+    if control is None:
+        lost = "there is WAL but no control file" if fs.listdir(wal_directory) else ""
+        return Inspection(None, [], 0, lost, ["no safekeeper has used this folder yet"] if not lost else [])
+    if not control.segment_size:
+        return Inspection(control, [], 0, "", ["not bootstrapped yet: there is no WAL"])
+    segments, problems = inspect(fs, wal_directory, control.segment_size, control.wal_begin_lsn)
+    notes = problems + [f"{segment.name} {problem}" for segment in segments for problem in segment.problems]
+    flush_lsn = end_of_chain(segments, control.segment_size)
+    if control.is_log_pending:
+        notes.append("a new beginning of the log is under way: the next start finishes it")
+    elif control.truncate_to is not None:
+        notes.append(f"a cut at {format_lsn(control.truncate_to)} is under way: the next start finishes it")
+    begin_lsn = segments[0].begin_lsn if segments else 0
+    lost = missing_wal(control, begin_lsn, flush_lsn, wal_directory) or ""
+    return Inspection(control, segments, flush_lsn, lost, notes)
+
+
+def as_json(inspection: Inspection) -> dict[str, Any]:
+    """Return the inspection as JSON can show it; LSNs as PostgreSQL prints them, those of the control file as well."""
+    control = inspection.control
+    return {
+        "control": _readable(msgspec.to_builtins(control)) if control is not None else None,
+        "flush_lsn": format_lsn(inspection.flush_lsn),
+        "segments": [
+            {
+                "name": segment.name,
+                "tli": segment.tli,
+                "begin_lsn": format_lsn(segment.begin_lsn),
+                "valid_end_lsn": format_lsn(segment.valid_end_lsn) if segment.valid_end_lsn is not None else None,
+                "problems": list(segment.problems),
+            }
+            for segment in inspection.segments
+        ],
+        "lost": inspection.lost,
+        "notes": inspection.notes,
+    }
+
+
+def control_rows(control: ControlState) -> list[tuple[str, str]]:
+    """Return the control file as (name, value) rows for a person."""
+    membership = control.membership
+    rows = [
+        ("safekeeper", f"{control.safekeeper_id}, incarnation {control.incarnation}"),
+        ("cluster", control.cluster_id or "(none)"),
+        ("system identifier", str(control.system_id)),
+        ("membership", _described(membership) if membership is not None else "(none)"),
+        ("promised", str(control.promised)),
+    ]
+    if control.forgotten_term:
+        rows.append(("history", f"terms up to {control.forgotten_term} are no longer recorded"))
+    rows += [
+        (
+            "history",
+            f"term {entry.term} from {format_lsn(entry.start_lsn)}, TLI {entry.tli}"
+            + (", gives up committed WAL" if entry.gives_up else "")
+            + (f", sealed up to TLI {entry.floor}" if entry.floor else ""),
+        )
+        for entry in control.history
+    ]
+    rows += [
+        (name, format_lsn(getattr(control, name)))
+        for name in ("wal_begin_lsn", "commit_lsn", "truncate_lsn", "archived_lsn")
+    ]
+    if control.replaced is not None:
+        kept = f"cluster {control.replaced.cluster_id}, its WAL is in {WAL_FOLDER}.{control.replaced_wal}"
+        rows.append(("replaced by a rebootstrap", kept))
+    return rows
+
+
+def _described(membership: Membership) -> str:
+    halves = [
+        ", ".join(f"{m.id}={m.incarnation[:8]}{f' at {m.address}' if m.address else ''}" for m in half)
+        for half in membership.halves()
+    ]
+    sizes = membership.quorum_sizes
+    author = f" of term {membership.author}" if membership.author else ""
+    return (
+        f"generation {membership.generation}{author}: {' to '.join(halves)}; "
+        f"quorums: commit {sizes.commit}, elect {sizes.elect}"
+    )
+
+
+def _readable(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _readable(each, key) for key, each in value.items()}
+    if isinstance(value, int) and (name.endswith("_lsn") or name == "truncate_to"):
+        return format_lsn(value)
+    if name == "history":
+        names = ("term", "start_lsn", "tli", "gives_up", "floor")
+        return [_readable(dict(zip(names, entry, strict=True))) for entry in value]
+    if name in ("quorum_sizes", "new_quorum_sizes"):
+        return dict(zip(("commit", "elect"), value, strict=True))
+    if name == "system_id":
+        return str(value)
+    return value

@@ -1,0 +1,285 @@
+"""One segment of WAL in one file: its layout, its footer, how it comes into being.
+
+A file is `segment_size` bytes of WAL, where PostgreSQL would have them, and behind them a footer of two 4 KiB slots:
+
+    0                        segment_size       + 4096           + 8192
+    | WAL of the segment     | slot, even        | slot, odd      |
+
+With every fdatasync, in the same file and so in the same fdatasync, one slot is written, the two in turn:
+
+    magic | sequence | begin_lsn | end_lsn | CRC-32C of the bytes [begin_lsn, end_lsn) | CRC-32C of the slot
+
+[begin_lsn, end_lsn) is what was written since the last slot. A crash in the middle of an fdatasync keeps any part of
+the bytes and of the slot. If both arrived whole, the new slot and its bytes check. If not, the slot before it does: it
+stands in the other place, and its bytes were durable before. So **the newest slot whose bytes check ends exactly
+where the segment's durable WAL ends** (S13), and nothing has to be known about PostgreSQL's record format to find it.
+
+This holds as long as a slot is written only after the fdatasync of the one before it has returned (detail b), and a
+file never stands under its final name without two durable slots (detail a). A file is therefore born complete:
+filled under a temporary name, synced, renamed, its folder synced. As all its blocks exist, a later fdatasync writes
+no metadata. An empty slot {X, X} always checks; it is written only when all bytes below X are durable.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+
+from safekeeper.base.errors import StorageFailed, StorageFull
+from safekeeper.base.lsn import Lsn, segment_name
+from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, File, FileSystem, sync_names
+
+SLOT_BYTES = 4096
+FOOTER_BYTES = 2 * SLOT_BYTES
+
+_MAGIC = b"WALSLOT1"
+_SLOT = struct.Struct("<8sQQQI")
+_CRC = struct.Struct("<I")
+_CHUNK_BYTES = 1 << 20
+_ZEROS = bytes(_CHUNK_BYTES)
+
+
+class Slot(NamedTuple):
+    """One entry of the footer: the bytes [begin_lsn, end_lsn) have this CRC-32C, and all bytes below are durable."""
+
+    sequence: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
+    data_crc: int
+
+    def encode(self) -> bytes:
+        """Return the slot as SLOT_BYTES bytes. What counts lies in the first sector, which is written or not."""
+        body = _SLOT.pack(_MAGIC, *self)
+        return (body + _CRC.pack(google_crc32c.value(body))).ljust(SLOT_BYTES, b"\0")
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Slot | None":
+        """Return the slot that `data` begins with, or None if its magic or checksum is wrong."""
+        if len(data) < _SLOT.size + _CRC.size:
+            return None
+        body = data[: _SLOT.size]
+        magic, sequence, begin_lsn, end_lsn, data_crc = _SLOT.unpack(body)
+        if magic != _MAGIC or _CRC.unpack_from(data, _SLOT.size)[0] != google_crc32c.value(body):
+            return None
+        return cls(sequence, begin_lsn, end_lsn, data_crc)
+
+
+class SegmentFile:
+    """One open segment file: where its WAL ends, and the range and running CRC that its next slot will state.
+
+    Not thread-safe but for `write_slot` and `sync`, which touch the file only and may run in the disk's thread.
+    """
+
+    __slots__ = ("_crc", "_file", "_unslotted_lsn", "begin_lsn", "end_lsn", "path", "sequence", "tli", "write_lsn")
+
+    def __init__(
+        self, file: File, path: Path, *, tli: int, begin_lsn: Lsn, end_lsn: Lsn, write_lsn: Lsn, sequence: int
+    ) -> None:
+        self._file = file
+        self.path = path
+        self.tli = tli
+        self.begin_lsn = begin_lsn  # The segment is [begin_lsn, end_lsn); its WAL so far [begin_lsn, write_lsn).
+        self.end_lsn = end_lsn
+        self.write_lsn = write_lsn
+        self.sequence = sequence  # Of the newest slot, written or taken to be written.
+        self._unslotted_lsn = write_lsn  # [_unslotted_lsn, write_lsn) is in no slot yet; _crc is its CRC.
+        self._crc = 0
+
+    def append(self, data: bytes) -> None:
+        """Write `data` at write_lsn, into the operating system. The caller has seen to it that it fits."""
+        self._file.pwrite(data, self.write_lsn - self.begin_lsn)
+        self._crc = google_crc32c.extend(self._crc, data)
+        self.write_lsn += len(data)
+
+    def take_slot(self) -> Slot | None:
+        """Return the slot for everything appended since the last one, and begin the next; None if nothing was."""
+        if self._unslotted_lsn == self.write_lsn:
+            return None
+        return self._next_slot(self._unslotted_lsn)
+
+    def write_slot(self, slot: Slot) -> None:
+        """Write `slot` into its place, into the operating system."""
+        self._file.pwrite(slot.encode(), slot_offset(self.end_lsn - self.begin_lsn, slot.sequence))
+
+    def sync(self) -> None:
+        """Return when the file's bytes and slots are on disk."""
+        self._file.fdatasync()
+
+    def cut(self, lsn: Lsn) -> None:
+        """End the segment's WAL at `lsn`, durably (detail e). The bytes below `lsn` must be durable already.
+
+        Without this slot, the newest slot would still vouch for bytes above `lsn`, and would do so again when the
+        first append after the cut is lost in a crash.
+        """
+        self.write_lsn = lsn
+        self._crc = 0
+        self.write_slot(self._next_slot(lsn))
+        self.sync()
+
+    def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
+        """Return the bytes [begin_lsn, end_lsn), which lie in this segment."""
+        return read_exactly(self._file, self.path, end_lsn - begin_lsn, begin_lsn - self.begin_lsn)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def _next_slot(self, begin_lsn: Lsn) -> Slot:
+        self.sequence += 1
+        slot = Slot(self.sequence, begin_lsn, self.write_lsn, self._crc)
+        self._unslotted_lsn = self.write_lsn
+        self._crc = 0
+        return slot
+
+
+def slot_offset(segment_size: int, sequence: int) -> int:
+    """Return where in the file the slot of this sequence number stands: the two places take turns."""
+    return segment_size + sequence % 2 * SLOT_BYTES
+
+
+def read_slots(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> list[Slot | None]:
+    """Return both slots as they stand, None for one that is damaged or speaks of LSNs outside the segment (detail c).
+
+    A recycled file, or one that was copied under a wrong name, carries slots of another segment: they say nothing here.
+    """
+    footer = read_exactly(file, path, FOOTER_BYTES, segment_size)
+    slots = [Slot.decode(footer[:SLOT_BYTES]), Slot.decode(footer[SLOT_BYTES:])]
+    end_lsn = begin_lsn + segment_size
+    return [slot if slot and begin_lsn <= slot.begin_lsn <= slot.end_lsn <= end_lsn else None for slot in slots]
+
+
+def newest_valid_slot(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> Slot | None:
+    """Return the newest slot whose bytes check, None if neither does. Its end_lsn is where the segment's WAL ends."""
+    slots = [slot for slot in read_slots(file, path, begin_lsn, segment_size) if slot is not None]
+    for slot in sorted(slots, reverse=True):
+        if crc_of(file, path, slot.begin_lsn - begin_lsn, slot.end_lsn - begin_lsn) == slot.data_crc:
+            return slot
+    return None
+
+
+def crc_of(file: File, path: Path, begin_offset: int, end_offset: int) -> int:
+    """Return the CRC-32C of the file's bytes [begin_offset, end_offset)."""
+    crc = 0
+    for piece in read_pieces(file, path, begin_offset, end_offset):
+        crc = google_crc32c.extend(crc, piece)
+    return crc
+
+
+def read_pieces(file: File, path: Path, begin_offset: int, end_offset: int) -> Iterator[bytes]:
+    """Yield the file's bytes [begin_offset, end_offset), at most a MiB at a time."""
+    for offset in range(begin_offset, end_offset, _CHUNK_BYTES):
+        yield read_exactly(file, path, min(_CHUNK_BYTES, end_offset - offset), offset)
+
+
+def read_exactly(file: File, path: Path, length: int, offset: int) -> bytes:
+    """Return `length` bytes at `offset`.
+
+    Raises:
+        StorageFailed: the file ends before that.
+    """
+    data = file.pread(length, offset)
+    if len(data) != length:
+        raise StorageFailed(f"{path} ends at byte {offset + len(data)}, inside what it must hold: restore the file")
+    return data
+
+
+def create_segment(
+    fs: FileSystem,
+    directory: Path,
+    *,
+    tli: int,
+    begin_lsn: Lsn,
+    segment_size: int,
+    wal: Iterable[bytes] = (),
+    expected: Slot | None = None,
+) -> SegmentFile:
+    """Create the segment of `tli` at `begin_lsn` in full and durably, in place of a file of that name, and open it.
+
+    The file holds `wal`, then zeros, then two empty slots at the end of `wal` (detail a). This is the one place where
+    segment files are born; a file to be recycled would be taken, overwritten and renamed here instead.
+
+    Args:
+        wal: the bytes from `begin_lsn` on, in pieces; nothing by default.
+        expected: a slot that the bytes must agree with *as they were copied*: a page whose write failed may be shown
+            by the cache at one moment and be gone at the next.
+
+    Raises:
+        StorageFull: no room, or no file descriptor. No trace is left, and it may be tried again.
+        StorageFailed: anything else.
+    """
+    path = directory / segment_name(tli, begin_lsn, segment_size)
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    file = None
+    with fs.hold_directory(directory):
+        try:
+            file = fs.create(temporary)
+            length = _fill(file, wal, segment_size)
+            if expected is not None:
+                crc = crc_of(file, temporary, expected.begin_lsn - begin_lsn, expected.end_lsn - begin_lsn)
+                if crc != expected.data_crc:
+                    raise StorageFailed(f"{path} changed while it was read: its disk is failing, replace it")
+            write_lsn = begin_lsn + length
+            empty_slots = [Slot(sequence, write_lsn, write_lsn, 0) for sequence in (1, 2)]
+            for slot in empty_slots:
+                file.pwrite(slot.encode(), slot_offset(segment_size, slot.sequence))
+            file.fdatasync()
+            fs.rename(temporary, path)
+        except (StorageFull, StorageFailed) as error:
+            if file is not None:
+                file.close()
+            if isinstance(error, StorageFull) and fs.exists(temporary):
+                fs.unlink(temporary)
+            raise
+        sync_names(fs, directory)
+    return SegmentFile(
+        file,
+        path,
+        tli=tli,
+        begin_lsn=begin_lsn,
+        end_lsn=begin_lsn + segment_size,
+        write_lsn=write_lsn,
+        sequence=empty_slots[-1].sequence,
+    )
+
+
+def open_segment(fs: FileSystem, directory: Path, *, tli: int, begin_lsn: Lsn, segment_size: int) -> SegmentFile:
+    """Open a segment of the log, after recovery: its WAL ends where its newest slot says, which has been checked.
+
+    Raises:
+        StorageFailed: the file cannot be opened, or has no slot.
+    """
+    path = directory / segment_name(tli, begin_lsn, segment_size)
+    file = fs.open(path)
+    try:
+        slots = [slot for slot in read_slots(file, path, begin_lsn, segment_size) if slot is not None]
+        if not slots:
+            raise StorageFailed(f"{path} has lost its footer: its disk is failing, replace it")
+    except (StorageFailed, StorageFull):
+        file.close()
+        raise
+    newest = max(slots)
+    return SegmentFile(
+        file,
+        path,
+        tli=tli,
+        begin_lsn=begin_lsn,
+        end_lsn=begin_lsn + segment_size,
+        write_lsn=newest.end_lsn,
+        sequence=newest.sequence,
+    )
+
+
+def _fill(file: File, wal: Iterable[bytes], segment_size: int) -> int:
+    """Write `wal` and zeros behind it up to the footer. Return the length of `wal`."""
+    offset = 0
+    for piece in wal:
+        file.pwrite(piece, offset)
+        offset += len(piece)
+    length = offset
+    while offset < segment_size:
+        zeros = _ZEROS[: segment_size - offset]
+        file.pwrite(zeros, offset)
+        offset += len(zeros)
+    return length

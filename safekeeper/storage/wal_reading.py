@@ -1,0 +1,140 @@
+"""Reading the log from the side: one reader's own, read-only files.
+
+A learner that catches up reads WAL that the disk may have to fetch. The event loop must not wait for that, since
+appends are acknowledged on it. So `at_hand` returns what is in memory already, which for the newest WAL is all of it;
+whatever is not is fetched by `fetch`, in a thread.
+
+Nothing is shared with the storage that writes the log: a file that is renamed, cut or removed meanwhile stays what it
+was for whoever has it open. Which bytes may be read, and whether they are still part of the log when they arrive, is
+the caller's to know (S7).
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from safekeeper.base.errors import LogChanged, StorageFailed
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
+from safekeeper.storage.filesystem import File, FileSystem
+from safekeeper.storage.segment_file import read_exactly, read_pieces
+
+
+class WalReader:
+    """One reader of a log. `at_hand` and `fetch` are for the loop's thread, between the changes of the storage.
+
+    At most one job of `fetch` may be under way at a time, and nothing else but `close` meanwhile.
+
+    Args:
+        locate: returns the file of the segment that holds a byte, None if there is none.
+    """
+
+    def __init__(self, fs: FileSystem, segment_size: int, locate: Callable[[Lsn], Path | None]) -> None:
+        self._fs = fs
+        self._segment_size = segment_size
+        self._locate = locate
+        self._file: File | None = None
+        self._path = Path()
+        self._begin_lsn: Lsn = 0  # Of the segment that is open.
+        self._fetching = False
+        self._closed = False
+
+    def at_hand(self, begin_lsn: Lsn, end_lsn: Lsn, *, recent: bool) -> bytes | bytearray:
+        """Return those of the bytes [begin_lsn, end_lsn), from the first one on, that are in memory. Empty: none.
+
+        Args:
+            end_lsn: in the same segment.
+            recent: the bytes were written so lately that they are in memory, whatever the system can tell.
+
+        Raises:
+            StorageFailed: they cannot be read.
+        """
+        if not self._is_open_at(begin_lsn):
+            if not recent:
+                return b""  # Even to open a file may have to wait.
+            self._open(begin_lsn, self._path_of(begin_lsn))
+        assert self._file is not None  # `_open` has seen to it.
+        length, offset = end_lsn - begin_lsn, begin_lsn - self._begin_lsn
+        data = self._file.pread_at_hand(length, offset)
+        if data is None:
+            return read_exactly(self._file, self._path, length, offset) if recent else b""
+        return data
+
+    def fetch(self, begin_lsn: Lsn, end_lsn: Lsn) -> Callable[[], bytes]:
+        """Return a job for another thread: it returns the bytes [begin_lsn, end_lsn), or raises StorageFailed.
+
+        Call `fetched` when it has returned.
+        """
+        path = None if self._is_open_at(begin_lsn) else self._path_of(begin_lsn)
+        self._fetching = True
+
+        def job() -> bytes:
+            if path is not None:
+                self._open(begin_lsn, path)
+            assert self._file is not None  # It was open, or is now.
+            return read_exactly(self._file, self._path, end_lsn - begin_lsn, begin_lsn - self._begin_lsn)
+
+        return job
+
+    def fetched(self) -> None:
+        """The job has returned."""
+        self._fetching = False
+        if self._closed:
+            self._release()
+
+    def close(self) -> None:
+        """Release the file: as soon as no job uses it. The next read opens it anew, unless this was the last one."""
+        self._closed = True
+        if not self._fetching:
+            self._release()
+
+    def _is_open_at(self, lsn: Lsn) -> bool:
+        return self._file is not None and self._begin_lsn == segment_start(lsn, self._segment_size)
+
+    def _path_of(self, lsn: Lsn) -> Path:
+        path = self._locate(lsn)
+        if path is None:
+            raise StorageFailed(f"the WAL segment of byte {format_lsn(lsn)} is not there")
+        return path
+
+    def _open(self, lsn: Lsn, path: Path) -> None:
+        self._release()
+        self._file = self._fs.open(path, read_only=True)
+        self._path, self._begin_lsn = path, segment_start(lsn, self._segment_size)
+
+    def _release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class SegmentSource:
+    """The first `size` bytes of a segment, to be read in another thread, more than once.
+
+    A log that goes back writes over its bytes in the same file. It decides so before it does: what was read while
+    `is_current` still holds is what the log held when it was decided to read it.
+
+    Args:
+        path: the segment's file.
+        is_current: says, in any thread, that no other log has been adopted since.
+    """
+
+    def __init__(self, fs: FileSystem, path: Path, size: int, is_current: Callable[[], bool]) -> None:
+        self._fs = fs
+        self._path = path
+        self._is_current = is_current
+        self.size = size
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return the bytes, a MiB at a time.
+
+        Raises:
+            LogChanged: they may be another log's.
+            StorageFailed: they cannot be read. Also if the file has been removed or renamed meanwhile.
+        """
+        file = self._fs.open(self._path, read_only=True)
+        try:
+            for piece in read_pieces(file, self._path, 0, self.size):
+                if not self._is_current():
+                    raise LogChanged(f"the log has changed while {self._path} was read")
+                yield piece
+        finally:
+            file.close()

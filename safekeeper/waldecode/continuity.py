@@ -1,0 +1,61 @@
+"""Does this WAL continue that log?
+
+`LinkCheck` decides it where a primary has recycled the WAL before the log's end, so that a comparison of bytes is not
+possible (S10). What it must know of our log is the tail that safekeeper/waldecode/record_search.py finds.
+
+Pure: no I/O, no clock.
+"""
+
+from safekeeper.base.lsn import format_lsn
+from safekeeper.waldecode.format import WalFormatError
+from safekeeper.waldecode.records import LogTail, RecordDecoder
+
+
+class LinkCheck:
+    """Decides whether a primary's WAL continues ours, which ends with `tail` on a segment's border (S10).
+
+    It does if the first record behind the border links to our last one or, when our log ends inside a
+    record, if the primary's bytes complete that very record: right length and right checksum. (Or if the
+    primary has overwritten that record after a crash, and the one in its place links to our last complete
+    one.) The answer comes with the first complete record, so that a checksum stands behind it. What comes
+    after that one is not looked at, whatever the chunks.
+    """
+
+    def __init__(self, tail: LogTail, segment_size: int) -> None:
+        self._tail = tail
+        self._decoder = RecordDecoder.after(tail, segment_size)
+        self._linked: bool | None = None
+        self._reason = ""
+
+    @property
+    def linked(self) -> bool | None:
+        """None while it is undecided."""
+        return self._linked
+
+    @property
+    def reason(self) -> str:
+        """Why, in one line with LSNs."""
+        if self._linked is not None:
+            return self._reason
+        if self._decoder.pending is None:
+            return f"no record behind {format_lsn(self._tail.end_lsn)} yet that could link to ours"
+        return f"the record at {format_lsn(self._decoder.pending)} is not complete yet"
+
+    def feed(self, data: bytes) -> bool | None:
+        """Take the primary's next bytes, the first ones being those at the border, and return `linked`."""
+        if self._linked is not None:
+            return self._linked
+        try:
+            record = next(self._decoder.walk(data), None)
+        except WalFormatError as error:
+            self._linked, self._reason = False, str(error)
+            return False
+        if record is None:
+            return None
+        at = format_lsn(record.start_lsn)
+        if record.start_lsn == self._tail.record_lsn:
+            self._reason = f"the record at {at}, which our log ends in, is completed with the right checksum"
+        else:
+            self._reason = f"the record at {at} links to ours at {format_lsn(record.previous_lsn)}"
+        self._linked = True
+        return True

@@ -1,0 +1,77 @@
+"""How PostgreSQL 13 to 18 lay out WAL: the numbers that the record decoder needs, and no behaviour.
+
+WAL is a sequence of 8 KiB pages, little-endian. Each page opens with a header, a longer one where a segment
+begins. Records stand between the headers, each at a multiple of 8 bytes; a record that does not fit on its
+page goes on behind the next page's header, and a record's own header may be split in the same way.
+Sources: src/include/access/xlog_internal.h, xlogrecord.h and rmgrlist.h of each major version.
+"""
+
+import struct
+from typing import Final
+
+from safekeeper.base.errors import RemoteProtocolError
+
+PAGE_SIZE: Final = 8192
+ALIGNMENT: Final = 8
+
+# Each major version has its own page magic; WAL with another magic is refused (S11), not guessed at.
+MAJOR_OF_MAGIC: Final = {0xD106: 13, 0xD10D: 14, 0xD110: 15, 0xD113: 16, 0xD116: 17, 0xD118: 18}
+MAGIC_OF_MAJOR: Final = {major: magic for magic, major in MAJOR_OF_MAGIC.items()}
+
+# XLogPageHeaderData: magic u16, flags u16, TLI u32, address of the page u64, bytes of the continued record
+# that are still to come (this page's included) u32, 4 bytes of padding.
+PAGE_HEADER: Final = struct.Struct("<HHIQI4x")
+# What XLogLongPageHeaderData adds: system id u64, segment size u32, page size u32.
+LONG_PAGE_HEADER_TAIL: Final = struct.Struct("<QII")
+PAGE_HEADER_SIZE: Final = PAGE_HEADER.size
+LONG_PAGE_HEADER_SIZE: Final = PAGE_HEADER_SIZE + LONG_PAGE_HEADER_TAIL.size
+
+FIRST_IS_CONTRECORD: Final = 0x0001
+LONG_HEADER: Final = 0x0002
+BACKUP_BLOCKS_REMOVABLE: Final = 0x0004
+# The record that was being continued was lost in a crash; this page begins afresh (14, and minors of 13).
+FIRST_IS_OVERWRITE_CONTRECORD: Final = 0x0008
+ALL_PAGE_FLAGS: Final = 0x000F
+
+# XLogRecord: total length u32, xid u32, start of the previous record u64, info u8, resource manager u8,
+# 2 bytes of padding, CRC-32C u32. The checksum covers the body first, then the header up to the checksum.
+RECORD_HEADER: Final = struct.Struct("<IIQBB2xI")
+RECORD_HEADER_SIZE: Final = RECORD_HEADER.size
+RECORD_CRC_OFFSET: Final = 20
+
+# PostgreSQL cannot allocate more for one record (MaxAllocSize); 16 and later stop at 1020 MiB already.
+RECORD_LENGTH_MAX: Final = 0x3FFFFFFF
+
+RM_XLOG: Final = 0
+RM_XACT: Final = 1
+RM_LOGICAL_MESSAGE: Final = 21
+BUILTIN_RMID_MAX: Final = 21
+CUSTOM_RMID_MIN: Final = 128  # resource managers of extensions, 15 and later
+CUSTOM_RMID_MAX: Final = 255
+
+# The upper half of a record's info byte belongs to its resource manager.
+RMGR_INFO_MASK: Final = 0xF0
+XLOG_SWITCH: Final = 0x40
+XLOG_OVERWRITE_CONTRECORD: Final = 0xD0
+
+
+class WalFormatError(RemoteProtocolError):
+    """These bytes are not the WAL of a PostgreSQL that we know. The message names the LSN.
+
+    It says nothing about whose fault it is: the bytes may come from a peer, from the primary or from a disk.
+    """
+
+
+def is_valid_rmid(rmid: int) -> bool:
+    """Return whether a resource manager of that id can exist in any of the supported major versions."""
+    return rmid <= BUILTIN_RMID_MAX or CUSTOM_RMID_MIN <= rmid <= CUSTOM_RMID_MAX
+
+
+def align(lsn: int) -> int:
+    """Return the first multiple of 8 at or after `lsn` (MAXALIGN)."""
+    return (lsn + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
+
+
+def page_header_size(page_lsn: int, segment_size: int) -> int:
+    """Return the size in bytes of the header of the page that begins at `page_lsn`."""
+    return LONG_PAGE_HEADER_SIZE if page_lsn % segment_size == 0 else PAGE_HEADER_SIZE

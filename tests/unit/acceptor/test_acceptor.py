@@ -1,0 +1,841 @@
+"""The acceptor's handlers, effect by effect, over a disk that is a few attributes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from safekeeper.acceptor.acceptor import HEARTBEAT_TIMEOUT_S, Acceptor
+from safekeeper.acceptor.effects import (
+    Close,
+    Effect,
+    Effects,
+    FindRecordEnd,
+    FindRecords,
+    FindTimedRecord,
+    FlushWal,
+    InspectSetAside,
+    Persist,
+    ReadWal,
+    ResetWal,
+    RestoreWal,
+    Send,
+    SetWalAside,
+    TruncateWal,
+    WriteWal,
+)
+from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
+from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendRequest,
+    AppendResponse,
+    Bootstrap,
+    Bootstrapped,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import HISTORY_ENTRIES_MAX, HistoryEntry, last_term
+from safekeeper.peers.codec import CONTROL_BYTES_MAX, encode
+from walproxy.proposer.election import extend_history, shorten_history
+from walproxy.proposer.primary import LogPlan
+
+SEGMENT = 1 << 20
+BASE = 4 * SEGMENT
+OWN = "1" * 32
+MEMBERS = Membership(1, (Member(1, OWN), Member(2, "2" * 32), Member(3, "3" * 32)))
+P1, P2 = NodeId(1, "run1"), NodeId(2, "run2")
+CLUSTER = "c" * 32
+
+
+class Bench:
+    """Runs an acceptor's handlers; `effects` is what the last one did, `full` what the disk has no room for.
+
+    No record behind a fork is ever complete.
+    """
+
+    def __init__(
+        self,
+        control: ControlState | None = None,
+        flush_lsn: int = 0,
+        record_end_of: Callable[[int], int] = lambda lsn: 0,
+    ) -> None:
+        control = control or ControlState(safekeeper_id=1, incarnation=OWN)
+        self.acceptor = Acceptor(control, flush_lsn)
+        self.control = control
+        self.full: type[Any] | None = None
+        self.effects: list[Effect] = []
+        self.now = 100.0
+        self.record_end_of = record_end_of
+        self.last_record_of: Callable[[int], int] = lambda lsn: 0
+        self.timed_lsns: tuple[int, ...] = ()
+        # The ends of the logs that were set aside, by label.
+        self.aside: dict[str, int] = {}
+        self.run(self.acceptor.start())
+
+    def run(self, effects: Effects) -> list[Effect]:
+        self.effects = []
+        error: StorageFull | None = None
+        result: Any = None
+        try:
+            while True:
+                effect = effects.throw(error) if error is not None else effects.send(result)
+                self.effects.append(effect)
+                error = StorageFull("no space") if self.full is not None and isinstance(effect, self.full) else None
+                result = None
+                if error is None and isinstance(effect, Persist):
+                    self.control = effect.control
+                elif isinstance(effect, ReadWal):
+                    result = b"x" * (effect.end_lsn - effect.begin_lsn)
+                elif isinstance(effect, FindRecordEnd):
+                    result = self.record_end_of(effect.lsn)
+                elif isinstance(effect, FindRecords):
+                    result = self.record_end_of(effect.lsn), self.last_record_of(effect.lsn), None
+                elif isinstance(effect, SetWalAside):
+                    self.aside.setdefault(effect.label, BASE + 100)
+                elif isinstance(effect, InspectSetAside):
+                    result = "" if effect.label in self.aside else "it is gone"
+                elif isinstance(effect, RestoreWal) and error is None:
+                    result = self.aside.pop(effect.label, 0)
+                elif isinstance(effect, FindTimedRecord):
+                    found = (lsn for lsn in self.timed_lsns if effect.begin_lsn <= lsn < effect.end_lsn)
+                    result = max(found, default=0)
+        except StopIteration:
+            return self.effects
+
+    def tell(self, message: Any, connection: int = 1) -> Any:
+        """Let a message arrive; return the first answer."""
+        self.run(self.acceptor.receive(connection, message, self.now))
+        return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
+
+    def kinds(self) -> list[str]:
+        return [type(effect).__name__ for effect in self.effects]
+
+    def greet(self, connection: int = 1, **changes: Any) -> Any:
+        greeting = ProposerGreeting(PROTOCOL_VERSION, "run1", 1)
+        return self.tell(msgspec.structs.replace(greeting, **changes), connection)
+
+    def append(self, begin_lsn: int, payload: bytes = b"", connection: int = 1, **changes: Any) -> Any:
+        request = AppendRequest(P1, 1, begin_lsn, 0, 0, 0, True, payload)
+        return self.tell(msgspec.structs.replace(request, **changes), connection)
+
+    def flush(self) -> Any:
+        self.run(self.acceptor.flushed(self.acceptor.write_lsn))
+        return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
+
+
+def elected(node_id: NodeId, *entries: tuple[int, ...], **changes: Any) -> Elected:
+    history = tuple(HistoryEntry(*entry) for entry in entries)
+    message = Elected(node_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, 0)
+    return msgspec.structs.replace(message, **changes)
+
+
+def member() -> Bench:
+    """Return a member that has promised nobody and has no WAL."""
+    bench = Bench()
+    bench.greet()
+    assert isinstance(bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS)), Bootstrapped)
+    return bench
+
+
+def following(wal_bytes: int = 0) -> Bench:
+    """Return a member that follows P1 on connection 1, with so much WAL on disk."""
+    bench = member()
+    bench.tell(elected(P1, (1, BASE, 1)))
+    if wal_bytes:
+        bench.append(BASE, b"w" * wal_bytes)
+        bench.flush()
+    return bench
+
+
+# Greeting and bootstrap.
+
+
+def test_a_greeting_says_what_is_here() -> None:
+    answer = following(100).greet(connection=2)
+    assert isinstance(answer, AcceptorGreeting)
+    assert (answer.last_term, answer.wal_begin_lsn, answer.flush_lsn) == (1, BASE, BASE + 100)
+    assert answer.promised == P1
+    assert not answer.is_empty
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, RefusalCode.VERSION),
+        ({"safekeeper_id": 2}, RefusalCode.WRONG_ID),
+        ({"system_id": 8}, RefusalCode.OTHER_SYSTEM),
+        ({"system_id": 7, "segment_size": SEGMENT * 2}, RefusalCode.OTHER_SYSTEM),
+    ],
+)
+def test_a_greeting_that_does_not_fit_is_refused_and_closed(changes: dict[str, Any], code: RefusalCode) -> None:
+    bench = member()
+    answer = bench.greet(connection=2, **changes)
+    assert isinstance(answer, Refusal)
+    assert answer.code is code
+    assert bench.kinds() == ["Send", "Close"]
+
+
+def test_nothing_is_heard_before_the_greeting() -> None:
+    with pytest.raises(RemoteProtocolError, match="before the greeting"):
+        Bench().tell(VoteRequest(P1, 1))
+
+
+def test_a_bootstrap_is_on_disk_before_it_is_confirmed() -> None:
+    bench = member()
+    assert bench.kinds() == ["Persist", "Send"]
+    assert bench.control.membership == MEMBERS
+
+
+def test_a_repeated_bootstrap_is_confirmed_again() -> None:
+    bench = member()
+    assert isinstance(bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS)), Bootstrapped)
+    assert bench.kinds() == ["Send"]
+
+
+def test_a_bootstrap_that_names_another_folder_is_refused() -> None:
+    bench = Bench(ControlState(safekeeper_id=1, incarnation="9" * 32))
+    bench.greet()
+    answer = bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS))
+    assert answer.code is RefusalCode.NOT_A_MEMBER
+
+
+def test_a_bootstrap_over_another_one_is_refused() -> None:
+    answer = member().tell(Bootstrap("d" * 32, 7, SEGMENT, 150000, MEMBERS))
+    assert answer.code is RefusalCode.NOT_EMPTY
+
+
+def test_a_rebootstrap_sets_the_wal_aside_and_keeps_the_promise() -> None:
+    bench = following(100)
+    again = Bootstrap("d" * 32, 7, SEGMENT, 150000, Membership(2, MEMBERS.members), replace=True)
+    assert isinstance(bench.tell(again), Bootstrapped)
+    assert bench.kinds() == ["Persist", "SetWalAside", "Persist", "Send"]
+    assert bench.control.promised == P1
+    assert (bench.control.history, bench.acceptor.flush_lsn) == ((), 0)
+
+
+def test_a_crash_while_wal_is_set_aside_is_finished_at_the_start() -> None:
+    control = msgspec.structs.replace(following(100).control, set_aside=True, history=(), wal_begin_lsn=0)
+    bench = Bench(control, BASE + 100)
+    assert bench.kinds() == ["SetWalAside", "Persist"]
+    assert isinstance(bench.effects[0], SetWalAside)
+    assert bench.acceptor.flush_lsn == 0
+
+
+NEW = "d" * 32
+
+
+def rebootstrap(generation: int = 2, cluster_id: str = NEW) -> Bootstrap:
+    return Bootstrap(cluster_id, 7, SEGMENT, 150000, Membership(generation, MEMBERS.members), replace=True)
+
+
+def undo(generation: int = 3, *, discard: bool = False, cluster_id: str = CLUSTER) -> Bootstrap:
+    membership = Membership(generation, MEMBERS.members)
+    return Bootstrap(cluster_id, 7, SEGMENT, 150000, membership, undo=True, discard=discard)
+
+
+def test_an_undo_brings_the_log_back_that_a_rebootstrap_has_set_aside() -> None:
+    bench = following(100)
+    before = bench.control
+    bench.tell(rebootstrap())
+    kept = bench.greet().replaced
+    assert kept is not None and (kept.cluster_id, kept.membership) == (CLUSTER, MEMBERS)
+    assert isinstance(bench.tell(undo()), Bootstrapped)
+    assert bench.kinds()[:6] == ["InspectSetAside", "Persist", "SetWalAside", "Persist", "RestoreWal", "Persist"]
+    assert bench.effects[2] == SetWalAside(f"undone-{NEW}") and bench.effects[4] == RestoreWal(NEW)
+    control = bench.control
+    assert (control.cluster_id, control.history, control.wal_begin_lsn) == (CLUSTER, before.history, BASE)
+    assert control.membership == Membership(3, MEMBERS.members)
+    assert (control.replaced, control.replaced_wal, control.restore_from) == (None, "", "")
+    assert bench.acceptor.flush_lsn == BASE + 100
+
+
+def test_what_was_promised_between_a_rebootstrap_and_its_undo_stays_promised() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    assert bench.tell(VoteRequest(NodeId(9, "run9"), 2)).granted
+    bench.tell(undo())
+    assert not bench.tell(VoteRequest(NodeId(8, "run8"), 3)).granted
+
+
+def test_an_undo_is_refused_once_wal_was_written_since() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.tell(VoteRequest(P2, 2))
+    adopted = msgspec.structs.replace(
+        elected(P2, (2, BASE, 1)), cluster_id=NEW, membership=Membership(2, MEMBERS.members)
+    )
+    assert isinstance(bench.tell(adopted), AppendResponse)
+    before = bench.control
+    answer = bench.tell(undo())
+    assert answer.code is RefusalCode.NOT_EMPTY and "an undo would give it up" in answer.reason
+    assert bench.control == before and bench.acceptor.leader == P2, "its leader goes on"
+    assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
+    assert bench.control.cluster_id == CLUSTER and bench.acceptor.leader is None
+
+
+def test_an_undo_is_refused_when_what_was_set_aside_is_gone() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.aside.clear()
+    before = bench.control
+    assert bench.tell(undo()).reason == "it is gone"
+    assert bench.control == before
+
+
+def test_nobody_comes_back_as_a_member_of_a_cluster_whose_log_it_does_not_keep() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    answer = bench.tell(undo(cluster_id="e" * 32))
+    assert answer.code is RefusalCode.NOT_A_MEMBER and "wipe it" in answer.reason
+
+
+def test_a_folder_that_was_empty_before_the_rebootstrap_is_a_learner_after_the_undo() -> None:
+    bench = Bench()
+    bench.greet()
+    bench.tell(rebootstrap())
+    bench.aside.clear()  # There was nothing to set aside.
+    members = (Member(1, "9" * 32), *MEMBERS.members[1:])
+    assert isinstance(bench.tell(msgspec.structs.replace(undo(), membership=Membership(3, members))), Bootstrapped)
+    assert bench.acceptor.state == "learner" and bench.acceptor.flush_lsn == 0
+
+
+def test_what_an_undo_finds_is_the_log_up_to_the_last_byte_that_was_on_disk() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, b"w" * 50)
+    bench.tell(rebootstrap())
+    kept = bench.control.replaced
+    assert kept is not None and (kept.commit_lsn, kept.truncate_to) == (0, BASE + 100), "acknowledged, if not committed"
+    bench.tell(undo())
+    assert bench.effects[0] == InspectSetAside(NEW, kept)
+    assert TruncateWal(BASE + 100, 1) in bench.effects and bench.control.truncate_to is None
+    assert bench.acceptor.flush_lsn == bench.acceptor.write_lsn == BASE + 100
+
+
+def test_a_learner_by_an_undo_keeps_nothing_of_the_cluster_that_is_undone() -> None:
+    """A repeated undo would bring that one back; and the name of its WAL is given to no other one."""
+    bench = Bench()
+    bench.greet()
+    bench.tell(rebootstrap(1))
+    new = msgspec.structs.replace(elected(P2, (2, BASE, 1)), cluster_id=NEW, membership=rebootstrap(1).membership)
+    bench.tell(new)
+    old = Membership(2, (Member(1, "9" * 32), *MEMBERS.members[1:]))
+    bench.tell(msgspec.structs.replace(undo(discard=True), membership=old))
+    assert SetWalAside(f"undone-{NEW}") in bench.effects
+    assert bench.greet().replaced is None and bench.acceptor.state == "learner"
+
+
+def test_a_learner_that_keeps_the_log_of_a_third_cluster_leaves_that_where_it_is() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    other = Membership(3, (Member(1, "9" * 32), *MEMBERS.members[1:]))
+    assert isinstance(bench.tell(msgspec.structs.replace(undo(cluster_id="e" * 32), membership=other)), Bootstrapped)
+    assert bench.aside[NEW] and bench.acceptor.flush_lsn == 0 and bench.acceptor.state == "learner"
+
+
+def test_a_member_that_the_rebootstrap_has_not_reached_takes_the_newer_membership_only() -> None:
+    bench = following(100)
+    assert isinstance(bench.tell(undo()), Bootstrapped)
+    assert bench.kinds() == ["Persist", "Send"]
+    assert bench.control.membership == Membership(3, MEMBERS.members)
+    assert bench.acceptor.flush_lsn == BASE + 100
+    assert isinstance(bench.tell(undo()), Bootstrapped), "repeated"
+    assert bench.tell(undo(2)).code is RefusalCode.GENERATION
+
+
+def test_a_rebootstrap_that_is_repeated_keeps_what_the_first_one_has_replaced() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.tell(rebootstrap(3, "e" * 32))
+    assert bench.greet().replaced.cluster_id == CLUSTER
+    bench.tell(undo(4))
+    assert RestoreWal(NEW) in bench.effects and bench.acceptor.flush_lsn == BASE + 100
+
+
+@pytest.mark.parametrize("after", ["Persist", "SetWalAside", "RestoreWal"])
+def test_a_crash_in_the_middle_of_an_undo_is_finished_at_the_start(after: str) -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    effects = bench.acceptor.receive(1, undo(), bench.now)
+    result: Any = None
+    while True:
+        effect = effects.send(result)
+        result = None
+        if isinstance(effect, Persist):
+            bench.control = effect.control
+        elif isinstance(effect, InspectSetAside):
+            result = ""
+        elif isinstance(effect, RestoreWal):
+            result = BASE + 100
+        if type(effect).__name__ == after:
+            break
+    # The folder holds nothing that the control file speaks of.
+    again = Bench(bench.control)
+    assert again.control.cluster_id == CLUSTER and not again.control.is_log_pending
+    assert RestoreWal(NEW) in again.effects
+
+
+def test_a_member_says_nothing_of_its_log_before_an_undo_has_brought_it_back() -> None:
+    bench = following(100)
+    bench.tell(rebootstrap())
+    bench.greet(2)
+    bench.full = RestoreWal
+    assert bench.tell(undo()).code is RefusalCode.STORAGE_FULL
+    assert bench.control.cluster_id == CLUSTER
+    answer = bench.tell(VoteRequest(NodeId(9, "run9"), 3), connection=2)
+    assert answer.code is RefusalCode.STORAGE_FULL, "it would vote without WAL that it has acknowledged"
+    bench.full = None
+    answer = bench.tell(VoteRequest(NodeId(9, "run9"), 3), connection=2)
+    assert answer.granted and answer.flush_lsn == BASE + 100
+
+
+# Votes (S2, S3, S8).
+
+
+def test_a_vote_is_on_disk_before_it_is_said() -> None:
+    bench = member()
+    answer = bench.tell(VoteRequest(P1, 1))
+    assert answer.granted
+    assert bench.kinds() == ["Persist", "Send"]
+    assert bench.control.promised == P1
+
+
+def test_a_vote_carries_the_state_after_the_wal_was_flushed() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, b"more")
+    answer = bench.tell(VoteRequest(P2, 1))
+    assert bench.kinds() == ["FlushWal", "Persist", "Send"]
+    assert isinstance(answer, VoteResponse)
+    assert (answer.flush_lsn, answer.history) == (BASE + 104, (HistoryEntry(1, BASE, 1),))
+
+
+@pytest.mark.parametrize("run", ["run0", "run9"])
+def test_a_term_is_promised_once_whatever_the_run(run: str) -> None:
+    bench = member()
+    bench.tell(VoteRequest(P2, 1))
+    answer = bench.tell(VoteRequest(NodeId(2, run), 1))
+    assert not answer.granted
+    assert answer.promised == P2
+    assert bench.kinds() == ["Send"]
+
+
+def test_the_same_run_may_ask_again() -> None:
+    bench = member()
+    bench.tell(VoteRequest(P2, 1))
+    assert bench.tell(VoteRequest(P2, 1)).granted
+    assert not bench.tell(VoteRequest(P1, 1)).granted
+
+
+def test_a_promise_ends_the_leader() -> None:
+    bench = following(100)
+    bench.tell(VoteRequest(P2, 1))
+    assert bench.append(BASE + 100, b"late").code is RefusalCode.STALE_TERM
+
+
+def test_a_stranger_does_not_vote() -> None:
+    bench = following()
+    bench.control = msgspec.structs.replace(bench.control, incarnation="9" * 32)
+    stranger = Bench(bench.control)
+    stranger.greet()
+    assert stranger.acceptor.state == "learner"
+    assert stranger.tell(VoteRequest(P2, 1)).code is RefusalCode.NOT_A_MEMBER
+
+
+@pytest.mark.parametrize("generation", [0, 2])
+def test_a_vote_of_another_generation_is_refused(generation: int) -> None:
+    assert member().tell(VoteRequest(P1, generation)).code is RefusalCode.GENERATION
+
+
+def test_a_full_disk_promises_nothing() -> None:
+    bench = member()
+    bench.full = Persist
+    assert bench.tell(VoteRequest(P1, 1)).code is RefusalCode.STORAGE_FULL
+    assert bench.acceptor.control.promised.term == 0
+
+
+# The pre-vote.
+
+
+def test_a_live_healthy_leader_keeps_others_away() -> None:
+    bench = following()
+    request = PreVoteRequest("run2")
+    assert bench.tell(request, 1) == PreVoteResponse(False, "run1")
+    assert bench.tell(PreVoteRequest("run1")).granted
+    assert bench.tell(PreVoteRequest("run2", takeover=True)).granted
+    bench.append(BASE, healthy=False)
+    assert bench.tell(request).granted
+
+
+def test_a_silent_leader_keeps_nobody_away() -> None:
+    bench = following()
+    bench.now += HEARTBEAT_TIMEOUT_S
+    assert bench.tell(PreVoteRequest("run2")).granted
+
+
+def test_a_closed_connection_is_silence_at_once() -> None:
+    bench = following()
+    bench.greet(connection=2)
+    bench.acceptor.disconnected(1)
+    assert bench.tell(PreVoteRequest("run2"), connection=2).granted
+
+
+# Adoption (S5, S6).
+
+
+def test_the_first_history_brings_the_base_and_is_on_disk_first() -> None:
+    bench = member()
+    answer = bench.tell(elected(P1, (1, BASE, 1)))
+    assert bench.kinds()[:3] == ["Persist", "ResetWal", "Persist"]
+    assert bench.kinds()[-1] == "Send"
+    assert isinstance(answer, AppendResponse)
+    assert (answer.write_lsn, answer.flush_lsn) == (BASE, BASE)
+    assert bench.control.wal_begin_lsn == BASE
+
+
+def test_a_base_that_is_no_segment_start_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="no segment start"):
+        member().tell(elected(P1, (1, BASE, 1), base_lsn=BASE + 8))
+
+
+def test_no_room_for_the_first_segment_claims_nothing() -> None:
+    bench = following(100)
+    bench.full = ResetWal
+    assert bench.tell(elected(P2, (2, BASE, 2))).code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    vote = bench.tell(VoteRequest(NodeId(3, "run3"), 1))
+    assert (vote.flush_lsn, vote.history) == (0, ())
+
+
+def test_no_room_to_note_the_end_of_a_reset_claims_nothing() -> None:
+    bench = member()
+    effects = bench.acceptor.receive(1, elected(P1, (1, BASE, 1)), 0.0)
+    assert [type(next(effects)) for _ in range(3)] == [Persist, ResetWal, Persist]
+    effects.throw(StorageFull("no space"))
+    assert bench.acceptor.flush_lsn == 0
+
+
+def test_a_history_that_diverges_cuts_after_it_is_on_disk() -> None:
+    bench = following(100)
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
+    persists = [effect.control.truncate_to for effect in bench.effects if isinstance(effect, Persist)]
+    assert bench.kinds()[:3] == ["Persist", "TruncateWal", "Persist"]
+    assert persists == [BASE + 40, None]
+    assert answer.flush_lsn == BASE + 40
+    assert bench.control.promised == P2
+
+
+def test_a_crash_between_the_history_and_the_cut_is_finished_at_the_start() -> None:
+    bench = following(100)
+    effects = bench.acceptor.receive(1, elected(P2, (1, BASE, 1), (2, BASE + 40, 1)), 0.0)
+    first = next(effects)
+    assert isinstance(first, Persist)
+    effects.send(None)
+    again = Bench(first.control, BASE + 100)
+    assert again.effects[0] == TruncateWal(BASE + 40, 1)
+    assert again.acceptor.flush_lsn == BASE + 40
+    assert again.control.truncate_to is None
+
+
+def test_what_could_not_be_cut_yet_is_no_part_of_the_adopted_history() -> None:
+    bench = following(100)
+    bench.full = TruncateWal  # As for want of a file descriptor.
+    assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
+    vote = bench.tell(VoteRequest(NodeId(3, "run3"), 1))
+    assert (last_term(vote.history), vote.flush_lsn) == (2, BASE + 40), "term 1's bytes are not those of term 2"
+    again = Acceptor(bench.control, BASE + 100)
+    assert again.flush_lsn == BASE + 40
+    bench.full = None
+    answer = bench.tell(elected(NodeId(3, "run3"), (1, BASE, 1), (2, BASE + 40, 1), (3, BASE + 40, 1)))
+    assert bench.effects[0] == TruncateWal(BASE + 40, 1) and answer.flush_lsn == BASE + 40
+
+
+@pytest.mark.parametrize("tli", [1, 2])
+@pytest.mark.parametrize("record_end_lsn", [BASE + 40, BASE + 60, BASE + 100])
+def test_a_committed_record_is_never_cut(tli: int, record_end_lsn: int) -> None:
+    """Its end says so, wherever the cut lies in it; a cut at the end itself is one whose WAL cannot be decoded."""
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 100)
+    bench.record_end_of = lambda lsn: record_end_lsn
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
+    assert answer.code is RefusalCode.HISTORY
+    assert bench.control.history == (HistoryEntry(1, BASE, 1),)
+    assert bench.acceptor.flush_lsn == BASE + 100
+
+
+@pytest.mark.parametrize("tli", [1, 2])
+@pytest.mark.parametrize("record_end_lsn", [0, BASE + 101])
+def test_a_committed_part_of_a_record_is_cut_whether_the_fork_left_a_trace_or_not(
+    tli: int, record_end_lsn: int
+) -> None:
+    bench = following(120)
+    bench.append(BASE + 120, commit_lsn=BASE + 100)
+    bench.record_end_of = lambda lsn: record_end_lsn
+    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
+    assert isinstance(answer, AppendResponse)
+    assert (bench.acceptor.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 40, BASE + 40)
+
+
+def test_a_member_that_was_away_cuts_what_was_given_up_meanwhile() -> None:
+    for gives_up in (False, True):
+        bench = following(300)
+        bench.append(BASE + 300, commit_lsn=BASE + 300)
+        bench.record_end_of = lambda lsn: lsn + 50
+        bench.greet(connection=2)
+        given_up = elected(NodeId(3, "run3"), (1, BASE, 1), (2, BASE + 100, 2, gives_up), (3, BASE + 200, 2))
+        answer = bench.tell(given_up, connection=2)
+        if gives_up:
+            assert answer.flush_lsn == bench.acceptor.commit_lsn == BASE + 100
+        else:
+            assert answer.code is RefusalCode.HISTORY
+
+
+def test_another_log_is_refused_when_something_is_committed() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 100)
+    assert bench.tell(elected(P2, (2, BASE, 1))).code is RefusalCode.HISTORY
+
+
+def test_another_log_is_taken_when_nothing_is_committed_but_the_base() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE)
+    answer = bench.tell(elected(P2, (2, BASE, 2)))
+    assert isinstance(answer, AppendResponse)
+    assert answer.flush_lsn == BASE
+
+
+def test_a_deposed_winner_is_refused() -> None:
+    bench = member()
+    bench.tell(VoteRequest(P2, 1))
+    assert bench.tell(elected(P1, (1, BASE, 1))).code is RefusalCode.STALE_TERM
+
+
+def test_a_higher_winner_needs_no_vote_of_ours() -> None:
+    bench = following(100)
+    assert isinstance(bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1))), AppendResponse)
+    assert bench.control.promised == P2
+
+
+def test_another_cluster_is_refused_unless_nothing_ever_came_of_ours() -> None:
+    other = elected(P1, (1, BASE, 1), cluster_id="d" * 32)
+    assert following().tell(other).code is RefusalCode.OTHER_CLUSTER
+    assert isinstance(member().tell(other), AppendResponse)
+
+
+def test_a_repeated_elected_changes_nothing() -> None:
+    bench = following(100)
+    bench.tell(elected(P1, (1, BASE, 1)))
+    assert bench.kinds() == ["Send", "Send"]  # The answer, and a word on the archive.
+
+
+def test_the_newest_connection_of_a_proposer_wins() -> None:
+    bench = following(100)
+    bench.greet(connection=2)
+    bench.tell(elected(P1, (1, BASE, 1)), connection=2)
+    assert Close(1, "the same proposer has connected anew") in bench.effects
+    assert bench.append(BASE + 100, b"old", connection=1).code is RefusalCode.NOT_ADOPTED
+    assert bench.append(BASE + 100, connection=2, sequence=1).write_lsn == BASE + 100
+
+
+# Appends (S2, S6).
+
+
+def test_wal_counts_as_flushed_only_when_the_flush_has_returned() -> None:
+    bench = following()
+    assert bench.append(BASE, b"12345") is None
+    assert bench.kinds() == ["WriteWal"]
+    bench.run(bench.acceptor.report_write())
+    assert bench.effects == [Send(1, AppendResponse(P1, BASE + 5, BASE, 0))]
+    assert bench.flush() == AppendResponse(P1, BASE + 5, BASE + 5, 0)
+
+
+def test_an_append_starts_exactly_at_the_write_position() -> None:
+    for begin_lsn in (BASE + 99, BASE + 101):
+        bench = following(100)
+        answer = bench.append(begin_lsn, b"x")
+        assert answer.code is RefusalCode.POSITION
+        assert answer.wanted_lsn == BASE + 100
+        assert bench.kinds() == ["Send", "Close"]
+
+
+def test_a_full_disk_refuses_the_append_and_writes_nothing() -> None:
+    bench = following(100)
+    bench.full = WriteWal
+    assert bench.append(BASE + 100, b"x").code is RefusalCode.STORAGE_FULL
+    assert bench.acceptor.write_lsn == BASE + 100
+    assert bench.kinds()[-1] == "Close"
+
+
+def test_a_heartbeat_is_answered_with_its_number() -> None:
+    assert following(100).append(BASE + 100, sequence=7) == AppendResponse(P1, BASE + 100, BASE + 100, 7)
+
+
+def test_a_word_that_only_brings_a_commit_is_not_answered_again() -> None:
+    bench = following(100)
+    assert bench.append(BASE + 100, sequence=7) is not None
+    assert bench.append(BASE + 100, sequence=7, commit_lsn=BASE + 60) is None
+    assert bench.acceptor.commit_lsn == BASE + 60
+    assert bench.append(BASE + 100, sequence=8, commit_lsn=BASE + 60) is not None
+
+
+def test_commit_lsn_is_never_above_what_is_flushed() -> None:
+    bench = following()
+    bench.append(BASE, b"12345", commit_lsn=BASE + 5)
+    assert bench.acceptor.commit_lsn == BASE
+    bench.flush()
+    assert bench.acceptor.commit_lsn == BASE + 5
+
+
+def test_commit_lsn_is_written_down_lazily() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 100)
+    bench.run(bench.acceptor.checkpoint())
+    assert bench.control.commit_lsn == BASE + 100
+    assert bench.run(bench.acceptor.checkpoint()) == []
+
+
+def test_a_flush_that_cannot_be_ends_the_process() -> None:
+    bench = following(100)
+    with pytest.raises(InvariantViolation):
+        bench.run(bench.acceptor.flushed(BASE + 101))
+
+
+def test_bytes_of_the_next_timeline_begin_in_a_segment_of_its_name() -> None:
+    bench = following(100)
+    bench.tell(VoteRequest(P2, 1))
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
+    bench.append(BASE + 100, b"a" * 300, node_id=P2)
+    assert bench.kinds() == ["WriteWal", "FlushWal", "TruncateWal", "WriteWal"]
+    assert isinstance(bench.effects[1], FlushWal)
+    assert bench.effects[2] == TruncateWal(BASE + 300, 2)
+    assert bench.acceptor.write_lsn == BASE + 400
+
+
+# Reads (S7).
+
+
+def test_recovery_reads_are_for_the_promised_proposer_only() -> None:
+    bench = following(100)
+    answer = bench.tell(ReadRequest(P1, 5, BASE + 10, BASE + 30))
+    assert isinstance(answer, ReadResponse)
+    assert (answer.request_id, answer.begin_lsn, len(answer.payload)) == (5, BASE + 10, 20)
+    assert bench.tell(ReadRequest(P2, 6, BASE, BASE + 1)).code is RefusalCode.STALE_TERM
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 10), (90, 101), (20, 10)])
+def test_what_is_not_here_is_not_read(begin: int, end: int) -> None:
+    assert following(100).tell(ReadRequest(P1, 5, BASE + begin, BASE + end)).code is RefusalCode.RANGE
+
+
+# Histories that lack their oldest terms.
+
+
+def voter_with(count: int) -> Bench:
+    """Return a member that has followed so many leaders, of which each has written a byte."""
+    history = tuple(HistoryEntry(term, BASE + term, 1) for term in range(1, count + 1))
+    control = msgspec.structs.replace(
+        member().control,
+        history=history,
+        promised=NodeId(count, "run"),
+        wal_begin_lsn=BASE,
+        commit_lsn=BASE + count,
+    )
+    return Bench(control, BASE + count + 1)
+
+
+def test_a_history_that_had_outgrown_every_message_is_made_to_fit_at_the_start() -> None:
+    bench = voter_with(150_000)
+    assert bench.control.forgotten_term == 150_000 - HISTORY_ENTRIES_MAX
+    assert [entry.term for entry in bench.control.history[:2]] == [1, 150_001 - HISTORY_ENTRIES_MAX]
+    bench.greet()
+    answer = bench.tell(VoteRequest(NodeId(150_001, "run1"), 1))
+    assert answer.granted and answer.forgotten_term == bench.control.forgotten_term
+    assert sum(map(len, encode(answer))) < CONTROL_BYTES_MAX // 4
+    # The next term's history is as long, and adopted without a cut.
+    plan = LogPlan(answer.flush_lsn, 1, cuts=False)
+    history = extend_history(answer.history, plan, answer.node_id)
+    history, forgotten_term = shorten_history(history, {1: answer}, 1, Membership(1, MEMBERS.members[:1]))
+    message = msgspec.structs.replace(elected(answer.node_id), history=history, forgotten_term=forgotten_term)
+    assert sum(map(len, encode(message))) < CONTROL_BYTES_MAX // 4
+    assert bench.tell(message).flush_lsn == answer.flush_lsn
+    assert bench.control.history[-1].term == 150_001
+
+
+@pytest.mark.parametrize(
+    ("last_record_lsn", "record_end_lsn", "kept_lsn"),
+    [
+        (BASE + 60, BASE + 100, BASE + 100),
+        (BASE + 60, BASE + 92, BASE + 92),
+        # The commit position lies in a record: a fork may have replaced it.
+        (BASE + 60, BASE + 150, BASE + 60),
+        (BASE + 60, 0, BASE + 60),
+        (0, 0, BASE),
+    ],
+)
+def test_a_member_whose_last_term_is_forgotten_keeps_the_records_that_it_knows_to_be_committed(
+    last_record_lsn: int, record_end_lsn: int, kept_lsn: int
+) -> None:
+    bench = following(300)
+    bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.last_record_of = lambda lsn: last_record_lsn if lsn == BASE + 100 else 0
+    bench.record_end_of = lambda lsn: record_end_lsn if lsn == last_record_lsn else 0
+    bench.greet(connection=2)
+    message = elected(NodeId(9, "run9"), (1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1), forgotten_term=7)
+    answer = bench.tell(message, connection=2)
+    assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (kept_lsn, kept_lsn)
+    assert bench.control.forgotten_term == 7
+
+
+def test_a_member_that_has_itself_forgotten_its_last_term_follows_one_that_has_not() -> None:
+    bench = following(300)
+    bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.last_record_of = lambda lsn: BASE + 60
+    bench.record_end_of = lambda lsn: BASE + 100
+    forgetful = elected(NodeId(8, "run8"), (1, BASE, 1), (6, BASE + 400, 1), (8, BASE + 500, 1), forgotten_term=5)
+    bench.greet(connection=2)
+    assert bench.tell(forgetful, connection=2).flush_lsn == BASE + 100
+    assert bench.control.forgotten_term == 5
+    # Others have been elected without having heard of term 8: both logs have term 6, above the end of this one.
+    bench.greet(connection=3)
+    entries = ((1, BASE, 1), (5, BASE + 80, 1), (6, BASE + 400, 1), (9, BASE + 450, 1))
+    answer = bench.tell(elected(NodeId(9, "run9"), *entries), connection=3)
+    assert (answer.flush_lsn, bench.control.forgotten_term) == (BASE + 100, 0)
+
+
+def test_a_member_that_may_be_of_the_quorum_cuts_nothing_for_terms_that_it_has_forgotten_itself() -> None:
+    bench = following(300)
+    entries = ((1, BASE, 1), (3, BASE + 200, 1), (4, BASE + 250, 1))
+    bench.greet(connection=2)
+    message = elected(NodeId(4, "run4"), *entries, forgotten_term=2, settled_lsn=BASE + 201)
+    assert bench.tell(message, connection=2).flush_lsn == BASE
+    bench.append(BASE, b"w" * 200, node_id=NodeId(4, "run4"), connection=2)
+    bench.flush()
+    before = bench.control
+    bench.greet(connection=3)
+    fork = ((1, BASE, 1), (5, BASE + 100, 2, True))
+    answer = bench.tell(elected(NodeId(5, "run5"), *fork), connection=3)
+    assert answer.code is RefusalCode.RANGE
+    assert "the terms that the two logs share are forgotten" in answer.reason
+    assert bench.control is before and bench.acceptor.flush_lsn == BASE + 200
+    answer = bench.tell(elected(NodeId(5, "run5"), *fork, commit_lsn=BASE + 100), connection=3)
+    assert answer.flush_lsn == BASE
+
+
+def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_since() -> None:
+    bench = following(300)
+    bench.append(BASE + 300, commit_lsn=BASE + 100)
+    bench.last_record_of = lambda lsn: BASE + 80
+    bench.greet(connection=2)
+    entries = ((1, BASE, 1), (5, BASE + 60, 2, True), (8, BASE + 200, 2), (9, BASE + 400, 2))
+    answer = bench.tell(elected(NodeId(9, "run9"), *entries, forgotten_term=7), connection=2)
+    assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 60, BASE + 60)

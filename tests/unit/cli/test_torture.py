@@ -1,0 +1,39 @@
+"""What `walproxy torture` refuses before anything is started."""
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from safekeeper.base.errors import ConfigurationError
+from walproxy.cli.torture import torture
+from walproxy.cli.torture_report import check_report
+
+
+def test_a_soak_takes_no_seed() -> None:
+    answer = CliRunner().invoke(torture, ["--soak", "--seed", "3", "--minutes", "0.001"])
+    assert answer.exit_code == 2
+    assert "--seed does not go with --soak" in answer.output
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_run() -> None:
+    answer = CliRunner().invoke(torture, ["--soak", "--minutes", "0.001", "--report", "/not-there/report.html"])
+    assert isinstance(answer.exception, ConfigurationError)
+    assert str(answer.exception) == "could not write /not-there/report.html: there is no such folder; correct --report"
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "plotly"])
+def test_a_report_without_its_libraries_is_refused_before_the_run(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_report(tmp_path / "report.html")
+    find_spec = importlib.util.find_spec
+
+    def without(name: str) -> ModuleSpec | None:
+        return None if name == missing else find_spec(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    with pytest.raises(ConfigurationError, match=rf"needs {missing}.*pip install 'walproxy\[testing\]'"):
+        check_report(tmp_path / "report.html")

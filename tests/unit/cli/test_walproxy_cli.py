@@ -1,0 +1,459 @@
+"""`walproxy` as a process: bad input is one line and an exit code, signals and output are as they should be.
+
+Nothing here needs a PostgreSQL: what is tested ends before, or waits for one. What ends before anything has begun is
+tested in this process, for speed.
+"""
+
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_FINE, EXIT_UNEXPECTED, EXIT_USAGE
+from walproxy.cli import main
+from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.postgres.local_server import free_port
+
+NOBODY = "host=127.0.0.1 port=1 user=walproxy"
+MEMBERS = "1=127.0.0.1:1,2=127.0.0.1:2,3=127.0.0.1:3"
+RUN = ("run", "--primary", NOBODY, "--safekeepers", MEMBERS, "--http", "127.0.0.1:0")
+DEADLINE_S = 20.0
+
+Result = subprocess.CompletedProcess[str]
+
+
+def walproxy(*arguments: str) -> Result:
+    """Run `walproxy` in a process of its own to its end."""
+    command = [sys.executable, "-m", "walproxy", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+class Here:
+    """Runs `walproxy` in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Result:
+        self._monkeypatch.setattr(sys, "argv", ["walproxy", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        output = self._capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return Result(list(arguments), end.value.code, output.out, output.err)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(monkeypatch, capsys)
+
+
+def one_line(result: Result) -> str:
+    """Return the only line on stderr."""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("walproxy: ") and "unexpected" not in lines[0], lines[0]
+    return lines[0]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition()`, with a deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "walproxy")) -> Iterator[LocalProcess]:
+    """A `walproxy run` that waits for whatever is not there."""
+    port = free_port()
+    arguments = [*program, *RUN[:-1], f"127.0.0.1:{port}", *options]
+    process = LocalProcess("walproxy", arguments, port, directory / "walproxy.log").start()
+    try:
+        until(lambda: process.pid is None or "starts as run" in process.log_path.read_text())
+        yield process
+    finally:
+        process.kill9()
+
+
+# What cannot work.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("run",), "--primary is missing: give it, or set WALPROXY_PRIMARY"),
+        (("run", "--primary", NOBODY), "--safekeepers is missing"),
+        (("run", "--primary", NOBODY, "--safekeepers", "sk1:5454"), "is not ID=HOST:PORT"),
+        ((*RUN, "--window", "64 pounds"), "--window: '64 pounds' is not a size"),
+        ((*RUN, "--takeover", "perhaps"), "neither true nor false"),
+        ((*RUN, "--config", "missing.toml"), "could not read missing.toml"),
+        (("rebootstrap", "--primary", NOBODY), "--safekeepers is missing"),
+        (
+            (
+                *("rebootstrap", "--undo", "--primary", NOBODY, "--safekeepers", "1=127.0.0.1:1"),
+                *("--replace-system-id", "7"),
+            ),
+            "--replace-system-id is for a new cluster, not for --undo",
+        ),
+        (("status", "--url", "127.0.0.1:7667"), "is not a URL: write http://HOST:PORT"),
+        (("status", "--url", "http://127.0.0.1:x"), "is not a URL"),
+        (("status", "--url", "http://[::1"), "is not a URL"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_3(here: Here, arguments: tuple[str, ...], part: str) -> None:
+    result = here(*arguments)
+    assert result.returncode == EXIT_CONFIGURATION
+    assert part in one_line(result)
+
+
+@pytest.mark.parametrize("conninfo", ["host", "port=many", "postgres://[::1", "host=db1 colour=red", "sslmode=some"])
+def test_a_wrong_connection_string_is_one_error_and_exit_code_3(conninfo: str) -> None:
+    result = walproxy("run", "--primary", conninfo, *RUN[3:])
+    assert result.returncode == EXIT_CONFIGURATION
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.splitlines()
+    # Some are found before anything starts, some by libpq when it connects.
+    assert [line for line in lines if " ERROR " in line or line.startswith("walproxy: ")] == lines[-1:]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--colour", "red"),
+        ("dance",),
+        ("status", "--interval", "0"),
+        ("run", "--slot"),
+        ("run", "extra"),
+        ("bench", "--levels", "--readers"),
+        ("bench", "--levels", "--arm", "local"),
+        ("bench", "--archive", "--readers"),
+        ("bench", "--crashes", "--members"),
+        ("bench", "--minutes", "1"),
+        ("bench", "--clients", "1,0"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_no_traceback(here: Here, arguments: tuple[str, ...]) -> None:
+    result = here(*arguments)
+    assert result.returncode == EXIT_USAGE
+    assert "Traceback" not in result.stderr and "Error: " in result.stderr
+
+
+def test_a_wrong_file_or_environment_is_refused_with_its_name(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "walproxy.toml"
+    file.write_text('slots = "x"\n')
+    result = here(*RUN, "--config", str(file))
+    assert result.returncode == EXIT_CONFIGURATION
+    assert f"{file}: there is no option slots; known are primary" in one_line(result)
+    file.write_text("slot = \n")
+    monkeypatch.setenv("WALPROXY_CONFIG", str(file))
+    assert "is not TOML" in one_line(here(*RUN))
+    monkeypatch.delenv("WALPROXY_CONFIG")
+    monkeypatch.setenv("WALPROXY_LOG_LEVEL", "loud")
+    result = here(*RUN)
+    assert result.returncode == EXIT_CONFIGURATION
+    assert "WALPROXY_LOG_LEVEL: 'loud' is not one of" in one_line(result)
+
+
+def test_an_address_where_it_cannot_listen_is_refused_with_what_to_correct() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+        for address, part in (
+            (in_use, "in use"),
+            ("203.0.113.1:1", "assign requested address"),
+            ("no-such-host.invalid:1", "not known"),
+        ):
+            result = walproxy(*RUN[:-1], address)
+            assert result.returncode == EXIT_CONFIGURATION
+            line = one_line(result)
+            assert f"could not serve HTTP at {address}" in line and part in line and "correct --http" in line
+
+
+def test_a_file_that_another_user_may_not_read_is_told_and_the_rest_works_from_any_folder(tmp_path: Path) -> None:
+    file = tmp_path / "walproxy.toml"
+    file.write_text(f'primary = "{NOBODY}"\n')
+    file.chmod(0o600)
+    # All is imported before the user changes: the other one may not be able to see this folder.
+    program = (
+        "import encodings.idna, os, walproxy.cli.run, walproxy.cli.status\n"
+        "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+        "os.chdir('/')\n"
+        "walproxy.cli.main()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    def run(*arguments: str) -> Result:
+        command = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
+
+    if os.getuid() == 0:
+        result = run(*RUN, "--config", str(file))
+        assert result.returncode == EXIT_CONFIGURATION
+        assert f"could not read {file}: Permission denied" in one_line(result)
+    result = run("status", "--url", "http://127.0.0.1:1")
+    assert result.returncode == EXIT_UNEXPECTED
+    assert "Connection refused; is walproxy running there" in one_line(result)
+
+
+# The process.
+
+
+def test_the_module_is_the_same_as_the_program() -> None:
+    program = shutil.which("walproxy", path=str(Path(sys.executable).parent))
+    assert program is not None
+    answer = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert answer.stdout == walproxy("--help").stdout
+    assert "run" in answer.stdout and "rebootstrap" in answer.stdout
+
+
+def test_a_signal_ends_a_proxy_that_waits_and_the_log_says_who_spoke(tmp_path: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        directory = tmp_path / number.name
+        directory.mkdir()
+        with running(directory) as process:
+            assert process.pid is not None
+            os.kill(process.pid, number)
+            assert process.wait() == EXIT_FINE
+            lines = process.log_path.read_text().splitlines()
+            assert f"INFO walproxy: {number.name}: stops" in " ".join(lines)
+            assert lines[-1].endswith("INFO walproxy: stopped")
+
+
+def test_an_even_number_of_safekeepers_is_warned_about_with_the_reason(tmp_path: Path) -> None:
+    with running(tmp_path, "--safekeepers", "1=127.0.0.1:1,2=127.0.0.1:2") as process:
+        until(lambda: "WARNING" in process.log_path.read_text())
+        text = process.log_path.read_text()
+        assert "2 safekeepers tolerate the loss of 0, as 1 would: an odd number is better" in text
+
+
+def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
+    file = tmp_path / "walproxy.toml"
+    file.write_text("")
+    with running(tmp_path, "--config", str(file)) as process:
+        assert process.pid is not None
+
+        def reload(content: str, expected: str) -> None:
+            file.write_text(content)
+            os.kill(process.pid or 0, signal.SIGHUP)
+            until(lambda: expected in process.log_path.read_text())
+
+        reload('log_level = "debug"\nwindow = "1MiB"\n', "read the configuration again; changed: log_level")
+        until(lambda: "a change of window takes a restart" in process.log_path.read_text())
+        reload("nonsense = 1", "there is no option nonsense")
+        assert "nothing was changed" in process.log_path.read_text()
+        assert process.stop() == EXIT_FINE
+
+
+def test_a_bug_in_a_callback_ends_the_process_with_one_line_that_says_where(tmp_path: Path) -> None:
+    broken = (
+        "import walproxy.proxy.safekeeper_connection\n"
+        "def secured(self): raise KeyError(self._safekeeper_id)\n"
+        "walproxy.proxy.safekeeper_connection.SafekeeperConnection.secured = secured\n"
+        "from walproxy.cli import main\n"
+        "main()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as safekeeper:
+        member = f"1=127.0.0.1:{safekeeper.getsockname()[1]}"
+        with running(tmp_path, "--safekeepers", member, program=("-c", broken)) as process:
+            assert process.wait() == EXIT_UNEXPECTED
+            text = process.log_path.read_text()
+            assert "ERROR walproxy: unexpected KeyError: 1 (" in text.splitlines()[-1]
+            assert "Traceback" not in text
+
+
+# walproxy status.
+
+
+STATUS: dict[str, Any] = {
+    "state": "waiting_for_quorum",
+    "term": 3,
+    "tli": 1,
+    "quorum": 2,
+    **dict.fromkeys(("received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"), "0/3000000"),
+    "safekeepers": [
+        {
+            "id": 1,
+            "state": "refused",
+            "write_lsn": "0/0",
+            "flush_lsn": "0/0",
+            "lag_bytes": None,
+            "last_response_s": None,
+            "problem": "WAL [/0, 0/1) [bold]is not here",
+        },
+        {
+            "id": 2,
+            "state": "streaming",
+            "write_lsn": "0/0",
+            "flush_lsn": "0/0",
+            "lag_bytes": 5 << 20,
+            "last_response_s": 0.1,
+            "problem": None,
+        },
+    ],
+}
+
+
+@contextmanager
+def answering(code: int, body: bytes) -> Iterator[str]:
+    """An HTTP server that gives one answer to everything; the value is its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_status_shows_what_peers_say_literally(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(200, json.dumps(STATUS).encode()) as url:
+        monkeypatch.setenv("COLUMNS", "200")
+        result = here("status", "--url", url)
+        assert result.returncode == EXIT_FINE, result.stderr
+        assert "WAL [/0, 0/1) [bold]is not here" in result.stdout
+        assert "5.0 MiB" in result.stdout and "waiting_for_quorum" in result.stdout
+        assert json.loads(here("status", "--json", "--url", url).stdout) == STATUS
+        monkeypatch.setenv("WALPROXY_URL", url)
+        assert json.loads(here("status", "--json").stdout) == STATUS
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "part"),
+    [
+        (200, b'{"id": 1, "state": "following"}', "it may be a safekeeper's"),
+        (200, b"[]", "is not the status of a walproxy"),
+        (200, b'{"safekeepers": 3}', "is not the status of a walproxy"),
+        (200, b"<html>", "does not answer with JSON"),
+        (200, b"\xff\xfe", "does not answer with JSON"),
+        (404, b"", "answers 404"),
+    ],
+)
+def test_status_of_somebody_else_is_one_line(here: Here, code: int, body: bytes, part: str) -> None:
+    with answering(code, body) as url:
+        result = here("status", "--url", url)
+    assert result.returncode == EXIT_UNEXPECTED
+    assert part in one_line(result)
+
+
+def test_status_of_what_does_not_speak_http_is_one_line(here: Here) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            connection.recv(1000)
+            connection.sendall(b"WPX1 garbage\r\n\r\n")
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        result = here("status", "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert result.returncode == EXIT_UNEXPECTED
+    assert "does not speak HTTP" in one_line(result)
+
+
+def test_status_watched_without_a_terminal_is_a_line_each_time_and_survives_a_proxy_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "output"
+    with answering(200, json.dumps(STATUS).encode()) as url, output.open("wb") as stdout:
+        command = [sys.executable, "-m", "walproxy", "status", "--watch", "--interval", "0.1", "--url", url]
+        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT)
+        try:
+            until(lambda: output.read_text().count("\n") >= 2)
+            assert output.read_text().splitlines()[0] == (
+                "waiting_for_quorum term=3 commit=0/3000000 1:refused:- 2:streaming:5.0MiB"
+            )
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        until(lambda: "no answer from" in output.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == EXIT_FINE
+        assert "Traceback" not in output.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:
+    with answering(200, json.dumps(STATUS).encode()) as url:
+        command = f"{sys.executable} -m walproxy status --watch --interval 0.1 --url {url} | head -1"
+        answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert answer.stdout.startswith("waiting_for_quorum")
+    assert answer.stderr == ""
+
+
+# walproxy check.
+
+
+@pytest.mark.parametrize("cluster_id", ["53685a87", "ID", "5e1f0c3a9b7d24861c8a4f02e6b93d7\n"])
+def test_a_cluster_id_that_is_not_whole_is_not_written_into_an_archive(
+    here: Here, tmp_path: Path, cluster_id: str
+) -> None:
+    """The log shows the first digits of an id, and they look like one."""
+    words = ("--archive", str(tmp_path / "archive"), "--cluster-id", cluster_id)
+    for command in (("create", "--system-id", "1"), ("adopt",)):
+        result = here("archive", *command, *words)
+        assert result.returncode == EXIT_USAGE
+        assert "has 32 hexadecimal digits" in " ".join(result.stderr.split())
+    assert not (tmp_path / "archive").exists()
+
+
+def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
+    members = [STATUS["safekeepers"][1] | {"id": 1, "lag_bytes": 0}]
+    well = STATUS | {
+        "state": "streaming",
+        "spare": False,
+        "members": [1],
+        "members_streaming": 1,
+        "safekeepers": members,
+    }
+    well |= {"not_ready_s": None, "quorum_lost": None, "archive": None, "apply_problem": None, "primary": {"hosts": []}}
+    with answering(200, json.dumps(well).encode()) as url:
+        result = here("check", "--url", url)
+        assert (result.returncode, result.stdout.count("\n"), result.stderr) == (0, 1, "")
+        assert result.stdout.startswith("WALPROXY OK - streaming, 1 of 1 members streaming | ")
+        assert json.loads(here("check", "--json", "--url", url).stdout)["exit_code"] == 0
+    members[0] |= {"state": "storage_full", "problem": "no room"}
+    lost = {"for_s": 63.0, "present": 0, "needed": 1, "waiting_sessions": 5, "waiting_problem": None, "missing": []}
+    ill = well | {"state": "waiting_for_quorum", "members_streaming": 0, "quorum_lost": lost}
+    with answering(200, json.dumps(ill).encode()) as url:
+        result = here("check", "--url", url)
+        assert (result.returncode, result.stdout[:20]) == (2, "WALPROXY CRITICAL - ")
+        assert here("check", "--url", url, "--wait-critical", "1h").returncode == 1
+        assert here("status", "--url", url).stdout.startswith("NO QUORUM for 63 s: commits wait; waiting sessions: 5;")
+
+
+def test_check_is_critical_without_an_answer_and_unknown_if_it_cannot_tell(here: Here) -> None:
+    result = here("check", "--url", "http://127.0.0.1:1")
+    assert result.returncode == 2 and result.stdout.startswith("WALPROXY CRITICAL - no answer from ")
+    result = here("check", "--url", "127.0.0.1")
+    assert result.returncode == 3 and result.stdout.startswith("WALPROXY UNKNOWN - ")
+    with answering(200, json.dumps(STATUS).encode()) as url:
+        result = here("check", "--url", url)
+        assert result.returncode == 3 and "another version" in result.stdout
+    for wrong in (("--wait-critical", "soon"), ("--lag-warning", "0"), ("--colour", "red")):
+        assert here("check", *wrong).returncode == 3

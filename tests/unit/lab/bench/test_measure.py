@@ -1,0 +1,86 @@
+"""What the turns of the benchmark's arms add up to, and what is read out of pgbench and out of a load."""
+
+import pytest
+
+from walproxy.lab.bench.commit_cases import cells_of
+from walproxy.lab.bench.commit_load import percentile
+from walproxy.lab.bench.measure import ArmCell, Turn, compare
+from walproxy.lab.bench.pgbench import parse_log
+from walproxy.lab.bench.readers import CASES, NOBODY, ReaderTurn, compare_readers
+
+
+def test_arms_are_compared_with_the_baseline_and_with_postgresql_s_own_quorum() -> None:
+    shares = {"local": 1000.0, "native-quorum": 500.0, "walproxy": 400.0}
+    turns = [
+        Turn(number, arm, 8, tps / (number + 1), 1.0, cpu_s=tps / 1000, seconds=5.0, resident_bytes={})
+        for number in range(3)
+        for arm, tps in shares.items()
+    ]
+    found = {each.arm: each for each in compare(turns, [ArmCell(arm, 8) for arm in shares])}
+    assert found["walproxy"].to_local == pytest.approx(0.4)
+    assert found["walproxy"].to_native == pytest.approx(0.8)
+    assert found["walproxy"].spread == (pytest.approx(0.8), pytest.approx(0.8))
+    assert found["walproxy"].cpu_us == pytest.approx(400.0)
+    assert found["local"].to_native == pytest.approx(2.0)
+
+
+def test_without_the_native_quorum_the_range_is_that_of_the_ratio_to_local() -> None:
+    turns = [Turn(0, "local", 1, 100.0, 1.0, 0.0, 1.0, {}), Turn(0, "walproxy", 1, 25.0, 1.0, 0.0, 1.0, {})]
+    [local, walproxy] = compare(turns, [ArmCell("local", 1), ArmCell("walproxy", 1)])
+    assert (local.to_native, walproxy.to_native) == (None, None)
+    assert walproxy.spread == (0.25, 0.25)
+
+
+def test_more_safekeepers_are_compared_with_three_whichever_had_its_turn_first() -> None:
+    turns = [Turn(0, "walproxy-5", 8, 80.0, 1.0, 0.0, 1.0, {}), Turn(0, "walproxy", 8, 100.0, 1.0, 0.0, 1.0, {})]
+    [three, five] = compare(turns, [ArmCell("walproxy", 8), ArmCell("walproxy-5", 8)])
+    assert (three.to_three, five.to_three, five.spread) == (1.0, 0.8, (0.8, 0.8))
+
+
+def test_the_memory_of_each_process_is_the_median_of_what_it_had_in_the_rounds() -> None:
+    turns = [
+        Turn(number, "walproxy", 1, 100.0, 1.0, 0.0, 1.0, {"walproxy": memory_bytes, "safekeeper 1": 7})
+        for number, memory_bytes in enumerate([50, 10, 30])
+    ]
+    [result] = compare(turns, [ArmCell("walproxy", 1)])
+    assert result.resident_bytes == {"walproxy": 30, "safekeeper 1": 7}
+
+
+def test_the_time_of_a_transaction_is_the_third_word_of_its_line_in_microseconds() -> None:
+    assert parse_log(["0 199 2241 0 1175850568 995598", "1 4 507 0 1175850568 1000"]) == [2.241, 0.507]
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [([5.0], 50, 5.0), ([3.0, 1.0, 2.0], 50, 2.0), ([4.0, 1.0, 3.0, 2.0], 50, 2.0), ([2.0, 1.0], 0, 1.0)],
+)
+def test_a_percentile_is_one_of_the_values(values: list[float], percent: float, expected: float) -> None:
+    assert percentile(values, percent) == expected
+
+
+def test_one_commit_of_a_hundred_may_exceed_the_99th_percentile() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert percentile(values, 99) == 99.0
+    assert percentile(values, 100) == 100.0
+
+
+def test_readers_are_compared_with_nobody_reading_at_the_same_number_of_clients() -> None:
+    turns = [
+        ReaderTurn(number, cell.case, cell.clients, 100.0, cell.clients * usual * (number + 1), slowest, [])
+        for number in range(3)
+        for cell in cells_of(CASES, [1, 4])
+        for usual, slowest in [(1.0, 10.0) if cell.case == NOBODY else (1.05, 15.0)]
+    ]
+    results = compare_readers(turns)
+    assert [each.case for each in results] == 2 * list(CASES)
+    ten = next(each for each in results if each.case == "ten" and each.clients == 4)
+    assert ten.to_nobody == pytest.approx(1.05)
+    assert (ten.low, ten.high) == (pytest.approx(1.05), pytest.approx(1.05))
+    assert ten.p99_to_nobody == pytest.approx(1.5)
+    assert ten.p50_ms == pytest.approx(8.4)
+
+
+def test_the_readers_are_one_slow_ten_and_one_stopped_on_one_safekeeper_and_one_on_each() -> None:
+    assert CASES[NOBODY].readers == 0
+    assert CASES["ten"] == ("reading", 10, (1,))
+    assert {case.kind for case in CASES.values() if case.safekeepers == (1, 2, 3)} == {"slow", "reading", "stopped"}

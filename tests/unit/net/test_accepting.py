@@ -1,0 +1,41 @@
+"""Listening sockets: a flood of connections leaves the event loop its turn."""
+
+import asyncio
+import socket
+
+from safekeeper.base.settings import Address
+from safekeeper.net.accepting import ACCEPTS_AT_ONCE, ListeningSockets
+from tests.unit.certificates import HOST
+from tests.unit.event_loop import on_the_loop, until
+
+
+def test_between_a_few_connections_that_are_refused_the_loop_does_everything_else() -> None:
+    turn = 0
+    refused_in: list[int] = []  # By connection: the turn of the loop in which it was refused.
+
+    def refuse(host: str, port: int) -> None:
+        refused_in.append(turn)
+
+    @on_the_loop
+    async def run() -> None:
+        nonlocal turn
+        listening = await ListeningSockets.open(Address(HOST, 0), refuse)
+        try:
+            # None of them is accepted meanwhile: the loop has no turn.
+            flood = [socket.create_connection((HOST, listening.port)) for _ in range(5 * ACCEPTS_AT_ONCE)]
+
+            def count_turns() -> None:
+                nonlocal turn
+                turn += 1
+                loop.call_soon(count_turns)
+
+            loop = asyncio.get_running_loop()
+            count_turns()
+            await until(lambda: len(refused_in) == len(flood))
+            for connection in flood:
+                connection.close()
+        finally:
+            listening.close()
+
+    run()
+    assert max(refused_in.count(turn) for turn in set(refused_in)) <= ACCEPTS_AT_ONCE

@@ -1,0 +1,472 @@
+"""The proposers' door: what strangers, the impatient and the slow can do to it, which is nothing."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import Address, Secret
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    ArchiveReport,
+    Bootstrap,
+    Bootstrapped,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ProposerMessage,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.net.admission import Budget
+from safekeeper.net.tls import ClientTls, ServerTls
+from safekeeper.node.node import Node
+from safekeeper.node.proposer_listener import WRITE_HIGH_WATER_BYTES, Connection, ProposerDoor
+from safekeeper.peers.codec import ACCEPTOR_DIALECT, FrameDecoder, encode, encode_authentication
+from safekeeper.peers.peer_auth import Hello, Reason, Refused
+from safekeeper.peers.shared_secret import SharedSecret
+from safekeeper.storage.data_folder import DataFolder
+from tests.unit.certificates import Authority
+from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
+from tests.unit.faulty_filesystem import FaultyFileSystem
+
+SEGMENT_SIZE = 1 << 20
+BASE_LSN = 3 << 20
+LEADER = NodeId(1, "run1")
+MIB = 1 << 20
+
+
+class Client:
+    """A proposer on an asyncio connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.received: list[AcceptorMessage] = []
+        self._decoder: FrameDecoder[AcceptorMessage] = FrameDecoder(ACCEPTOR_DIALECT)
+
+    def send(self, *messages: ProposerMessage) -> None:
+        self.writer.write(b"".join(b"".join(encode(message)) for message in messages))
+
+    async def receive(self) -> AcceptorMessage | None:
+        """Return the next message, None if the connection was closed."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.received:
+                try:
+                    data = await self.reader.read(1 << 16)
+                except ConnectionResetError:
+                    return None
+                if not data:
+                    return None
+                # What is said of the archive is passed over: nothing is archived here.
+                messages = self._decoder.feed(data)
+                self.received += [message for message in messages if not isinstance(message, ArchiveReport)]
+        return self.received.pop(0)
+
+    async def greet(self) -> AcceptorGreeting:
+        self.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+        greeting = await self.receive()
+        assert isinstance(greeting, AcceptorGreeting)
+        return greeting
+
+    async def lead(self) -> None:
+        greeting = await self.greet()
+        members = (Member(1, greeting.incarnation),)
+        membership, cluster = Membership(1, members), bootstrap_cluster_id(5, members)
+        self.send(Bootstrap(cluster, 5, SEGMENT_SIZE, 150018, membership))
+        assert isinstance(await self.receive(), Bootstrapped)
+        self.send(VoteRequest(LEADER, 1))
+        assert isinstance(await self.receive(), VoteResponse)
+        history = (HistoryEntry(1, BASE_LSN, 1),)
+        self.send(Elected(LEADER, cluster, 5, SEGMENT_SIZE, 150018, membership, history, (), BASE_LSN, 0))
+        assert isinstance(await self.receive(), AppendResponse)
+
+    async def append(self, begin_lsn: int, payload: bytes) -> None:
+        """Append and wait until it is on disk."""
+        self.send(append(begin_lsn, payload))
+        while True:
+            answer = await self.receive()
+            assert isinstance(answer, AppendResponse)
+            if answer.flush_lsn == begin_lsn + len(payload):
+                return
+
+
+def append(begin_lsn: int, payload: bytes) -> AppendRequest:
+    return AppendRequest(LEADER, 1, begin_lsn, 0, 0, 0, True, payload)
+
+
+class House:
+    """A node and its door."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        connections_max: int,
+        greeting_timeout_s: float,
+        idle_timeout_s: float,
+        tls: ServerTls | None,
+        secret: SharedSecret | None,
+        networks: Networks | None,
+    ):
+        self.fs = FaultyFileSystem()
+        self.node = Node(DataFolder.open(self.fs, directory, 1, "a" * 32), asyncio.get_running_loop())
+        self.door = ProposerDoor(
+            self.node,
+            budget=Budget(connections_max),
+            greeting_timeout_s=greeting_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            tls=tls,
+            secret=secret,
+            networks=networks,
+        )
+        self.node.attach(self.door)
+        self.clients: list[Client] = []
+
+    async def client(self, tls: ssl.SSLContext | None = None) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.door.address.port, ssl=tls))
+        self.clients.append(client)
+        return client
+
+    def connection(self) -> Connection:
+        """The only connection there is."""
+        (connection,) = self.door._connections.values()
+        return connection
+
+
+@contextlib.asynccontextmanager
+async def house(
+    directory: Path,
+    *,
+    connections_max: int = 8,
+    greeting_timeout_s: float = 60,
+    idle_timeout_s: float = 60,
+    tls: ServerTls | None = None,
+    secret: SharedSecret | None = None,
+    networks: Networks | None = None,
+) -> AsyncIterator[House]:
+    there = House(
+        directory / "sk",
+        connections_max=connections_max,
+        greeting_timeout_s=greeting_timeout_s,
+        idle_timeout_s=idle_timeout_s,
+        tls=tls,
+        secret=secret,
+        networks=networks,
+    )
+    await there.door.open(Address("127.0.0.1", 0))
+    try:
+        yield there
+    finally:
+        there.fs.release()
+        there.door.stop_accepting()
+        there.door.close_all()
+        for client in there.clients:
+            client.writer.close()
+            with contextlib.suppress(ConnectionError):
+                await client.writer.wait_closed()
+        await until(lambda: there.door.connection_count == 0)
+        await there.node.drain()
+        there.node.stop()
+        there.node.folder.close()
+
+
+@on_the_loop
+async def test_garbage_closes_its_connection_with_one_warning_and_disturbs_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path) as there:
+        leader = await there.client()
+        await leader.lead()
+        stranger = await there.client()
+        stranger.writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await stranger.receive() is None
+        assert [r.levelno for r in caplog.records if r.levelno >= logging.WARNING] == [logging.WARNING]
+        assert "127.0.0.1:" in caplog.text and "magic" in caplog.text
+        await leader.append(BASE_LSN, b"goes on")
+
+
+@on_the_loop
+async def test_a_scanner_cannot_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with house(tmp_path) as there:
+        for _ in range(40):
+            stranger = await there.client()
+            stranger.writer.write(b"\x00" * 16)
+            assert await stranger.receive() is None
+            stranger.writer.close()
+        assert len(caplog.records) == 10
+
+
+@on_the_loop
+async def test_a_proxy_that_is_refused_again_and_again_cannot_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with house(tmp_path) as there:
+        for _ in range(40):
+            lost = await there.client()
+            lost.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 2))
+            while await lost.receive() is not None:
+                pass
+            lost.writer.close()
+        told = [record for record in caplog.records if "this is safekeeper 1, not 2" in record.getMessage()]
+        assert len(told) == 30
+
+
+@on_the_loop
+async def test_messages_in_single_bytes_are_understood(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        for byte in b"".join(encode(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))):
+            client.writer.write(bytes([byte]))
+            await client.writer.drain()
+            await asyncio.sleep(0)
+        assert isinstance(await client.receive(), AcceptorGreeting)
+
+
+@on_the_loop
+async def test_nothing_behind_a_refused_message_is_looked_at(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        client.send(append(BASE_LSN + 5, b"gap"), append(BASE_LSN, b"fits"), append(BASE_LSN + 5, b"gap"))
+        refusal = await client.receive()
+        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.POSITION
+        assert await client.receive() is None
+        assert there.node.acceptor.write_lsn == BASE_LSN
+        await until(lambda: there.node.acceptor.leader is None)
+
+
+@on_the_loop
+async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwards_in_order(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client, other = await there.client(), await there.client()
+        await client.lead()
+        await other.greet()
+        there.fs.hold()
+        client.send(VoteRequest(NodeId(2, "run1"), 1), PreVoteRequest("run1"), VoteRequest(NodeId(3, "run1"), 1))
+        await until(lambda: not there.node.ready)
+        other.send(PreVoteRequest("run2"))
+        await until(lambda: len(there.door.waiting) == 2)
+        there.fs.release()
+        assert [type(await client.receive()) for _ in range(3)] == [VoteResponse, PreVoteResponse, VoteResponse]
+        assert isinstance(await other.receive(), PreVoteResponse)
+        assert not there.door.waiting
+
+
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plaintext", "TLS"])
+@on_the_loop
+async def test_a_peer_that_does_not_read_its_answers_costs_a_bounded_amount_of_memory(
+    tmp_path: Path, over_tls: bool
+) -> None:
+    authority = Authority(tmp_path)
+    tls = ServerTls(*authority.sign("server")) if over_tls else None
+    context = ClientTls(authority.ca).context if over_tls else None
+    async with house(tmp_path, tls=tls) as there:
+        client = await there.client(context)
+        await client.lead()
+        await client.append(BASE_LSN, bytes(MIB))
+        client.send(*(ReadRequest(LEADER, number, BASE_LSN, BASE_LSN + MIB) for number in range(40)))
+        connection = there.connection()
+        await until(lambda: connection._writing_paused)
+        # The node goes on with others meanwhile, and this one's requests wait.
+        other = await there.client(context)
+        await other.greet()
+        for _ in range(100):
+            other.send(PreVoteRequest("run2"))
+            assert isinstance(await other.receive(), PreVoteResponse)
+        assert connection._transport.get_write_buffer_size() <= WRITE_HIGH_WATER_BYTES + 2 * MIB
+        numbers = []
+        for _ in range(40):
+            answer = await client.receive()
+            assert isinstance(answer, ReadResponse) and answer.payload == bytes(MIB)
+            numbers.append(answer.request_id)
+        assert numbers == list(range(40))
+
+
+@on_the_loop
+async def test_a_connection_without_a_greeting_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with house(tmp_path, greeting_timeout_s=0.1) as there:
+        greeted, silent = await there.client(), await there.client()
+        await greeted.greet()
+        assert await silent.receive() is None
+        assert "no greeting" in caplog.text
+        assert there.door.connection_count == 1
+
+
+@on_the_loop
+async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path) -> None:
+    async with house(tmp_path, idle_timeout_s=0.1) as there:
+        client = await there.client()
+        await client.lead()
+        assert await client.receive() is None
+        await until(lambda: there.node.acceptor.leader is None)
+
+
+@on_the_loop
+async def test_beyond_the_limit_the_proxy_that_has_been_silent_for_longest_makes_room(tmp_path: Path) -> None:
+    async with house(tmp_path, connections_max=2) as there:
+        first, second, third = await there.client(), await there.client(), await there.client()
+        await first.lead()
+        await second.greet()
+        greeted_at = there.door.now()
+        await until(lambda: there.door.now() > greeted_at)  # The loop's clock has steps.
+        await first.append(BASE_LSN, b"x")
+        await third.greet()
+        assert await second.receive() is None
+        await first.append(BASE_LSN + 1, b"x")
+        assert there.door.admission.proven == 2
+
+
+@on_the_loop
+async def test_connections_that_prove_nothing_displace_each_other_and_no_proxy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, connections_max=1) as there:
+        there.door.admission.budget = Budget(proven_max=1, unproven_max=6)
+        leader = await there.client()
+        await leader.lead()
+        strangers = [await there.client() for _ in range(12)]
+        assert await strangers[0].receive() is None
+        await leader.append(BASE_LSN, b"x")
+        await until(lambda: there.door.admission.unproven == 3)
+        late = await there.client()
+        await late.greet()
+    assert "the oldest of 3 that are not authenticated, for a newer one" in caplog.text
+
+
+@on_the_loop
+async def test_a_proxy_is_known_by_its_secret_while_the_disk_is_busy(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        leader = await there.client()
+        await leader.lead()
+        there.fs.hold()
+        leader.send(VoteRequest(NodeId(2, "run2"), 1), append(BASE_LSN, b"x"))
+        await until(lambda: not there.node.ready)
+        late = await there.client()
+        late.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+        await until(lambda: there.door.admission.proven == 2)
+        there.fs.release()
+        assert isinstance(await late.receive(), AcceptorGreeting)
+
+
+@on_the_loop
+async def test_who_sends_a_byte_now_and_then_has_no_more_time_for_its_greeting(tmp_path: Path) -> None:
+    async with house(tmp_path, greeting_timeout_s=0.3) as there:
+        client = await there.client()
+        greeting = b"".join(encode(ProposerGreeting(PROTOCOL_VERSION, "run1", 1)))
+        for byte in greeting:
+            client.writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+            if client.writer.is_closing() or client.reader.at_eof():
+                break
+        assert await client.receive() is None
+
+
+@on_the_loop
+async def test_a_stranger_cannot_announce_a_large_frame(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        client.send(append(BASE_LSN, bytes(100_000)))
+        assert await client.receive() is None
+    assert "comes before the peer has proved who it is" in caplog.text
+
+
+@on_the_loop
+async def test_an_address_in_use_is_refused_with_one_line(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        second = ProposerDoor(there.node, budget=Budget(1), greeting_timeout_s=1, idle_timeout_s=1)
+        with pytest.raises(ConfigurationError, match="could not listen for proxies"):
+            await second.open(there.door.address)
+
+
+# Who may come in. What the proxy's side says is tested in test_safekeeper_connection.py.
+
+
+@on_the_loop
+async def test_who_comes_from_another_network_is_hung_up_on_and_takes_nobodys_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, connections_max=1, networks=Networks.parse("192.0.2.0/24")) as there:
+        for _ in range(20):
+            assert await (await there.client()).receive() is None
+        assert there.door.connection_count == 0
+        assert len(caplog.records) == 10 and "none of the networks of --allow" in caplog.text
+        there.door.networks = Networks.parse("127.0.0.0/8")
+        await (await there.client()).greet()
+
+
+@on_the_loop
+async def test_a_handshake_that_is_not_finished_in_time_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = ServerTls(*Authority(tmp_path).sign("server"))
+    async with house(tmp_path, greeting_timeout_s=0.1, tls=tls) as there:
+        client = await there.client()
+        client.writer.write(b"\x16\x03\x01\x01\x00")
+        assert await client.receive() is None
+        assert "no greeting" in caplog.text
+
+
+@on_the_loop
+async def test_an_authentication_that_is_not_finished_in_time_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, greeting_timeout_s=0.1, secret=SharedSecret(None, Secret(b"s" * 16))) as there:
+        client = await there.client()
+        client.writer.write(encode_authentication(Hello(bytes(32))))
+        assert await client.reader.readexactly(8 + 41)
+        assert await client.receive() is None
+        assert "no greeting" in caplog.text
+
+
+@pytest.mark.parametrize("hello_first", [False, True])
+@on_the_loop
+async def test_nothing_reaches_the_node_before_the_secret_is_proved(tmp_path: Path, hello_first: bool) -> None:
+    async with house(tmp_path, secret=SharedSecret(None, Secret(b"s" * 16))) as there:
+        client = await there.client()
+        if hello_first:
+            client.writer.write(encode_authentication(Hello(bytes(32))))
+            await client.reader.readexactly(8 + 41)
+        client.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1), VoteRequest(LEADER, 1))
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.reader.read() == encode_authentication(Refused(Reason.SECRET_NEEDED))
+        assert there.node.acceptor.control.promised.term == 0
+        await until(lambda: there.door.connection_count == 0)
+
+
+# The smaller number fits one read of the socket: nothing that comes later reminds the door of what it has.
+@pytest.mark.parametrize("count", [1_000, 20_000])
+@on_the_loop
+async def test_what_waits_for_the_node_stays_encrypted_and_comes_in_order_afterwards(
+    tmp_path: Path, count: int
+) -> None:
+    authority = Authority(tmp_path)
+    async with house(tmp_path, tls=ServerTls(*authority.sign("server"))) as there:
+        client = await there.client(ClientTls(authority.ca).context)
+        await client.lead()
+        there.fs.hold()
+        votes = VoteRequest(NodeId(2, "run1"), 1), VoteRequest(NodeId(3, "run1"), 1)
+        client.send(votes[0], *(PreVoteRequest("run1") for _ in range(count)), votes[1])
+        await until(lambda: bool(there.door.waiting))
+        there.fs.release()
+        kinds = [type(await client.receive()) for _ in range(count + 2)]
+        assert kinds == [VoteResponse, *count * [PreVoteResponse], VoteResponse]

@@ -1,0 +1,400 @@
+"""The wire: every message survives the round trip, and nothing but RemoteProtocolError comes out of bad bytes."""
+
+import itertools
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safekeeper.base.errors import LocalProtocolError, RemoteProtocolError
+from safekeeper.base.lsn import LSN_MAX
+from safekeeper.consensus.control_state import NOBODY, NodeId, TliHistory
+from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, QuorumSizes
+from safekeeper.consensus.messages import (
+    AcceptorGreeting,
+    AppendRequest,
+    AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
+    Bootstrap,
+    Bootstrapped,
+    DigestRequest,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    ReadRequest,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    Standby,
+    StandbyFeedback,
+    TailRequest,
+    TailResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.peers.codec import (
+    ACCEPTOR_DIALECT,
+    CONTROL_BYTES_MAX,
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    PROBLEM_BYTES_MAX,
+    PROPOSER_DIALECT,
+    FrameDecoder,
+    encode,
+    encode_append_header,
+)
+
+words = st.text("0123456789abcdefXYZ_-", min_size=1, max_size=32)
+numbers = st.integers(0, LSN_MAX)
+positive = st.integers(1, LSN_MAX)
+lsns = st.integers(1, LSN_MAX - PAYLOAD_BYTES_MAX)
+payloads = st.binary(max_size=300)
+node_ids = st.builds(NodeId, positive, words)
+maybe_nobody = st.one_of(st.just(NOBODY), node_ids)
+addresses = st.sampled_from(["", "db1:9001", "[2001:db8::1]:9001", "ä" * (ADDRESS_BYTES_MAX // 2)])
+segment_sizes = st.sampled_from([1 << 20, 16 << 20, 1 << 30])
+
+
+@st.composite
+def memberships(draw: st.DrawFn) -> Membership:
+    def half(least: int) -> tuple[Member, ...]:
+        ids = draw(st.lists(st.integers(1, 9), min_size=least, max_size=5, unique=True))
+        return tuple(Member(i, draw(words), draw(addresses)) for i in sorted(ids))
+
+    return Membership(draw(positive), half(1), half(0), draw(numbers))
+
+
+@st.composite
+def histories(draw: st.DrawFn, least: int = 0) -> tuple[HistoryEntry, ...]:
+    terms = sorted(draw(st.lists(st.integers(1, 1000), min_size=least, max_size=6, unique=True)))
+    starts = sorted(draw(st.lists(positive, min_size=len(terms), max_size=len(terms))))
+    tlis = sorted(draw(st.lists(st.integers(1, 50), min_size=len(terms), max_size=len(terms))))
+    floors = draw(st.lists(st.integers(0, 50), min_size=len(terms), max_size=len(terms)))
+    given_up = draw(st.lists(st.booleans(), min_size=len(terms), max_size=len(terms)))
+    return tuple(HistoryEntry(*entry) for entry in zip(terms, starts, tlis, given_up, floors, strict=True))
+
+
+tli_histories = st.lists(st.builds(TliHistory, st.integers(1, 99), payloads), max_size=3).map(tuple)
+ranges = st.tuples(positive, positive).map(sorted)
+
+proposer_messages = st.one_of(
+    st.builds(ProposerGreeting, positive, words, positive, st.none() | positive, st.none() | segment_sizes),
+    st.builds(Bootstrap, words, positive, segment_sizes, positive, memberships(), st.booleans()),
+    st.builds(PreVoteRequest, words, st.booleans()),
+    st.builds(VoteRequest, node_ids, positive),
+    st.builds(
+        Elected,
+        node_ids,
+        words,
+        positive,
+        segment_sizes,
+        positive,
+        memberships(),
+        histories(1),
+        tli_histories,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+    ),
+    st.builds(ArchiveOrder, node_ids, numbers, numbers),
+    st.builds(AppendRequest, node_ids, positive, lsns, numbers, numbers, numbers, st.booleans(), payloads),
+    st.builds(lambda node, i, r: ReadRequest(node, i, *r), node_ids, numbers, ranges),
+    st.builds(lambda node, i, b, n: DigestRequest(node, i, b, b + n), node_ids, numbers, lsns, st.integers(0, 1 << 20)),
+    st.builds(TailRequest, node_ids, numbers, numbers),
+)
+standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]), lsns, lsns, lsns, numbers, numbers)
+problems = st.sampled_from(["", "no route to the store", "x" * PROBLEM_BYTES_MAX, "fichier non trouvé: ü"])
+acceptor_messages = st.one_of(
+    st.builds(StandbyFeedback, st.lists(standbys, max_size=3).map(tuple)),
+    st.builds(ArchiveReport, numbers, st.booleans(), st.booleans(), numbers, problems),
+    st.builds(
+        AcceptorGreeting,
+        positive,
+        positive,
+        words,
+        st.just("") | words,
+        numbers,
+        st.just(0) | segment_sizes,
+        numbers,
+        st.none() | memberships(),
+        maybe_nobody,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+    ),
+    st.builds(Bootstrapped, words, positive),
+    st.builds(PreVoteResponse, st.booleans(), st.just("") | words),
+    st.builds(
+        VoteResponse,
+        node_ids,
+        st.booleans(),
+        maybe_nobody,
+        histories(),
+        tli_histories,
+        *[numbers] * 5,
+    ),
+    st.builds(lambda node, r, s, h: AppendResponse(node, r[1], r[0], s, h), node_ids, ranges, numbers, st.booleans()),
+    st.builds(ReadResponse, numbers, lsns, payloads),
+    st.builds(DigestResponse, numbers, numbers, numbers, st.lists(st.integers(0, 0xFFFFFFFF)).map(tuple)),
+    st.builds(TailResponse, numbers, numbers, numbers, numbers),
+    st.builds(Refusal, st.sampled_from(RefusalCode), st.text(max_size=50), maybe_nobody, numbers),
+)
+
+NODE = NodeId(7, "run7")
+
+
+def frame(message: object) -> bytes:
+    return b"".join(encode(message))  # type: ignore[arg-type]
+
+
+def decode_in_pieces(decoder: FrameDecoder, data: bytes, cuts: list[int]) -> list[object]:
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [m for low, high in itertools.pairwise(edges) for m in decoder.feed(data[low:high])]
+
+
+@given(st.lists(proposer_messages, max_size=4), st.lists(st.integers(0, 10_000), max_size=6))
+def test_every_proposer_message_survives_the_wire_in_pieces_of_any_size(messages: list, cuts: list[int]) -> None:
+    data = b"".join(frame(m) for m in messages)
+    assert decode_in_pieces(FrameDecoder(PROPOSER_DIALECT), data, cuts) == messages
+
+
+@given(st.lists(acceptor_messages, max_size=4), st.lists(st.integers(0, 10_000), max_size=6))
+def test_every_acceptor_message_survives_the_wire_in_pieces_of_any_size(messages: list, cuts: list[int]) -> None:
+    data = b"".join(frame(m) for m in messages)
+    assert decode_in_pieces(FrameDecoder(ACCEPTOR_DIALECT), data, cuts) == messages
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_or_incomplete(data: bytes) -> None:
+    for dialect in (PROPOSER_DIALECT, ACCEPTOR_DIALECT):
+        try:
+            assert FrameDecoder(dialect).feed(data) == []  # type: ignore[arg-type]
+        except RemoteProtocolError:
+            pass
+
+
+@given(st.binary(max_size=200), st.sampled_from([1, 2, 3, 4]))
+def test_random_bodies_behind_a_right_header_are_refused_or_decoded(body: bytes, kind: int) -> None:
+    header = struct.pack("<HBBI", 0x5750, 1, kind, len(body))
+    for dialect in (PROPOSER_DIALECT, ACCEPTOR_DIALECT):
+        try:
+            FrameDecoder(dialect).feed(header + body)  # type: ignore[arg-type]
+        except RemoteProtocolError:
+            pass
+
+
+@settings(max_examples=300)
+@given(st.one_of(proposer_messages, acceptor_messages), st.data())
+def test_flipped_and_missing_bytes_raise_nothing_but_remote_protocol_errors(
+    message: object, data: st.DataObject
+) -> None:
+    damaged = bytearray(frame(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[position] ^= data.draw(st.integers(1, 255))
+    del damaged[data.draw(st.integers(1, len(damaged))) :]
+    for dialect in (PROPOSER_DIALECT, ACCEPTOR_DIALECT):
+        try:
+            FrameDecoder(dialect).feed(bytes(damaged))  # type: ignore[arg-type]
+        except RemoteProtocolError:
+            pass
+
+
+@given(
+    st.one_of(proposer_messages, acceptor_messages).filter(lambda m: not isinstance(m, AppendRequest | ReadResponse))
+)
+def test_a_control_frame_with_bytes_behind_its_message_is_refused(message: object) -> None:
+    body = frame(message)[HEADER_BYTES:] + b"\x00"
+    kind = frame(message)[3]
+    dialect = PROPOSER_DIALECT if isinstance(message, msgspec.Struct) and decodes(PROPOSER_DIALECT, message) else None
+    with pytest.raises(RemoteProtocolError):
+        FrameDecoder(dialect or ACCEPTOR_DIALECT).feed(struct.pack("<HBBI", 0x5750, 1, kind, len(body)) + body)
+
+
+def decodes(dialect: object, message: object) -> bool:
+    try:
+        return bool(FrameDecoder(dialect).feed(frame(message)))  # type: ignore[arg-type,var-annotated]
+    except RemoteProtocolError:
+        return False
+
+
+def control(value: object) -> bytes:
+    body = msgspec.msgpack.encode(value)
+    return struct.pack("<HBBI", 0x5750, 1, 1, len(body)) + body
+
+
+VOTE = {"type": "vote_request", "node_id": [7, "run7"], "generation": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("magic", b"GET / HTTP/1.1\r\n\r\n"),
+        ("version", struct.pack("<HBBI", 0x5750, 9, 1, 10)),
+        ("kind", struct.pack("<HBBI", 0x5750, 1, 77, 10)),
+        ("other side's kind", struct.pack("<HBBI", 0x5750, 1, 3, 65)),
+        ("empty control frame", struct.pack("<HBBI", 0x5750, 1, 1, 0)),
+        ("oversized control frame", struct.pack("<HBBI", 0x5750, 1, 1, CONTROL_BYTES_MAX + 1)),
+        ("oversized append", struct.pack("<HBBI", 0x5750, 1, 2, PAYLOAD_BYTES_MAX + 82)),
+        ("append too short for its fields", struct.pack("<HBBI", 0x5750, 1, 2, 80)),
+        ("unknown message", control(VOTE | {"type": "coup"})),
+        ("other side's message", control({"type": "bootstrapped", "cluster_id": "c", "generation": 1})),
+        ("unknown field", control(VOTE | {"colour": "red"})),
+        ("missing field", control({"type": "vote_request", "generation": 1})),
+        ("wrong type", control(VOTE | {"generation": "1"})),
+        ("negative number", control(VOTE | {"generation": -1})),
+        ("generation 0", control(VOTE | {"generation": 0})),
+        ("term 0", control(VOTE | {"node_id": [0, "run7"]})),
+        ("empty run", control(VOTE | {"node_id": [7, ""]})),
+        ("run that is a path", control(VOTE | {"node_id": [7, "../x"]})),
+        ("run of 33 bytes", control(VOTE | {"node_id": [7, "x" * 33]})),
+        ("too large a number", control(VOTE | {"generation": 1.5})),
+        ("message whose name has two lines", control(VOTE | {"type": "coup\nINFO all is well"})),
+        ("message with an endless name", control(VOTE | {"type": "coup" * 100_000})),
+        ("deep nesting", struct.pack("<HBBI", 0x5750, 1, 1, 100_000) + b"\x91" * 100_000),
+        ("text that is not UTF-8", struct.pack("<HBBI", 0x5750, 1, 1, 7) + b"\x81\xa4type\xff"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_one_line(name: str, data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        FrameDecoder(PROPOSER_DIALECT).feed(data)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500, name
+
+
+def append_frame(**changes: int) -> bytes:
+    fields = {"term": 7, "generation": 1, "begin_lsn": 100, "healthy": 1} | changes
+    return struct.pack(
+        "<HBBIQ32sQQQQQB3s",
+        0x5750,
+        1,
+        2,
+        84,
+        fields["term"],
+        b"run7",
+        fields["generation"],
+        fields["begin_lsn"],
+        0,
+        0,
+        5,
+        fields["healthy"],
+        b"WAL",
+    )
+
+
+def test_an_append_is_decoded_as_it_stands() -> None:
+    expected = AppendRequest(NODE, 1, 100, 0, 0, 5, True, b"WAL")
+    assert FrameDecoder(PROPOSER_DIALECT).feed(append_frame()) == [expected]
+    assert frame(expected) == append_frame()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"term": 0}, {"generation": 0}, {"begin_lsn": 0}, {"begin_lsn": LSN_MAX}, {"healthy": 2}]
+)
+def test_an_append_with_a_field_out_of_range_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        FrameDecoder(PROPOSER_DIALECT).feed(append_frame(**changes))
+
+
+def test_an_append_response_that_flushed_more_than_it_wrote_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError):
+        FrameDecoder(ACCEPTOR_DIALECT).feed(frame(AppendResponse(NODE, 100, 200, 1)))
+
+
+def test_a_read_that_ends_before_it_begins_is_refused_on_both_sides() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode(ReadRequest(NODE, 1, 200, 100))
+    good = msgspec.to_builtins(ReadRequest(NODE, 1, 100, 200)) | {"begin_lsn": 300}
+    with pytest.raises(RemoteProtocolError):
+        FrameDecoder(PROPOSER_DIALECT).feed(control(good))
+
+
+def test_a_history_that_goes_back_is_refused() -> None:
+    history = (HistoryEntry(2, 100, 1), HistoryEntry(1, 200, 1))
+    with pytest.raises(LocalProtocolError, match="goes back"):
+        encode(VoteResponse(NODE, True, NODE, history))
+
+
+@pytest.mark.parametrize("problem", ["two\nlines", "a bell: \a", "x" * (PROBLEM_BYTES_MAX + 1), "ü" * 501])
+def test_a_problem_of_the_archive_is_one_line_that_fits(problem: str) -> None:
+    with pytest.raises(LocalProtocolError, match=r"ArchiveReport\.problem"):
+        encode(ArchiveReport(100, True, True, 0, problem))
+    forged = msgspec.to_builtins(ArchiveReport(100, True, True, 0, "fits")) | {"problem": problem}
+    with pytest.raises(RemoteProtocolError, match=r"ArchiveReport\.problem"):
+        FrameDecoder(ACCEPTOR_DIALECT).feed(control(forged))
+
+
+def test_an_order_of_nobody_is_refused() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode(ArchiveOrder(NOBODY, 1, 100))
+
+
+def test_an_oversized_frame_is_refused_before_any_of_it_is_buffered() -> None:
+    decoder = FrameDecoder(PROPOSER_DIALECT)
+    with pytest.raises(RemoteProtocolError, match="bytes, not"):
+        decoder.feed(struct.pack("<HBBI", 0x5750, 1, 2, 0xFFFFFFFF))
+
+
+def test_the_buffer_never_holds_more_than_one_frame_of_the_largest_kind() -> None:
+    decoder = FrameDecoder(PROPOSER_DIALECT)
+    data = frame(AppendRequest(NODE, 1, 100, 0, 0, 0, True, bytes(PAYLOAD_BYTES_MAX)))
+    fed, count = 0, 0
+    while count < 3:
+        room = decoder.get_buffer()
+        assert 0 < len(room) <= len(data)
+        size = min(len(room), len(data) - fed % len(data))
+        room[:size] = data[fed % len(data) : fed % len(data) + size]
+        fed += size
+        decoder.buffer_updated(size)
+        while decoder.next_message() is not None:
+            count += 1
+    assert fed == 3 * len(data)
+
+
+def test_wal_is_not_copied_when_it_is_encoded() -> None:
+    wal = memoryview(b"0123456789")
+    header, payload = encode(AppendRequest(NODE, 1, 100, 90, 80, 3, False, wal))
+    assert payload is wal
+    assert header == encode_append_header(NODE, 1, 100, 90, 80, 3, False, 10)
+    assert encode(ReadResponse(4, 100, wal))[1] is wal
+
+
+def test_the_longest_payload_fits_and_one_byte_more_is_our_own_mistake() -> None:
+    longest = AppendRequest(NODE, 1, 100, 0, 0, 0, True, bytes(PAYLOAD_BYTES_MAX))
+    assert FrameDecoder(PROPOSER_DIALECT).feed(frame(longest)) == [longest]
+    for message in (
+        AppendRequest(NODE, 1, 100, 0, 0, 0, True, bytes(PAYLOAD_BYTES_MAX + 1)),
+        ReadResponse(1, 100, bytes(PAYLOAD_BYTES_MAX + 1)),
+        AppendRequest(NodeId(7, "x" * 33), 1, 100, 0, 0, 0, True, b""),
+        AppendRequest(NODE, 1, -1, 0, 0, 0, True, b""),
+    ):
+        with pytest.raises(LocalProtocolError):
+            encode(message)
+
+
+@pytest.mark.parametrize(
+    ("membership", "problem"),
+    [
+        (
+            Membership(1, (Member(1, "a"),), quorum_sizes=QuorumSizes(elect="2")),
+            "the elect quorum '2' is not understood",
+        ),
+        (Membership(1, (Member(1, "a", "two\nlines"),)), "is not the address of a member"),
+        (Membership(1, (Member(1, "a", "x" * (ADDRESS_BYTES_MAX + 1)),)), "is not the address of a member"),
+    ],
+)
+def test_a_membership_that_is_not_understood_is_refused(membership: Membership, problem: str) -> None:
+    with pytest.raises(LocalProtocolError, match=rf"Bootstrap\.membership: .*{problem}"):
+        encode(Bootstrap("c", 5, 1 << 20, 150000, membership))
+    good = Bootstrap("c", 5, 1 << 20, 150000, Membership(1, (Member(1, "a"),)))
+    forged = msgspec.to_builtins(good) | {"membership": msgspec.to_builtins(membership)}
+    with pytest.raises(RemoteProtocolError, match=problem):
+        FrameDecoder(PROPOSER_DIALECT).feed(control(forged))

@@ -1,0 +1,136 @@
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from safekeeper.base.errors import ConfigurationError
+from tests.unit.record_bodies import Block, Image, body
+from tests.unit.wal_builder import MIB, WalBuilder
+from walproxy.pipeline.decoder.arrow import blocks_batch, records_batch
+from walproxy.pipeline.decoder.decode import Decoded, Workspace, decode
+from walproxy.pipeline.schemas import COLUMNS, arrow_schema
+
+BATCHES = {"records": records_batch, "blocks": blocks_batch}
+
+
+def some_wal(xid: int = 7) -> WalBuilder:
+    wal = WalBuilder(tli=3)
+    wal.add(body(b"insert", [Block(data=b"tuple"), Block(3, (1, 2, 3), 2, 7, Image(apply=False))]), xid=xid)
+    wal.add(body(b"alone", origin=9, top_xid=6), rmid=200, info=0x31, xid=2**32 - 1)
+    wal.add(body(b"end", [Block(will_init=True, image=Image(8000, 100, 192))]), rmid=10, info=0x20)
+    return wal
+
+
+def decoded_all(wal: WalBuilder, workspace: Workspace | None = None) -> Decoded:
+    return decode(bytes(wal.data), wal.begin_lsn, wal.position, wal.segment_size, workspace=workspace)
+
+
+def reference(**changes: Any) -> dict[str, Any]:
+    """A block reference as `some_wal` has it, but for what is said."""
+    plain = {
+        "block_id": 0,
+        "tablespace": 1663,
+        "database": 5,
+        "relation": 16384,
+        "fork": 0,
+        "block": 0,
+        "has_image": False,
+        "image_applied": False,
+        "image_bytes": 0,
+        "data_bytes": 0,
+        "will_init": False,
+    }
+    return {**plain, **changes}
+
+
+INSERTED = [
+    reference(data_bytes=5),
+    reference(block_id=3, tablespace=1, database=2, relation=3, fork=2, block=7, has_image=True, image_bytes=8192),
+]
+UPDATED = [reference(has_image=True, image_applied=True, image_bytes=8000, will_init=True)]
+
+
+def test_records_have_all_that_was_written() -> None:
+    wal = some_wal()
+    first, second, _ = wal.records
+    batch = records_batch(decoded_all(wal))
+    batch.validate(full=True)
+    assert batch.schema == arrow_schema("records")
+    rows = batch.to_pylist()
+    assert rows[0] == {
+        "lsn": first.start_lsn,
+        "end_lsn": first.end_lsn,
+        "previous_lsn": 0,
+        "tli": 3,
+        "rmgr": "Heap",
+        "operation": "INSERT",
+        "rmid": 10,
+        "info": 0,
+        "xid": 7,
+        "top_xid": None,
+        "origin": None,
+        "total_length": first.total_length,
+        "main_bytes": 6,
+        "image_count": 1,
+        "image_bytes": 8192,
+        "blocks": INSERTED,
+    }
+    del rows[1]["total_length"], rows[1]["end_lsn"]
+    assert rows[1] == {
+        "lsn": second.start_lsn,
+        "previous_lsn": first.start_lsn,
+        "tli": 3,
+        "rmgr": "custom200",
+        "operation": "0x30",
+        "rmid": 200,
+        "info": 0x31,
+        "xid": 2**32 - 1,
+        "top_xid": 6,
+        "origin": 9,
+        "main_bytes": 5,
+        "image_count": 0,
+        "image_bytes": 0,
+        "blocks": [],
+    }
+    assert (rows[2]["operation"], rows[2]["blocks"]) == ("UPDATE", UPDATED)
+
+
+def test_blocks_have_a_row_for_each_reference() -> None:
+    wal = some_wal()
+    first, _, third = wal.records
+    batch = blocks_batch(decoded_all(wal))
+    batch.validate(full=True)
+    assert batch.schema == arrow_schema("blocks")
+    inserted = {"lsn": first.start_lsn, "end_lsn": first.end_lsn, "rmgr": "Heap", "operation": "INSERT", "xid": 7}
+    updated = {"lsn": third.start_lsn, "end_lsn": third.end_lsn, "rmgr": "Heap", "operation": "UPDATE", "xid": 0}
+    assert batch.to_pylist() == [*({**inserted, **each} for each in INSERTED), {**updated, **UPDATED[0]}]
+
+
+@pytest.mark.parametrize("view", sorted(BATCHES))
+def test_only_the_columns_asked_for_are_made_and_they_are_the_same(view: str) -> None:
+    decoded = decoded_all(some_wal())
+    whole = BATCHES[view](decoded)
+    for column in COLUMNS[view]:
+        batch = BATCHES[view](decoded, [column.name])
+        assert batch.schema == arrow_schema(view, [column.name])
+        assert batch.column(0).equals(whole.column(column.name))
+    with pytest.raises(ConfigurationError, match="there is no column 'nothing'"):
+        BATCHES[view](decoded, ["lsn", "nothing"])
+
+
+@pytest.mark.parametrize("view", sorted(BATCHES))
+def test_a_batch_stays_as_it_is_when_the_workspace_is_used_again(view: str) -> None:
+    workspace = Workspace()
+    batch = BATCHES[view](decoded_all(some_wal(), workspace))
+    before = batch.to_pylist()
+    decoded_all(some_wal(xid=99), workspace)
+    for array in (*workspace.records, *workspace.blocks):
+        array.fill(1)
+    assert batch.to_pylist() == before
+
+
+@pytest.mark.parametrize("view", sorted(BATCHES))
+def test_wal_without_records_is_an_empty_batch(view: str) -> None:
+    batch = BATCHES[view](decode(b"", MIB, MIB, MIB))
+    assert (batch.num_rows, batch.schema) == (0, arrow_schema(view))
+    pa.Table.from_batches([batch]).validate(full=True)

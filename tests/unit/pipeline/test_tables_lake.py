@@ -1,0 +1,236 @@
+"""Iceberg and Delta: what their own libraries see, and what does not grow without end."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake.transaction import AddAction
+from pyiceberg.catalog.sql import SqlCatalog
+
+from safekeeper.base.errors import ConfigurationError, StorageFailed
+from tests.unit.table_rows import RECORDS, SMALL, lsns_of, records, small, tree, written
+from walproxy.pipeline.tables import TableFormat, iceberg_table, open_table
+from walproxy.pipeline.tables.delta_table import DeltaLakeTable
+from walproxy.pipeline.tables.disk import Disk
+from walproxy.pipeline.tables.iceberg_table import CATALOG_NAME, NAMESPACE, IcebergTable
+from walproxy.pipeline.tables.table_folder import identity_of, read_identity, write_identity
+
+
+def test_the_library_of_delta_reads_the_table_and_knows_the_batch(tmp_path: Path) -> None:
+    with open_table(tmp_path, "records", "delta", RECORDS) as table:
+        for batch, begin in enumerate((0, 10)):
+            file = table.new_file().write([records(range(begin, begin + 10))])
+            assert file is not None
+            table.commit("me", batch, [file], {"end_lsn": "0/14"})
+        table.compact()
+    opened = DeltaTable(str(tmp_path / "records"))
+    assert sorted(opened.to_pyarrow_dataset().to_table(["lsn"])["lsn"].to_pylist()) == list(range(20))
+    assert opened.to_pyarrow_dataset().count_rows(ds.field("lsn") >= 15) == 5
+    assert opened.transaction_version("me") == 1
+    compacted, second, first, created = opened.history()
+    assert compacted["walproxy.operation"] == "compact"
+    assert (second["walproxy.writer"], second["walproxy.batch"], second["walproxy.end_lsn"]) == ("me", "1", "0/14")
+    assert (first["walproxy.batch"], created["operation"]) == ("0", "CREATE TABLE")
+
+
+def test_the_library_of_iceberg_reads_the_table_and_knows_the_batch(tmp_path: Path) -> None:
+    with open_table(tmp_path, "records", "iceberg", RECORDS) as table:
+        for batch, begin in enumerate((0, 10)):
+            file = table.new_file().write([records(range(begin, begin + 10))])
+            assert file is not None
+            table.commit("me", batch, [file], {"end_lsn": "0/14"})
+        table.compact()
+    catalog = SqlCatalog(CATALOG_NAME, uri=f"sqlite:///{tmp_path}/iceberg.db", warehouse=str(tmp_path))
+    loaded = catalog.load_table(f"{NAMESPACE}.records")
+    assert sorted(loaded.scan().to_arrow()["lsn"].to_pylist()) == list(range(20))
+    assert loaded.scan("lsn >= 15", selected_fields=("lsn", "blocks")).to_arrow().num_rows == 5
+    assert loaded.properties["walproxy.batch.me"] == "1"
+    summaries = [snapshot.summary for snapshot in loaded.snapshots()]
+    assert [summary["walproxy.batch"] for summary in summaries[:2] if summary] == ["0", "1"]
+    assert summaries[1] is not None
+    assert (summaries[1]["walproxy.writer"], summaries[1]["walproxy.end_lsn"]) == ("me", "0/14")
+    catalog.close()
+
+
+def test_rows_that_the_library_of_delta_adds_and_changes_are_read_and_compacted(tmp_path: Path) -> None:
+    with open_table(tmp_path, "t", "delta", SMALL) as table:
+        table.commit("me", 0, [written(table, range(5))])
+        write_deltalake(str(table.folder), pa.Table.from_batches([small([7, 8])]), mode="append")
+        DeltaTable(str(table.folder)).delete("lsn = 3")
+        assert lsns_of(table) == [0, 1, 2, 4, 7, 8]
+        assert table.compact().rows == 6
+        assert table.to_arrow(["lsn"])["lsn"].to_pylist() == [0, 1, 2, 4, 7, 8]
+
+
+def test_a_file_that_was_added_to_delta_without_statistics_is_counted(tmp_path: Path) -> None:
+    with open_table(tmp_path, "t", "delta", SMALL) as table:
+        file = written(table, [1, 2, 3])
+        action = AddAction(Path(file.path).name, file.bytes, {}, 0, True, "{}")
+        DeltaTable(str(table.folder)).create_write_transaction([action], "append", Schema.from_arrow(SMALL))
+        (live,) = table.live_files()
+        assert (live.rows, live.bounds) == (3, {})
+        assert table.to_arrow(filter=ds.field("lsn") > 1).num_rows == 2
+
+
+def test_a_writer_that_slept_while_delta_s_log_was_shortened_goes_on(tmp_path: Path) -> None:
+    with open_table(tmp_path, "t", "delta", SMALL) as sleeper, open_table(tmp_path, "t") as busy:
+        sleeper.commit("me", 0, [written(sleeper, [0])])
+        for batch in range(5):
+            busy.commit("you", batch, [written(busy, [10 + batch])])
+        busy.expire(0)
+        busy.commit("you", 5, [written(busy, [15])])
+        busy.expire(0)
+        assert len(list((busy.folder / "_delta_log").glob("*.json"))) == 1
+        assert sleeper.commit("me", 1, [written(sleeper, [1])])
+        assert lsns_of(busy) == [0, 1, *range(10, 16)]
+        assert (busy.last_batch("me"), busy.last_batch("you")) == (1, 5)
+
+
+def test_what_vanishes_from_delta_s_log_while_it_is_asked_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_table(tmp_path, "t", "delta", SMALL) as late, open_table(tmp_path, "t") as busy:
+        assert isinstance(late, DeltaLakeTable)
+        late.last_batch("me")
+        known, refreshed = late._opened, late._refreshed
+        late._opened = None
+        for batch in range(2):
+            busy.commit("you", batch, [written(busy, [10 + batch])])
+            busy.expire(0)
+        answers: list[Any] = [known, refreshed(), LateTable(known, refreshed())]
+        monkeypatch.setattr(late, "_refreshed", lambda: answers.pop(0) if answers else refreshed())
+        assert late.commit("me", 0, [written(late, [0])])
+        assert answers == []
+        assert lsns_of(busy) == [0, 10, 11]
+
+
+class LateTable:
+    """A Delta table that learns of the others' commits when it commits itself."""
+
+    def __init__(self, known: DeltaTable, now: DeltaTable) -> None:
+        self.create_write_transaction = known.create_write_transaction
+        self.version = known.version
+        self.transaction_version = now.transaction_version
+
+
+def test_the_log_of_delta_is_shortened_only_when_old_states_are_removed(tmp_path: Path) -> None:
+    with open_table(tmp_path, "t", "delta", SMALL) as table:
+        table.expire(0)
+        for batch in range(105):
+            table.commit("me", batch, [])
+        entries = list((table.folder / "_delta_log").glob("*.json"))
+        assert len(entries) >= 105
+        assert list((table.folder / "_delta_log").glob("*.checkpoint.parquet"))
+        assert table.expire(0).versions >= 104
+        assert len(list((table.folder / "_delta_log").glob("*.json"))) == 1
+    with open_table(tmp_path, "t") as table:
+        assert table.last_batch("me") == 104
+
+
+def test_a_delta_log_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None:
+    open_table(tmp_path, "t", "delta", SMALL).close()
+    (tmp_path / "t" / "_delta_log" / f"{0:020d}.json").write_text("{")
+    with open_table(tmp_path, "t") as table, pytest.raises(StorageFailed, match="could not read the table") as caught:
+        table.live_files()
+    assert "\n" not in str(caught.value)
+
+
+def test_iceberg_keeps_so_many_snapshots_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg_table, "SNAPSHOTS_MAX", 4)
+    with open_table(tmp_path, "t", "iceberg", SMALL) as table:
+        assert isinstance(table, IcebergTable)
+        for batch in range(7):
+            table.commit("me", batch, [written(table, [batch])])
+        before = tree(table.folder)
+        assert table.expire(3600, dry_run=True).versions == 3
+        assert tree(table.folder) == before
+        assert table.expire(3600).versions == 3
+        assert len(table._refreshed().snapshots()) == 4
+        for snapshot in table._refreshed().snapshots():
+            assert table._refreshed().scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows >= 4
+        assert table.last_batch("me") == 6
+        assert lsns_of(table) == list(range(7))
+        assert table.remove_orphans(0).files == 0
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_files_that_only_old_snapshots_of_iceberg_need_are_removed(tmp_path: Path, tagged: bool) -> None:
+    with open_table(tmp_path, "t", "iceberg", SMALL) as table:
+        assert isinstance(table, IcebergTable)
+        for batch in range(30):
+            table.commit("me", batch, [written(table, [batch])])
+            if batch in (7, 20):
+                table.compact()
+            if batch == 10 and tagged:
+                loaded = table._refreshed()
+                snapshot = loaded.current_snapshot()
+                assert snapshot is not None
+                loaded.manage_snapshots().create_tag(snapshot.snapshot_id, "ten").commit()
+        table.expire(0)
+        table.remove_orphans(0)
+        names = [snapshot.snapshot_id for snapshot in table._refreshed().snapshots()]
+        assert len(names) == 1 + tagged
+        rows = [table._refreshed().scan(snapshot_id=name).to_arrow().num_rows for name in names]
+        assert sorted(rows) == ([11, 30] if tagged else [30])
+        data = {str(path) for path in (table.folder / "data").iterdir()}
+        live = {file.path for file in table.live_files()}
+        assert live <= data
+        assert len(data - live) == (4 if tagged else 0)
+        assert len(list((table.folder / "metadata").glob("snap-*"))) == 1 + tagged
+
+
+def test_an_iceberg_table_whose_metadata_lost_a_file_is_told_in_one_line(tmp_path: Path) -> None:
+    with open_table(tmp_path, "t", "iceberg", SMALL) as table:
+        table.commit("me", 0, [written(table, [0])])
+        for path in (table.folder / "metadata").glob("snap-*"):
+            path.unlink()
+        with pytest.raises(StorageFailed, match=r"could not read the Iceberg table .*: No such file or directory"):
+            table.live_files()
+
+
+def test_an_iceberg_table_that_was_moved_is_refused(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    open_table(old, "t", "iceberg", SMALL).close()
+    old.rename(new)
+    with pytest.raises(
+        ConfigurationError, match="is not where its catalog says: such a table cannot be moved, move it"
+    ):
+        open_table(new, "t")
+    shutil.copytree(new, old)
+    with pytest.raises(ConfigurationError, match=f"is a copy of {old}/t: such a table cannot be copied, use that one"):
+        open_table(new, "t")
+
+
+def test_a_catalog_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None:
+    open_table(tmp_path, "t", "iceberg", SMALL).close()
+    (tmp_path / "iceberg.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(StorageFailed, match=r"could not make the Iceberg table .*: .*not a database"):
+        open_table(tmp_path, "t")
+
+
+def test_of_two_identities_the_first_one_stays(tmp_path: Path) -> None:
+    first, second = identity_of("parquet", SMALL), identity_of("delta", RECORDS)
+    assert write_identity(Disk(), tmp_path / "t", first) == first
+    assert write_identity(Disk(), tmp_path / "t", second) == first
+    assert read_identity(tmp_path / "t") == first
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta", "parquet"])
+def test_tables_that_are_made_at_the_same_time_in_one_folder_are_all_there(
+    tmp_path: Path, table_format: TableFormat
+) -> None:
+    def make(number: int) -> list[int]:
+        with open_table(tmp_path, f"t{number % 2}", table_format, SMALL) as table:
+            table.commit(f"writer {number}", 0, [written(table, [number])])
+            return lsns_of(table)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, range(4)))
+    for number in range(2):
+        with open_table(tmp_path, f"t{number}") as table:
+            assert lsns_of(table) == [number, number + 2]

@@ -1,0 +1,126 @@
+import msgspec
+
+from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import VoteResponse
+from safekeeper.consensus.term_history import HistoryEntry
+from walproxy.proposer.election import (
+    TLI_HISTORY_BYTES_MAX,
+    choose_donor,
+    collect_tli_histories,
+    extend_history,
+    highest_possible_commit,
+    shorten_history,
+)
+from walproxy.proposer.primary import LogPlan, PrimaryIdentity
+
+ASKED = NodeId(9, "run")
+THREE = Membership(1, tuple(Member(i, f"{i:032x}") for i in (1, 2, 3)))
+
+
+def vote(flush_lsn: int, *entries: tuple[int, int, int], commit_lsn: int = 0) -> VoteResponse:
+    history = tuple(HistoryEntry(*entry) for entry in entries)
+    return VoteResponse(ASKED, True, ASKED, history, flush_lsn=flush_lsn, commit_lsn=commit_lsn)
+
+
+def test_the_donor_has_the_highest_last_term_and_then_the_longest_log() -> None:
+    old_and_long, new_and_short = vote(900, (1, 100, 1)), vote(200, (1, 100, 1), (2, 150, 1))
+    assert choose_donor({1: old_and_long, 2: new_and_short}) == 2
+    assert choose_donor({1: vote(300, (1, 100, 1)), 2: old_and_long}) == 2
+
+
+def test_among_equals_the_lowest_id_is_the_donor() -> None:
+    assert choose_donor({3: vote(300, (1, 100, 1)), 2: vote(300, (1, 100, 1))}) == 2
+
+
+def test_whoever_held_the_term_knows_what_was_committed() -> None:
+    votes = {1: vote(300, (1, 100, 1), (4, 150, 1)), 2: vote(200, (1, 100, 1), (4, 150, 1))}
+    assert highest_possible_commit(votes, 1, THREE, held_term=4, held_commit_lsn=180) == 180
+
+
+def test_if_all_voted_what_a_quorum_lacks_was_not_committed() -> None:
+    votes = {
+        1: vote(300, (1, 100, 1), (4, 150, 1)),
+        2: vote(200, (1, 100, 1), (4, 150, 1)),
+        3: vote(900, (1, 100, 1), (2, 120, 1)),
+    }
+    assert highest_possible_commit(votes, 1, THREE, 0, 0) == 200
+
+
+def test_a_term_that_no_quorum_has_reached_has_committed_nothing_above_its_start() -> None:
+    votes = {1: vote(300, (1, 100, 1), (4, 150, 1)), 2: vote(140, (1, 100, 1)), 3: vote(140, (1, 100, 1))}
+    assert highest_possible_commit(votes, 1, THREE, 0, 0) == 150
+
+
+def test_if_a_vote_is_missing_all_of_the_donor_may_have_been_committed() -> None:
+    votes = {1: vote(300, (1, 100, 1), (4, 150, 1), commit_lsn=160), 2: vote(200, (1, 100, 1))}
+    assert highest_possible_commit(votes, 1, THREE, held_term=3, held_commit_lsn=170) == 300
+
+
+def test_the_new_term_follows_the_donors_history() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 1))
+    assert extend_history(donor, LogPlan(300, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 300, 1))
+
+
+def test_entries_above_a_fork_and_empty_ones_go() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(5, 200, 2))
+    assert extend_history(donor, LogPlan(150, 1, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 1))
+    assert extend_history(donor, LogPlan(150, 3, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 3))
+    assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 2))
+
+
+def test_what_was_given_up_stays_given_up_when_the_entry_that_says_so_is_replaced() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2, gives_up=True))
+    for start_lsn, tli in ((150, 3), (120, 3)):
+        extended = extend_history(donor, LogPlan(start_lsn, tli, cuts=True), ASKED)
+        assert extended == (donor[0], HistoryEntry(9, start_lsn, tli, gives_up=True))
+    # Where that entry stays, it says so itself.
+    assert not extend_history(donor, LogPlan(200, 2, cuts=False), ASKED)[-1].gives_up
+
+
+def test_a_term_inherits_what_is_sealed() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 1, floor=1))
+    assert extend_history(donor, LogPlan(200, 1, cuts=False), ASKED)[-1].floor == 1
+
+
+def test_timelines_that_are_in_the_history_no_more_are_forgotten() -> None:
+    primary = PrimaryIdentity(
+        system_id=7,
+        tli=3,
+        flush_lsn=1,
+        segment_size=1024,
+        server_version=150000,
+        tli_histories=(TliHistory(3, b"three"),),
+    )
+    known = (TliHistory(2, b"two"), TliHistory(3, b"an older three"), TliHistory(4, b"four"))
+    history = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(9, 200, 3))
+    assert collect_tli_histories(history, primary, known) == (TliHistory(2, b"two"), TliHistory(3, b"three"))
+
+
+def test_terms_that_come_to_nothing_do_not_make_the_history_longer() -> None:
+    history: tuple[HistoryEntry, ...] = (HistoryEntry(1, 100, 1),)
+    for term in range(2, 50):
+        history = extend_history(history, LogPlan(200, 1, cuts=False), NodeId(term, "run"))
+    assert history == (HistoryEntry(1, 100, 1), HistoryEntry(49, 200, 1))
+
+
+def test_what_lies_below_the_wal_of_every_member_is_forgotten_when_all_have_voted() -> None:
+    entries = ((1, 100, 1), (2, 200, 1), (3, 300, 1), (4, 400, 1), (5, 500, 1))
+    votes = {voter: vote(900, *entries, commit_lsn=850) for voter in (1, 2, 3)}
+    for voter, begin_lsn in ((1, 350), (2, 450), (3, 800)):
+        votes[voter] = msgspec.structs.replace(votes[voter], wal_begin_lsn=begin_lsn)
+    history = extend_history(votes[1].history, LogPlan(900, 1, cuts=False), ASKED)
+    assert shorten_history(history, votes, 1, THREE) == ((history[0], *history[2:]), 2)
+    # One that has no WAL needs none of it.
+    votes[1] = msgspec.structs.replace(votes[1], flush_lsn=0, wal_begin_lsn=0)
+    assert shorten_history(history, votes, 2, THREE) == ((history[0], *history[3:]), 3)
+    # One that is away may need all of it.
+    del votes[1]
+    assert shorten_history(history, votes, 2, THREE) == (history, 0)
+
+
+def test_files_of_old_timelines_go_when_not_all_of_them_fit() -> None:
+    primary = PrimaryIdentity(system_id=7, tli=1, flush_lsn=1, segment_size=1024, server_version=150000)
+    history = tuple(HistoryEntry(term, 100 * term, term) for term in range(1, 11))
+    known = tuple(TliHistory(tli, bytes(TLI_HISTORY_BYTES_MAX // 4)) for tli in range(2, 11))
+    assert collect_tli_histories(history, primary, known) == known[-4:]

@@ -1,0 +1,317 @@
+"""What a leader tells PostgreSQL of standbys, how soon readers hear of commits, and how WAL is put into appends."""
+
+import msgspec
+
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import AppendResponse, Elected, Standby
+from safekeeper.consensus.term_history import HistoryEntry
+from walproxy.proposer.actions import Action, Note, ReportStatus, SendAppend
+from walproxy.proposer.apply_rule import parse_apply_rule
+from walproxy.proposer.leadership import APPEND_BYTES_MAX, Leadership, Timing
+from walproxy.proposer.standbys import Standbys
+
+START = 1 << 20
+NODE_ID = NodeId(4, "run1")
+MEMBERS = Membership(1, tuple(Member(i, str(i) * 32) for i in (1, 2, 3)))
+ELECTED = Elected(
+    NODE_ID, "c" * 32, 7, 1 << 20, 150000, MEMBERS, (HistoryEntry(4, START, 1),), (), base_lsn=START, commit_lsn=0
+)
+
+
+class Table:
+    """A leader whose term begins at START. `said` is what the last event made it do."""
+
+    def __init__(self, rule: str = "", answers: bool = True) -> None:
+        self.standbys = Standbys(parse_apply_rule(rule))
+        self.leadership = Leadership(ELECTED, 1, self.standbys, Timing(), 10.0)
+        self.said: list[Action] = []
+        self.now = 10.0
+        self.leadership.streaming = True
+        for safekeeper_id in (1, 2, 3):
+            self.said = list(self.leadership.welcome(safekeeper_id, True, self.now))
+            if answers:
+                self.acks(safekeeper_id, START)
+
+    def acks(self, safekeeper_id: int, lsn: int, *, readers: bool = False, flush_lsn: int | None = None) -> None:
+        flushed = lsn if flush_lsn is None else flush_lsn
+        response = AppendResponse(NODE_ID, lsn, flushed, 0, readers)
+        self.said = list(self.leadership.on_append_response(safekeeper_id, response, self.now))
+
+    def receives(self, end_lsn: int) -> None:
+        self.said = list(self.leadership.on_wal_received(end_lsn, self.now))
+
+    def hears(self, safekeeper_id: int, *standbys: Standby) -> None:
+        self.said = list(self.leadership.on_standby_feedback(safekeeper_id, standbys))
+
+    def tick(self) -> None:
+        self.said = list(self.leadership.tick(self.now))
+
+    def heartbeats(self) -> list[int]:
+        """Return who was just sent a word without WAL."""
+        return [a.safekeeper_id for a in self.said if isinstance(a, SendAppend) and a.begin_lsn == a.end_lsn]
+
+    def appends(self, safekeeper_id: int) -> list[tuple[int, int]]:
+        """Return from where to where, counted from START, WAL was just sent to a member."""
+        sent = [a for a in self.said if isinstance(a, SendAppend) and a.safekeeper_id == safekeeper_id]
+        return [(a.begin_lsn - START, a.end_lsn - START) for a in sent if a.begin_lsn < a.end_lsn]
+
+    def reports(self) -> list[ReportStatus]:
+        return [action for action in self.said if isinstance(action, ReportStatus)]
+
+
+def test_what_every_member_has_is_counted_anew_in_each_term_once_all_have_adopted_it() -> None:
+    table = Table(answers=False)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START)
+        table.tick()
+    assert (table.leadership.commit_lsn, table.leadership.truncate_lsn) == (START, 0)
+    # Nothing is committed with the last one's answer.
+    table.acks(3, START)
+    table.tick()
+    assert table.leadership.truncate_lsn == START
+
+
+def at(lsn: int, name: str = "a") -> Standby:
+    return Standby(name, lsn, lsn, lsn)
+
+
+# Readers hear of commits at once (S7).
+
+
+def test_a_commit_that_no_wal_follows_is_told_at_once_to_those_with_readers_and_to_nobody_else() -> None:
+    table = Table()
+    table.acks(3, START, readers=True)
+    table.receives(START + 50)
+    table.acks(1, START + 50)
+    assert table.heartbeats() == []
+    table.acks(2, START + 50)
+    assert table.leadership.commit_lsn == START + 50
+    assert table.heartbeats() == [3]
+    table.acks(3, START + 50, readers=True)
+    assert table.heartbeats() == []
+
+
+def test_a_commit_is_told_while_the_members_own_flush_is_under_way() -> None:
+    table = Table()
+    table.receives(START + 50)
+    table.acks(3, START + 50, flush_lsn=START, readers=True)
+    table.acks(1, START + 50)
+    table.acks(2, START + 50)
+    assert table.heartbeats() == [3]
+
+
+def test_readers_that_come_when_all_is_said_hear_of_it_at_once() -> None:
+    table = Table()
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2, 3):
+        table.acks(safekeeper_id, START + 50)
+    table.acks(3, START + 50, readers=True)
+    assert table.heartbeats() == [3]
+    table.acks(3, START + 50, readers=True)
+    assert table.heartbeats() == []
+
+
+def test_a_commit_that_came_between_elected_and_its_answer_is_told_with_the_answer() -> None:
+    table = Table()
+    table.receives(START + 50)
+    table.acks(1, START + 50)
+    table.said = list(table.leadership.parted(3, table.now))
+    table.said = list(table.leadership.welcome(3, True, table.now))
+    table.acks(2, START + 50)
+    assert table.leadership.commit_lsn == START + 50
+    table.acks(3, START + 50, readers=True)
+    assert table.heartbeats() == [3]
+
+
+def test_where_wal_is_to_be_sent_it_brings_the_news() -> None:
+    table = Table()
+    table.acks(3, START, readers=True)
+    table.receives(START + 50)
+    table.leadership.members[3].sent_lsn = START
+    table.acks(1, START + 50)
+    table.acks(2, START + 50)
+    assert table.heartbeats() == []
+    table.acks(3, START, readers=True)
+    assert [action for action in table.said if isinstance(action, SendAppend)] == [
+        SendAppend(3, START, START + 50),
+    ]
+
+
+# The apply position (S1).
+
+
+def test_an_advance_of_apply_alone_is_reported_at_once_and_only_once() -> None:
+    table = Table("a")
+    table.acks(1, START, readers=True)
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 50, readers=safekeeper_id == 1)
+    assert table.leadership.status() == ReportStatus(START + 50, START + 50, 0)
+    table.hears(1, at(START + 20))
+    assert table.reports() == [ReportStatus(START + 50, START + 50, START + 20)]
+    table.hears(1, at(START + 20), Standby("other", START + 50))
+    assert table.reports() == []
+    table.hears(1, at(START + 10))
+    assert table.reports() == [ReportStatus(START + 50, START + 50, START + 10)]
+
+
+def test_apply_is_never_above_what_is_committed_and_0_before_the_terms_start_is() -> None:
+    table = Table("a", answers=False)
+    table.acks(1, START, readers=True)
+    table.hears(1, at(START + 90))
+    assert table.reports() == [] and table.leadership.status() == ReportStatus(0, 0, 0)
+    table.acks(2, START)
+    assert table.reports() == [ReportStatus(START, START, START)]
+
+
+def test_nobody_designated_apply_follows_flush_and_feedback_is_no_news() -> None:
+    table = Table()
+    table.acks(1, START, readers=True)
+    table.hears(1, at(START))
+    assert table.reports() == []
+    assert table.leadership.status() == ReportStatus(START, START, START)
+
+
+def test_nothing_is_reported_while_the_primary_does_not_stream() -> None:
+    table = Table("a")
+    table.leadership.set_streaming(False)
+    table.acks(1, START, readers=True)
+    table.hears(1, at(START))
+    assert table.reports() == [] and table.leadership.status() == ReportStatus(0, 0, 0)
+    assert table.leadership.set_streaming(True) == ReportStatus(START, START, START)
+
+
+def test_feedback_of_a_safekeeper_that_has_not_adopted_the_term_says_nothing_of_its_log() -> None:
+    table = Table("a")
+    list(table.leadership.parted(1, table.now))
+    list(table.leadership.welcome(1, True, table.now))
+    table.hears(1, at(START))
+    assert table.standbys.rows() == [] and table.reports() == []
+
+
+def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
+    table = Table("a")
+    table.acks(1, START, readers=True)
+    table.hears(1, at(START), at(START, "other"))
+    table.standbys.parted(1)
+    list(table.leadership.parted(1, table.now))
+    list(table.leadership.welcome(1, True, table.now))
+    table.hears(2, at(START, "b"))
+    table.acks(1, START)
+    # They are gone, and what the designated one had replayed stays replayed.
+    assert [(row.standby.name, row.connected) for row in table.standbys.rows()] == [("a", False), ("b", True)]
+    assert table.leadership.status().apply_lsn == START
+
+
+def test_elected_carries_the_commit_that_is_known_by_then() -> None:
+    table = Table()
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 50)
+    (action,) = table.leadership.welcome(3, True, table.now)
+    expected = msgspec.structs.replace(ELECTED, commit_lsn=START + 50)
+    assert getattr(action, "message", None) == expected
+    table.acks(3, START + 50, readers=True)
+    assert table.heartbeats() == []
+
+
+# What comes while two appends are under way goes with the next.
+
+
+def test_the_third_append_waits_for_the_first_one_s_answer_and_takes_all_that_has_come() -> None:
+    table = Table()
+    for begin, end in ((0, 10), (10, 20)):
+        table.receives(START + end)
+        assert table.appends(1) == table.appends(3) == [(begin, end)]
+    for end in (30, 40):
+        table.receives(START + end)
+        assert table.appends(1) == table.appends(3) == []
+    table.acks(1, START + 10)
+    assert table.appends(1) == [(20, 40)]
+    # Each member for itself: one that answers late is waited for by nobody else.
+    table.receives(START + 50)
+    assert table.appends(1) == table.appends(3) == []
+    table.acks(1, START + 20)
+    assert table.appends(1) == [(40, 50)]
+    table.acks(3, START + 20, flush_lsn=START)
+    assert table.appends(3) == [(20, 50)]
+
+
+def test_a_full_append_waits_for_no_answer() -> None:
+    table = Table()
+    table.receives(START + 10)
+    table.receives(START + 20)
+    table.receives(START + 20 + APPEND_BYTES_MAX - 1)
+    assert table.appends(2) == []
+    table.receives(START + 20 + APPEND_BYTES_MAX)
+    assert table.appends(2) == [(20, 20 + APPEND_BYTES_MAX)]
+
+
+# Members without room for WAL.
+
+
+def test_members_that_refuse_wal_are_no_quorum_until_an_append_has_succeeded() -> None:
+    table = Table()
+    table.receives(START + 50)
+    table.acks(1, START + 50)
+    leadership = table.leadership
+    for safekeeper_id in (2, 3):
+        assert leadership.is_served(table.now)
+        table.said = list(leadership.on_storage_full(safekeeper_id, "No space left on device"))
+        assert [type(action) for action in table.said] == [Note]
+        assert list(leadership.on_storage_full(safekeeper_id, "No space left on device")) == [], "logged once"
+    assert not leadership.is_served(table.now)
+    # Each attempt begins well: it greets, adopts the term and answers.
+    list(leadership.parted(2, table.now))
+    table.said = list(leadership.welcome(2, True, table.now))
+    table.acks(2, START)
+    assert leadership.answers(table.now) and not leadership.is_served(table.now)
+    table.acks(2, START + 10)
+    assert leadership.is_served(table.now) and any(isinstance(action, Note) for action in table.said)
+
+
+def test_a_member_that_had_no_room_to_adopt_takes_part_again_once_it_lacks_nothing() -> None:
+    table = Table(answers=False)
+    table.acks(1, START)
+    table.said = list(table.leadership.on_storage_full(2, "No space left on device"))
+    table.said = list(table.leadership.welcome(2, True, table.now))
+    table.acks(2, START)
+    assert table.leadership.members[2].refuses == ""
+
+
+def test_a_member_that_answers_and_refuses_does_not_stand_in_for_one_that_is_away() -> None:
+    table = Table()
+    table.receives(START + 50)
+    list(table.leadership.on_storage_full(2, "No space left on device"))
+    list(table.leadership.parted(3, table.now))
+    table.now += 2.0
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START)
+    assert table.leadership.answers(table.now) and not table.leadership.is_served(table.now)
+
+
+def test_a_member_whose_connection_broke_with_wal_on_its_way_takes_part_once_an_append_has_succeeded() -> None:
+    table = Table()
+    table.receives(START + 50)
+    table.acks(1, START + 50)
+    for safekeeper_id in (2, 3):
+        # Its refusal is lost with the connection that it closes.
+        list(table.leadership.parted(safekeeper_id, table.now))
+        list(table.leadership.welcome(safekeeper_id, True, table.now))
+        table.acks(safekeeper_id, START)
+    assert table.leadership.answers(table.now) and not table.leadership.is_served(table.now)
+    table.acks(2, START + 10)
+    assert table.leadership.is_served(table.now)
+
+
+def test_a_member_that_lacked_nothing_when_its_connection_broke_takes_part_at_once() -> None:
+    table = Table()
+    list(table.leadership.parted(2, table.now))
+    list(table.leadership.parted(3, table.now))
+    table.now += 2.0
+    for safekeeper_id in (1, 2):
+        list(table.leadership.welcome(safekeeper_id, True, table.now))
+        table.receives(START + 50)
+        table.acks(safekeeper_id, START)
+    assert table.leadership.is_served(table.now)

@@ -1,0 +1,909 @@
+"""The proposer, event by event: what it sends, whom it asks, when it gives up. Its wins and losses of data are the
+simulator's business."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from safekeeper.base.errors import ConfigurationError, Fenced, PrimaryRefused, RemoteProtocolError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.consensus.control_state import NOBODY, NodeId
+from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
+from safekeeper.consensus.messages import (
+    DIGEST_PAGE_SIZE,
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendResponse,
+    ArchiveOrder,
+    ArchiveReport,
+    Bootstrap,
+    Bootstrapped,
+    DigestRequest,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    ProposerGreeting,
+    Refusal,
+    RefusalCode,
+    TailRequest,
+    TailResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from walproxy.proposer.actions import (
+    Action,
+    Disconnect,
+    Finish,
+    IdentifyPrimary,
+    Level,
+    Note,
+    ReportStatus,
+    SendAppend,
+    SendMessage,
+    StartReplication,
+    StopReplication,
+)
+from walproxy.proposer.phase import Phase, ProposerConfig
+from walproxy.proposer.primary import Ancestor, PrimaryIdentity
+from walproxy.proposer.proposer import Proposer
+
+SEGMENT = 1 << 20
+BASE = 4 * SEGMENT
+END = BASE + 500
+MEMBERS = Membership(1, tuple(Member(i, str(i) * 32) for i in (1, 2, 3)))
+CLUSTER = bootstrap_cluster_id(7, MEMBERS.members)
+PRIMARY = PrimaryIdentity(system_id=7, tli=1, flush_lsn=END + 100, segment_size=SEGMENT, server_version=150000)
+LOG = (HistoryEntry(3, BASE, 1),)
+CRCS = (1,)
+
+
+class Table:
+    """A proposer and the time; `said` is what the last event made it do."""
+
+    def __init__(self, **config: Any) -> None:
+        self.proposer = Proposer(ProposerConfig(run="run1", safekeeper_ids=(1, 2, 3), **config))
+        self.now = 10.0
+        self.said: list[Action] = []
+
+    def event(self, actions: list[Action]) -> list[Action]:
+        self.said = actions
+        return actions
+
+    def sent(self, kind: type[Any]) -> dict[int, Any]:
+        """Return the messages of a kind that were just sent, by safekeeper."""
+        return {
+            action.safekeeper_id: action.message
+            for action in self.said
+            if isinstance(action, SendMessage) and isinstance(action.message, kind)
+        }
+
+    def did(self, kind: type[Any]) -> list[Any]:
+        return [action for action in self.said if isinstance(action, kind)]
+
+    def hears(self, safekeeper_id: int, message: Any) -> None:
+        self.event(self.proposer.message(safekeeper_id, message, self.now))
+
+    def ticks(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        self.event(self.proposer.tick(self.now, 0.0))
+
+    def sees(self, primary: PrimaryIdentity = PRIMARY, own: tuple[int, ...] = (), own_begin_lsn: int = BASE) -> None:
+        self.event(self.proposer.primary_identified(primary, self.now, own, own_begin_lsn))
+
+    def connects(self, *safekeeper_ids: int, **changes: Any) -> None:
+        for safekeeper_id in safekeeper_ids:
+            self.event(self.proposer.connected(safekeeper_id, self.now))
+            self.hears(safekeeper_id, greeting(safekeeper_id, **changes))
+
+    def votes(self, **changes: Any) -> NodeId:
+        """Bring it from greetings to the vote of all; return who it wants to be."""
+        for safekeeper_id in (1, 2, 3):
+            self.hears(safekeeper_id, PreVoteResponse(True))
+            if self.sent(VoteRequest):
+                node_id: NodeId = self.sent(VoteRequest)[1].node_id
+        for safekeeper_id in (1, 2, 3):
+            self.hears(safekeeper_id, vote(node_id, **changes))
+        return node_id
+
+    def leads(self) -> NodeId:
+        """Bring it from nothing to leading a term that begins at END."""
+        self.connects(1, 2, 3)
+        self.sees()
+        node_id = self.votes()
+        self.sees()
+        self.hears(1, DigestResponse(self.proposer.term, BASE, END, CRCS))
+        self.event(self.proposer.primary_checked(BASE, END, CRCS, self.now))
+        assert self.proposer.phase is Phase.LEADING
+        return node_id
+
+
+def greeting(safekeeper_id: int, **changes: Any) -> AcceptorGreeting:
+    message = AcceptorGreeting(
+        protocol_version=PROTOCOL_VERSION,
+        safekeeper_id=safekeeper_id,
+        incarnation=str(safekeeper_id) * 32,
+        cluster_id=CLUSTER,
+        system_id=7,
+        segment_size=SEGMENT,
+        server_version=150000,
+        membership=MEMBERS,
+        promised=NodeId(5, "before"),
+        last_term=3,
+        wal_begin_lsn=BASE,
+        flush_lsn=END,
+        commit_lsn=BASE,
+        truncate_lsn=BASE,
+    )
+    return msgspec.structs.replace(message, **changes)
+
+
+def empty(safekeeper_id: int) -> AcceptorGreeting:
+    return AcceptorGreeting(
+        PROTOCOL_VERSION, safekeeper_id, str(safekeeper_id) * 32, "", 0, 0, 0, None, NOBODY, 0, 0, 0, 0, 0
+    )
+
+
+def vote(node_id: NodeId, **changes: Any) -> VoteResponse:
+    message = VoteResponse(node_id, True, node_id, LOG, (), BASE, END, BASE, BASE)
+    return msgspec.structs.replace(message, **changes)
+
+
+# Gathering and bootstrap.
+
+
+def test_a_connection_begins_with_a_greeting_that_names_the_safekeeper() -> None:
+    table = Table()
+    table.event(table.proposer.connected(2, table.now))
+    assert table.sent(ProposerGreeting)[2].safekeeper_id == 2
+
+
+def test_nothing_is_asked_before_there_is_a_primary() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.ticks()
+    assert table.sent(PreVoteRequest) == {}
+    table.sees()
+    table.ticks()
+    assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
+
+
+SLOTTED = msgspec.structs.replace(PRIMARY, slot="walproxy")
+
+
+def greets_again(table: Table, **of: AcceptorGreeting) -> None:
+    assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, of.get(f"s{safekeeper_id}", empty(safekeeper_id)))
+
+
+def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -> None:
+    table = Table()
+    table.sees(SLOTTED)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    # Another proxy may have begun the cluster, and made the slot, a moment ago.
+    greets_again(table)
+    (note,) = table.did(Note)
+    assert note.level is Level.ERROR and note.text == table.proposer.stuck
+    for part in ('slot "walproxy"', "mounted elsewhere", "another cluster", "--bootstrap true", "walproxy rebootstrap"):
+        assert part in note.text
+    table.ticks()
+    assert table.said == [] and table.proposer.phase is Phase.GATHERING
+    # The folders are mounted where they belong.
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.disconnected(safekeeper_id, table.now))
+    table.connects(1, 2, 3)
+    table.ticks()
+    assert table.sent(PreVoteRequest) and not table.proposer.stuck
+
+
+def test_a_first_start_is_told_to_be_one_by_the_operator() -> None:
+    table = Table(bootstrap=True)
+    table.sees(SLOTTED)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    assert table.sent(Bootstrap).keys() == {1, 2, 3}
+
+
+def test_a_bootstrap_that_was_begun_with_these_folders_is_finished_whoever_made_the_slot() -> None:
+    begun = Table()
+    begun.sees()
+    for safekeeper_id in (1, 2, 3):
+        begun.event(begun.proposer.connected(safekeeper_id, begun.now))
+        begun.hears(safekeeper_id, empty(safekeeper_id))
+    message = begun.sent(Bootstrap)[1]
+    half_done = msgspec.structs.replace(empty(1), cluster_id=message.cluster_id, membership=message.membership)
+    table = Table()
+    table.sees(SLOTTED)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, half_done if safekeeper_id == 1 else empty(safekeeper_id))
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.proposer.stuck
+
+
+def test_takeover_counts_once_in_a_run() -> None:
+    table = Table(takeover=True)
+    table.connects(1, 2, 3)
+    table.sees()
+    assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, VoteResponse(NodeId(6, "run1"), False, NodeId(7, "other")))
+    # Another one was quicker: that was no takeover.
+    table.ticks()
+    assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
+    table.votes()
+    table.event(table.proposer.disconnected(1, table.now))
+    table.connects(1)
+    table.ticks()
+    assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {False}
+
+
+def test_a_minority_is_asked_nothing() -> None:
+    table = Table()
+    table.sees()
+    table.connects(1)
+    table.ticks()
+    assert table.proposer.phase is Phase.GATHERING
+
+
+def test_a_bootstrap_needs_every_member() -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+        assert table.sent(Bootstrap) == {}
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, empty(3))
+    assert {message.membership for message in table.sent(Bootstrap).values()} == {MEMBERS}
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
+        assert table.proposer.phase is Phase.BOOTSTRAPPING
+    table.hears(3, Bootstrapped(CLUSTER, 1))
+    assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
+
+
+def test_a_primary_of_another_system_is_refused_before_anybody_votes() -> None:
+    table = Table()
+    table.connects(1, 2, 3, system_id=8)
+    table.sees()
+    assert table.sent(PreVoteRequest) == {}
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused)
+
+
+def test_a_safekeeper_that_does_not_greet_is_connected_anew() -> None:
+    table = Table()
+    table.event(table.proposer.connected(1, table.now))
+    table.ticks(table.proposer.timing.response_timeout_s + 1)
+    assert [action.safekeeper_id for action in table.did(Disconnect)] == [1]
+
+
+def test_a_member_that_is_silent_in_an_election_is_connected_anew() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.hears(1, PreVoteResponse(False, "other"))
+    table.ticks(table.proposer.timing.response_timeout_s + 1)
+    assert {2, 3} <= {action.safekeeper_id for action in table.did(Disconnect)}
+
+
+# Elections.
+
+
+def test_the_term_is_above_every_promise_that_was_seen() -> None:
+    table = Table()
+    table.connects(1, 2)
+    table.connects(3, promised=NodeId(8, "other"))
+    table.sees()
+    assert table.votes().term == 9
+
+
+def test_a_run_never_asks_for_a_term_twice() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    terms = []
+    for _ in range(2):
+        table.hears(1, PreVoteResponse(True))
+        table.hears(2, PreVoteResponse(True))
+        terms.append(table.sent(VoteRequest)[1].node_id.term)
+        table.ticks(table.proposer.timing.vote_timeout_s + 1)
+        table.ticks(60.0)
+    assert terms == [6, 7]
+
+
+def test_a_spare_waits_while_another_proxy_lives() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.hears(1, PreVoteResponse(False, "other"))
+    table.hears(2, PreVoteResponse(False, "other"))
+    assert table.proposer.phase is Phase.GATHERING
+    assert table.proposer.is_spare
+    table.ticks()
+    assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
+
+
+def test_whoever_greets_during_the_pre_vote_is_asked_for_its_vote_too() -> None:
+    table = Table()
+    table.sees()
+    table.connects(1, 2)
+    assert table.sent(PreVoteRequest).keys() == {1, 2}
+    table.connects(3)
+    table.hears(1, PreVoteResponse(True))
+    table.hears(2, PreVoteResponse(True))
+    assert table.sent(VoteRequest).keys() == {1, 2, 3}
+
+
+def test_votes_of_another_term_do_not_count() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.hears(1, PreVoteResponse(True))
+    table.hears(2, PreVoteResponse(True))
+    table.hears(1, vote(NodeId(4, "run1")))
+    table.hears(2, vote(NodeId(4, "run1")))
+    table.ticks(0.5)
+    assert table.proposer.phase is Phase.VOTING
+
+
+def test_candidates_that_lose_get_out_of_each_others_way() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    waits = []
+    for _ in range(4):
+        table.hears(1, PreVoteResponse(True))
+        table.hears(2, PreVoteResponse(True))
+        node_id = table.sent(VoteRequest)[1].node_id
+        for safekeeper_id in (1, 2):
+            table.hears(safekeeper_id, VoteResponse(node_id, False, NodeId(node_id.term, "other")))
+        lost_at = table.now
+        while table.proposer.phase is Phase.GATHERING:
+            table.ticks(0.01)
+        waits.append(table.now - lost_at)
+    assert waits == sorted(waits)
+    assert waits[-1] > 3 * waits[0]
+
+
+def test_the_primary_is_identified_anew_after_the_votes() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    assert table.did(IdentifyPrimary)
+
+
+# The check of the primary (S9, S10).
+
+
+def test_nobody_is_told_before_the_primary_was_compared() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.sees()
+    request = table.sent(DigestRequest)[1]
+    assert (request.begin_lsn, request.end_lsn, request.back_to_timed) == (BASE, END, True)
+    assert table.sent(Elected) == {} and not table.did(StartReplication)
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END, False)
+    assert table.sent(Elected) == {}
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.sent(Elected).keys() == {1, 2, 3}
+    assert table.sent(Elected)[1].history == (*LOG, HistoryEntry(6, END, 1))
+
+
+# The log's last two segments have no record that bears a time; the safekeepers keep it from OLD on.
+OLD = BASE - 3 * SEGMENT
+TRIMMED = {"history": (HistoryEntry(1, OLD // 2, 1),), "wal_begin_lsn": OLD}
+TIMED_LSN = BASE - 2 * SEGMENT + 5000
+
+
+def verifying(**config: Any) -> Table:
+    """Return one that has asked the donor for its checksums, of a log that OLD is the beginning of."""
+    table = Table(**config)
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes(**TRIMMED)
+    table.sees()
+    return table
+
+
+def crcs_of(begin_lsn: int, end_lsn: int) -> tuple[int, ...]:
+    return tuple(range(begin_lsn // DIGEST_PAGE_SIZE, -(-end_lsn // DIGEST_PAGE_SIZE)))
+
+
+def answers(table: Table, begin_lsn: int, timed_lsn: int, end_lsn: int = END) -> None:
+    table.hears(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs_of(begin_lsn, end_lsn), timed_lsn))
+
+
+def test_a_primary_is_compared_back_to_a_record_that_bears_a_time() -> None:
+    table = verifying()
+    begin_lsn = BASE - 2 * SEGMENT
+    answers(table, begin_lsn, TIMED_LSN)
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn) == (begin_lsn, END)
+    theirs = (1, *crcs_of(begin_lsn, END)[1:])
+    table.event(table.proposer.primary_checked(begin_lsn, END, theirs, table.now))
+    assert f"in the page at {format_lsn(begin_lsn)}" in str(table.did(Finish)[0].error)
+
+
+def test_checksums_of_much_wal_come_in_several_answers() -> None:
+    table = verifying()
+    begin_lsn = BASE - 2 * SEGMENT
+    answers(table, begin_lsn, TIMED_LSN, end_lsn=BASE)
+    request = table.sent(DigestRequest)[1]
+    assert (request.begin_lsn, request.end_lsn, request.back_to_timed) == (BASE, END, False)
+    assert not table.did(StartReplication)
+    answers(table, BASE, 0)
+    assert table.did(StartReplication)[0].check_begin_lsn == begin_lsn
+    table.event(table.proposer.primary_checked(begin_lsn, END, crcs_of(begin_lsn, END), table.now))
+    assert table.proposer.phase is Phase.LEADING
+
+
+def test_an_answer_to_another_campaign_says_nothing() -> None:
+    table = verifying()
+    table.hears(1, DigestResponse(table.proposer.term - 1, BASE, END + 10, (1, 2, 3), BASE))
+    assert not table.did(StartReplication) and not table.did(Finish)
+
+
+@pytest.mark.parametrize(
+    ("begin_lsn", "end_lsn", "pages"),
+    [
+        (BASE + DIGEST_PAGE_SIZE, END, None),
+        (OLD + DIGEST_PAGE_SIZE, END, None),
+        (BASE, END + 1, None),
+        (BASE, BASE, 0),
+        (BASE, END, 1000),
+    ],
+)
+def test_checksums_that_were_not_asked_for_break_the_protocol(begin_lsn: int, end_lsn: int, pages: int | None) -> None:
+    table = verifying()
+    crcs = crcs_of(begin_lsn, end_lsn) if pages is None else (1,) * pages
+    with pytest.raises(RemoteProtocolError, match="asked for"):
+        table.hears(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs, BASE))
+
+
+def test_a_log_without_a_record_that_bears_a_time_is_enough_from_its_very_beginning_only() -> None:
+    table = verifying()
+    answers(table, OLD, 0)
+    reason = str(table.did(Finish)[0].error)
+    assert f"begins at {format_lsn(OLD)} and has no record with a time" in reason
+    assert "--allow-unverified-primary" in reason
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.sees()
+    answers(table, BASE, 0)
+    assert table.did(StartReplication)[0].check_begin_lsn == BASE
+
+
+def test_a_primary_that_has_recycled_what_proves_it_is_refused() -> None:
+    table = verifying()
+    answers(table, BASE - 2 * SEGMENT, TIMED_LSN)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    reason = str(table.did(Finish)[0].error)
+    assert f"has recycled WAL of [{format_lsn(BASE - 2 * SEGMENT)}, {format_lsn(END)})" in reason
+    assert "--allow-unverified-primary" in reason
+
+
+def test_an_operator_may_vouch_for_a_primary_of_which_the_last_segment_is_compared() -> None:
+    table = verifying(allow_unverified_primary=True)
+    answers(table, BASE - 2 * SEGMENT, TIMED_LSN)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn) == (BASE, END)
+    table.event(table.proposer.primary_checked(BASE, END, (1,), table.now))
+    assert isinstance(table.did(Finish)[0].error, PrimaryRefused)
+
+
+def test_a_primary_with_other_bytes_is_refused() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused)
+    assert table.sent(Elected) == {}
+
+
+@pytest.mark.parametrize(("record_end_lsn", "refused"), [(END, True), (END + 1, False), (0, False)])
+def test_a_fork_may_only_cut_a_record_that_nobody_was_promised(record_end_lsn: int, refused: bool) -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    fork_lsn = END - 100
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    assert table.sent(TailRequest)[1].lsn == fork_lsn
+    table.hears(1, TailResponse(0, fork_lsn, record_end_lsn, BASE))
+    assert bool(table.did(Finish)) == refused
+    assert bool(table.sent(DigestRequest)) != refused
+
+
+def test_data_loss_may_be_allowed_explicitly() -> None:
+    table = Table(allow_data_loss=True)
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    fork_lsn = END - 100
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, fork_lsn, CRCS))
+    assert table.did(StartReplication)
+    table.event(table.proposer.primary_checked(BASE, fork_lsn, CRCS, table.now))
+    assert table.sent(Elected)[1].history[-1].gives_up
+
+
+@pytest.mark.parametrize(("lacking", "refused"), [((2,), False), ((2, 3), True)])
+def test_what_no_quorum_could_cut_is_not_given_up(lacking: tuple[int, ...], refused: bool) -> None:
+    table = Table(allow_data_loss=True)
+    table.connects(1, 2, 3)
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            node_id = table.sent(VoteRequest)[1].node_id
+    fork_lsn = END - 100
+    for safekeeper_id in (1, 2, 3):
+        begin_lsn = END - 50 if safekeeper_id in lacking else BASE
+        table.hears(safekeeper_id, vote(node_id, wal_begin_lsn=begin_lsn))
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    assert bool(table.sent(DigestRequest)) != refused
+    if refused:
+        (finish,) = table.did(Finish)
+        assert isinstance(finish.error, PrimaryRefused)
+        assert "safekeepers 2, 3 keep no WAL from there: no quorum could cut its log there" in str(finish.error)
+
+
+def test_a_fork_that_cuts_nothing_acknowledged_gives_up_nothing_although_it_might() -> None:
+    fork_lsn = END - 100
+    primary = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
+    message = elected_with(Table(allow_data_loss=True), primary, fork_lsn)
+    assert message.history[-1].start_lsn == fork_lsn and not message.history[-1].gives_up
+
+
+def test_a_timeline_may_end_as_soon_as_the_term_is_led() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    node_id = table.votes()
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END + 50),)))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    table.event(table.proposer.timeline_ended(2, END + 50, table.now))
+    assert table.proposer.phase is Phase.LEADING
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(node_id, END + 50, END + 50, 0))
+    assert table.proposer.phase is not Phase.LEADING
+
+
+# Leading.
+
+
+def test_nothing_is_reported_before_the_terms_start_is_on_a_quorum() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    table.hears(1, AppendResponse(node_id, END, END, 0))
+    assert table.did(ReportStatus) == []
+    table.hears(2, AppendResponse(node_id, END, END, 0))
+    assert table.did(ReportStatus) == [ReportStatus(END, END, END)]
+
+
+def test_wal_goes_to_whoever_has_adopted_the_history() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    assert table.did(SendAppend) == []
+    table.hears(2, AppendResponse(node_id, END, END, 0))
+    assert table.did(SendAppend) == [SendAppend(2, END, END + 50)]
+
+
+def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END + 50, END + 50, 0))
+    assert table.did(ReportStatus)[-1].flush_lsn == END + 50
+    table.event(table.proposer.primary_lost(table.now))
+    assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
+    table.sees(own=CRCS)
+    sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
+    table.hears(3, AppendResponse(node_id, END + 50, END + 50, sequence))
+    table.hears(1, AppendResponse(node_id, END + 50, END + 50, sequence))
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END + 50, True)
+    assert table.did(ReportStatus) == []
+    table.event(table.proposer.primary_checked(BASE, END + 50, CRCS, table.now))
+    assert table.did(ReportStatus) == [ReportStatus(END + 50, END + 50, END + 50)]
+
+
+def test_a_primary_that_comes_back_with_other_bytes_is_refused() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(own=CRCS)
+    sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    assert isinstance(table.did(Finish)[0].error, PrimaryRefused)
+
+
+def test_a_higher_term_ends_the_term_and_nothing_is_reported_any_more() -> None:
+    table = Table()
+    node_id = table.leads()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
+    assert table.proposer.leadership is None
+    assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
+
+
+def test_a_majority_that_follows_another_run_fences_it() -> None:
+    table = Table()
+    table.leads()
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id, promised=NodeId(9, "other")))
+    # The first attempt began when two had greeted; the next one asks all.
+    for _ in range(2):
+        table.hears(1, PreVoteResponse(False, "other"))
+        table.hears(2, PreVoteResponse(False, "other"))
+        if table.did(Finish):
+            break
+        table.sees()
+        table.ticks()
+    assert isinstance(table.did(Finish)[0].error, Fenced)
+
+
+def test_without_a_term_the_connection_to_the_primary_is_closed() -> None:
+    table = Table()
+    table.leads()
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id, promised=NodeId(9, "other")))
+    table.ticks()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(False, ""))
+        if table.did(StopReplication):
+            return
+    raise AssertionError("the COPY of a term that is over stayed open")
+
+
+def test_a_learner_is_fed_and_does_not_count() -> None:
+    table = Table()
+    node_id = table.leads()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.event(table.proposer.connected(3, table.now))
+    stranger = msgspec.structs.replace(empty(3), incarnation="9" * 32)
+    table.hears(3, stranger)
+    assert table.sent(Elected).keys() == {3}
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    table.hears(1, AppendResponse(node_id, END + 50, END + 50, 0))
+    table.hears(3, AppendResponse(node_id, END + 50, END + 50, 0))
+    assert table.did(ReportStatus) == []
+
+
+def test_a_fork_before_the_logs_beginning_is_refused_even_with_leave_to_lose_data() -> None:
+    for allow_data_loss in (False, True):
+        table = Table(allow_data_loss=allow_data_loss)
+        table.connects(1, 2, 3)
+        promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, BASE - 100),))
+        table.sees(promoted)
+        table.votes()
+        table.sees(promoted)
+        (finish,) = table.did(Finish)
+        assert isinstance(finish.error, PrimaryRefused)
+        assert "before the beginning of the quorum's log at 0/400000" in str(finish.error)
+        assert not table.sent(Elected)
+
+
+def test_a_copy_whose_segment_was_recycled_is_not_taken_for_one_that_goes_on() -> None:
+    table = Table()
+    held = table.leads()
+    table.event(table.proposer.primary_segment_removed(table.now))
+    table.connects(1, 2, 3)
+    table.votes(history=(*LOG, HistoryEntry(held.term, END, 1)))
+    # The donor's log is this run's own, but no COPY is open any more: the primary is asked, and checked, anew.
+    assert table.did(IdentifyPrimary)
+    assert table.proposer.leadership is None
+
+
+def test_a_primary_that_has_recycled_the_next_segment_too_is_refused_instead_of_a_term_after_the_other() -> None:
+    table = Table(allow_unverified_primary=True)
+    border_lsn = BASE + SEGMENT
+    primary = msgspec.structs.replace(PRIMARY, flush_lsn=border_lsn + 3 * SEGMENT)
+    table.connects(1, 2, 3)
+    table.sees(primary)
+    table.votes(flush_lsn=border_lsn)
+    table.sees(primary)
+    answers(table, BASE, BASE + 100, end_lsn=border_lsn)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    assert table.sent(TailRequest).keys() == {1}
+    table.hears(1, TailResponse(0, border_lsn, 0, BASE))
+    assert table.proposer.phase is Phase.LEADING
+    table.event(table.proposer.primary_segment_removed(table.now))
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused)
+    assert f"has recycled the WAL at {format_lsn(border_lsn)}, where the quorum's log ends" in str(finish.error)
+
+
+# What members say that a rebootstrap has reached: one that never promised anything, and one that did, as usual.
+BEGUN = [NOBODY, NodeId(1, "run1")]
+
+
+@pytest.mark.parametrize("promised", BEGUN)
+def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_no_term(promised: NodeId) -> None:
+    table = Table()
+    node_id = table.leads()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    later = Membership(2, MEMBERS.members)
+    begun = msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=later, promised=promised)
+    for _ in range(2):
+        table.event(table.proposer.disconnected(3, table.now))
+        table.event(table.proposer.connected(3, table.now))
+        table.hears(3, begun)
+        assert table.proposer.leadership is not None and not table.sent(Elected)
+    assert "a rebootstrap, or the undo of one, has begun with it" in table.proposer.peers[3].problem
+
+
+@pytest.mark.parametrize("promised", BEGUN)
+def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster(promised: NodeId) -> None:
+    table = Table()
+    table.leads()
+    for safekeeper_id in (2, 3):
+        assert table.proposer.leadership is not None
+        membership = Membership(2, MEMBERS.members)
+        later = msgspec.structs.replace(
+            empty(safekeeper_id), cluster_id="d" * 32, membership=membership, promised=promised
+        )
+        table.event(table.proposer.disconnected(safekeeper_id, table.now))
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, later)
+    assert table.proposer.leadership is None
+
+
+# The archive, and WAL that is not kept any more.
+
+
+def elected_with(table: Table, primary: PrimaryIdentity = PRIMARY, start_lsn: int = END, **changes: Any) -> Elected:
+    """Bring it from nothing to leading a term; return what safekeeper 1 is told of it."""
+    table.connects(1, 2, 3)
+    table.sees(primary)
+    table.votes(**changes)
+    table.sees(primary)
+    table.hears(1, TailResponse(0, start_lsn, 0, 0))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, start_lsn, CRCS))
+    table.event(table.proposer.primary_checked(BASE, start_lsn, CRCS, table.now))
+    message = table.sent(Elected)[1]
+    assert isinstance(message, Elected)
+    return message
+
+
+def test_the_members_are_told_what_the_donor_knew_to_be_committed_and_where_its_log_begins() -> None:
+    message = elected_with(Table(), commit_lsn=BASE + 200)
+    assert (message.base_lsn, message.settled_lsn, message.commit_lsn) == (BASE, BASE + 200, 0)
+
+
+def test_what_a_fork_cuts_is_not_told_to_be_settled() -> None:
+    fork_lsn = BASE + 100
+    primary = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
+    message = elected_with(Table(allow_data_loss=True), primary, fork_lsn, commit_lsn=BASE + 200)
+    assert message.history[-1].start_lsn == fork_lsn
+    assert message.settled_lsn == fork_lsn
+
+
+def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
+    table = Table()
+    report = ArchiveReport(BASE, has_archive=True, is_archiver=True, archived_lsn=BASE + 50)
+    table.connects(1)
+    table.hears(1, report)
+    assert table.said == []
+    node_id = table.leads()
+    table.hears(1, AppendResponse(node_id, END, END, 0))
+    table.hears(1, report)
+    table.ticks(0.1)
+    assert table.sent(ArchiveOrder) == {1: ArchiveOrder(node_id, 1, BASE + 50)}
+
+
+# The list of safekeepers and the membership.
+
+
+def lists(*safekeeper_ids: int) -> Table:
+    """Return a proposer whose configuration names these safekeepers."""
+    table = Table()
+    table.proposer = Proposer(ProposerConfig(run="run1", safekeeper_ids=safekeeper_ids))
+    return table
+
+
+def wiped(safekeeper_id: int) -> AcceptorGreeting:
+    return msgspec.structs.replace(empty(safekeeper_id), incarnation="e" * 31 + str(safekeeper_id))
+
+
+@pytest.mark.parametrize("listed", [(1,), (1, 2), (1, 4, 5)])
+def test_a_list_that_lacks_members_is_refused_with_the_difference(listed: tuple[int, ...]) -> None:
+    table = lists(*listed)
+    table.sees()
+    for safekeeper_id in listed:
+        assert not table.did(Finish)
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, greeting(safekeeper_id) if safekeeper_id <= 3 else wiped(safekeeper_id))
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, ConfigurationError)
+    missing = ", ".join(str(each) for each in (1, 2, 3) if each not in listed)
+    assert "(generation 1: 1, 2, 3)" in str(finish.error) and f"it lacks {missing};" in str(finish.error)
+
+
+def test_without_a_quorum_a_list_is_refused_only_once_all_have_greeted() -> None:
+    table = lists(1, 4, 5)
+    table.sees()
+    table.connects(1)
+    table.ticks(60.0)
+    assert table.proposer.refusal is None
+
+
+def test_a_listed_safekeeper_that_is_not_a_member_does_no_harm() -> None:
+    table = lists(1, 2, 3, 9)
+    table.sees()
+    table.connects(1, 2, 3)
+    assert table.proposer.refusal is None and table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_lost_folders_in_a_list_that_fits_are_still_told_as_such() -> None:
+    table = lists(1, 2, 3)
+    table.sees()
+    table.connects(1)
+    for safekeeper_id in (2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, wiped(safekeeper_id))
+    assert table.proposer.refusal is None and "data folders were lost" in table.proposer.stuck
+
+
+def test_a_stranger_with_a_greater_membership_does_not_make_a_list_unfit() -> None:
+    table = lists(1, 2, 3)
+    others = Membership(7, tuple(Member(i, "f" * 32) for i in (3, 4, 5)))
+    table.sees()
+    table.connects(3, cluster_id="d" * 32, membership=others, incarnation="f" * 32)
+    table.connects(1)
+    table.event(table.proposer.connected(2, table.now))
+    table.hears(2, wiped(2))
+    assert table.proposer.refusal is None
+
+
+def test_a_safekeeper_that_falls_silent_in_a_bootstrap_is_connected_to_again() -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    bootstrap = table.sent(Bootstrap)[1]
+    # A second answer to a greeting was on its way.
+    table.hears(3, empty(3))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, Bootstrapped(bootstrap.cluster_id, 1))
+    table.now += table.proposer.timing.response_timeout_s + 1
+    table.event(table.proposer.tick(table.now, 0.5))
+    assert [action.safekeeper_id for action in table.did(Disconnect)] == [3]

@@ -1,0 +1,398 @@
+"""The proposer whose shell has several hosts to try: what it does after it has refused one of them."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from safekeeper.base.errors import InvariantViolation
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    DigestRequest,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    TailResponse,
+    VoteRequest,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, SEGMENT, Table, greeting, vote
+from walproxy.proposer.actions import (
+    Disconnect,
+    Finish,
+    IdentifyPrimary,
+    Note,
+    RefusePrimary,
+    ReportStatus,
+    SendMessage,
+    StartReplication,
+)
+from walproxy.proposer.phase import Phase
+from walproxy.proposer.primary import Ancestor, PrimaryIdentity
+
+SWITCHED = (*LOG, HistoryEntry(4, END - 200, 2))
+PROMOTED = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 200),))
+
+
+def switched() -> Table:
+    """A quorum whose log has gone on with timeline 2; nobody leads it."""
+    table = Table(several_primaries=True)
+    table.connects(1, 2, 3)
+    return table
+
+
+def leads_switched() -> tuple[Table, NodeId]:
+    """A term on timeline 2, in which everything up to END is committed."""
+    table = switched()
+    table.sees(PROMOTED)
+    node_id = table.votes(history=SWITCHED)
+    table.sees(PROMOTED)
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    assert table.proposer.leadership is not None and table.proposer.leadership.commit_lsn == END
+    return table, node_id
+
+
+def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led() -> None:
+    table = switched()
+    table.sees()
+    table.votes(history=SWITCHED)
+    table.sees()
+    (refused,) = table.did(RefusePrimary)
+    assert "has stayed on it" in refused.reason
+    assert not table.did(Finish) and not table.did(StartReplication)
+    (note,) = [action.text for action in table.did(Note) if "is given up" in action.text]
+    assert note.endswith(f"is given up, the primary is refused: {refused.reason}")
+    assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
+    table.sees(PROMOTED)
+    table.ticks()
+    node_id = table.votes(history=SWITCHED)
+    assert table.did(IdentifyPrimary)
+    table.sees(PROMOTED)
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(node_id.term, END, 2))
+
+
+def test_an_old_primary_costs_no_term_that_has_gone_on_without_it() -> None:
+    table, node_id = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(own=CRCS)
+    (refused,) = table.did(RefusePrimary)
+    assert "has stayed on it" in refused.reason
+    assert table.proposer.leadership is not None and table.proposer.leadership.node_id == node_id
+    assert table.sent(PreVoteRequest) == {}
+    # Its successor is streamed again in the same term.
+    table.sees(PROMOTED, own=CRCS)
+    sequence = table.proposer.leadership.sequence
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+        if table.did(StartReplication):
+            break
+    assert table.did(StartReplication)[0].resumes
+
+
+def test_a_standby_that_was_promoted_behind_the_log_is_judged_by_an_election() -> None:
+    table, _ = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(msgspec.structs.replace(PRIMARY, tli=3, ancestors=(*PROMOTED.ancestors, Ancestor(2, END - 100))))
+    assert not table.did(RefusePrimary) and table.proposer.leadership is None
+
+
+def test_a_term_in_which_nothing_is_committed_says_nothing_of_an_old_primary() -> None:
+    table = switched()
+    table.sees(PROMOTED)
+    table.votes(history=SWITCHED)
+    table.sees(PROMOTED)
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.proposer.leadership is not None and not table.proposer.leadership.commit_lsn
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees()
+    assert not table.did(RefusePrimary) and table.proposer.leadership is None
+
+
+def test_other_bytes_on_the_same_timeline_cost_no_term_and_are_told_nothing() -> None:
+    table, node_id = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(PROMOTED, own=CRCS)
+    assert table.proposer.leadership is not None
+    sequence = table.proposer.leadership.sequence
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+        if table.did(StartReplication):
+            break
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    assert "differs from what it sent before" in table.did(RefusePrimary)[0].reason
+    assert all(not status.flush_lsn for status in table.did(ReportStatus))
+    assert not table.proposer.leadership.streaming
+
+
+def test_a_refused_primary_s_wal_is_never_taken() -> None:
+    table, _ = leads_switched()
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees(own=CRCS)
+    assert table.did(RefusePrimary)
+    with pytest.raises(InvariantViolation, match="not to be streamed"):
+        table.proposer.wal_received(END + 10, table.now)
+    with pytest.raises(InvariantViolation, match="not to be streamed"):
+        table.proposer.primary_checked(BASE, END, CRCS, table.now)
+
+
+def test_the_old_primary_comes_back_after_a_standby_that_lacks_acknowledged_wal() -> None:
+    table = Table(several_primaries=True)
+    node_id = table.leads()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    table.event(table.proposer.primary_lost(table.now))
+    fork_lsn = END - 100
+    behind = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
+    table.sees(behind)
+    log = (*LOG, HistoryEntry(node_id.term, END, 1))
+    table.connects(1, 2, 3, last_term=node_id.term, promised=node_id)
+    table.ticks()
+    table.votes(history=log)
+    table.sees(behind)
+    table.hears(1, TailResponse(0, fork_lsn, END, BASE))
+    (refused,) = table.did(RefusePrimary)
+    assert "may have been acknowledged" in refused.reason
+    assert not table.did(StartReplication) and table.sent(Elected) == {}
+    table.sees()
+    table.ticks()
+    table.votes(history=log)
+    table.sees()
+    assert table.sent(DigestRequest)[1].end_lsn == END
+
+
+@pytest.mark.parametrize(("record_end_lsn", "refused"), [(END, True), (END + 1, False)])
+def test_the_run_that_held_the_term_cuts_by_what_it_knows_to_be_committed(record_end_lsn: int, refused: bool) -> None:
+    table = Table(several_primaries=True)
+    node_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+    # Safekeeper 1 has more, which nobody was told of.
+    table.hears(1, AppendResponse(node_id, END + 50, END + 50, 0))
+    table.event(table.proposer.primary_lost(table.now))
+    promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 10),))
+    table.sees(promoted)
+    log = (*LOG, HistoryEntry(node_id.term, END, 1))
+    table.connects(1, 2, last_term=node_id.term, promised=node_id)
+    table.ticks()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            candidate = table.sent(VoteRequest)[1].node_id
+    # Not all vote, so that the votes alone would say END + 50.
+    table.hears(1, vote(candidate, history=log, flush_lsn=END + 50))
+    table.hears(2, vote(candidate, history=log))
+    table.ticks(0.2)
+    table.sees(promoted)
+    table.hears(1, TailResponse(0, END - 10, record_end_lsn, BASE))
+    assert bool(table.did(RefusePrimary)) == refused
+
+
+def test_what_members_said_of_another_postgresql_is_not_held_against_the_next_one() -> None:
+    table = Table(several_primaries=True)
+    table.connects(1, 2)
+    table.event(table.proposer.connected(3, table.now))
+    table.sees(msgspec.structs.replace(PRIMARY, system_id=8))
+    assert "safekeepers refuse it" in table.did(RefusePrimary)[0].reason
+    # Also the one that has yet to say so is asked anew.
+    assert {action.safekeeper_id for action in table.did(Disconnect)} == {1, 2, 3}
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.disconnected(safekeeper_id, table.now))
+    table.sees()
+    assert not table.did(RefusePrimary)
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, greeting(safekeeper_id))
+    table.ticks()
+    assert table.sent(PreVoteRequest) or table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_refusals_do_not_make_the_next_primary_wait() -> None:
+    table = switched()
+    for number in range(8):
+        table.sees(msgspec.structs.replace(PRIMARY, host=f"db{number}"))
+        table.ticks()
+        table.votes(history=SWITCHED)
+        table.sees()
+        assert table.did(RefusePrimary)
+    table.sees(PROMOTED)
+    table.ticks(table.proposer.timing.retry_interval_s)
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+OLD = msgspec.structs.replace(PRIMARY, host="old")
+AS_SWITCHED = {"last_term": 4}
+RETRY_S = 10.0
+
+
+def is_refused_by_its_lineage() -> tuple[Table, str]:
+    """The host "old" was refused once, by an election; return why."""
+    table = switched()
+    table.sees(OLD)
+    table.votes(history=SWITCHED)
+    table.sees(OLD)
+    (refused,) = table.did(RefusePrimary)
+    return table, refused.reason
+
+
+def is_refused_by_its_bytes(table: Table, primary: PrimaryIdentity = OLD) -> None:
+    """An election finds other bytes; the host is at hand, and pre-votes are asked for."""
+    assert table.sent(PreVoteRequest) or table.proposer.phase is Phase.PRE_VOTING
+    table.votes()
+    table.sees(primary)
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
+    assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
+
+
+def comes_back(table: Table, primary: PrimaryIdentity, *greeted: int, after_s: float = RETRY_S, **changes: Any) -> None:
+    """A host is tried again after a while; members that are greeted again answer. `said` has all that was done."""
+    table.ticks(after_s)
+    table.sees(primary)
+    said = list(table.said)
+    table.ticks(table.proposer.timing.retry_interval_s)
+    said += table.said
+    asked = {action.safekeeper_id for action in said if isinstance(action, SendMessage)}
+    if not any(isinstance(action, SendMessage) and isinstance(action.message, PreVoteRequest) for action in said):
+        for safekeeper_id in greeted or (1, 2, 3):
+            assert safekeeper_id in asked
+            table.hears(safekeeper_id, greeting(safekeeper_id, **{**AS_SWITCHED, **changes}))
+            said += table.said
+    table.said = said
+
+
+def test_a_host_that_stays_refused_costs_one_term() -> None:
+    table, reason = is_refused_by_its_lineage()
+    term = table.proposer.term
+    for _ in range(50):
+        comes_back(table, OLD)
+        assert [action.reason for action in table.did(RefusePrimary)] == [reason]
+        assert not table.sent(PreVoteRequest) and not table.did(Note)
+        assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
+    assert table.proposer.term == term
+
+
+def test_the_right_primary_is_elected_at_once_after_a_refusal_without_a_term() -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, OLD)
+    assert table.did(RefusePrimary)
+    table.sees(msgspec.structs.replace(PROMOTED, host="new"))
+    table.ticks(table.proposer.timing.retry_interval_s)
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_a_host_that_was_repaired_is_elected_when_it_is_tried_again() -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, OLD)
+    comes_back(table, msgspec.structs.replace(PROMOTED, host="old"))
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
+
+
+def test_another_host_of_the_same_identity_is_not_refused_for_it() -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, msgspec.structs.replace(OLD, host="other"))
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+@pytest.mark.parametrize("changes", [{"last_term": 6}, {"flush_lsn": END + 1}, {"wal_begin_lsn": BASE + SEGMENT}])
+def test_a_log_that_has_changed_since_the_refusal_is_asked_for_its_vote(changes: dict[str, int]) -> None:
+    table, _ = is_refused_by_its_lineage()
+    comes_back(table, OLD, **changes)
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
+
+
+def test_a_member_that_was_away_is_asked_for_its_vote() -> None:
+    table = switched()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.sees(OLD)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            node_id = table.sent(VoteRequest)[1].node_id
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(node_id, history=SWITCHED))
+    table.ticks(0.2)
+    table.sees(OLD)
+    assert table.did(RefusePrimary)
+    # Without it, the two come to the same again.
+    comes_back(table, OLD, 1, 2)
+    assert table.did(RefusePrimary) and not table.sent(PreVoteRequest)
+    table.connects(3)
+    comes_back(table, OLD)
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_a_quorum_whose_newest_log_fits_is_asked_for_its_votes() -> None:
+    """Member 1 alone has gone on with timeline 2: without it, the others' log fits to the old primary."""
+    table = switched()
+    table.sees(OLD)
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            node_id = table.sent(VoteRequest)[1].node_id
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, vote(node_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
+    table.sees(OLD)
+    assert table.did(RefusePrimary)
+    table.event(table.proposer.disconnected(1, table.now))
+    comes_back(table, OLD, 2, 3, last_term=3)
+    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
+
+
+def test_a_member_that_does_not_greet_holds_nothing_up_for_long() -> None:
+    table, reason = is_refused_by_its_lineage()
+    comes_back(table, OLD, 1, 2)
+    assert not table.did(RefusePrimary) and table.proposer.phase is Phase.GATHERING
+    table.ticks(table.proposer.timing.vote_timeout_s)
+    assert [action.reason for action in table.did(RefusePrimary)] == [reason]
+
+
+def test_other_bytes_are_compared_again_after_waits_that_grow() -> None:
+    table = switched()
+    table.sees(OLD)
+    is_refused_by_its_bytes(table)
+    elections = []
+    for number in range(200):
+        comes_back(table, OLD, last_term=3)
+        if table.proposer.phase is Phase.PRE_VOTING:
+            elections.append(number)
+            is_refused_by_its_bytes(table)
+        else:
+            assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
+    waits = [after - before for before, after in pairwise(elections)]
+    assert elections[0] == 0 and waits == sorted(waits) and len(elections) < 15
+    assert max(waits) * RETRY_S <= 300
+
+
+@pytest.mark.parametrize("changes", [{"flush_lsn": END + 50}, {"tli": 2}, {"system_id": 8}])
+def test_a_host_whose_identity_has_changed_is_compared_at_once(changes: dict[str, int]) -> None:
+    table = switched()
+    table.sees(OLD)
+    is_refused_by_its_bytes(table)
+    comes_back(table, OLD, last_term=3)
+    is_refused_by_its_bytes(table)
+    comes_back(table, OLD, last_term=3)
+    assert table.did(RefusePrimary)
+    changed = msgspec.structs.replace(OLD, ancestors=(Ancestor(1, END),) if "tli" in changes else (), **changes)
+    reason = table.proposer.refusals.reason(changed, table.proposer.roster.peers, table.now)
+    assert not reason
+
+
+def test_the_operator_s_signal_has_every_host_judged_anew() -> None:
+    table = switched()
+    table.sees(OLD)
+    is_refused_by_its_bytes(table)
+    comes_back(table, OLD, last_term=3)
+    is_refused_by_its_bytes(table)
+    table.proposer.forget_refusals()
+    comes_back(table, OLD, last_term=3)
+    assert table.proposer.phase is Phase.PRE_VOTING

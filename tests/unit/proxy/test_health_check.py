@@ -1,0 +1,82 @@
+"""What `walproxy check` makes of a status: levels as exit codes of monitoring plugins, one line, figures."""
+
+import re
+from typing import Any
+
+from tests.unit.proxy.test_status import a_term_with_standbys
+from tests.unit.proxy.test_status import proxy as proxy  # a fixture
+from walproxy.proxy.health_check import Level, Threshold, Thresholds, judge
+from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.status import proxy_status
+
+LOST = {"for_s": 63.0, "present": 1, "needed": 2, "waiting_sessions": 5, "waiting_problem": None, "missing": []}
+
+
+def serving(proxy: Proxy, **changes: Any) -> dict[str, Any]:
+    """Return the status of a proxy whose three members stream."""
+    a_term_with_standbys(proxy)
+    status = proxy_status(proxy, 1.5)
+    for each in status["safekeepers"]:
+        each |= {"state": "streaming", "lag_bytes": 0, "problem": None}
+    return status | {"state": "streaming", "members_streaming": 3} | changes
+
+
+def test_all_is_well(proxy: Proxy) -> None:
+    verdict = judge(serving(proxy), Thresholds())
+    assert verdict.level is Level.OK
+    assert verdict.line() == (
+        "WALPROXY OK - streaming, 3 of 3 members streaming | "
+        "waiting=0s;0;10;0 members_missing=0;0;;0 lag=0B;67108864;;0"
+    )
+
+
+def test_a_lost_quorum_is_a_warning_at_once_and_critical_after_a_while(proxy: Proxy) -> None:
+    for for_s, level in ((0.0, Level.WARNING), (9.9, Level.WARNING), (10.0, Level.CRITICAL)):
+        status = serving(proxy, state="waiting_for_quorum", quorum_lost=LOST | {"for_s": for_s})
+        assert judge(status, Thresholds()).level is level
+    line = judge(serving(proxy, state="waiting_for_quorum", quorum_lost=LOST), Thresholds()).line()
+    assert "no quorum for 63 s: commits wait" in line and "waiting_sessions=5" in line
+
+
+def test_without_a_primary_the_reason_is_told(proxy: Proxy) -> None:
+    status = serving(proxy, state="waiting_for_primary", state_since_s=0.1, not_ready_s=30.0)
+    status["primary"]["problem"] = "cannot connect | to it"
+    verdict = judge(status, Thresholds())
+    assert verdict.level is Level.CRITICAL
+    assert (
+        "waiting_for_primary, 3 of 3 members streaming; not ready for 30 s: commits wait: cannot connect / to it"
+        in verdict.line()
+    )
+
+
+def test_a_proxy_that_streams_for_a_moment_now_and_then_is_critical(proxy: Proxy) -> None:
+    verdict = judge(serving(proxy, not_ready_s=30.0), Thresholds())
+    assert verdict.level is Level.CRITICAL
+    assert "not ready for 30 s: commits wait" in verdict.line()
+
+
+def test_missing_members_lags_and_the_archive_have_thresholds(proxy: Proxy) -> None:
+    status = serving(proxy, members_streaming=2)
+    status["safekeepers"][1] |= {"state": "disconnected", "problem": "could not connect"}
+    status["safekeepers"][2] |= {"lag_bytes": 1000}
+    status["archive"] = {"archiver": 1, "archived_lsn": "0/0", "lag_bytes": 500, "problem": ""}
+    verdict = judge(status, Thresholds())
+    assert verdict.problems == [(Level.WARNING, "safekeeper 2: could not connect")]
+    strict = Thresholds(missing=Threshold(1, 1), lag_bytes=Threshold(10, 1000), archive_lag_bytes=Threshold(500, 501))
+    verdict = judge(status, strict)
+    assert [level for level, _ in verdict.problems] == [Level.CRITICAL, Level.CRITICAL, Level.WARNING]
+    assert re.search(r"members_missing=1;0;0;0 lag=1000B;10;1000;0 archive_lag=500B;500;501;0$", verdict.line())
+    assert verdict.content()["figures"]["lag"] == 1000
+
+
+def test_what_needs_attention_by_day_is_a_warning(proxy: Proxy) -> None:
+    status = serving(proxy, apply_problem="a does not stream")
+    status["archive"] = {"archiver": 1, "archived_lsn": "0/0", "lag_bytes": None, "problem": "no route"}
+    status["primary"]["hosts"][0] |= {"state": "refused", "problem": "an old primary"}
+    verdict = judge(status, Thresholds())
+    assert {level for level, _ in verdict.problems} == {Level.WARNING}
+    assert all(word in verdict.line() for word in ("no route", "a does not stream", "an old primary"))
+
+
+def test_a_spare_is_fine(proxy: Proxy) -> None:
+    assert judge(serving(proxy, spare=True, state="electing"), Thresholds()).level is Level.OK

@@ -1,0 +1,41 @@
+"""What /metrics says of a proxy is what /status says."""
+
+from tests.unit.proxy.test_status import proxy as proxy  # a fixture
+from walproxy.proxy.metrics import ProxyCollector
+from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.status import proxy_status
+
+
+def numbers(collector: ProxyCollector) -> dict[str, float]:
+    """The numbers by name and labels."""
+    found = {}
+    for family in collector.collect():
+        assert family.documentation, family.name
+        for sample in family.samples:
+            found[sample.name + "".join(f"[{value}]" for value in sample.labels.values())] = float(sample.value)
+    return found
+
+
+def test_a_proxy_that_does_not_serve_says_so_in_numbers(proxy: Proxy) -> None:
+    found = numbers(ProxyCollector(lambda: proxy_status(proxy, 1.0), lambda: "no primary"))
+    assert (found["walproxy_ready"], found["walproxy_spare"], found["walproxy_quorum"]) == (0, 0, 2)
+    assert found["walproxy_safekeeper_streaming[3]"] == 0
+    assert "walproxy_safekeeper_lag_bytes[3]" not in found, "a lag that is unknown is no lag of 0"
+
+
+def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
+    status = proxy_status(proxy, 1.0)
+    status |= {"received_lsn": "1/10", "commit_lsn": "1/8", "spare": True, "apply_problem": "standby2 is gone"}
+    status["safekeepers"][1] |= {"state": "streaming", "lag_bytes": 8}
+    status["standbys"] = [
+        {"name": "standby1", "connected": True, "apply_lag_bytes": 24},
+        {"name": "standby2", "connected": False, "apply_lag_bytes": None},
+    ]
+    found = numbers(ProxyCollector(lambda: status, lambda: ""))
+    assert found["walproxy_received_lsn_bytes"] - found["walproxy_commit_lsn_bytes"] == 8
+    assert found["walproxy_commit_lsn_bytes"] == (1 << 32) + 8
+    assert (found["walproxy_ready"], found["walproxy_spare"], found["walproxy_apply_problem"]) == (1, 1, 1)
+    assert (found["walproxy_safekeeper_streaming[2]"], found["walproxy_safekeeper_lag_bytes[2]"]) == (1, 8)
+    assert (found["walproxy_standby_connected[standby1]"], found["walproxy_standby_connected[standby2]"]) == (1, 0)
+    assert found["walproxy_standby_apply_lag_bytes[standby1]"] == 24
+    assert "walproxy_standby_apply_lag_bytes[standby2]" not in found

@@ -1,0 +1,66 @@
+"""The proxy's shell: how actions of events become frames."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from safekeeper.base.settings import load
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import AppendRequest, Elected
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.peers.codec import PROPOSER_DIALECT, Buffers, FrameDecoder
+from walproxy.proposer.actions import SendAppend
+from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.safekeeper_link import SafekeeperLink
+
+MEMBERS = Membership(1, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
+START = 100
+
+
+class Link:
+    """Takes frames; `during_send` happens while one is sent."""
+
+    def __init__(self) -> None:
+        self.commits: list[int] = []
+        self.during_send: Callable[[], None] = lambda: None
+
+    def send(self, frame: Buffers) -> None:
+        (message,) = FrameDecoder(PROPOSER_DIALECT).feed(b"".join(bytes(buffer) for buffer in frame))
+        assert isinstance(message, AppendRequest)
+        self.commits.append(message.commit_lsn)
+        event, self.during_send = self.during_send, lambda: None
+        event()
+
+
+def leading() -> tuple[Proxy, Leadership, Link, Link]:
+    """Return a proxy that leads a term, and its links to two members."""
+    config = {"primary": "host=h", "safekeepers": "1=h:1,2=h:2,3=h:3"}
+    proxy = Proxy(load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=config, environment={}, file=None))
+    history = (HistoryEntry(4, START, 1),)
+    elected = Elected(NodeId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), START, 0)
+    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0)
+    proxy.proposer.leadership = leadership
+    links = Link(), Link()
+    for safekeeper_id, link in enumerate(links, 1):
+        proxy.links[safekeeper_id] = cast(SafekeeperLink, link)
+    proxy._loop = asyncio.get_running_loop()
+    return proxy, leadership, *links
+
+
+def test_a_frame_is_made_anew_for_an_event_that_came_while_another_one_was_carried_out() -> None:
+    async def story() -> None:
+        proxy, leadership, first, second = leading()
+        heartbeats = [SendAppend(1, START, START), SendAppend(2, START, START)]
+
+        def commit() -> None:
+            leadership.commit_lsn = START
+            proxy._execute(list(heartbeats))
+
+        first.during_send = commit
+        proxy._execute(list(heartbeats))
+        assert (first.commits, second.commits) == ([0, START], [0, START])
+
+    asyncio.run(story())

@@ -1,0 +1,92 @@
+"""The loss of the quorum is an ERROR at once and every minute, with what an operator asks first."""
+
+import logging
+
+import pytest
+
+from tests.unit.event_loop import on_the_loop
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+from walproxy.proxy.quorum_watch import REPEAT_S, START_S, Attendance, QuorumWatch
+
+WELL = Attendance(True, False, 3, 3, 2, {})
+LOST = Attendance(False, False, 1, 3, 2, {2: "no room", 3: "could not connect"})
+UNDECIDED = Attendance(None, False, 1, 3, 2, {2: "no room"})
+SPARE = Attendance(False, True, 0, 3, 2, {})
+
+
+class Watched:
+    """A proxy whose members come and go, and the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self.now = 100.0
+        self.who = WELL
+        self.sessions: int | PrimaryProblem = 12
+        self.watch = QuorumWatch(self, lambda: self.now)
+        self._caplog = caplog
+        monkeypatch.setattr("walproxy.proxy.quorum_watch.count_waiting_sessions", self._count)
+
+    def attendance(self, now: float) -> Attendance:
+        return self.who
+
+    def sql_conninfo(self) -> str | None:
+        return "host=db1"
+
+    async def _count(self, conninfo: str, *, timeout_s: float) -> int:
+        assert conninfo == "host=db1" and timeout_s <= 2
+        if isinstance(self.sessions, PrimaryProblem):
+            raise self.sessions
+        return self.sessions
+
+    async def looks(self, who: Attendance, after_s: float = 0.1) -> list[str]:
+        """Let time pass and look once; return what was logged."""
+        self._caplog.clear()
+        self.now += after_s
+        self.who = who
+        await self.watch.look()
+        return [f"{record.levelname} {record.getMessage()}" for record in self._caplog.records]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Watched:
+    return Watched(monkeypatch, caplog)
+
+
+@on_the_loop
+async def test_a_lost_quorum_is_an_error_at_once_and_every_minute_until_it_is_back(watched: Watched) -> None:
+    await watched.looks(WELL)
+    assert await watched.looks(LOST) == [
+        "ERROR commits wait: no quorum for 0 s, 1 of 3 members take part, 2 are needed; waiting sessions: 12; "
+        "missing: safekeeper 2: no room; safekeeper 3: could not connect"
+    ]
+    watched.sessions = 40
+    assert await watched.looks(LOST, REPEAT_S - 0.2) == []
+    assert watched.watch.waiting_sessions == 40
+    (line,) = await watched.looks(UNDECIDED, 0.3)
+    assert line.startswith("ERROR commits wait: no quorum for 60 s")
+    assert await watched.looks(WELL, 1.0) == ["INFO the quorum is back after 61.1 s"]
+    assert (watched.watch.lost_at, watched.watch.waiting_sessions) == (None, None)
+
+
+@on_the_loop
+async def test_safekeepers_that_are_starting_are_given_time(watched: Watched) -> None:
+    assert await watched.looks(LOST) == []
+    assert await watched.looks(WELL) == []
+    watched.watch = QuorumWatch(watched, lambda: watched.now)
+    assert await watched.looks(LOST) == []
+    assert len(await watched.looks(LOST, START_S)) == 1
+
+
+@on_the_loop
+async def test_a_spare_and_an_election_are_no_loss(watched: Watched) -> None:
+    await watched.looks(WELL)
+    assert await watched.looks(SPARE) == await watched.looks(UNDECIDED, 100.0) == []
+    assert watched.watch.lost_at is None
+
+
+@on_the_loop
+async def test_sessions_that_cannot_be_counted_are_unknown_and_the_reason_is_told(watched: Watched) -> None:
+    await watched.looks(WELL)
+    watched.sessions = PrimaryProblem(ProblemKind.OTHER, "GRANT pg_read_all_stats TO walproxy")
+    (line,) = await watched.looks(LOST)
+    assert "waiting sessions: unknown (GRANT pg_read_all_stats TO walproxy)" in line

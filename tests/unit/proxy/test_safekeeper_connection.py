@@ -1,0 +1,443 @@
+"""The proxy's link and a safekeeper's door: who comes together, and the one line on each side of who does not."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import Address, Secret
+from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting, ProposerGreeting
+from safekeeper.net.tls import ClientTls, ServerTls
+from safekeeper.peers.codec import encode
+from safekeeper.peers.shared_secret import SharedSecret
+from tests.unit.certificates import Authority, Pair
+from tests.unit.event_loop import on_the_loop, until
+from tests.unit.node.test_proposer_listener import House, house
+from tests.unit.proxy.test_safekeeper_link import Owner
+from walproxy.proxy.safekeeper_connection import Credentials
+from walproxy.proxy.safekeeper_link import SafekeeperLink
+
+GREETING = encode(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+
+
+class World(NamedTuple):
+    """Two CAs and what they signed."""
+
+    authority: Authority
+    server: Pair
+    other_server: Pair
+    client: Pair
+    expired: Pair
+    stranger: Authority
+    strangers_client: Pair
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    authority, stranger = Authority(tmp_path_factory.mktemp("ca")), Authority(tmp_path_factory.mktemp("other"))
+    return World(
+        authority,
+        authority.sign("server"),
+        authority.sign("other"),
+        authority.sign("client"),
+        authority.sign("expired", expired=True),
+        stranger,
+        stranger.sign("client"),
+    )
+
+
+def secret(value: str) -> SharedSecret:
+    return SharedSecret(None, Secret(value.encode()))
+
+
+DIFFERS = (
+    "the safekeeper refuses our proof of the shared secret: the two differ, give both the same "
+    "(ours is that in the environment)"
+)
+OURS, THEIRS = "the secret of this cluster", "the secret of another one"
+
+
+def expired_server(world: World) -> ServerTls:
+    """A door whose certificate was good when it began."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*world.expired)
+    tls = ServerTls(*world.server)
+    tls._loaded = tls._loaded._replace(context=context)
+    return tls
+
+
+def expired_client(world: World) -> ClientTls:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(*world.expired)
+    context.load_verify_locations(world.authority.ca)
+    tls = ClientTls(world.authority.ca)
+    tls._loaded = tls._loaded._replace(context=context)
+    return tls
+
+
+class GreetingOwner(Owner):
+    """Speaks as soon as it may, as a proxy does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.greeted: SafekeeperLink
+
+    def link_up(self, safekeeper_id: int) -> None:
+        super().link_up(safekeeper_id)
+        self.greeted.send(GREETING)
+
+
+class Door(NamedTuple):
+    """How the safekeeper's side is configured."""
+
+    tls: Callable[[World], ServerTls] | None = None
+    secret: str = ""
+    networks: str = ""
+
+
+class Proxy(NamedTuple):
+    """How the proxy's side is configured."""
+
+    tls: Callable[[World], ClientTls] | None = None
+    secret: str = ""
+
+
+def server_tls(world: World) -> ServerTls:
+    return ServerTls(*world.server)
+
+
+def mutual_tls(world: World) -> ServerTls:
+    return ServerTls(*world.server, world.authority.ca)
+
+
+def trusts(world: World) -> ClientTls:
+    return ClientTls(world.authority.ca)
+
+
+def presents(world: World) -> ClientTls:
+    return ClientTls(world.authority.ca, *world.client)
+
+
+@contextlib.asynccontextmanager
+async def meeting(
+    directory: Path, world: World, door: Door, proxy: Proxy, *, safekeeper_id: int = 1
+) -> AsyncIterator[tuple[House, SafekeeperLink, Owner]]:
+    """A door, and a link that tries to come through it."""
+    async with house(
+        directory,
+        tls=door.tls(world) if door.tls else None,
+        secret=secret(door.secret) if door.secret else None,
+        networks=Networks.parse(door.networks) if door.networks else None,
+    ) as there:
+        credentials = Credentials(
+            proxy.tls(world) if proxy.tls else None, secret(proxy.secret) if proxy.secret else None
+        )
+        owner = GreetingOwner()
+        owner.greeted = link = SafekeeperLink(safekeeper_id, there.door.address, owner, credentials)
+        task = asyncio.create_task(link.run())
+        try:
+            yield there, link, owner
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+@pytest.mark.parametrize(
+    ("door", "proxy"),
+    [
+        (Door(), Proxy()),
+        (Door(networks="127.0.0.0/8"), Proxy()),
+        (Door(secret=OURS), Proxy(secret=OURS)),
+        (Door(server_tls), Proxy(trusts)),
+        (Door(server_tls), Proxy(presents)),
+        (Door(mutual_tls), Proxy(presents)),
+        (Door(mutual_tls, OURS, "127.0.0.1"), Proxy(presents, OURS)),
+    ],
+    ids=["nothing", "network", "secret", "TLS", "TLS, unasked certificate", "mutual TLS", "all"],
+)
+def test_those_who_fit_talk_in_both_directions(
+    tmp_path: Path, world: World, door: Door, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_the_loop
+    async def run() -> None:
+        async with meeting(tmp_path, world, door, proxy) as (_, link, owner):
+            await until(lambda: owner.ups == 1)
+            for count in range(2, 200):
+                link.send(GREETING)
+                if count % 50 == 0:
+                    await until(lambda count=count: len(owner.messages) == count)  # type: ignore[misc]
+            await until(lambda: len(owner.messages) == 199)
+            assert {type(message) for message in owner.messages} == {AcceptorGreeting}
+            assert link.problem == ""
+            assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("door", "proxy", "at_the_door", "at_the_proxy"),
+    [
+        (
+            Door(secret=OURS),
+            Proxy(secret=THEIRS),
+            "it does not know the shared secret, or somebody is in between",
+            DIFFERS,
+        ),
+        (
+            Door(secret=OURS),
+            Proxy(),
+            "the proxy presents no shared secret, and this safekeeper demands one: give the proxy --secret-file",
+            "the safekeeper demands a shared secret: give the proxy --secret-file or WALPROXY_SECRET",
+        ),
+        (
+            Door(),
+            Proxy(secret=OURS),
+            "the proxy presents a shared secret, and this safekeeper has none: give it --secret-file",
+            "the safekeeper has no shared secret, and this side demands one: give it --secret-file",
+        ),
+        (
+            Door(server_tls),
+            Proxy(),
+            "the peer speaks no TLS, and this door takes nothing else: give it --tls-ca",
+            "the safekeeper takes TLS connections only: give the proxy --tls-ca",
+        ),
+        (
+            Door(server_tls, OURS),
+            Proxy(secret=OURS),
+            "the peer speaks no TLS, and this door takes nothing else: give it --tls-ca",
+            "the safekeeper takes TLS connections only: give the proxy --tls-ca",
+        ),
+        (
+            Door(),
+            Proxy(trusts),
+            "the proxy speaks TLS, and this door has none: give the safekeeper --tls-cert and --tls-key",
+            "it ended the connection during the TLS handshake: has it --tls-cert and --tls-key?",
+        ),
+        (
+            Door(server_tls),
+            Proxy(lambda world: ClientTls(world.stranger.ca)),
+            "the peer does not trust the CA of our certificate: give it that CA's file",
+            "the peer's certificate is refused: no CA of our file of CAs vouches for it",
+        ),
+        (
+            Door(mutual_tls),
+            Proxy(trusts),
+            "the peer presented no client certificate, and one is demanded here",
+            "the peer demands a client certificate: give --tls-cert and --tls-key",
+        ),
+        (
+            Door(mutual_tls, OURS),
+            Proxy(lambda world: ClientTls(world.authority.ca, *world.strangers_client), OURS),
+            "the peer's certificate is refused: no CA of our file of CAs vouches for it",
+            "the peer does not trust the CA of our certificate: give it that CA's file",
+        ),
+        (
+            Door(expired_server),
+            Proxy(trusts),
+            "the peer finds our certificate expired: renew it",
+            "the peer's certificate is refused: it has expired",
+        ),
+        (
+            Door(mutual_tls),
+            Proxy(expired_client),
+            "the peer's certificate is refused: it has expired",
+            "the peer finds our certificate expired: renew it",
+        ),
+        (
+            Door(mutual_tls, OURS),
+            Proxy(presents, THEIRS),
+            "it does not know the shared secret, or somebody is in between",
+            DIFFERS,
+        ),
+        (
+            Door(secret=OURS, networks="192.0.2.0/24"),
+            Proxy(secret=OURS),
+            "it lies in none of the networks of --allow",
+            "the safekeeper closed the connection and proved no shared secret: see its log",
+        ),
+    ],
+    ids=[
+        "wrong secret",
+        "proxy without secret",
+        "safekeeper without secret",
+        "plaintext to TLS",
+        "plaintext to TLS with secret",
+        "TLS to plaintext",
+        "wrong CA",
+        "no client certificate",
+        "client certificate of another CA",
+        "expired server",
+        "expired client",
+        "mutual TLS and wrong secret",
+        "other network",
+    ],
+)
+def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it_once(
+    tmp_path: Path,
+    world: World,
+    door: Door,
+    proxy: Proxy,
+    at_the_door: str,
+    at_the_proxy: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines(name: str) -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == name and r.levelno >= logging.WARNING]
+
+    @on_the_loop
+    async def run() -> None:
+        async with meeting(tmp_path, world, door, proxy) as (there, link, owner):
+            # Three attempts: the first line of the door is the first one's.
+            await until(lambda: len(lines("safekeeper.node.proposer_listener")) == 3)
+            assert all(at_the_door in line for line in lines("safekeeper.node.proposer_listener"))
+            await until(lambda: bool(link.problem) and not link.is_up)
+            assert at_the_proxy in link.problem
+            (told,) = lines("walproxy.proxy.safekeeper_link")
+            assert told == link.problem
+            assert owner.messages == []
+            assert there.node.acceptor.leader is None
+            assert OURS not in caplog.text and THEIRS not in caplog.text
+
+    run()
+
+
+@on_the_loop
+async def test_a_safekeeper_with_another_id_is_not_given_a_proof(
+    tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with meeting(tmp_path, world, Door(secret=OURS), Proxy(secret=OURS), safekeeper_id=2) as (_, link, owner):
+        await until(lambda: "safekeeper 1 answers where safekeeper 2 is expected" in link.problem)
+        assert owner.ups == 0
+
+
+@contextlib.asynccontextmanager
+async def relay(target: int, accept: ssl.SSLContext | None, connect: ssl.SSLContext | None) -> AsyncIterator[int]:
+    """Somebody in between: takes connections with a certificate, and passes on what is said over one of its own."""
+    pumps: list[asyncio.Task[None]] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", target, ssl=connect)
+        pumps.append(asyncio.create_task(pump(reader, onward_writer)))
+        pumps.append(asyncio.create_task(pump(onward_reader, writer)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=accept)
+    try:
+        yield int(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for each in pumps:
+            each.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+@pytest.mark.parametrize("onward_tls", [True, False], ids=["begins TLS anew", "strips TLS"])
+def test_somebody_in_between_with_a_good_certificate_cannot_pass_on_a_proof(
+    tmp_path: Path, world: World, onward_tls: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accept.load_cert_chain(*world.other_server)
+    connect = ClientTls(world.authority.ca).context if onward_tls else None
+    door = Door(server_tls if onward_tls else None, OURS)
+
+    @on_the_loop
+    async def run() -> None:
+        async with (
+            house(tmp_path, tls=door.tls(world) if door.tls else None, secret=secret(OURS)) as there,
+            relay(there.door.address.port, accept, connect) as port,
+        ):
+            owner = Owner()
+            link = SafekeeperLink(1, Address("127.0.0.1", port), owner, Credentials(trusts(world), secret(OURS)))
+            task = asyncio.create_task(link.run())
+            await until(lambda: "refuses our proof" in link.problem)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await until(lambda: there.door.connection_count == 0)
+        assert owner.ups == 0
+        assert "somebody is in between" in caplog.text
+
+    run()
+
+
+@on_the_loop
+async def test_the_same_relay_without_a_secret_gets_through_which_is_why_there_is_one(
+    tmp_path: Path, world: World
+) -> None:
+    accept = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accept.load_cert_chain(*world.other_server)
+    async with (
+        house(tmp_path, tls=server_tls(world)) as there,
+        relay(there.door.address.port, accept, ClientTls(world.authority.ca).context) as port,
+    ):
+        owner = Owner()
+        link = SafekeeperLink(1, Address("127.0.0.1", port), owner, Credentials(trusts(world)))
+        task = asyncio.create_task(link.run())
+        await until(lambda: owner.ups == 1)
+        link.send(GREETING)
+        await until(lambda: len(owner.messages) == 1)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@on_the_loop
+async def test_certificates_are_renewed_under_load_without_a_connection_lost(tmp_path: Path, world: World) -> None:
+    cert, key = tmp_path / "cert", tmp_path / "key"
+
+    def install(pair: Pair) -> None:
+        shutil.copy(pair.cert, cert)
+        shutil.copy(pair.key, key)
+
+    install(world.server)
+    tls = ServerTls(cert, key)
+    async with meeting(tmp_path, world, Door(lambda _: tls), Proxy(trusts)) as (there, link, owner):
+        await until(lambda: owner.ups == 1)
+        shown = set()
+        for count in range(2, 42):
+            link.send(GREETING)
+            install(world.server if count % 2 else world.other_server)
+            assert tls.reload()
+            late = await there.client(ClientTls(world.authority.ca).context)
+            shown.add(late.writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+            assert isinstance(await late.greet(), AcceptorGreeting)
+            late.writer.close()
+            await until(lambda count=count: len(owner.messages) == count)  # type: ignore[misc]
+        assert len(shown) == 2
+        assert (owner.ups, owner.downs) == (1, 0)
+
+
+@on_the_loop
+async def test_a_new_secret_is_for_new_connections(tmp_path: Path, world: World) -> None:
+    file = tmp_path / "secret"
+    file.write_text(OURS)
+    of_door, of_proxy = SharedSecret(file, None), SharedSecret(file, None)
+    async with house(tmp_path, secret=of_door) as there:
+        owner = Owner()
+        link = SafekeeperLink(1, there.door.address, owner, Credentials(secret=of_proxy))
+        task = asyncio.create_task(link.run())
+        await until(lambda: owner.ups == 1)
+        file.write_text(THEIRS + "\n")
+        assert of_door.reload()
+        link.send(GREETING)
+        await until(lambda: len(owner.messages) == 1)
+        link.disconnect("the test wants another one")
+        await until(lambda: "refuses our proof" in link.problem)
+        assert of_proxy.reload()
+        await until(lambda: owner.ups == 2)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,420 @@
+"""What the proxy shows of itself, in every state that a safekeeper can be in."""
+
+import asyncio
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from safekeeper.base.settings import load
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AppendResponse,
+    ArchiveReport,
+    Elected,
+    Refusal,
+    RefusalCode,
+    Standby,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from walproxy.postgres.hosts import HostState
+from walproxy.proposer.apply_rule import parse_apply_rule
+from walproxy.proposer.archiving import INCUMBENT_GRACE_S
+from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.roster import Peer
+from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.proxy.member_problem import member_problem
+from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.safekeeper_connection import SafekeeperConnection
+from walproxy.proxy.status import not_ready_reason, proxy_status, safekeeper_state
+from walproxy.proxy.status_table import render, summarise
+
+MEMBERS = Membership(1, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
+PUBLIC = (
+    *("state", "term", "system_id", "tli", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"),
+    *("quorum", "safekeepers"),
+)
+
+
+def proxy_for(primary: str) -> Iterator[Proxy]:
+    config = {"primary": primary, "safekeepers": "1=sk1:1,2=sk2:2,3=sk3:3"}
+    with asyncio.Runner() as runner:
+
+        async def make() -> Proxy:
+            return Proxy(load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=config, environment={}, file=None))
+
+        yield runner.run(make())
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    yield from proxy_for("host=db1")
+
+
+@pytest.fixture
+def proxy_of_two_hosts() -> Iterator[Proxy]:
+    yield from proxy_for("host=old,new port=1,2")
+
+
+def greeting(
+    safekeeper_id: int, *, incarnation: str = "", membership: Membership | None = MEMBERS, term: int = 3
+) -> AcceptorGreeting:
+    return AcceptorGreeting(
+        protocol_version=PROTOCOL_VERSION,
+        safekeeper_id=safekeeper_id,
+        incarnation=incarnation or f"{safekeeper_id}" * 32,
+        cluster_id="c" * 32 if membership is not None else "",
+        system_id=7 if membership is not None else 0,
+        segment_size=1 << 20 if membership is not None else 0,
+        server_version=180000,
+        membership=membership,
+        promised=NodeId(term, "a" * 32 if term else ""),
+        last_term=term,
+        wal_begin_lsn=1 << 20 if term else 0,
+        flush_lsn=5 << 20 if term else 0,
+        commit_lsn=0,
+        truncate_lsn=0,
+    )
+
+
+def empty(safekeeper_id: int) -> AcceptorGreeting:
+    return greeting(safekeeper_id, incarnation="e" * 31 + str(safekeeper_id), membership=None, term=0)
+
+
+def test_the_status_begins_with_the_fields_that_scripts_rely_on(proxy: Proxy) -> None:
+    status = proxy_status(proxy, 1.0)
+    assert tuple(status)[: len(PUBLIC)] == PUBLIC
+    assert status["state"] == "connecting"
+    assert status["quorum"] == 2
+    assert status["commit_lsn"] == "0/0" and status["system_id"] is None and status["tli"] is None
+    member = status["safekeepers"][0]
+    assert tuple(member)[:6] == ("id", "state", "write_lsn", "flush_lsn", "lag_bytes", "last_response_s")
+    assert (member["id"], member["state"], member["lag_bytes"], member["last_response_s"]) == (
+        1,
+        "disconnected",
+        None,
+        None,
+    )
+
+
+def test_a_proxy_that_does_not_stream_is_not_ready_and_says_why(proxy: Proxy) -> None:
+    reason = not_ready_reason(proxy, 1.0)
+    assert reason.startswith("connecting: ") and "safekeeper 2: not connected yet" in reason
+    proxy.proposer.candidacy.is_spare = True
+    assert "waits as a spare" in not_ready_reason(proxy, 1.0)
+
+
+def shown(status: dict[str, Any]) -> list[str]:
+    """Return the lines of `walproxy status`."""
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(status))
+    return [line.strip() for line in console.export_text().splitlines() if line.strip()]
+
+
+def test_each_of_several_hosts_is_shown_with_what_is_wrong_with_it(proxy_of_two_hosts: Proxy) -> None:
+    proxy = proxy_of_two_hosts
+    rota = proxy.feed.rota
+    assert proxy.proposer.config.several_primaries
+    rota.next(0.0)
+    rota.refused("it is an old primary", 0.0)
+    rota.next(0.0)
+    rota.failed(HostState.STANDBY, "it is a standby")
+    status = proxy_status(proxy, 1.0)
+    assert status["primary"]["hosts"] == [
+        {"host": "old:1", "state": "refused", "problem": "it is an old primary"},
+        {"host": "new:2", "state": "standby", "problem": "it is a standby"},
+    ]
+    assert status["primary"]["problem"] == "old:1: it is an old primary; new:2: it is a standby"
+    assert [line for line in shown(status) if line.startswith("primary")] == [
+        "primary old:1 refused: it is an old primary",
+        "primary new:2 standby",
+    ]
+    rota.connected()
+    assert "primary new:2 connected" in shown(proxy_status(proxy, 1.0))
+
+
+def test_a_single_host_is_shown_only_if_something_is_wrong_with_it(proxy: Proxy) -> None:
+    assert not proxy.proposer.config.several_primaries
+    assert "primary: not connected yet" in shown(proxy_status(proxy, 1.0))
+    proxy.feed.rota.connected()
+    assert not [line for line in shown(proxy_status(proxy, 1.0)) if line.startswith("primary")]
+
+
+def test_a_refused_safekeeper_shows_the_reason_also_while_it_is_disconnected(proxy: Proxy) -> None:
+    proxy.proposer.connected(2, 1.0)
+    proxy.proposer.message(2, Refusal(RefusalCode.WRONG_ID, "this is safekeeper 1, not 2", NodeId(0, "")), 1.0)
+    assert safekeeper_state(proxy, 2) == "refused"
+    proxy.proposer.disconnected(2, 1.0)
+    status = proxy_status(proxy, 1.0)["safekeepers"][1]
+    assert (status["state"], status["problem"]) == ("refused", "this is safekeeper 1, not 2")
+
+
+def test_positions_of_a_greeting_are_shown_before_a_term_is_led(proxy: Proxy) -> None:
+    proxy.proposer.connected(1, 1.0)
+    proxy.proposer.message(1, greeting(1), 1.0)
+    status = proxy_status(proxy, 1.0)["safekeepers"][0]
+    assert (status["write_lsn"], status["flush_lsn"]) == ("0/500000", "0/500000")
+
+
+# Why a safekeeper does not count.
+
+
+def peers(*greetings: AcceptorGreeting | None) -> dict[int, Peer]:
+    return {i: Peer(connected=True, greeting=each) for i, each in enumerate(greetings, 1)}
+
+
+def test_a_member_has_no_problem_and_before_a_greeting_none_is_known() -> None:
+    known = peers(greeting(1), greeting(2), None)
+    assert [member_problem(i, known, "") for i in (1, 2, 3)] == ["", "", ""]
+
+
+def test_a_connection_problem_and_a_refusal_are_shown_as_they_are() -> None:
+    known = peers(greeting(1), greeting(2), None)
+    assert member_problem(3, known, "could not connect") == "could not connect"
+    known[3].refused = "wrong id"
+    assert member_problem(3, known, "could not connect") == "wrong id"
+
+
+def test_safekeepers_that_are_all_empty_have_no_problem() -> None:
+    known = peers(empty(1), empty(2), empty(3))
+    assert [member_problem(i, known, "") for i in (1, 2, 3)] == ["", "", ""]
+
+
+def test_one_lost_disk_is_fed_and_two_take_a_rebootstrap() -> None:
+    problem = member_problem(3, peers(greeting(1), greeting(2), empty(3)), "")
+    assert "is empty" in problem and "fed and does not count" in problem and "rebootstrap" not in problem
+    known = peers(greeting(1), empty(2), empty(3))
+    assert member_problem(1, known, "") == ""
+    for safekeeper_id in (2, 3):
+        assert "walproxy rebootstrap" in member_problem(safekeeper_id, known, "")
+
+
+def test_a_folder_that_was_replaced_by_one_with_promises_is_told_apart_from_an_empty_one() -> None:
+    known = peers(greeting(1), greeting(2), greeting(3, incarnation="f" * 32))
+    assert "has been replaced" in member_problem(3, known, "")
+
+
+def test_a_member_that_missed_the_end_of_the_bootstrap_counts() -> None:
+    known = peers(greeting(1, term=0), greeting(2, term=0), greeting(3, membership=None, term=0))
+    assert member_problem(3, known, "") == ""
+
+
+def test_a_safekeeper_that_no_membership_lists_is_said_to_be_none() -> None:
+    known = {**peers(greeting(1), greeting(2), greeting(3)), 4: Peer(connected=True, greeting=empty(4))}
+    assert member_problem(4, known, "") == (
+        "it is not a member (generation 1: 1, 2, 3), so it is fed and does not count"
+    )
+
+
+def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> None:
+    assert shown(proxy_status(proxy, 1.0))[0].endswith("quorum 2 of 3, no membership is known yet")
+    leadership = a_term_with_standbys(proxy)
+    leadership.membership = Membership(2, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3, 4, 5)))
+    for safekeeper_id in (1, 2):
+        proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)
+        proxy.links[safekeeper_id]._connection = cast("SafekeeperConnection", object())
+    status = proxy_status(proxy, 1.5)
+    assert (status["quorum"], status["members"], status["members_streaming"]) == (3, [1, 2, 3, 4, 5], 2)
+    assert [each["member"] for each in status["safekeepers"]] == [True, True, True]
+    assert shown(status)[0].endswith("quorum 3 of 5 members, 2 streaming")
+
+
+# Standbys: what would be lost if one of them were promoted.
+
+
+def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900) -> Leadership:
+    """Let the proxy lead a term whose quorum holds `commit_lsn`; safekeeper 1 speaks of three standbys, 2 of one."""
+    proxy.proposer.set_apply_rule(parse_apply_rule(rule))
+    history = (HistoryEntry(4, 100, 1),)
+    elected = Elected(NodeId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
+    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0)
+    leadership.received_lsn, leadership.streaming = 1000, True
+    proxy.proposer.leadership, proxy.proposer.candidacy.term = leadership, 4
+    for safekeeper_id in (1, 2, 3):
+        list(leadership.welcome(safekeeper_id, True, 1.0))
+        answer = AppendResponse(elected.node_id, commit_lsn, commit_lsn, 0, has_readers=True)
+        list(leadership.on_append_response(safekeeper_id, answer, 1.0))
+    archiver = Standby("pg_receivewal", 900, 900, 0)
+    list(leadership.on_standby_feedback(1, (Standby("a", 900, 900, 850), Standby("b", 900, 700, 600), archiver)))
+    list(leadership.on_standby_feedback(2, (Standby("new"),)))
+    return leadership
+
+
+def standby_rows(proxy: Proxy, now: float) -> dict[str, tuple[object, ...]]:
+    return {
+        row["name"]: (row["has_everything"], row["lag_bytes"], row["apply_lag_bytes"])
+        for row in proxy_status(proxy, now)["standbys"]
+    }
+
+
+def test_a_standby_has_everything_if_all_that_was_acknowledged_is_on_its_disk(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy)
+    assert standby_rows(proxy, 1.5) == {
+        "a": (True, 0, 50),
+        "b": (False, 200, 300),
+        "new": (None, None, None),
+        "pg_receivewal": (True, 0, None),
+    }
+    (first, *_) = proxy_status(proxy, 1.5)["standbys"]
+    assert tuple(first) == (
+        *("name", "safekeeper", "write_lsn", "flush_lsn", "apply_lsn", "lag_bytes", "apply_lag_bytes", "designated"),
+        *("has_everything", "connected"),
+    )
+    assert (first["safekeeper"], first["apply_lsn"], first["designated"], first["connected"]) == (
+        1,
+        "0/352",
+        False,
+        True,
+    )
+
+
+def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    leadership.received_lsn = 900
+    proxy.proposer.primary_lost(1.2)
+    status = proxy_status(proxy, 1.5)
+    assert (status["state"], status["commit_lsn"], status["flush_lsn"]) == ("waiting_for_primary", "0/384", "0/0")
+    assert standby_rows(proxy, 1.5)["a"][0] is True and standby_rows(proxy, 1.5)["b"][0] is False
+    # A quorum that goes on answering vouches for it.
+    for safekeeper_id in (1, 2):
+        answer = AppendResponse(leadership.node_id, 900, 900, 1, has_readers=True)
+        list(leadership.on_append_response(safekeeper_id, answer, 60.0))
+    assert standby_rows(proxy, 60.5)["a"][0] is True
+
+
+def test_without_a_primary_a_standby_needs_what_may_still_become_committed_too(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy)
+    assert standby_rows(proxy, 1.5)["a"] == (True, 0, 50)
+    # Nobody was told that [900, 1000) is committed; once a quorum has it, a timeline that lacks it is refused.
+    proxy.proposer.primary_lost(1.2)
+    assert standby_rows(proxy, 1.5)["a"] == (False, 100, 150)
+
+
+def test_what_a_standby_has_is_unknown_unless_this_proxy_knows_what_was_acknowledged(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy)
+    # No quorum has answered for a while: another proxy may have taken over, and have acknowledged more.
+    assert {row[0] for row in standby_rows(proxy, 9.0).values()} == {None}
+    proxy.proposer.leadership = None
+    assert {row[0] for row in standby_rows(proxy, 1.5).values()} == {None}
+    # A term whose start is not on a quorum yet knows nothing of what went before.
+    a_term_with_standbys(proxy, commit_lsn=50)
+    assert {row[0] for row in standby_rows(proxy, 1.5).values()} == {None}
+
+
+def test_whom_remote_apply_waits_for_and_in_vain_is_shown(proxy: Proxy) -> None:
+    status = proxy_status(proxy, 1.0)
+    assert (status["apply_rule"], status["apply_problem"], status["standbys"]) == ("", None, [])
+    a_term_with_standbys(proxy, "A, gone")
+    status = proxy_status(proxy, 1.5)
+    assert (status["apply_rule"], status["apply_problem"]) == ("A, gone", "gone does not stream")
+    assert {row["name"]: row["designated"] for row in status["standbys"]}["a"] is True
+
+
+def test_a_changed_rule_is_taken_while_the_proxy_runs(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    leadership = a_term_with_standbys(proxy)
+    leadership.streaming = True
+    assert leadership.status().apply_lsn == 900
+    changed = replace(proxy.config, apply_standbys=parse_apply_rule("b"))
+    proxy.reconfigure(changed)
+    assert (proxy.status.flush_lsn, proxy.status.apply_lsn) == (900, 600)
+    assert "remote_apply waits for the standbys b" in caplog.text
+    caplog.clear()
+    proxy.reconfigure(changed)
+    assert caplog.text == ""
+
+
+def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_and_a_quorum_follows(
+    proxy: Proxy,
+) -> None:
+    assert proxy.hot_standby_feedback() is None
+    leadership = a_term_with_standbys(proxy)
+    leadership.streaming = False
+    assert proxy.hot_standby_feedback() is None
+    leadership.streaming = True
+    assert proxy.hot_standby_feedback() == (0, 0)
+    list(leadership.on_standby_feedback(2, (Standby("new", xmin=77, catalog_xmin=66),)))
+    assert proxy.hot_standby_feedback() == (77, 66)
+    leadership.commit_lsn = 0
+    assert proxy.hot_standby_feedback() is None
+
+
+def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_columns(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy, "ANY 2 (a, gone)")
+    archiver = Standby("pg_receivewal", 900, 900, 0)
+    list(leadership.on_standby_feedback(1, (Standby("[red]a", 900, 900, 850), archiver)))
+    list(leadership.on_standby_feedback(3, (Standby("b", 900, 700, 600),)))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render(proxy_status(proxy, 1.5)))
+    text = console.export_text()
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "has every acknowledged commit" in lines["[red]a"] and "50 B" in lines["[red]a"]
+    assert "lacks 200 bytes" in lines["b"]
+    assert "unknown" in lines["new"]
+    assert "replays nothing: no server" in lines["pg_receivewal"]
+    assert "1, gone" in lines["a"] and "has every acknowledged commit" in lines["a"]
+    assert "remote_apply waits for ANY 2 (a, gone)" in text
+    assert "remote_apply waits in vain: a, gone do not stream" in text
+
+
+# The archive.
+
+
+def reports(
+    leadership: Leadership, safekeeper_id: int, archived_lsn: int = 0, problem: str = "", *, is_archiver: bool = False
+) -> None:
+    report = ArchiveReport(50, True, is_archiver, archived_lsn, problem)
+    list(leadership.on_archive_report(safekeeper_id, report, 1.0))
+
+
+def test_where_nobody_has_an_archive_nothing_is_shown_of_one(proxy: Proxy) -> None:
+    assert proxy_status(proxy, 1.0)["archive"] is None
+    leadership = a_term_with_standbys(proxy)
+    list(leadership.on_archive_report(1, ArchiveReport(50, has_archive=False), 1.0))
+    status = proxy_status(proxy, 1.5)
+    assert status["archive"] is None
+    assert not [line for line in shown(status) if line.startswith("archive")]
+    assert "archive" not in summarise(status)
+
+
+def test_who_archives_and_how_far_the_archive_is_are_shown(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    reports(leadership, 2)
+    status = proxy_status(proxy, 1.5)
+    assert status["archive"] == {"archiver": None, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
+    assert "archive: nobody archives" in shown(status) and summarise(status).endswith(" archive=nobody:-")
+    list(leadership.tick(1.5 + INCUMBENT_GRACE_S))
+    status = proxy_status(proxy, 4.0)
+    assert status["archive"] == {"archiver": 2, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
+    assert "archive: safekeeper 2 has not said yet how far it is" in shown(status)
+    reports(leadership, 2, 700, is_archiver=True)
+    status = proxy_status(proxy, 4.0)
+    assert status["archive"] == {"archiver": 2, "archived_lsn": "0/2BC", "lag_bytes": 200, "problem": ""}
+    assert "archive: safekeeper 2, up to 0/2BC, 200 B behind" in shown(status)
+    assert summarise(status).endswith(" archive=2:200B")
+
+
+def test_what_keeps_the_archiver_from_archiving_is_shown(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    reports(leadership, 2, 700, "no route to the store", is_archiver=True)
+    list(leadership.tick(1.5))
+    status = proxy_status(proxy, 1.5)
+    assert status["archive"]["problem"] == "no route to the store" and status["archive"]["lag_bytes"] == 200
+    assert "archive: safekeeper 2 cannot archive: no route to the store" in shown(status)
+    assert summarise(status).endswith(" archive=2:problem")
+
+
+def test_an_archive_that_is_ahead_of_this_term_is_not_behind(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    reports(leadership, 2, 1000, is_archiver=True)
+    list(leadership.tick(1.5))
+    assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] == 0
+    leadership.commit_lsn = 0
+    assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] is None

@@ -1,0 +1,230 @@
+"""The control file: atomic, durable, and refused when it is not what was stored."""
+
+import base64
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import google_crc32c
+import msgspec
+import pytest
+
+from safekeeper.base.errors import ConfigurationError, StorageFailed, StorageFull
+from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState, NodeId
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.storage.control_file import CONTROL_FILE_NAME, LOCK_FILE_NAME, ControlFile, DataDirectoryLock
+from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.filesystem import RealFileSystem
+from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+
+DIRECTORY = Path("/data")
+PATH = DIRECTORY / CONTROL_FILE_NAME
+CRASH_SCHEDULES = 500
+
+
+class State(msgspec.Struct):
+    """Stands in for the consensus core's state."""
+
+    term: int
+    note: str = ""
+
+
+class OtherState(msgspec.Struct):
+    """What another program might have stored."""
+
+    name: str
+
+
+# A control file as the release with format version 1 wrote it.
+FORMAT_1 = base64.b64decode(
+    "U0FGRUtFRVABAAAAcAIAAN4AE61zYWZla2VlcGVyX2lkAqtpbmNhcm5hdGlvbtkgMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
+    "MjIyMjKuZm9ybWF0X3ZlcnNpb24BqmNsdXN0ZXJfaWTZIGNjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjqXN5c3RlbV9p"
+    "ZM9kZlkqakGBFaxzZWdtZW50X3NpemXOAQAAAK5zZXJ2ZXJfdmVyc2lvbs4AAkoCqm1lbWJlcnNoaXCDqmdlbmVyYXRpb24Bp21l"
+    "bWJlcnOTkgHZIDExMTExMTExMTExMTExMTExMTExMTExMTExMTExMTExkgLZIDIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
+    "MjIykgPZIDMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzq25ld19tZW1iZXJzkKhwcm9taXNlZJIJ2SBycnJycnJycnJy"
+    "cnJycnJycnJycnJycnJycnJycnJycqdoaXN0b3J5k5MBzgEAAAABkwTOAgAAKAGTCc4DAAEAAq10bGlfaGlzdG9yaWVzkZICxCkx"
+    "CTAvMzAwMDEwMAlubyByZWNvdmVyeSB0YXJnZXQgc3BlY2lmaWVkCqt0cnVuY2F0ZV90b8CoYmFzZV9sc27ArXdhbF9iZWdpbl9s"
+    "c27OAQAAAKlzZXRfYXNpZGXCqmNvbW1pdF9sc27OAwACAKx0cnVuY2F0ZV9sc27OAgAAAKxhcmNoaXZlZF9sc27OAQAAAKphcmNo"
+    "aXZlX2lk2SBhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYcWdg7c="
+)
+
+
+def test_a_control_file_of_the_format_before_is_read_and_rewritten(tmp_path: Path) -> None:
+    # Its WAL is to be set aside, so that none has to be there.
+    content = FORMAT_1[:-4].replace(b"set_aside\xc2", b"set_aside\xc3")
+    (tmp_path / CONTROL_FILE_NAME).write_bytes(content + google_crc32c.value(content).to_bytes(4, "little"))
+    before = ControlFile(RealFileSystem(), tmp_path).load(ControlState)
+    assert before is not None and before.format_version == 1
+    with contextlib.closing(DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)) as folder:
+        control = folder.control
+    rewritten = (tmp_path / CONTROL_FILE_NAME).read_bytes()
+    assert (content[8], rewritten[8]) == (1, FORMAT_VERSION)
+    assert ControlFile(RealFileSystem(), tmp_path).load(ControlState) == control
+    assert control == msgspec.structs.replace(before, format_version=FORMAT_VERSION)
+    assert control.history == (
+        HistoryEntry(1, 0x1000000, 1, gives_up=False, floor=0),
+        HistoryEntry(4, 0x2000028, 1),
+        HistoryEntry(9, 0x3000100, 2),
+    )
+    assert control.forgotten_term == 0
+    members = tuple(Member(i, str(i) * 32, address="") for i in (1, 2, 3))
+    sizes = QuorumSizes("N/2+1", "N/2+1")
+    assert control.membership == Membership(1, members, author=0, quorum_sizes=sizes, new_quorum_sizes=sizes)
+    assert (control.promised, control.commit_lsn, control.archive_id) == (NodeId(9, "r" * 32), 0x3000200, "a" * 32)
+
+
+def test_a_membership_with_quorums_of_another_size_is_of_a_newer_release(tmp_path: Path) -> None:
+    membership = Membership(1, (Member(2, "2" * 32),), quorum_sizes=QuorumSizes(commit="2"))
+    state = ControlState(safekeeper_id=2, incarnation="2" * 32, membership=membership)
+    ControlFile(RealFileSystem(), tmp_path).store(state)
+    with pytest.raises(ConfigurationError, match="newer release: the commit quorum '2' is not understood"):
+        DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)
+
+
+def test_what_is_stored_is_loaded(tmp_path: Path) -> None:
+    control_file = ControlFile(RealFileSystem(), tmp_path)
+    assert control_file.load(State) is None
+    control_file.store(State(1, "first"))
+    control_file.store(State(2, "second"))
+    assert ControlFile(RealFileSystem(), tmp_path).load(State) == State(2, "second")
+    assert [path.name for path in tmp_path.iterdir()] == [CONTROL_FILE_NAME]
+
+
+def test_a_crash_leaves_the_old_state_or_the_new_one_and_never_less_than_was_stored() -> None:
+    for seed in range(CRASH_SCHEDULES):
+        rng = random.Random(seed)
+        fs = VirtualFileSystem(rng)
+        stored = attempted = None
+        for term in range(1, 6):
+            control_file = ControlFile(fs, DIRECTORY)
+            found = control_file.load(State)
+            assert found in (stored, attempted), f"seed {seed}"
+            if found is not None:
+                control_file.store(found)
+            stored = found
+            if rng.random() < 0.6:
+                fs.crash_in(rng.randint(1, 6))
+            attempted = State(term, "x" * rng.randint(0, 2000))
+            try:
+                control_file.store(attempted)
+                stored = attempted
+            except VirtualCrash:
+                pass
+            rng.choice((fs.crash, fs.kill))()
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync folder"])
+def test_a_failing_disk_ends_the_control_file(operation: str) -> None:
+    fs = VirtualFileSystem(random.Random(1))
+    control_file = ControlFile(fs, DIRECTORY)
+    control_file.store(State(1))
+    fs.fail_in(1, only=operation)
+    with pytest.raises(StorageFailed, match="input/output error"):
+        control_file.store(State(2))
+    with pytest.raises(StorageFailed, match="must be restarted"):
+        control_file.store(State(3))
+    assert ControlFile(fs, DIRECTORY).load(State) in (State(1), State(2))
+
+
+def test_no_room_leaves_the_old_state_and_no_trace() -> None:
+    fs = VirtualFileSystem(random.Random(1))
+    control_file = ControlFile(fs, DIRECTORY)
+    control_file.store(State(1))
+    fs.capacity_bytes = fs.used_bytes() + 10
+    with pytest.raises(StorageFull, match="no space left"):
+        control_file.store(State(2))
+    assert fs.listdir(DIRECTORY) == [CONTROL_FILE_NAME]
+    assert control_file.load(State) == State(1)
+    fs.capacity_bytes = 1 << 20
+    control_file.store(State(3))
+    assert control_file.load(State) == State(3)
+
+
+def test_no_room_on_a_real_disk_leaves_the_old_state() -> None:
+    """/dev/full is the kernel's own full disk; what RealFileSystem makes of it is StorageFull."""
+    with pytest.raises(StorageFull, match=r"could not write /dev/full: No space left on device"):
+        RealFileSystem().open(Path("/dev/full")).pwrite(b"x", 0)
+
+
+@pytest.mark.parametrize("position", ["magic", "version", "length", "payload", "checksum"])
+def test_a_damaged_file_is_refused_with_its_path(position: str) -> None:
+    fs = VirtualFileSystem(random.Random(1))
+    ControlFile(fs, DIRECTORY).store(State(7, "note"))
+    length = fs.used_bytes()
+    offset = {"magic": 0, "version": 8, "length": 12, "payload": 18, "checksum": length - 1}[position]
+    fs.damage(PATH, offset, b"\xff")
+    with pytest.raises(StorageFailed, match=str(PATH)):
+        ControlFile(fs, DIRECTORY).load(State)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cut short, at 0 bytes"),
+        (b"PK\x03\x04" * 9, "not a safekeeper's control file"),
+        (
+            b"SAFEKEEP\x03\0\0\0\0\0\0\0",
+            "format version 3, this release reads versions 1 to 2: use the release",
+        ),
+        (b"SAFEKEEP\x01\0\0\0\x05\0\0\0", "which its header denies"),
+        (b"SAFEKEEP\x01\0\0\0\x01\0\0\0\xc1", "is no State: .*replace the disk"),
+    ],
+)
+def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    checksum = google_crc32c.value(content).to_bytes(4, "little") if content else b""
+    (tmp_path / CONTROL_FILE_NAME).write_bytes(content + checksum)
+    with pytest.raises(StorageFailed, match=message):
+        ControlFile(RealFileSystem(), tmp_path).load(State)
+
+
+def test_another_programs_state_is_refused(tmp_path: Path) -> None:
+    ControlFile(RealFileSystem(), tmp_path).store(OtherState("x"))
+    with pytest.raises(StorageFailed, match="is no State: Object missing required field `term`"):
+        ControlFile(RealFileSystem(), tmp_path).load(State)
+
+
+def test_a_second_lock_names_the_process_that_holds_the_first(tmp_path: Path) -> None:
+    assert DataDirectoryLock.owner(tmp_path) is None
+    lock = DataDirectoryLock(tmp_path)
+    assert DataDirectoryLock.owner(tmp_path) == os.getpid()
+    with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()}: stop that one"):
+        DataDirectoryLock(tmp_path)
+    lock.release()
+    lock.release()
+    assert DataDirectoryLock.owner(tmp_path) is None
+    DataDirectoryLock(tmp_path).release()
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys, time\n"
+        "from safekeeper.storage.control_file import DataDirectoryLock\n"
+        "lock = DataDirectoryLock(pathlib.Path(sys.argv[1]))\n"
+        "print('locked', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            with pytest.raises(ConfigurationError, match=f"in use by process {process.pid}"):
+                DataDirectoryLock(tmp_path)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    DataDirectoryLock(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"could not open .*: No such file"):
+        DataDirectoryLock(tmp_path / "missing")
+    (tmp_path / LOCK_FILE_NAME).mkdir()
+    with pytest.raises(ConfigurationError, match="Is a directory"):
+        DataDirectoryLock(tmp_path)

@@ -1,0 +1,353 @@
+"""Random schedules of everything that can befall the storage, and planted bugs that they must find.
+
+The schedules are those of `tests.simulation.storage_machine`: `run_schedule(seed)` repeats a failing one. The bugs are
+those that the details (a) to (g) of the footers exclude, and those of a removal, planted one at a time: a schedule that
+cannot fail proves nothing. Of 3000 schedules, each bug makes 40 to 1900 fail. Two that few schedules meet have
+scenarios of their own.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+import safekeeper.storage.recovery as recovery_module
+import safekeeper.storage.wal_log as storage_module
+from safekeeper.base.errors import StorageFailed
+from safekeeper.base.lsn import segment_start
+from safekeeper.storage.disk_work import Flush
+from safekeeper.storage.recovery import NamedSegment
+from safekeeper.storage.segment_file import FOOTER_BYTES, SegmentFile, Slot, create_segment
+from safekeeper.storage.wal_log import WalStorage
+from tests.simulation.storage_machine import DIRECTORY, SEGMENT_SIZE, Decision, Machine, run_schedule
+from tests.simulation.virtual_disk import VirtualCrash, VirtualFile, VirtualFileSystem
+
+SCHEDULES = 3000
+BATCHES = 10
+SCHEDULES_TO_FIND_A_BUG = 1500
+SCENARIO_SEEDS = 100
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_nothing_acked_is_lost_and_nothing_cut_returns(batch: int) -> None:
+    for seed in range(batch, SCHEDULES, BATCHES):
+        run_schedule(seed)
+
+
+def create_without_slots(patch: pytest.MonkeyPatch) -> None:
+    """(a) A prepared file has no slots: the first flush's is torn, and nothing says where the WAL ends."""
+    create = WalStorage._create
+
+    def planted(storage: WalStorage, tli: int, begin_lsn: int) -> SegmentFile:
+        segment = create(storage, tli, begin_lsn)
+        assert isinstance(storage._fs, VirtualFileSystem)
+        storage._fs.damage(segment.path, SEGMENT_SIZE, bytes(FOOTER_BYTES))
+        return segment
+
+    patch.setattr(WalStorage, "_create", planted)
+
+
+def rename_before_sync(patch: pytest.MonkeyPatch) -> None:
+    """(a) A file gets its name before its content and slots are synced."""
+    fdatasync = VirtualFile.fdatasync
+
+    def planted(file: VirtualFile) -> None:
+        if not file._path.name.endswith(".new"):
+            fdatasync(file)
+
+    patch.setattr(VirtualFile, "fdatasync", planted)
+
+
+def flush_during_a_flush(patch: pytest.MonkeyPatch) -> None:
+    """(b) A slot is written while the fdatasync of the one before it is under way."""
+    start_flush, finish_flush = WalStorage.start_flush, WalStorage.finish_flush
+
+    def planted_start(storage: WalStorage) -> Flush | None:
+        storage._flush = None
+        return start_flush(storage)
+
+    def planted_finish(storage: WalStorage, flush: Flush) -> None:
+        storage._flush = flush
+        flush.end_lsn = max(flush.end_lsn, storage.flush_lsn)
+        finish_flush(storage, flush)
+
+    patch.setattr(WalStorage, "start_flush", planted_start)
+    patch.setattr(WalStorage, "finish_flush", planted_finish)
+
+
+def slots_first_then_syncs(patch: pytest.MonkeyPatch) -> None:
+    """(b) The next segment's slot may be durable before the last one of this segment."""
+
+    def planted(flush: Flush) -> None:
+        try:
+            for segment, slot in flush._slots:
+                segment.write_slot(slot)
+            for segment, _ in flush._slots:
+                segment.sync()
+        except StorageFailed as error:
+            raise flush._fail(error) from error
+        flush.done = True
+
+    patch.setattr(Flush, "run", planted)
+
+
+def walk_to_the_last_file(patch: pytest.MonkeyPatch) -> None:
+    """(c) Recovery enters a segment although the one before it is not complete."""
+
+    def planted(
+        fs: VirtualFileSystem, directory: Path, found: list[NamedSegment], segment_size: int
+    ) -> tuple[int, Slot]:
+        return len(found) - 1, recovery_module._slot_of(fs, directory, found[-1], segment_size)
+
+    patch.setattr(recovery_module, "_walk", planted)
+
+
+def drop_without_sync(patch: pytest.MonkeyPatch) -> None:
+    """(d) A cut removes the later files and does not sync the folder."""
+
+    def planted(fs: VirtualFileSystem, directory: Path, segments: Iterable[NamedSegment], segment_size: int) -> None:
+        for segment in reversed(list(segments)):
+            fs.unlink(segment.path(directory, segment_size))
+
+    patch.setattr(storage_module, "drop_segments", planted)
+    patch.setattr(recovery_module, "drop_segments", planted)
+
+
+def drop_with_one_sync(patch: pytest.MonkeyPatch) -> None:
+    """(d) A cut removes the later files in any durable order, so that a crash leaves a gap."""
+
+    def planted(fs: VirtualFileSystem, directory: Path, segments: Iterable[NamedSegment], segment_size: int) -> None:
+        for segment in segments:
+            fs.unlink(segment.path(directory, segment_size))
+        fs.fsync_directory(directory)
+
+    patch.setattr(storage_module, "drop_segments", planted)
+    patch.setattr(recovery_module, "drop_segments", planted)
+
+
+def open_without_settling_names(patch: pytest.MonkeyPatch) -> None:
+    """(d) A removal that a killed process has left pending is taken for durable."""
+
+    def planted(fs: VirtualFileSystem, directory: Path, names: list[str]) -> None:
+        for name in names:
+            if name.endswith(".new"):
+                fs.unlink(directory / name)
+
+    patch.setattr(recovery_module, "_settle_names", planted)
+
+
+def cut_without_slot(patch: pytest.MonkeyPatch) -> None:
+    """(e) After a cut the newest slot still vouches for what was cut."""
+
+    def planted(segment: SegmentFile, lsn: int) -> None:
+        segment.write_lsn = segment._unslotted_lsn = lsn
+        segment._crc = 0
+
+    patch.setattr(SegmentFile, "cut", planted)
+
+
+def cut_without_flush(patch: pytest.MonkeyPatch) -> None:
+    """(e) The empty slot of a cut vouches for bytes below it that are not durable."""
+    truncate = WalStorage.truncate
+
+    def planted(storage: WalStorage, lsn: int, tli: int) -> None:
+        storage.flush_lsn = max(storage.flush_lsn, lsn)
+        truncate(storage, lsn, tli)
+
+    patch.setattr(WalStorage, "truncate", planted)
+
+
+def open_without_rewriting(patch: pytest.MonkeyPatch) -> None:
+    """(g) Recovery trusts a page cache that shows what the disk has lost."""
+
+    def planted(
+        fs: VirtualFileSystem, directory: Path, segment: NamedSegment, slot: Slot, segment_size: int
+    ) -> SegmentFile:
+        return SegmentFile(
+            fs.open(segment.path(directory, segment_size)),
+            segment.path(directory, segment_size),
+            tli=segment.tli,
+            begin_lsn=segment.begin_lsn,
+            end_lsn=segment.begin_lsn + segment_size,
+            write_lsn=slot.end_lsn,
+            sequence=slot.sequence,
+        )
+
+    patch.setattr(recovery_module, "_rewrite", planted)
+
+
+def rewrite_without_looking(patch: pytest.MonkeyPatch) -> None:
+    """(g) What was checked is read a second time to be copied, and meanwhile the cache has let it go."""
+
+    def planted(*args: object, **kwargs: object) -> SegmentFile:
+        return create_segment(*args, **(kwargs | {"expected": None}))  # type: ignore[arg-type]
+
+    patch.setattr(recovery_module, "create_segment", planted)
+
+
+def open_without_finishing_a_removal(patch: pytest.MonkeyPatch) -> None:
+    """What a crash brings back of removed segments is taken for the log's beginning, or for damage."""
+
+    def planted(names: list[str], begin_lsn: int, segment_size: int) -> set[str]:
+        return set()
+
+    patch.setattr(recovery_module, "names_below", planted)
+
+
+def retry_a_failed_sync(patch: pytest.MonkeyPatch) -> None:
+    """(S12) An fdatasync that failed is tried again, succeeds, and is believed."""
+    sync = SegmentFile.sync
+
+    def planted(segment: SegmentFile) -> None:
+        try:
+            sync(segment)
+        except StorageFailed:
+            sync(segment)
+
+    patch.setattr(SegmentFile, "sync", planted)
+
+
+PLANTED_BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    create_without_slots,
+    rename_before_sync,
+    flush_during_a_flush,
+    slots_first_then_syncs,
+    walk_to_the_last_file,
+    drop_without_sync,
+    drop_with_one_sync,
+    cut_without_slot,
+    cut_without_flush,
+    open_without_rewriting,
+    open_without_finishing_a_removal,
+    retry_a_failed_sync,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED_BUGS, ids=lambda plant: plant.__name__)
+def test_schedules_find_a_planted_bug(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        for seed in range(SCHEDULES_TO_FIND_A_BUG):
+            run_schedule(seed)
+
+
+class ForgetfulMachine(Machine):
+    """(f) Its control file keeps the decision to cut until some later write of it, which a crash forestalls."""
+
+    stale: Decision | None = None
+
+    def forget_cut(self) -> None:
+        self.stale, self.cut = self.cut, None
+
+    def reset(self) -> None:
+        self.stale = None
+        super().reset()
+
+    def check_recovered(self) -> None:
+        super().check_recovered()
+        if self.stale is not None and self.base is None:
+            lsn, tli = self.stale
+            self.storage.truncate(min(lsn, self.storage.write_lsn), tli)
+            assert self.storage.flush_lsn >= self.acked_lsn, "the repeated cut took what was acked since"
+
+
+def test_schedules_find_a_cut_that_is_not_forgotten_in_time() -> None:
+    with pytest.raises(AssertionError, match="acked since"):
+        for seed in range(SCHEDULES_TO_FIND_A_BUG):
+            run_schedule(seed, ForgetfulMachine)
+
+
+class HastyMachine(Machine):
+    """It removes old segments first, and writes down afterwards where its log begins."""
+
+    def trim(self) -> None:
+        lsn = segment_start(max(self.begin_lsn, self.acked_lsn - 1), SEGMENT_SIZE)
+        self.storage.trim(lsn)
+        self.forget_below(lsn)
+
+
+def test_schedules_find_a_removal_that_is_not_written_down_before() -> None:
+    with pytest.raises(AssertionError, match="seed"):
+        for seed in range(SCHEDULES_TO_FIND_A_BUG):
+            run_schedule(seed, HastyMachine)
+
+
+def a_killed_removal_that_comes_back(seed: int) -> None:
+    """A process is killed while it drops files; the next one meets a failing disk; then the power goes."""
+    fs = VirtualFileSystem(random.Random(seed))
+    storage = empty_log(fs)
+    storage.append(SEGMENT_SIZE, bytes(3 * SEGMENT_SIZE))
+    fs.kill()
+    # Dies at the first removal, or at one of the operations next to it.
+    fs.crash_in(1 + seed % 4)
+    with pytest.raises(VirtualCrash):
+        open_log(fs)
+    fs.kill()
+    fs.fail_in(1 + seed // 4 % 3, only="sync folder")
+    with pytest.raises(StorageFailed):
+        open_log(fs)
+    fs.crash()
+    assert open_log(fs).flush_lsn == SEGMENT_SIZE
+
+
+def a_cache_that_lets_go_of_lost_pages(seed: int) -> None:
+    """A sync fails; the next process finds the bytes in the cache, and while it reads, the cache drops them."""
+    fs = VirtualFileSystem(random.Random(seed))
+    storage = empty_log(fs)
+    acked, unacked = b"A" * 1000, b"B" * 2000
+    storage.append(SEGMENT_SIZE, acked)
+    storage.flush_now()
+    storage.append(storage.write_lsn, unacked)
+    fs.fail_in(1, only="sync")
+    with pytest.raises(StorageFailed):
+        storage.flush_now()
+    fs.kill()
+    for _ in range(100):
+        try:
+            storage = open_log(fs)
+        except StorageFailed as error:
+            assert "changed while it was read" in str(error)
+            fs.kill()
+        else:
+            break
+    assert storage.flush_lsn - SEGMENT_SIZE in (1000, 3000)
+    fs.crash()
+    again = open_log(fs)
+    assert again.read(SEGMENT_SIZE, again.flush_lsn) == (acked + unacked)[: storage.flush_lsn - SEGMENT_SIZE]
+
+
+SCENARIOS = [
+    (a_killed_removal_that_comes_back, open_without_settling_names),
+    (a_cache_that_lets_go_of_lost_pages, rewrite_without_looking),
+]
+
+
+@pytest.mark.parametrize("scenario", [scenario for scenario, _ in SCENARIOS], ids=lambda each: each.__name__)
+def test_recovery_survives(scenario: Callable[[int], None]) -> None:
+    for seed in range(SCENARIO_SEEDS):
+        scenario(seed)
+
+
+@pytest.mark.parametrize(("scenario", "plant"), SCENARIOS, ids=lambda each: each.__name__)
+def test_scenario_finds_a_planted_bug(
+    scenario: Callable[[int], None],
+    plant: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, StorageFailed)):
+        for seed in range(SCENARIO_SEEDS):
+            scenario(seed)
+
+
+def open_log(fs: VirtualFileSystem) -> WalStorage:
+    return WalStorage.open(fs, DIRECTORY, segment_size=SEGMENT_SIZE, tli=1)
+
+
+def empty_log(fs: VirtualFileSystem) -> WalStorage:
+    storage = open_log(fs)
+    storage.reset(SEGMENT_SIZE, 1)
+    return storage

@@ -1,0 +1,219 @@
+"""Who may import what: the layers of both packages, read from the source.
+
+Each package imports from itself and from those before it in its list; `walproxy` may import all of `safekeeper`, never
+the reverse. No modules import each other in a circle.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# From the bottom to the top.
+LAYERS = {
+    "safekeeper": (
+        "base",
+        "waldecode",
+        "consensus",
+        "acceptor",
+        "peers",
+        "net",
+        "pgwire",
+        "archive",
+        "storage",
+        "node",
+        "archiving",
+        "serving",
+        "process",
+        "cli",
+        "__main__",
+    ),
+    "walproxy": (
+        "html_page",
+        "postgres",
+        "proposer",
+        "wal_sources",
+        "proxy",
+        "recovery",
+        "pipeline",
+        "lab",
+        "testing",
+        "failure_codes",
+        "cli",
+        "__main__",
+    ),
+}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in LAYERS
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+PURE_FOLDERS = (
+    "safekeeper/waldecode",
+    "safekeeper/consensus",
+    "safekeeper/acceptor",
+    "safekeeper/pgwire",
+    "walproxy/proposer",
+)
+PURE = sorted(
+    [
+        *(path for folder in PURE_FOLDERS for path in (ROOT / folder).glob("*.py")),
+        *(ROOT / "safekeeper" / "base" / name for name in ("lsn.py", "timelines.py")),
+        *(ROOT / "safekeeper" / "peers" / name for name in ("codec.py", "peer_auth.py")),
+        *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py")),
+        ROOT / "safekeeper" / "archiving" / "plan.py",
+        ROOT / "safekeeper" / "net" / "admission.py",
+        *(
+            ROOT / "walproxy" / "pipeline" / "cdc" / name
+            for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py")
+        ),
+        *(ROOT / "walproxy" / "pipeline" / "cdc" / "apply" / name for name in ("net_changes.py", "fingerprint.py")),
+    ]
+)
+PURE_MAY_IMPORT = {
+    "asn1crypto",
+    "base64",
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "functools",
+    "google_crc32c",
+    "hashlib",
+    "hmac",
+    "ipaddress",
+    "itertools",
+    "math",
+    "msgspec",
+    "re",
+    "stringprep",
+    "struct",
+    "typing",
+    "unicodedata",
+}
+
+
+def module_of(path: Path) -> str:
+    """Return the name under which a file is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+PURE_MODULES = {"safekeeper.base.errors", *(module_of(path) for path in PURE)}
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, f"{path} imports relatively"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return found
+
+
+def calls(path: Path) -> set[str]:
+    """Return the plain names that a file calls."""
+    tree = ast.parse(path.read_text())
+    return {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+
+
+def layer_of(module: str) -> tuple[str, int]:
+    """Return a module's package and its layer there; the package's own `__init__` lies below all others."""
+    package, _, rest = module.partition(".")
+    return package, LAYERS[package].index(rest.partition(".")[0]) if rest else -1
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Yield the groups of modules that import each other, by Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+
+    def visit(module: str) -> Iterator[list[str]]:
+        index[module] = low[module] = len(index)
+        path.append(module)
+        for other in sorted(graph[module]):
+            if other not in index:
+                yield from visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in path:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            circle = path[path.index(module) :]
+            del path[path.index(module) :]
+            if len(circle) > 1:
+                yield circle
+
+    for module in sorted(graph):
+        if module not in index:
+            yield from visit(module)
+
+
+@pytest.mark.parametrize("path", PURE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_pure_module_reads_no_clock_no_chance_and_no_file(path: Path) -> None:
+    assert imports(path) - PURE_MAY_IMPORT - PURE_MODULES == set()
+    assert calls(path) & {"open", "print", "input", "exec", "eval", "__import__"} == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_down_the_layers(module: str) -> None:
+    package, layer = layer_of(module)
+    for imported in imports(MODULES[module]):
+        if imported.partition(".")[0] not in LAYERS:
+            continue
+        other_package, other_layer = layer_of(imported)
+        if other_package == package:
+            assert other_layer <= layer, f"{module} imports {imported}, which lies above it"
+        else:
+            assert package == "walproxy", f"{module} imports {imported}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module: imports(path) & MODULES.keys() for module, path in MODULES.items()}
+    assert list(circles(graph)) == []
+
+
+def test_a_circle_is_seen() -> None:
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"d"}}
+    assert [sorted(circle) for circle in circles(graph)] == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_that_is_shipped_imports_a_test(module: str) -> None:
+    assert {imported for imported in imports(MODULES[module]) if imported.split(".")[0] == "tests"} == set()
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("walproxy")])
+def test_only_the_pipeline_imports_spark(module: str) -> None:
+    path = MODULES[module]
+    pipeline = ROOT / "walproxy" / "pipeline"
+    without_spark = [
+        pipeline / "schemas.py",
+        *(pipeline / package for package in ("decoder", "input", "tables", "cdc/apply")),
+    ]
+    if pipeline in path.parents and not any(package == path or package in path.parents for package in without_spark):
+        return
+    assert {imported for imported in imports(path) if imported.split(".")[0] == "pyspark"} == set()
+
+
+def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
+    file = tmp_path / "some.py"
+    file.write_text(
+        "import os.path\nfrom safekeeper.base import lsn, x\ndef f():\n    from asyncio import sleep\n    open('')\n"
+    )
+    assert imports(file) == {"os.path", "asyncio", "safekeeper.base", "safekeeper.base.lsn"}
+    assert calls(file) == {"open"}
+
+
+def test_only_the_containers_of_clusters_for_tests_import_the_engines_client() -> None:
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in MODULES.values()
+        if {imported.split(".")[0] for imported in imports(path)} & {"docker", "testcontainers"}
+    }
+    assert importing == {"walproxy/lab/testing/container_parts.py", "walproxy/lab/testing/containers.py"}

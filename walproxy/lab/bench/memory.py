@@ -1,0 +1,116 @@
+"""How much memory the proxy and the safekeepers have in RAM while a member is down and a lot of WAL goes by.
+
+Each turn: the processes are started anew, one safekeeper of three is killed, a COPY streams its WAL to the other two,
+and the dead one comes back and is fed what it lacks. WAL that a member lacks is on the others' disks, and the proxy
+keeps a window of the newest only, so none of them may grow with it.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from walproxy.lab.bench import bulk
+from walproxy.lab.bench.arms import Arm
+from walproxy.lab.bench.members import wait_until_caught_up
+from walproxy.lab.cluster.local_cluster import LocalCluster
+from walproxy.lab.process_resources import memory_of
+
+PROXY = "proxy"
+GOAL_BYTES = 150_000_000
+_MEMBER = 3
+
+
+class MemoryCell(NamedTuple):
+    """What is measured once a round: all there is."""
+
+    case: str = "memory with one dead"
+
+
+class MemoryTurn(msgspec.Struct, frozen=True):
+    """What one turn measured at one process.
+
+    Attributes:
+        process: "proxy", or "safekeeper 1".
+        wal_bytes, seconds: of the COPY.
+        before_bytes, after_bytes: in RAM before and after it.
+        peak_bytes: the most that was in RAM by then.
+        fed_peak_bytes: the same when the dead member was back and had everything.
+    """
+
+    round: int
+    process: str
+    wal_bytes: int
+    seconds: float
+    before_bytes: int
+    after_bytes: int
+    peak_bytes: int
+    fed_peak_bytes: int
+
+
+class MemoryResult(msgspec.Struct, frozen=True):
+    """The medians of one process; `most_bytes` is the most that it had in any round."""
+
+    process: str
+    wal_bytes: float
+    before_bytes: float
+    after_bytes: float
+    peak_bytes: float
+    fed_peak_bytes: float
+    most_bytes: int
+
+
+def take_turn(cluster: LocalCluster, number: int, row_bytes: int) -> list[MemoryTurn]:
+    """Load about so many bytes of rows into the table of bulk.py while a safekeeper is dead; it is well again then.
+
+    Raises:
+        WalproxyError: a process has failed.
+    """
+    processes = {PROXY: cluster.proxy, **{each.name: each for i, each in cluster.safekeepers.items() if i != _MEMBER}}
+    for process in [*cluster.proxies, *cluster.safekeepers.values()]:
+        process.kill9()
+    for process in cluster.safekeepers.values():
+        process.start()
+    cluster.start_proxy()
+    wait_until_caught_up(cluster, *cluster.safekeepers)
+    cluster.safekeepers[_MEMBER].kill9()
+    pids = {name: process.pid or 0 for name, process in processes.items()}
+    before = {name: memory_of(pid) for name, pid in pids.items()}
+    copied = bulk.take_turn(Arm("walproxy", cluster.postgres, lambda: pids), number, row_bytes)
+    after = {name: memory_of(pid) for name, pid in pids.items()}
+    cluster.safekeepers[_MEMBER].start()
+    wait_until_caught_up(cluster, *cluster.safekeepers)
+    fed = {name: memory_of(pid) for name, pid in pids.items()}
+    return [
+        MemoryTurn(
+            number,
+            name,
+            copied.wal_bytes,
+            copied.seconds,
+            before[name].resident_bytes,
+            after[name].resident_bytes,
+            after[name].peak_bytes,
+            fed[name].peak_bytes,
+        )
+        for name in processes
+    ]
+
+
+def compare_memory(turns: Sequence[MemoryTurn]) -> list[MemoryResult]:
+    """Return the medians of each process, in the order of the first round."""
+    results = []
+    for name in dict.fromkeys(turn.process for turn in turns):
+        mine = [turn for turn in turns if turn.process == name]
+        results.append(
+            MemoryResult(
+                name,
+                median(turn.wal_bytes for turn in mine),
+                median(turn.before_bytes for turn in mine),
+                median(turn.after_bytes for turn in mine),
+                median(turn.peak_bytes for turn in mine),
+                median(turn.fed_peak_bytes for turn in mine),
+                max(turn.fed_peak_bytes for turn in mine),
+            )
+        )
+    return results

@@ -1,0 +1,1 @@
+"""A cluster of local processes: PostgreSQL, safekeepers, a proxy, standbys."""

@@ -1,0 +1,201 @@
+"""The steps of the demo, in order.
+
+The cluster under load, its standby (standby_steps.py), the books, the bytes, the loss of nearly everything
+(loss_steps.py), and the tables that come of it (pipeline_steps.py).
+"""
+
+import time
+
+from safekeeper.base.lsn import format_lsn
+from walproxy.lab.demo.bank import CREATE
+from walproxy.lab.demo.books import compare_books
+from walproxy.lab.demo.loss_steps import LOSS_STEPS, TAKE_BASE_BACKUP
+from walproxy.lab.demo.pipeline_steps import PIPELINE_STEPS
+from walproxy.lab.demo.stage import (
+    CATCH_UP_S_MAX,
+    RESUME_S_MAX,
+    SHORT_WATCH_S,
+    TAKEOVER_S_MAX,
+    Stage,
+    Step,
+    leading_proxy,
+)
+from walproxy.lab.demo.standby_steps import PROXY_OPTIONS, STANDBY_STEPS
+from walproxy.lab.wal_compare import compare_wal, count_records
+from walproxy.proxy.status_table import format_bytes
+
+_SHUTDOWN_S_MAX = 10.0
+_WATCH_S = 2.0
+
+
+def _start(stage: Stage) -> str:
+    cluster = stage.cluster
+    # The smallest segments, so that even a short load crosses many of their borders.
+    cluster.postgres.init(wal_segment_mib=1)
+    cluster.start()
+    cluster.postgres.execute(CREATE)
+    status = cluster.safekeepers[1].status()
+    stage.require(status is not None, "safekeeper 1 does not answer")
+    assert status is not None  # required above
+    stage.segment_size = status["segment_size"]
+    stage.start_load()
+    stage.wait_until(lambda: bool(stage.ledger.acknowledged), "a transfer was acknowledged", RESUME_S_MAX)
+    begin, end = stage.observe(_WATCH_S)
+    rate = stage.ledger.returned_between(begin, end) / (end - begin)
+    return (
+        f"PostgreSQL {cluster.postgres.binaries.version}, {len(cluster.safekeepers)} safekeepers, a proxy; "
+        f"{stage.clients} clients commit {rate:,.0f} transfers/s"
+    )
+
+
+def _kill_one_safekeeper(stage: Stage) -> str:
+    stage.kill_safekeeper(1)
+    begin, end = stage.observe(_WATCH_S)
+    committed = stage.ledger.returned_between(begin, end)
+    pause_s = stage.ledger.longest_pause_s(begin, end)
+    stage.require(stage.ledger.first_begun_after(begin) is not None, "no commit went through with two of three")
+    stage.require(pause_s < SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
+    return f"{committed:,} commits in {end - begin:.1f} s went on; the longest pause was {pause_s * 1000:.0f} ms"
+
+
+def _kill_second_safekeeper(stage: Stage) -> str:
+    stage.kill_safekeeper(2)
+    killed = time.monotonic()
+    stage.wait_until_all_wait()
+    begin, end = stage.observe(_WATCH_S)
+    for_quorum, for_locks = stage.waiting_clients()
+    acknowledged = stage.ledger.returned_between(begin, end)
+    stage.require(acknowledged == 0, f"{acknowledged} commits were acknowledged with one safekeeper of three")
+    stage.require(
+        stage.ledger.first_begun_after(killed) is None, "a commit begun after the quorum was lost was acknowledged"
+    )
+    stage.require(for_quorum > 0, "no commit waits with wait_event SyncRep")
+    behind_locks = f" ({for_locks} more behind their locks)" if for_locks else ""
+    return f"{for_quorum} commits wait{behind_locks}, 0 acknowledged in {end - begin:.1f} s"
+
+
+def _start_one_safekeeper(stage: Stage) -> str:
+    waited_from = time.monotonic()
+    stage.cluster.safekeepers[2].start()
+    seconds = stage.seconds_to_new_commit(waited_from, waited_from, RESUME_S_MAX)
+    return f"commits resumed by themselves; the first new one {seconds:.2f} s after the start"
+
+
+def _start_other_safekeeper(stage: Stage) -> str:
+    target_lsn = stage.cluster.commit_lsn()
+    missed_bytes = target_lsn - stage.dead_since_lsn[1]
+    stage.cluster.safekeepers[1].start()
+    seconds = stage.wait_until(
+        lambda: stage.safekeeper_lsns("flush_lsn")[1] >= target_lsn, "safekeeper 1 has caught up", CATCH_UP_S_MAX
+    )
+    return f"it was fed the {format_bytes(missed_bytes)} that it had missed within {seconds:.2f} s, under load"
+
+
+def _restart_proxy(stage: Stage) -> str:
+    proxy = stage.cluster.proxy
+    before = time.monotonic()
+    proxy.kill9()
+    killed = time.monotonic()
+    stage.cluster.start_proxy(proxy)
+    seconds = stage.seconds_to_new_commit(before, killed, TAKEOVER_S_MAX)
+    stage.observe(SHORT_WATCH_S)
+    return f"the first new commit {seconds:.2f} s after the kill (less than {TAKEOVER_S_MAX:g} s)"
+
+
+def _take_over(stage: Stage) -> str:
+    cluster = stage.cluster
+    spare = cluster.make_proxy("walproxy-spare", *PROXY_OPTIONS)
+    cluster.proxies.append(spare)
+    cluster.start_proxy(spare)
+    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare", RESUME_S_MAX)
+    leading = leading_proxy(cluster)
+    stage.require(leading is not None and leading[0] is cluster.proxy, "the first proxy does not serve any more")
+    before = time.monotonic()
+    cluster.proxy.kill9()
+    killed = time.monotonic()
+    seconds = stage.seconds_to_new_commit(before, killed, TAKEOVER_S_MAX)
+    term = (spare.status() or {}).get("term")
+    cluster.start_proxy(cluster.proxy)
+    stage.wait_until(
+        lambda: (cluster.proxy.status() or {}).get("spare") is True, "the old proxy is the spare now", RESUME_S_MAX
+    )
+    return (
+        f"the first commit through the spare (term {term}) {seconds:.2f} s after the kill; the old one is the spare now"
+    )
+
+
+def _crash_postgres(stage: Stage) -> str:
+    before = time.monotonic()
+    doubtful = len(stage.ledger.in_doubt)
+    stage.cluster.postgres.kill9()
+    killed = time.monotonic()
+    stage.cluster.postgres.start()
+    seconds = stage.seconds_to_new_commit(before, killed, CATCH_UP_S_MAX)
+    stage.observe(SHORT_WATCH_S)
+    lost = len(stage.ledger.in_doubt) - doubtful
+    return f"the first new commit {seconds:.2f} s after the kill, recovery included; {lost} clients were left in doubt"
+
+
+def _check_books(stage: Stage) -> str:
+    stage.stop_load()
+    return compare_books(stage)
+
+
+def _shut_down(stage: Stage) -> str:
+    begin = time.monotonic()
+    stage.cluster.postgres.stop("fast", _SHUTDOWN_S_MAX)
+    end = time.monotonic()
+    # The quorum has the last record, the shutdown's checkpoint; the third safekeeper gets it a moment later.
+    stage.end_lsn = max(stage.safekeeper_lsns("flush_lsn").values())
+    stage.wait_until(
+        lambda: min(stage.safekeeper_lsns("flush_lsn").values()) >= stage.end_lsn,
+        f"all safekeepers have the WAL up to {format_lsn(stage.end_lsn)}",
+        CATCH_UP_S_MAX,
+    )
+    return f"a fast shutdown took {end - begin:.2f} s; all safekeepers end at {format_lsn(stage.end_lsn)}"
+
+
+def _compare_bytes(stage: Stage) -> str:
+    cluster = stage.cluster
+    primary_wals = [server.pg_wal for server in (cluster.postgres, *cluster.former_primaries)]
+    found = {
+        compare_wal(stage.wal_folder(i), primary_wals, stage.segment_size, stage.end_lsn) for i in cluster.safekeepers
+    }
+    stage.require(len(found) == 1, "the safekeepers' WAL does not begin at the same segment")
+    [compared] = found
+    return (
+        f"{format_bytes(compared.end_lsn - compared.begin_lsn)} in {compared.segments} segments of each safekeeper "
+        f"equal pg_wal of the two primaries, from {format_lsn(compared.begin_lsn)} to {format_lsn(compared.end_lsn)}"
+    )
+
+
+def _dump_records(stage: Stage) -> str:
+    postgres = stage.cluster.postgres
+    folders = [stage.wal_folder(i) for i in stage.cluster.safekeepers]
+    found = {count_records(postgres.binaries, folder, stage.segment_size, stage.end_lsn) for folder in folders}
+    stage.require(len(found) == 1, f"pg_waldump finds different numbers of records: {sorted(found)}")
+    return f"pg_waldump reads {found.pop():,} records in each safekeeper's files"
+
+
+STEPS = (
+    Step("start everything", _start),
+    TAKE_BASE_BACKUP,
+    Step("kill -9 a safekeeper: commits go on", _kill_one_safekeeper),
+    Step("kill -9 a second one: commits wait", _kill_second_safekeeper),
+    Step("start one of them: commits resume", _start_one_safekeeper),
+    Step("start the other one: it catches up", _start_other_safekeeper),
+    Step("kill -9 the proxy, start it again", _restart_proxy),
+    Step("kill -9 the proxy: a spare takes over", _take_over),
+    Step("kill -9 PostgreSQL, start it again", _crash_postgres),
+    *STANDBY_STEPS,
+    Step("what was acknowledged is there", _check_books),
+    Step("shut PostgreSQL down", _shut_down),
+    Step("compare the bytes with pg_wal", _compare_bytes),
+    Step("read them with pg_waldump", _dump_records),
+    *LOSS_STEPS,
+    *PIPELINE_STEPS,
+)
+"""The whole story."""
+
+QUICK_STEPS = STEPS[: STEPS.index(LOSS_STEPS[0]) + 1]
+"""Up to where everything is well and goes on: what needs neither Spark nor a minute."""

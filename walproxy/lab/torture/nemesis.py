@@ -1,0 +1,255 @@
+"""Breaks what the plan says, undoes it, and sees that commits come through again; writes down what it did and when.
+
+A fault's beginning is written down when it has been brought about, its end before it is begun to be undone: within
+these times it was there for certain, and the checkers build on that.
+
+After each bout everything is healed, and a transaction that begins only then must be acknowledged before a deadline.
+Whoever has ended meanwhile without having been killed is a violation; a proxy alone may, when another one has taken
+over from it, and is started again as its supervisor would.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol
+
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.logs import one_line
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.lab.torture.plan import (
+    CUT_OFF,
+    DEAF,
+    FLOOD,
+    FULL_DISK,
+    KILL,
+    MUTE,
+    NO_DESCRIPTORS,
+    PAUSE,
+    POWER_CUT,
+    SLOW_DISK,
+    STOP,
+    Bout,
+    PlannedFault,
+    Targets,
+)
+from walproxy.lab.torture.record import Fault, Violation
+
+NO_PROGRESS: Final = "NoProgress"
+DIED: Final = "Died"
+DURABLE: Final = "Durable"
+
+PROGRESS_WITHIN_S: Final = 60.0
+_ANSWERS_WITHIN_S: Final = 30.0
+_POLL_S: Final = 0.02
+_LOG_LINES: Final = 5
+_DIRECTIONS: Final[dict[str, Literal["both", "to", "from"]]] = {CUT_OFF: "both", DEAF: "to", MUTE: "from"}
+
+
+class BeatenCluster(Protocol):
+    """What the nemesis does to a cluster: see walproxy.lab.testing.WalproxyCluster."""
+
+    @property
+    def members(self) -> tuple[str, ...]: ...
+    def pause(self, who: str, /) -> None: ...
+    def kill(self, who: str, /) -> None: ...
+    def stop(self, who: str, /) -> None: ...
+    def start(self, who: str, /) -> None: ...
+    def partition(self, safekeeper: str, direction: Literal["both", "to", "from"] = "both", /) -> None: ...
+    def slow(self, safekeeper: str, fsync_ms: float, /) -> None: ...
+    def fill(self, safekeeper: str, /) -> None: ...
+    def flood(self, safekeeper: str, /) -> None: ...
+    def take_descriptors(self, safekeeper: str, /) -> None: ...
+    def heal(self, who: str | None = None, /) -> None: ...
+    def status_of(self, who: str, /) -> dict[str, Any] | None: ...
+    def process_ids(self) -> dict[str, int]: ...
+    def logs(self, who: str, lines: int = ..., /) -> str: ...
+
+
+class Commits(Protocol):
+    """What the nemesis knows of the clients: see walproxy.lab.torture.clients.Clients."""
+
+    @property
+    def acknowledged_lsn(self) -> Lsn: ...
+    @property
+    def last_ok_begun_s(self) -> float: ...
+    @property
+    def problem(self) -> str: ...
+
+
+class Nemesis:
+    """Carries out bouts.
+
+    Attributes:
+        faults: what was done so far.
+        violations: what was seen that must not be.
+        recoveries_s: how long after each bout the first commit was acknowledged that had begun behind it.
+
+    Args:
+        clock: seconds since the run began.
+        wait: lets so many seconds pass.
+    """
+
+    def __init__(
+        self,
+        cluster: BeatenCluster,
+        commits: Commits,
+        targets: Targets,
+        clock: Callable[[], float],
+        wait: Callable[[float], None],
+    ) -> None:
+        self.faults: list[Fault] = []
+        self.violations: list[Violation] = []
+        self.recoveries_s: list[float] = []
+        self._cluster = cluster
+        self._commits = commits
+        self._targets = targets
+        self._clock = clock
+        self._wait = wait
+
+    def carry_out(self, bout: Bout) -> bool:
+        """Carry out a bout to its end; return whether commits came through again behind it.
+
+        Raises:
+            WalproxyError: the cluster does not do what the nemesis wants.
+        """
+        if bout.kind == POWER_CUT:
+            self._cut_power([fault.target for fault in bout.faults])
+        else:
+            self._carry_out_in_time(bout.faults)
+        self._see_who_died()
+        self._cluster.heal()
+        return self.see_progress()
+
+    def see_progress(self) -> bool:
+        """Wait until a transaction is acknowledged that begins from now on; without one there is a violation."""
+        since_s = self._clock()
+        while self._commits.last_ok_begun_s < since_s:
+            if self._clock() - since_s > PROGRESS_WITHIN_S:
+                self._violate(
+                    NO_PROGRESS,
+                    f"no commit for {PROGRESS_WITHIN_S:g} s after everything was healed at {since_s:.1f} s; "
+                    f"a client's last problem: {self._commits.problem or 'none'}; "
+                    + "; ".join(self._end_of_log(proxy) for proxy in self._targets.proxies),
+                )
+                return False
+            self._wait(_POLL_S)
+        self.recoveries_s.append(self._clock() - since_s)
+        return True
+
+    def _carry_out_in_time(self, faults: tuple[PlannedFault, ...]) -> None:
+        """Begin and undo each when its time has come; a fault lasts from the moment on when it was brought about."""
+        began_s = self._clock()
+        order = itertools.count()
+        due: list[tuple[float, int, PlannedFault, float | None]] = [
+            (began_s + fault.after_s, next(order), fault, None) for fault in faults
+        ]
+        heapq.heapify(due)
+        while due:
+            moment_s, _, fault, begun_s = heapq.heappop(due)
+            self._wait(max(0.0, moment_s - self._clock()))
+            if begun_s is None:
+                self._begin(fault)
+                begun_s = self._clock()
+                heapq.heappush(due, (begun_s + fault.lasts_s, next(order), fault, begun_s))
+            else:
+                self.faults.append(Fault(fault.kind, fault.target, begun_s, self._clock()))
+                self._undo(fault)
+
+    def _begin(self, fault: PlannedFault) -> None:
+        cluster, target = self._cluster, fault.target
+        if fault.kind == KILL:
+            cluster.kill(target)
+        elif fault.kind == PAUSE:
+            # A proxy may have ended by itself meanwhile, because another one has taken over.
+            if target in cluster.process_ids():
+                cluster.pause(target)
+        elif fault.kind == STOP:
+            self._stop(target)
+        elif fault.kind == SLOW_DISK:
+            cluster.slow(target, fault.fsync_ms)
+        elif fault.kind == FULL_DISK:
+            self._wait_for_start(target)
+            cluster.fill(target)
+        elif fault.kind == FLOOD:
+            cluster.flood(target)
+        elif fault.kind == NO_DESCRIPTORS:
+            self._wait_for_start(target)
+            cluster.take_descriptors(target)
+        else:
+            cluster.partition(target, _DIRECTIONS[fault.kind])
+
+    def _wait_for_start(self, safekeeper: str) -> None:
+        """Wait until a safekeeper that the bout before has left starting runs: a start without room ends, and may.
+
+        One that has died is waited for no longer: `_see_who_died` says so.
+        """
+        deadline_s = self._clock() + _ANSWERS_WITHIN_S
+        while self._cluster.status_of(safekeeper) is None and safekeeper in self._cluster.process_ids():
+            if self._clock() > deadline_s:
+                return
+            self._wait(_POLL_S)
+
+    def _undo(self, fault: PlannedFault) -> None:
+        if fault.kind in (KILL, STOP):
+            self._cluster.start(fault.target)
+        else:
+            self._cluster.heal(fault.target)
+
+    def _stop(self, target: str) -> None:
+        """Stop a process in order. What the plan stops has all it needs to end."""
+        try:
+            self._cluster.stop(target)
+        except WalproxyError as error:
+            self._violate(NO_PROGRESS, f"{target} does not stop: {one_line(str(error))}")
+            self._cluster.kill(target)
+
+    def _cut_power(self, victims: list[str]) -> None:
+        """Kill all; then what was acknowledged must be on the disks of a quorum, as those say that come up again."""
+        begun_s = {}
+        for victim in victims:
+            self._cluster.kill(victim)
+            begun_s[victim] = self._clock()
+        acknowledged_lsn = self._commits.acknowledged_lsn
+        cut_s = self._clock()
+        # The safekeepers alone: who has no leader gets nothing that he did not have.
+        for victim in sorted(victims, key=lambda victim: victim not in self._targets.safekeepers):
+            if victim not in self._targets.safekeepers and acknowledged_lsn:
+                self._check_disks(acknowledged_lsn, cut_s)
+                acknowledged_lsn = 0
+            self.faults.append(Fault(POWER_CUT, victim, begun_s[victim], self._clock()))
+            self._cluster.start(victim)
+
+    def _check_disks(self, acknowledged_lsn: Lsn, cut_s: float) -> None:
+        flush_lsns = {name: self._recovered_lsn(name) for name in self._targets.safekeepers}
+        holders = [name for name, flush_lsn in flush_lsns.items() if flush_lsn > acknowledged_lsn]
+        if len(holders) < self._targets.quorum:
+            disks = ", ".join(f"{name} up to {format_lsn(lsn)}" for name, lsn in flush_lsns.items())
+            self._violate(
+                DURABLE,
+                f"after the power cut at {cut_s:.1f} s fewer than {self._targets.quorum} safekeepers have the commit "
+                f"behind {format_lsn(acknowledged_lsn)} that was acknowledged before; on disk: {disks}",
+            )
+
+    def _recovered_lsn(self, safekeeper: str) -> Lsn:
+        """Return up to where a safekeeper that was just started has WAL; 0 if it does not come up."""
+        deadline_s = self._clock() + _ANSWERS_WITHIN_S
+        while (status := self._cluster.status_of(safekeeper)) is None:
+            if self._clock() > deadline_s or safekeeper not in self._cluster.process_ids():
+                self._violate(DIED, f"{safekeeper} does not come up after a power cut: {self._end_of_log(safekeeper)}")
+                return 0
+            self._wait(_POLL_S)
+        return parse_lsn(status["flush_lsn"])
+
+    def _see_who_died(self) -> None:
+        """Nobody may have ended by itself, but a proxy; `heal` starts it again."""
+        living = self._cluster.process_ids()
+        for member in self._cluster.members:
+            if member not in living and member not in self._targets.proxies:
+                self._violate(DIED, f"{member} has ended though nobody killed it: {self._end_of_log(member)}")
+
+    def _end_of_log(self, member: str) -> str:
+        lines = " | ".join(self._cluster.logs(member, _LOG_LINES).splitlines())
+        return f"the log of {member} ends with: {lines or '(nothing)'}"
+
+    def _violate(self, rule: str, message: str) -> None:
+        self.violations.append(Violation(rule, message))

@@ -1,0 +1,222 @@
+"""A run of the torture: a cluster, clients, a nemesis until the time is over, and then the checks.
+
+The nemesis has the calling thread; clients, samples and the watch over the standbys have threads of their own. The last
+fault is always a power cut of everything, PostgreSQL included, in the midst of the load. When commits come through
+again, the clients end, sessions that they have left behind are waited for, and everything is compared: tables with the
+history, the safekeepers' bytes with the primary's, the standbys' positions, and the logs, in which nobody may have
+fallen over.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import psycopg
+
+from walproxy.lab.testing import EngineName, WalproxyCluster
+from walproxy.lab.torture.aftermath import check_copies, check_logs, check_tables, keep_logs, wait_for_sessions
+from walproxy.lab.torture.clients import Clients
+from walproxy.lab.torture.nemesis import DIED, Nemesis
+from walproxy.lab.torture.plan import Bout, Targets, plan_bout, plan_power_cut
+from walproxy.lab.torture.quorum_check import check_quorum
+from walproxy.lab.torture.record import Run, Violation
+from walproxy.lab.torture.sampling import Sampler
+from walproxy.lab.torture.standby_watch import StandbyWatch
+from walproxy.lab.torture.workloads import WORKLOADS
+
+PROXIES: Final = 2
+STANDBYS: Final = 1
+# Whoever hangs up leaves a session behind.
+_SETTINGS: Final = {"max_connections": "200"}
+_CALM_S: Final = (0.3, 2.0)
+_STEP_S: Final = 0.2
+_SAMPLE_EVERY_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to be.
+
+    Attributes:
+        seed: of the faults and of what clients do; real processes add their own chance.
+        seconds: after so many no bout begins any more, but the last one.
+        rate: transactions a second of all clients, while nothing makes them wait.
+        postgres, safekeepers, engine: see WalproxyCluster.
+        directory: where the cluster's data and logs go.
+        safekeeper_program, proxy_program: in place of ours; processes only.
+    """
+
+    seed: int
+    seconds: float
+    directory: Path
+    clients: int = 8
+    rate: float = 200.0
+    safekeepers: int = 3
+    postgres: str | None = None
+    engine: EngineName = "auto"
+    safekeeper_program: Sequence[str] | None = None
+    proxy_program: Sequence[str] | None = None
+
+
+class Beaten(NamedTuple):
+    """What is left of a run: everything that was seen, and how long commits took to come through behind each bout."""
+
+    run: Run
+    recoveries_s: list[float]
+
+
+class Watcher(Protocol):
+    """Whoever looks on."""
+
+    def show(self, passed_s: float, what: str) -> None:
+        """So many seconds have passed; `what` goes on."""
+        ...
+
+    def tell(self, passed_s: float, line: str) -> None:
+        """Something worth a line has happened."""
+        ...
+
+
+def beat(plan: Plan, watcher: Watcher) -> Beaten:
+    """Beat a cluster; return what was seen. Ctrl-C ends the bouts early, and the checks are made all the same.
+
+    Raises:
+        WalproxyError: the cluster cannot be set up, or the torture itself fails.
+    """
+    with WalproxyCluster(
+        plan.postgres,
+        plan.safekeepers,
+        proxies=PROXIES,
+        standbys=STANDBYS,
+        engine=plan.engine,
+        directory=plan.directory,
+        settings=_SETTINGS,
+        volatile_disks=True,
+        safekeeper_program=plan.safekeeper_program,
+        proxy_program=plan.proxy_program,
+    ) as cluster:
+        cluster.wait_until_streaming()
+        version = _make_tables(cluster.conninfo)
+        return _Run(plan, watcher, cluster, version).carry_out()
+
+
+class _Run:
+    """A run on a cluster that streams."""
+
+    def __init__(self, plan: Plan, watcher: Watcher, cluster: WalproxyCluster, postgres: str) -> None:
+        self._plan = plan
+        self._watcher = watcher
+        self._cluster = cluster
+        self._postgres = postgres
+        self._begun_at = time.monotonic()
+        self._targets = Targets(
+            tuple(name for name in cluster.members if name.startswith("safekeeper")),
+            tuple(name for name in cluster.members if name.startswith("walproxy")),
+        )
+        self._clients = Clients(cluster.conninfo, plan.clients, plan.rate, WORKLOADS, plan.seed, self._passed_s)
+        self._nemesis = Nemesis(cluster, self._clients, self._targets, self._passed_s, self._wait)
+        self._watch = StandbyWatch(cluster.status_of, self._targets.proxies)
+        self._early: list[Violation] = []
+        self._looked_through = 0
+        self._doing = "waiting for the first commit"
+
+    def carry_out(self) -> Beaten:
+        """Carry out the whole run."""
+        with Sampler(self._cluster.process_ids, self._begun_at, _SAMPLE_EVERY_S) as sampler, self._watch:
+            self._clients.start()
+            progresses = self._nemesis.see_progress() and self._carry_out_bouts()
+            self._doing = "waiting for the clients to end"
+            self._wait(0.0)
+            self._clients.stop()
+            seconds = self._passed_s()
+        self._look_through_history()
+        violations = [*self._nemesis.violations, *self._watch.violations, *self._early]
+        has_died = any(violation.rule == DIED for violation in violations)
+        violations += self._check_what_is_left(progresses and not has_died)
+        if violations and self._cluster.engine == "containers":
+            keep_logs(self._cluster, self._plan.directory)
+        run = Run(
+            self._plan.seed,
+            seconds,
+            self._cluster.engine,
+            self._postgres,
+            self._plan.safekeepers,
+            self._clients.history,
+            self._nemesis.faults,
+            sampler.samples,
+            violations,
+        )
+        return Beaten(run, self._nemesis.recoveries_s)
+
+    def _carry_out_bouts(self) -> bool:
+        """Carry out one bout after the other, then the last power cut; return whether commits still come through."""
+        chance = random.Random(f"{self._plan.seed}/nemesis")
+        try:
+            while self._passed_s() < self._plan.seconds:
+                self._wait(chance.uniform(*_CALM_S))
+                if not self._carry_out(plan_bout(chance, self._targets)):
+                    return False
+                if self._nemesis.violations or self._watch.violations or self._early:
+                    # What has gone wrong is to be looked at as it is.
+                    return True
+        except KeyboardInterrupt:
+            self._watcher.tell(self._passed_s(), "ended by hand: all is healed, and what there is gets checked")
+            self._cluster.heal()
+        return self._carry_out(plan_power_cut(self._targets, with_postgres=True))
+
+    def _carry_out(self, bout: Bout) -> bool:
+        """Carry out a bout, look through what the clients were told meanwhile, and tell of it."""
+        self._doing = str(bout)
+        begun_s = self._passed_s()
+        progresses = self._nemesis.carry_out(bout)
+        self._clients.check()
+        self._look_through_history()
+        came = f"commits again after {self._nemesis.recoveries_s[-1]:.1f} s" if progresses else "no commits any more"
+        self._watcher.tell(begun_s, f"{bout}: {came}")
+        return progresses
+
+    def _look_through_history(self) -> None:
+        """Look for commits without a quorum among those that have ended since the last time."""
+        end = len(self._clients.history)
+        new = self._clients.history[self._looked_through : end]
+        self._looked_through = end
+        self._early += check_quorum(new, self._nemesis.faults, self._targets.safekeepers)
+
+    def _check_what_is_left(self, catches_up: bool) -> list[Violation]:
+        """Compare what the cluster holds with what clients were told; copies only if they can catch up at all."""
+        cluster = self._cluster
+        self._doing = "checking tables, bytes and logs"
+        self._wait(0.0)
+        wait_for_sessions(cluster.conninfo)
+        violations = asyncio.run(check_tables(cluster.conninfo, self._clients.history))
+        if catches_up:
+            standbys = [name for name in cluster.members if name.startswith("standby")]
+            violations += check_copies(cluster, self._targets.safekeepers, standbys, self._clients.history)
+        return violations + check_logs(cluster)
+
+    def _passed_s(self) -> float:
+        return time.monotonic() - self._begun_at
+
+    def _wait(self, seconds: float) -> None:
+        """Let so many seconds pass, and let the watcher see them pass."""
+        deadline_s = self._passed_s() + seconds
+        while True:
+            self._watcher.show(self._passed_s(), self._doing)
+            left_s = deadline_s - self._passed_s()
+            if left_s <= 0:
+                return
+            time.sleep(min(left_s, _STEP_S))
+
+
+def _make_tables(conninfo: str) -> str:
+    """Make the tables of all workloads; return PostgreSQL's version."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for workload in WORKLOADS:
+            connection.execute(workload.tables.encode())
+        version = connection.execute("SHOW server_version").fetchone()
+    assert version is not None  # SHOW has a row.
+    return str(version[0]).split()[0]

@@ -1,0 +1,155 @@
+"""A soak: nothing goes wrong for a long time, and nothing grows.
+
+A steady load commits, a standby streams from a safekeeper, WAL is archived and removed, every status page is asked
+again and again, and what each process uses is written down. The verdict is that of `growth.py` on the proxies and the
+safekeepers, and that every commit was answered and is there; PostgreSQL's own processes are shown and not judged, for
+they take up shared memory as they touch it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Protocol
+
+import psycopg
+
+from walproxy.lab.torture.aftermath import check_tables
+from walproxy.lab.torture.clients import Clients
+from walproxy.lab.torture.growth import violations_of
+from walproxy.lab.torture.record import Operation, Run, Violation
+from walproxy.lab.torture.sampling import Sampler
+from walproxy.lab.torture.workloads.steady import Steady
+
+_SAMPLES_MAX: Final = 720
+_SAMPLE_EVERY_S_MIN: Final = 1.0
+_SAMPLE_EVERY_S_MAX: Final = 5.0
+_STEP_S: Final = 1.0
+_STATUS_EVERY_S: Final = 5.0
+_GAP_S_MAX: Final = 30.0
+_RATE_SHARE_MIN: Final = 0.8
+_WORKLOADS: Final = (Steady(),)
+_POSTGRES: Final = ("postgres", "standby")
+
+
+class SoakedCluster(Protocol):
+    """What a soak needs of a cluster that runs."""
+
+    @property
+    def engine(self) -> str:
+        """What the processes run in."""
+
+    @property
+    def conninfo(self) -> str:
+        """Where the primary is, for libpq."""
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the processes that live, by name."""
+
+    def status_of(self, who: str, /) -> dict[str, Any] | None:
+        """Return what a process says at its /status, None if it does not answer."""
+
+
+class Load(NamedTuple):
+    """How much a soak commits."""
+
+    clients: int = 4
+    commits_per_s: float = 40.0
+
+
+def soak(
+    cluster: SoakedCluster,
+    seconds: float,
+    load: Load,
+    safekeepers: int,
+    progress: Callable[[float, str], None] = lambda passed_s, what: None,
+) -> Run:
+    """Soak a cluster that runs; return everything that was seen.
+
+    Args:
+        seconds: for how long. Ctrl-C ends it before that, which is a violation.
+        safekeepers: how many the cluster has.
+        progress: called every second, with the seconds that have passed and how many commits there were, in words.
+
+    Raises:
+        WalproxyError: the load cannot run.
+    """
+    with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
+        for workload in _WORKLOADS:
+            connection.execute(workload.tables.encode())
+        version = connection.info.parameter_status("server_version") or "of an unknown version"
+    begun_at = time.monotonic()
+
+    def passed_s() -> float:
+        return time.monotonic() - begun_at
+
+    clients = Clients(cluster.conninfo, load.clients, load.commits_per_s, _WORKLOADS, 0, passed_s)
+    every_s = min(max(seconds / _SAMPLES_MAX, _SAMPLE_EVERY_S_MIN), _SAMPLE_EVERY_S_MAX)
+    is_interrupted = False
+    with Sampler(cluster.process_ids, begun_at, every_s) as sampler:
+        clients.start()
+        try:
+            _let_pass(cluster, clients, seconds, passed_s, progress)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        end_s = passed_s()
+        clients.stop()
+    # What was late is written down as well; the run is over all the same.
+    samples = [sample for sample in sampler.samples if sample.at_s <= end_s]
+    violations = violations_of(samples, end_s, is_judged)
+    violations += commit_violations(clients.history, end_s, load.commits_per_s, clients.problem)
+    violations += asyncio.run(check_tables(cluster.conninfo, clients.history, _WORKLOADS))
+    if is_interrupted:
+        violations.append(Violation("Interrupted", f"ended by hand after {end_s:.0f} of {seconds:.0f} s"))
+    return Run(0, end_s, cluster.engine, version.split()[0], safekeepers, clients.history, [], samples, violations)
+
+
+def _let_pass(
+    cluster: SoakedCluster,
+    clients: Clients,
+    seconds: float,
+    passed_s: Callable[[], float],
+    progress: Callable[[float, str], None],
+) -> None:
+    """Let the time pass, and ask everybody for a status now and then, as a monitoring system does."""
+    status_due_s = 0.0
+    while (left_s := seconds - passed_s()) > 0:
+        clients.check()
+        if passed_s() >= status_due_s:
+            status_due_s = passed_s() + _STATUS_EVERY_S
+            for name in filter(is_judged, cluster.process_ids()):
+                cluster.status_of(name)  # Whether it answers is seen elsewhere.
+        progress(passed_s(), f"{len(clients.history):,} commits")
+        time.sleep(min(_STEP_S, left_s))
+
+
+def is_judged(process: str) -> bool:
+    """Return whether a process must not grow: all but PostgreSQL's own."""
+    return not process.startswith(_POSTGRES)
+
+
+def commit_violations(
+    operations: list[Operation], seconds: float, commits_per_s: float, last_error: str
+) -> list[Violation]:
+    """Return what was wrong with commits: refused or unanswered ones, a long time without any, too few of them."""
+    found = []
+    not_ok = [each for each in operations if each.outcome != "ok"]
+    if not_ok:
+        reason = f"; a client's last error: {last_error}" if last_error else ""
+        found.append(
+            Violation("CommitsFailed", f"{len(not_ok)} commits failed, the first {not_ok[0].begun_s:.1f} s in{reason}")
+        )
+    ends_s = [0.0, *sorted(each.ended_s for each in operations if each.outcome == "ok" and each.ended_s), seconds]
+    gap_s, begin_s = max((end - begin, begin) for begin, end in pairwise(ends_s))
+    if gap_s > _GAP_S_MAX:
+        found.append(Violation("NoProgress", f"no commit came through for {gap_s:.0f} s, from {begin_s:.0f} s on"))
+    expected = seconds * commits_per_s
+    if len(operations) < _RATE_SHARE_MIN * expected:
+        found.append(
+            Violation(
+                "LoadTooSmall",
+                f"{len(operations)} commits in {seconds:.0f} s, not {expected:.0f}: the machine is too slow for this "
+                "load, or commits are; lower --rate",
+            )
+        )
+    return found

@@ -1,0 +1,75 @@
+"""A cluster to be soaked: with an archive, and a standby fed by the safekeepers.
+
+Among processes it is one of LocalCluster, and none for tests: its safekeepers are on disks without any faults, so that
+what is judged is the program that people run.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from walproxy.lab.bench.local_archive import LocalArchive
+from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.testing import WalproxyCluster
+from walproxy.lab.torture.soak import SoakedCluster
+from walproxy.postgres.binaries import choose_server
+from walproxy.postgres.local_server import LocalPostgres
+
+_SETTINGS: Final = {"max_connections": "100", "shared_buffers": "64MB", "max_wal_size": "256MB"}
+# WAL is removed from the first minutes on, not only when a gigabyte has come together.
+_OPTIONS: Final = ("--wal-keep", "64MiB")
+_PARTIAL_INTERVAL_S: Final = 5.0
+_STANDBY: Final = "standby1"
+
+
+class _LocalSoakedCluster:
+    """The processes of a LocalCluster, by the names that a soak has for them."""
+
+    engine = "processes"
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.conninfo = cluster.postgres.conninfo()
+        self._servers: dict[str, LocalPostgres] = {"postgres": cluster.postgres, **cluster.standbys}
+        self._daemons: dict[str, LocalProcess] = {
+            **{f"safekeeper{i}": process for i, process in cluster.safekeepers.items()},
+            "walproxy": cluster.proxy,
+        }
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the processes that live, by name."""
+        processes: dict[str, LocalPostgres | LocalProcess] = {**self._daemons, **self._servers}
+        return {name: each.pid for name, each in processes.items() if each.pid is not None}
+
+    def status_of(self, who: str) -> dict[str, Any] | None:
+        """Return what a process says at its /status, None if it does not answer."""
+        return self._daemons[who].status()
+
+
+@contextmanager
+def soaked_cluster(
+    directory: Path, safekeepers: int, major: int | None, engine: Literal["containers", "processes"] = "processes"
+) -> Iterator[SoakedCluster]:
+    """Yield a cluster whose commits go through.
+
+    Args:
+        directory: a new folder, which PostgreSQL's user may enter.
+        major: of PostgreSQL; by default the newest.
+
+    Raises:
+        WalproxyError: it cannot be set up.
+    """
+    if engine == "containers":
+        postgres = None if major is None else str(major)
+        with WalproxyCluster(postgres, safekeepers, standbys=1, engine=engine, directory=directory) as containers:
+            containers.wait_until_streaming()
+            yield containers
+        return
+    archive = LocalArchive(directory / "archive")
+    server = LocalPostgres(choose_server(major), directory / "postgres", settings=_SETTINGS)
+    options = (*archive.options(_PARTIAL_INTERVAL_S), *_OPTIONS)
+    with LocalCluster(directory, server, safekeepers, safekeeper_options=options) as cluster:
+        server.init()
+        cluster.start()
+        cluster.add_standby(_STANDBY)
+        yield _LocalSoakedCluster(cluster)

@@ -1,0 +1,16 @@
+"""What the clients do, and what must be true of it afterwards: one module for each workload.
+
+A workload makes attempts: transactions without their COMMIT, which the clients send (`clients.py`), because what
+becomes of a COMMIT is the same for all. An attempt describes itself in one line, which goes into the history; the
+checker reads these lines, so that a history that was kept can be checked once more. A check is a pure function of what
+the tables hold in the end and of the history.
+"""
+
+from walproxy.lab.torture.workloads.append import Append
+from walproxy.lab.torture.workloads.bank import Bank
+from walproxy.lab.torture.workloads.interface import Attempt, Workload
+from walproxy.lab.torture.workloads.unique import Unique
+
+__all__ = ["WORKLOADS", "Attempt", "Workload"]
+
+WORKLOADS: tuple[Workload, ...] = (Bank(), Append(), Unique())

@@ -1,0 +1,112 @@
+"""Transfers between accounts: the balance of each account follows from the book of transfers, and none is forgotten.
+
+The bank is the demo's (walproxy/lab/demo/bank.py).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import asyncpg
+
+from safekeeper.base.errors import ConfigurationError
+from walproxy.lab.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, Transfer
+from walproxy.lab.torture.record import Operation, Violation
+from walproxy.lab.torture.workloads.interface import BALANCE, CHANGED, LOST, STRANGER, Attempt, shortened
+
+_AMOUNT_MAX = 100
+_WHAT = re.compile(r"transfer (\d+): (\d+) -> (\d+), (\d+)")
+
+
+class Books(NamedTuple):
+    """What the bank holds: balances by account, and the transfers in its book."""
+
+    balances: dict[int, int]
+    transfers: list[Transfer]
+
+
+@dataclass(frozen=True)
+class TransferAttempt:
+    """A transfer that a client tries."""
+
+    transfer: Transfer
+
+    async def carry_out(self, connection: asyncpg.Connection) -> None:
+        await connection.execute(self.transfer.statements())
+
+    def __str__(self) -> str:
+        number, source, target, amount = self.transfer
+        return f"transfer {number}: {source} -> {target}, {amount}"
+
+
+class Bank:
+    """Money goes from account to account."""
+
+    name = "bank"
+    tables = CREATE
+
+    def attempt(self, number: int, chance: Random) -> Attempt:
+        source, target = chance.sample(range(1, ACCOUNTS + 1), 2)
+        return TransferAttempt(Transfer(number, source, target, chance.randint(1, _AMOUNT_MAX)))
+
+    async def read(self, connection: asyncpg.Connection) -> Books:
+        accounts = await connection.fetch("SELECT id, balance FROM account")
+        transfers = await connection.fetch("SELECT id, source, target, amount FROM transfer")
+        return Books({row["id"]: row["balance"] for row in accounts}, [Transfer(*row) for row in transfers])
+
+    def check(self, state: Books, operations: Iterable[Operation]) -> list[Violation]:
+        tried = {
+            transfer.id: (transfer, operation)
+            for operation in operations
+            if operation.workload == self.name
+            for transfer in [parse_transfer(operation.what)]
+        }
+        booked = {transfer.id: transfer for transfer in state.transfers}
+        lost = [
+            f"{operation.what}: acknowledged at {operation.ended_s:.3f} s, and not in the book"
+            for number, (_, operation) in tried.items()
+            if operation.outcome == "ok" and number not in booked
+        ]
+        changed = [
+            f"{tried[number][1].what}: the book says {TransferAttempt(transfer)}"
+            for number, transfer in booked.items()
+            if number in tried and tried[number][0] != transfer
+        ]
+        strangers = [
+            f"{TransferAttempt(transfer)}: in the book, and {'it had failed' if number in tried else 'nobody tried it'}"
+            for number, transfer in booked.items()
+            if number not in tried or tried[number][1].outcome == "fail"
+        ]
+        return [
+            *shortened(LOST, lost),
+            *shortened(CHANGED, changed),
+            *shortened(STRANGER, strangers),
+            *shortened(BALANCE, _wrong_balances(state)),
+        ]
+
+
+def parse_transfer(what: str) -> Transfer:
+    """Return the transfer that a line of the history tells of.
+
+    Raises:
+        ConfigurationError: it tells of none.
+    """
+    match = _WHAT.fullmatch(what)
+    if match is None:
+        raise ConfigurationError(f"{what!r} in the history is no transfer")
+    return Transfer(*(int(group) for group in match.groups()))
+
+
+def _wrong_balances(state: Books) -> Iterable[str]:
+    """Each account has what the book says; then the total is right, too."""
+    expected = Counter(dict.fromkeys(range(1, ACCOUNTS + 1), OPENING_BALANCE))
+    for transfer in state.transfers:
+        expected[transfer.source] -= transfer.amount
+        expected[transfer.target] += transfer.amount
+    for account in sorted(expected.keys() | state.balances.keys()):
+        balance = state.balances.get(account)
+        if balance != expected[account]:
+            yield f"account {account} has {balance}, and by the book {expected[account]}"

@@ -1,0 +1,65 @@
+"""What clients and checkers know of a workload, and words that all workloads use."""
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any, Protocol
+
+import asyncpg
+
+from walproxy.lab.torture.record import Operation, Violation
+
+LOST = "Lost"
+"""A commit that was acknowledged is not there."""
+CHANGED = "Changed"
+"""A commit is there with other values than its client sent."""
+TWICE = "Twice"
+"""A commit is there more than once."""
+STRANGER = "Stranger"
+"""There is something that nobody has tried to commit, or whose client was told that it was not committed."""
+REORDERED = "Reordered"
+"""A commit that began after the end of another one came before it."""
+BALANCE = "Balance"
+"""Money has come from nowhere, or has gone."""
+
+_SHOWN = 10
+
+
+class Attempt(Protocol):
+    """One transaction that a client is to try. `str()` of it goes into the history, also before it was carried out."""
+
+    async def carry_out(self, connection: asyncpg.Connection) -> None:
+        """Send BEGIN and everything else but COMMIT."""
+        ...
+
+
+class Workload(Protocol):
+    """One kind of transaction, its tables, and its promises.
+
+    Attributes:
+        name: as in `Operation.workload`.
+        tables: SQL that makes its tables.
+    """
+
+    name: str
+    tables: str
+
+    def attempt(self, number: int, chance: Random) -> Attempt:
+        """Return the next transaction; no other one of the run has this number."""
+        ...
+
+    async def read(self, connection: asyncpg.Connection) -> Any:
+        """Return what the tables hold, for `check`."""
+        ...
+
+    def check(self, state: Any, operations: Iterable[Operation]) -> list[Violation]:
+        """Compare what the tables hold with the history; operations of other workloads are passed over."""
+        ...
+
+
+def shortened(rule: str, messages: Iterable[str]) -> list[Violation]:
+    """Return a violation for each message, the first few of many: the last one says how many there are."""
+    violations = [Violation(rule, message) for message in messages]
+    left_out = len(violations) - _SHOWN
+    if left_out <= 0:
+        return violations
+    return [*violations[:_SHOWN], Violation(rule, f"{left_out} more like these")]

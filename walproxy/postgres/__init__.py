@@ -1,0 +1,14 @@
+"""PostgreSQL as a client sees it.
+
+walreceiver          the replication connection of the proxy: identify, checksum, stream
+replication          replication messages as bytes
+command_connection   replication commands, one at a time
+hosts                several hosts of one conninfo
+problems             what is wrong with a server, and whether waiting helps
+sql                  the few statements that are sent over SQL
+conninfo             connection strings
+page_checksums       CRC-32C of each page of a range of WAL
+binaries             installed servers on this machine
+local_server         a server that this process starts and stops
+process_table        which processes run
+"""

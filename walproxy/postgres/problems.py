@@ -1,0 +1,271 @@
+"""What is wrong with a primary, as one line that says what to do, and whether waiting can help.
+
+Every failure of a conversation with PostgreSQL becomes one `PrimaryProblem`. Its kind fixes the rest: most problems
+pass by themselves or with a command in PostgreSQL, and the proxy waits; some need another configuration of the
+proxy or of the server (exit code 3); some mean that this server's WAL must not be trusted (S10, exit code 4).
+
+The kind comes from the SQLSTATE. While a connection is being made libpq keeps that to itself, so there the text must
+do; a server that speaks another language than English is then waited for where an English one is refused. Pure.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED, EXIT_UNEXPECTED, WalproxyError
+from walproxy.postgres.replication import PrimaryFacts
+
+
+class ProblemKind(Enum):
+    """Each kind: (name, waiting can help, exit code when nobody waits)."""
+
+    UNREACHABLE = ("unreachable", True, EXIT_UNEXPECTED)  # nobody listens, or the host cannot be found
+    STARTING = ("starting", True, EXIT_UNEXPECTED)  # starts, stops or recovers from a crash (57P03)
+    LOST = ("lost", True, EXIT_UNEXPECTED)  # the connection ended without a reason given
+    SHUT_DOWN = ("shut_down", True, EXIT_UNEXPECTED)  # it stopped cleanly: all that it had is acknowledged
+    ENDED = ("ended", True, EXIT_UNEXPECTED)  # an administrator ended our walsender
+    IN_RECOVERY = ("in_recovery", True, EXIT_UNEXPECTED)  # a standby, which may be promoted
+    NO_FREE_WALSENDER = ("no_free_walsender", True, EXIT_UNEXPECTED)
+    NO_FREE_SLOT = ("no_free_slot", True, EXIT_UNEXPECTED)
+    SLOT_MISSING = ("slot_missing", True, EXIT_UNEXPECTED)  # dropped meanwhile; it is made anew at the next connect
+    SLOT_IN_USE = ("slot_in_use", True, EXIT_UNEXPECTED)  # by another proxy, perhaps a deposed one
+    OTHER = ("other", True, EXIT_UNEXPECTED)  # something that this list does not foresee
+    WRONG_CONNINFO = ("wrong_conninfo", False, EXIT_CONFIGURATION)
+    NO_LOGIN = ("no_login", False, EXIT_CONFIGURATION)  # password, role, pg_hba.conf or TLS
+    NO_REPLICATION_RIGHT = ("no_replication_right", False, EXIT_CONFIGURATION)
+    NO_REPLICATION = ("no_replication", False, EXIT_CONFIGURATION)  # wal_level, max_wal_senders, ...
+    WRONG_SLOT = ("wrong_slot", False, EXIT_CONFIGURATION)  # a logical one, or a name that no slot can have
+    SLOT_INVALIDATED = ("slot_invalidated", False, EXIT_PRIMARY_REFUSED)
+    WAL_REMOVED = ("wal_removed", False, EXIT_PRIMARY_REFUSED)  # the WAL asked for is recycled (58P01)
+    WRONG_POSITION = ("wrong_position", False, EXIT_PRIMARY_REFUSED)  # ahead of it, or not in its history
+    FSYNC_OFF = ("fsync_off", False, EXIT_PRIMARY_REFUSED)
+
+    def __init__(self, label: str, retry: bool, exit_code: int) -> None:
+        self.label = label
+        self.retry = retry
+        self.exit_code = exit_code
+
+
+class PrimaryProblem(WalproxyError):
+    """Something is wrong with the primary or with the way to it.
+
+    `message` is one line; `retry` says whether it may pass without another configuration; `exit_code` is that of a
+    process that gives up; `sqlstate` is what PostgreSQL said, if it did.
+    """
+
+    def __init__(self, kind: ProblemKind, message: str, sqlstate: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.sqlstate = sqlstate
+        self.retry = kind.retry
+        self.exit_code = kind.exit_code
+
+
+# What the text of a failed connection means: the first pattern that is found decides. The advice follows the text.
+_CONNECT_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
+    (
+        r"max_wal_senders.*\(currently 0\)",
+        ProblemKind.NO_REPLICATION,
+        "set wal_level = replica and max_wal_senders = 10, and restart PostgreSQL",
+    ),
+    (r"max_wal_senders", ProblemKind.NO_FREE_WALSENDER, "raise max_wal_senders or end a walsender"),
+    (
+        r"superuser or replication role|permission denied to start WAL sender",
+        ProblemKind.NO_REPLICATION_RIGHT,
+        "ALTER ROLE ... REPLICATION",
+    ),
+    (
+        r"no pg_hba\.conf entry|pg_hba\.conf rejects",
+        ProblemKind.NO_LOGIN,
+        'add a line for database "replication" to pg_hba.conf, and reload PostgreSQL',
+    ),
+    (
+        r"authentication failed|no password supplied|role .* does not exist|not permitted to log in"
+        r"|authentication method|SCRAM",
+        ProblemKind.NO_LOGIN,
+        "check user and password (.pgpass, PGPASSWORD) and pg_hba.conf",
+    ),
+    (
+        r"does not support SSL|certificate|SSL error",
+        ProblemKind.NO_LOGIN,
+        "check sslmode, sslrootcert and the server's certificate",
+    ),
+    (
+        r"^invalid |invalid (port number|integer value|\S+ value)|definition of service|not supported when"
+        r"|missing \"=\"",
+        ProblemKind.WRONG_CONNINFO,
+        "correct the connection string",
+    ),
+    (
+        r"system is (starting up|shutting down|in recovery mode)|not yet accepting connections"
+        r"|not accepting connections|consistent recovery state",
+        ProblemKind.STARTING,
+        "waiting for it",
+    ),
+    (r"session is read-only|hot standby mode", ProblemKind.IN_RECOVERY, "promote it, or connect to the primary"),
+    (r"too many clients|remaining connection slots", ProblemKind.NO_FREE_WALSENDER, "raise max_connections"),
+    (
+        r"Connection refused|No such file or directory|could not translate host name|[Nn]ame or service not known"
+        r"|timeout|timed out|No route to host|unreachable|failed to resolve host",
+        ProblemKind.UNREACHABLE,
+        "waiting for it",
+    ),
+)
+
+# SQLSTATE of a refused command: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_SQLSTATE_RULES: dict[str, tuple[ProblemKind, str]] = {
+    "57P03": (ProblemKind.STARTING, "waiting for it"),
+    "57P01": (ProblemKind.ENDED, "connecting again"),
+    "53300": (ProblemKind.NO_FREE_WALSENDER, "raise max_wal_senders or end a walsender"),
+    "53400": (ProblemKind.NO_FREE_SLOT, "raise max_replication_slots or drop a slot"),
+    "42501": (ProblemKind.NO_REPLICATION_RIGHT, "ALTER ROLE ... REPLICATION"),
+    "28000": (ProblemKind.NO_LOGIN, "check the role and pg_hba.conf"),
+    "28P01": (ProblemKind.NO_LOGIN, "check user and password"),
+    "55006": (ProblemKind.SLOT_IN_USE, "end that walsender, or let its proxy go on"),
+    "42704": (ProblemKind.SLOT_MISSING, "making it anew"),
+    "42602": (ProblemKind.WRONG_SLOT, "use lower-case letters, digits and underscores, at most 63"),
+    "0A000": (ProblemKind.WRONG_SLOT, "name another slot, or drop this one"),
+    "58P01": (ProblemKind.WAL_REMOVED, "see docs/operations on rebootstrap"),
+}
+# 55000, object_not_in_prerequisite_state, says many things.
+_NOT_READY_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
+    (
+        r"can no longer (get changes|access)|invalidated|has been removed",
+        ProblemKind.SLOT_INVALIDATED,
+        "drop the slot, and see docs/operations on rebootstrap",
+    ),
+    (
+        r"wal_level|max_replication_slots|max_wal_senders",
+        ProblemKind.NO_REPLICATION,
+        "set wal_level = replica and max_replication_slots = 10, and restart PostgreSQL",
+    ),
+    (r"cannot use a logical|physical replication|logical", ProblemKind.WRONG_SLOT, "name another slot"),
+)
+_SLOTS_SHOWN_MAX = 5
+_LOGICAL_SLOT = re.compile(r"logical replication slot|logical decoding", re.IGNORECASE)
+_AHEAD = re.compile(r"is ahead of the WAL flush position|is not in this server's history")
+
+
+def one_line(text: str) -> str:
+    """Return the essence of what libpq or PostgreSQL says: the first line, without hints, severity and full stop."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    line = next((line for line in lines if not line.startswith(("DETAIL:", "HINT:"))), "no reason given")
+    line = re.sub(r"\b(FATAL|ERROR):\s+", "", line)
+    return line.rstrip(".")
+
+
+def problem_of_connect(text: str) -> PrimaryProblem:
+    """Return what the text of a failed connection means."""
+    line = one_line(text)
+    for pattern, kind, advice in _CONNECT_RULES:
+        if re.search(pattern, line):
+            return PrimaryProblem(kind, f"cannot connect to PostgreSQL: {line}; {advice}")
+    return PrimaryProblem(ProblemKind.OTHER, f"cannot connect to PostgreSQL: {line}")
+
+
+def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProblem:
+    """Return what an error of PostgreSQL to a command means.
+
+    Args:
+        doing: what was tried, to follow "cannot", e.g. 'use slot "walproxy"'.
+        sqlstate: its code; None if the connection broke.
+        text: its message.
+    """
+    line = one_line(text)
+    if sqlstate is None:
+        return PrimaryProblem(ProblemKind.LOST, f"cannot {doing}: {line}; connecting again")
+    kind, advice = _SQLSTATE_RULES.get(sqlstate, (ProblemKind.OTHER, ""))
+    if sqlstate == "55000":
+        for pattern, not_ready_kind, not_ready_advice in _NOT_READY_RULES:
+            if re.search(pattern, line):
+                kind, advice = not_ready_kind, not_ready_advice
+                break
+    elif _AHEAD.search(line):
+        kind, advice = ProblemKind.WRONG_POSITION, "this is not the primary that wrote the WAL we hold (S10)"
+    return PrimaryProblem(kind, f"cannot {doing}: {line}" + (f"; {advice}" if advice else ""), sqlstate)
+
+
+def problem_of_identity(identity: PrimaryFacts) -> PrimaryProblem | None:
+    """Return why a primary that answers must not be streamed, or None. full_page_writes = off is fine."""
+    if identity.in_recovery:
+        return PrimaryProblem(
+            ProblemKind.IN_RECOVERY, "PostgreSQL is a standby in recovery; promote it, or connect to the primary"
+        )
+    if not identity.fsync:
+        return PrimaryProblem(
+            ProblemKind.FSYNC_OFF,
+            "PostgreSQL runs with fsync = off: a crash may rewrite WAL that was sent; set fsync = on and restart it",
+        )
+    if identity.wal_level == "minimal":
+        return PrimaryProblem(
+            ProblemKind.NO_REPLICATION, "wal_level is minimal: set wal_level = replica and restart PostgreSQL"
+        )
+    return None
+
+
+def warnings_of_identity(identity: PrimaryFacts, application_name: str) -> list[str]:
+    """Return what lets commits pass without the quorum, one line each. The WAL is streamed all the same."""
+    found = []
+    names = {name.strip(' "').lower() for name in re.split(r"[(),]", identity.synchronous_standby_names)}
+    if not names & {application_name.lower(), "*"}:
+        found.append(
+            f"commits do not wait for the quorum: synchronous_standby_names is "
+            f"'{identity.synchronous_standby_names}'; run ALTER SYSTEM SET synchronous_standby_names = "
+            f"'{application_name}' and SELECT pg_reload_conf()"
+        )
+    if identity.synchronous_commit in ("off", "local"):
+        found.append(
+            f"commits do not wait for the quorum: synchronous_commit is {identity.synchronous_commit}; set it to on"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class LogicalSubscribers:
+    """What decides whether logical subscribers wait for the quorum.
+
+    Attributes:
+        slots: the slots from which logical walsenders stream, and whether each has the property `failover`.
+        synchronized_standby_slots: the setting; None before PostgreSQL 17, which has none.
+    """
+
+    slots: Mapping[str, bool]
+    synchronized_standby_slots: str | None
+
+
+def warning_of_subscribers(subscribers: LogicalSubscribers, slot: str) -> str | None:
+    """Return why logical subscribers can receive a commit that the quorum lacks, in one line, or None.
+
+    Args:
+        slot: the proxy's own, which holds them back if `synchronized_standby_slots` names it.
+    """
+    if not subscribers.slots:
+        return None
+    setting = subscribers.synchronized_standby_slots
+    if setting is None:
+        return (
+            f"walsenders stream from {_quoted_slots(subscribers.slots)}, and PostgreSQL before 17 cannot hold "
+            f"them back (see docs/safety)"
+        )
+    names = [name for name in (part.strip(' "') for part in setting.split(",")) if name]
+    if slot not in names:
+        wanted = ", ".join([*names, slot])
+        return (
+            f"walsenders stream from {_quoted_slots(subscribers.slots)}, and synchronized_standby_slots is "
+            f"'{setting}'; run ALTER SYSTEM SET synchronized_standby_slots = '{wanted}' and SELECT pg_reload_conf()"
+        )
+    unheld = [name for name, failover in subscribers.slots.items() if not failover]
+    if unheld:
+        return (
+            f"{_quoted_slots(unheld)} does not have failover = true; disable the subscription, run "
+            f"ALTER SUBSCRIPTION ... SET (failover = true), and enable it again"
+        )
+    return None
+
+
+def _quoted_slots(names: Iterable[str]) -> str:
+    shown = [f'"{name}"' for name in names]
+    more = f" and {len(shown) - _SLOTS_SHOWN_MAX} more" if len(shown) > _SLOTS_SHOWN_MAX else ""
+    return f"slot {', '.join(shown[:_SLOTS_SHOWN_MAX])}{more}"

@@ -1,0 +1,178 @@
+"""What only SQL can tell about a primary, or change: each call is one short ordinary connection.
+
+The same connection string and role as for replication; the database is the one that it names, or `postgres`. The
+WAL streams without any of this, so a role that may connect to no database still works.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from safekeeper.base.lsn import Lsn, parse_lsn
+from walproxy.postgres.conninfo import parse_conninfo
+from walproxy.postgres.problems import (
+    LogicalSubscribers,
+    PrimaryProblem,
+    ProblemKind,
+    problem_of_connect,
+    problem_of_error,
+)
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A row of pg_replication_slots.
+
+    `wal_status` is "lost" once the WAL that the slot promised is gone; `restart_lsn` is None while it holds nothing.
+    Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+    """
+
+    slot_type: str
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    wal_status: str | None
+
+
+def sql_conninfo(conninfo: str) -> str:
+    """Return `conninfo` with the database `postgres` where neither it nor the environment names one.
+
+    Raises:
+        ConfigurationError: libpq cannot read it.
+    """
+    given = parse_conninfo(conninfo)
+    given.pop("replication", None)
+    elsewhere = "service" in given or os.environ.keys() & {"PGDATABASE", "PGSERVICE"}
+    if "dbname" not in given and not elsewhere:
+        given["dbname"] = "postgres"
+    return make_conninfo("", **given)
+
+
+async def is_in_recovery(conninfo: str, *, timeout_s: float = 10.0) -> bool:
+    """Return whether the server is a standby.
+
+    Raises:
+        PrimaryProblem: no connection or no answer.
+    """
+    async with _connection(conninfo, "ask whether PostgreSQL is a standby", timeout_s) as connection:
+        cursor = await connection.execute("SELECT pg_is_in_recovery()")
+        row = await cursor.fetchone()
+        return row is not None and bool(row[0])
+
+
+async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> SlotState | None:
+    """Return the slot `name`, or None if there is none.
+
+    Raises:
+        PrimaryProblem: no connection or no answer.
+    """
+    async with _connection(conninfo, f'look at slot "{name}"', timeout_s) as connection:
+        return await _read_slot(connection, name)
+
+
+async def count_waiting_sessions(conninfo: str, *, timeout_s: float = 10.0) -> int:
+    """Return how many sessions wait for synchronous replication.
+
+    Raises:
+        PrimaryProblem: no connection, no answer, or a role that may not see what other sessions wait for.
+    """
+    async with _connection(conninfo, "count the sessions that wait", timeout_s) as connection:
+        cursor = await connection.execute(
+            "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), current_user, "
+            "pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') FROM pg_stat_activity"
+        )
+        row = await cursor.fetchone()
+        assert row is not None  # an aggregate without GROUP BY has one row
+        count, role, may_see = row
+        if not may_see:
+            raise PrimaryProblem(
+                ProblemKind.OTHER,
+                f"role {role} may not see what other sessions wait for: GRANT pg_read_all_stats TO {role}",
+            )
+        return int(count)
+
+
+async def read_logical_subscribers(conninfo: str, *, timeout_s: float = 10.0) -> LogicalSubscribers:
+    """Return the permanent logical slots from which walsenders stream now.
+
+    Raises:
+        PrimaryProblem: no connection or no answer.
+    """
+    async with _connection(conninfo, "read the slots of logical subscribers", timeout_s) as connection:
+        # Column and setting exist from PostgreSQL 17 on. Any role sees the pid of a walsender.
+        cursor = await connection.execute(
+            "SELECT slot_name, coalesce((to_jsonb(s) ->> 'failover')::boolean, false) FROM pg_replication_slots s "
+            "WHERE slot_type = 'logical' AND NOT temporary AND active_pid IN (SELECT pid FROM pg_stat_replication) "
+            "ORDER BY slot_name"
+        )
+        slots = await cursor.fetchall()
+        cursor = await connection.execute("SELECT current_setting('synchronized_standby_slots', true)")
+        row = await cursor.fetchone()
+        return LogicalSubscribers(dict(slots), row[0] if row is not None else None)
+
+
+async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 10.0) -> int | None:
+    """End the walsender that holds slot `name` and wait until the slot is free; return its pid, None if it was free.
+
+    For the winner of a term only: its term proves that the holder's proxy is deposed.
+
+    Raises:
+        PrimaryProblem: no connection, no right to end it (SLOT_IN_USE), or it has not ended in time.
+    """
+    async with _connection(conninfo, f'end the walsender that holds slot "{name}"', timeout_s) as connection:
+        slot = await _read_slot(connection, name)
+        holder = slot.active_pid if slot is not None else None
+        if holder is None:
+            return None
+        try:
+            await connection.execute("SELECT pg_terminate_backend(%s)", (holder,))
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PrimaryProblem(
+                ProblemKind.SLOT_IN_USE,
+                f'slot "{name}" is in use by walsender {holder}, which this role may not end: run '
+                f"SELECT pg_terminate_backend({holder}) as a superuser; waiting for it",
+                error.sqlstate,
+            ) from None
+        while slot is not None and slot.active_pid == holder:
+            await asyncio.sleep(_POLL_S)
+            slot = await _read_slot(connection, name)
+        return holder
+
+
+async def _read_slot(connection: psycopg.AsyncConnection, name: str) -> SlotState | None:
+    cursor = await connection.execute(
+        "SELECT slot_type, active_pid, restart_lsn::text, wal_status FROM pg_replication_slots WHERE slot_name = %s",
+        (name,),
+    )
+    row = await cursor.fetchone()
+    if row is None:
+        return None
+    slot_type, active_pid, restart_lsn, wal_status = row
+    return SlotState(slot_type, active_pid, parse_lsn(restart_lsn) if restart_lsn else None, wal_status)
+
+
+@asynccontextmanager
+async def _connection(conninfo: str, doing: str, timeout_s: float) -> AsyncIterator[psycopg.AsyncConnection]:
+    """One connection in autocommit mode; whatever fails in the block becomes a PrimaryProblem."""
+    text = sql_conninfo(conninfo)
+    try:
+        async with asyncio.timeout(timeout_s):
+            try:
+                connection = await psycopg.AsyncConnection.connect(
+                    text, autocommit=True, connect_timeout=math.ceil(timeout_s)
+                )
+            except psycopg.Error as error:
+                raise problem_of_connect(str(error)) from None
+            async with connection:
+                yield connection
+    except psycopg.Error as error:
+        raise problem_of_error(doing, error.sqlstate, str(error)) from None
+    except TimeoutError:
+        raise problem_of_error(doing, None, f"no answer within {timeout_s:g} s") from None

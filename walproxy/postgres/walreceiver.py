@@ -1,0 +1,509 @@
+"""The replication client: libpq's connection on the event loop.
+
+psycopg makes the connection (TLS, SCRAM, service and password files, several hosts); its `pgconn` is then driven from
+here, non-blocking, by the readiness of its socket. Commands are awaited one after the other. Inside COPY each wake-up
+hands over all WAL that libpq holds, as one list of views into libpq's own buffers: nothing is copied, nothing is
+queued. The only waiting output is the newest status update and the newest hot standby feedback.
+
+    connection = await ReplicationConnection.connect(conninfo)
+    identity = await connection.identify()
+    await connection.ensure_slot("walproxy")
+    await connection.start_replication("walproxy", begin_lsn, identity.tli)
+    end = await connection.stream(on_wal, on_keepalive)      # returns at the end of the TLI
+
+Backpressure is `pause_reading`: the socket is not read, so PostgreSQL's pings are not seen and a broken connection is
+noticed only on `resume_reading`; `send_status` works all the time, which is what keeps the walsender alive.
+
+Every failure is a PrimaryProblem; what breaks the protocol is a RemoteProtocolError. After either, `close`.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import psycopg
+from psycopg import pq
+
+from safekeeper.base.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.timelines import parse_timeline_history
+from walproxy.postgres.command_connection import CommandConnection, sqlstate_of, texts
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
+from walproxy.postgres.replication import (
+    PrimaryFacts,
+    XLogData,
+    build_hot_standby_feedback,
+    build_status_update,
+    parse_copy_message,
+    parse_identify_system,
+    parse_segment_size,
+    parse_timeline_end,
+)
+from walproxy.postgres.sql import is_in_recovery, read_slot
+
+logger = logging.getLogger(__name__)
+
+OnWal: TypeAlias = Callable[[Lsn, list[memoryview]], None]
+"""Called with the LSN of the first byte and read-only chunks that follow each other without a gap."""
+
+OnKeepalive: TypeAlias = Callable[[Lsn, bool], None]
+"""Called with how far the walsender has sent, and whether it asks for a status update now."""
+
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+# OpenSSL may hold the rest of a record that the socket does not show any more. Two passes in a row that completed no
+# message have read it: libpq leaves a rest only when its buffer is full, and then makes room for the whole message.
+_IDLE_PASSES_TLS = 2
+_XID_MAX = (1 << 32) - 1
+_PASSES_MAX = 16  # per wake-up, so that a fast server does not keep the loop to itself
+
+
+@dataclass(frozen=True)
+class TimelineEnd:
+    """The stream of a TLI is over: `next_tli` goes on at `next_begin_lsn`."""
+
+    next_tli: int
+    next_begin_lsn: Lsn
+
+
+class ReplicationConnection(CommandConnection):
+    """One physical replication connection. Made by `connect`; for one task at a time.
+
+    Attributes:
+        received_lsn: the end of what was handed over in this stream.
+        server_end_lsn: how far the primary's WAL reached, by its last message; ahead of `received_lsn` while the
+            walsender catches up.
+        last_message_s: the event loop's time of the last message.
+    """
+
+    def __init__(self, connection: psycopg.AsyncConnection, conninfo: str, timeout_s: float) -> None:
+        super().__init__(connection, conninfo, timeout_s)
+        self.received_lsn: Lsn = 0
+        self.server_end_lsn: Lsn = 0
+        self.last_message_s = self._loop.time()
+        self._tls = bool(self._pgconn.ssl_in_use)
+        self._messages = 0  # how often something was handed over
+        self._paused = False
+        self._ended: asyncio.Future[None] | None = None  # of the COPY that `stream` reads
+        self._skipped: TimelineEnd | None = None  # START at the end of a TLI: there is nothing to stream
+        self._output_blocked = False
+        self._waiting_status: tuple[Lsn, Lsn, Lsn, bool] | None = None
+        self._waiting_feedback: tuple[int, int] | None = None
+        self._on_wal: OnWal | None = None
+        self._on_keepalive: OnKeepalive | None = None
+
+    def close(self) -> None:
+        """Close the connection. A `stream` that runs ends with a PrimaryProblem. Closing twice is fine."""
+        self._forget_socket()
+        super().close()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    # Commands.
+
+    async def identify(self) -> PrimaryFacts:
+        """Ask the primary who it is and how it is set up.
+
+        Raises:
+            PrimaryProblem: an error, or no answer.
+            RemoteProtocolError: the answer makes no sense.
+        """
+        row = await self._row("IDENTIFY_SYSTEM", "identify PostgreSQL")
+        system_id, tli, flush_lsn = parse_identify_system(row)
+        history = await self.timeline_history(tli)
+        server_version = self._pgconn.server_version
+        if server_version >= 140000:
+            in_recovery = await self._show("in_hot_standby") == "on"
+        else:
+            in_recovery = await is_in_recovery(self._conninfo, timeout_s=self._timeout_s)
+        return PrimaryFacts(
+            system_id=system_id,
+            tli=tli,
+            flush_lsn=flush_lsn,
+            segment_size=parse_segment_size(await self._show("wal_segment_size")),
+            server_version=server_version,
+            in_recovery=in_recovery,
+            timeline_history=history,
+            lineage=parse_timeline_history(tli, history),
+            wal_level=await self._show("wal_level"),
+            fsync=await self._show("fsync") == "on",
+            full_page_writes=await self._show("full_page_writes") == "on",
+            synchronous_standby_names=await self._show("synchronous_standby_names"),
+            synchronous_commit=await self._show("synchronous_commit"),
+        )
+
+    async def timeline_history(self, tli: int) -> bytes:
+        """Return the content of the history file of `tli`, empty for TLI 1, which has none."""
+        if tli == 1:
+            return b""
+        answer = await self._command(f"TIMELINE_HISTORY {tli}", f"read the history of TLI {tli}")
+        return (answer[0].get_value(0, 1) if answer and answer[0].ntuples else None) or b""
+
+    async def has_slot(self, name: str) -> bool:
+        """Tell whether there is a slot `name`, without an SQL session, which the role need not be allowed.
+
+        Raises:
+            ConfigurationError: no slot can have this name.
+            PrimaryProblem: it is a logical slot, or, before PostgreSQL 15, no slot is free to try it with.
+        """
+        _check_slot_name(name)
+        if self._pgconn.server_version >= 150000:
+            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
+            return row[0] is not None
+        try:
+            # Without RESERVE_WAL it holds nothing back; a session that ends takes it along.
+            await self._command(f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY PHYSICAL', f'look for slot "{name}"')
+        except PrimaryProblem as problem:
+            if problem.sqlstate == "42710":  # duplicate_object
+                return True
+            raise
+        await self._command(f'DROP_REPLICATION_SLOT "{name}"', f'look for slot "{name}"')
+        return False
+
+    async def still_has_slot(self, name: str) -> bool:
+        """Tell whether slot `name` is still there, as `has_slot`, at no cost to the server's log.
+
+        Before PostgreSQL 15 that takes an SQL session; a slot that cannot be looked up counts as present.
+        """
+        if self._pgconn.server_version >= 150000:
+            return await self.has_slot(name)
+        try:
+            return await read_slot(self._conninfo, name, timeout_s=self._timeout_s) is not None
+        except PrimaryProblem as problem:
+            logger.debug("could not look up the slot: %s", problem)
+            return True
+
+    async def slot_restart_lsn(self, name: str) -> Lsn | None:
+        """Return from where on slot `name` retains WAL, None if it retains none or that cannot be looked up."""
+        if self._pgconn.server_version >= 150000:
+            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
+            return parse_lsn(row[1]) if row[1] else None
+        try:
+            slot = await read_slot(self._conninfo, name, timeout_s=self._timeout_s)
+        except PrimaryProblem as problem:
+            logger.debug("could not look up the slot: %s", problem)
+            return None
+        return slot.restart_lsn if slot is not None else None
+
+    async def ensure_slot(self, name: str) -> bool:
+        """Make the physical slot `name` unless it is there, and return whether it was made.
+
+        A new slot holds the WAL back from the last checkpoint's redo pointer on.
+
+        Raises:
+            ConfigurationError: no slot can have this name.
+            PrimaryProblem: it is a logical slot, or no slot is free.
+        """
+        _check_slot_name(name)
+        doing = f'make slot "{name}"'
+        if self._pgconn.server_version >= 150000:
+            # Asking first keeps an error message per connection out of the server's log.
+            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
+            if row[0] is not None:
+                return False
+        try:
+            await self._command(f'CREATE_REPLICATION_SLOT "{name}" PHYSICAL RESERVE_WAL', doing)
+        except PrimaryProblem as problem:
+            if problem.sqlstate == "42710":  # duplicate_object
+                return False
+            if problem.kind is ProblemKind.NO_FREE_SLOT and await self._show("max_replication_slots") == "0":
+                advice = "set max_replication_slots = 10 and restart PostgreSQL"
+                raise PrimaryProblem(
+                    ProblemKind.NO_REPLICATION, f"cannot {doing}: max_replication_slots is 0; {advice}"
+                ) from None
+            raise
+        return True
+
+    async def start_replication(self, slot: str | None, begin_lsn: Lsn, tli: int) -> None:
+        """Ask for the WAL of `tli` from `begin_lsn` on; `stream` then takes it.
+
+        A position that the primary cannot serve is often told only inside the stream.
+
+        Raises:
+            PrimaryProblem: the slot is in use (SLOT_IN_USE) or not usable, or the primary has no such TLI.
+        """
+        by_slot = ""
+        if slot is not None:
+            _check_slot_name(slot)
+            by_slot = f'SLOT "{slot}" '
+        command = f"START_REPLICATION {by_slot}PHYSICAL {format_lsn(begin_lsn)} TIMELINE {tli}"
+        doing = f"stream TLI {tli} from {format_lsn(begin_lsn)}" + (f' with slot "{slot}"' if slot else "")
+        self.received_lsn = self.server_end_lsn = begin_lsn
+        self._skipped = None
+        for result in await self._command(command, doing):
+            if result.status == pq.ExecStatus.COPY_BOTH:
+                self._in_copy = True
+            elif result.status == pq.ExecStatus.TUPLES_OK:
+                self._skipped = TimelineEnd(*parse_timeline_end(texts(result)))
+        if not self._in_copy and self._skipped is None:
+            raise RemoteProtocolError("PostgreSQL answered START_REPLICATION with neither WAL nor the TLI's end")
+
+    # The stream.
+
+    async def stream(self, on_wal: OnWal, on_keepalive: OnKeepalive) -> TimelineEnd:
+        """Hand over WAL until the TLI ends; then another `start_replication` may follow.
+
+        The callbacks run on the event loop, at most one of each per wake-up, WAL first. What they raise ends the
+        stream and is raised here.
+
+        Raises:
+            PrimaryProblem: an error, the end of the connection (LOST) or a clean shutdown (SHUT_DOWN).
+            RemoteProtocolError: a message that is not understood, or WAL that does not continue where the last ended.
+        """
+        if self._skipped is not None:
+            return self._skipped
+        if self._broken is not None:
+            raise problem_of_error("stream WAL", None, self._broken)
+        if not self._in_copy or self._ended is not None:
+            raise LocalProtocolError("stream() needs a start_replication() of its own")
+        self._on_wal, self._on_keepalive = on_wal, on_keepalive
+        self._ended = self._loop.create_future()
+        try:
+            if not self._paused:
+                self._watch()
+            await self._ended
+            self._stop_watching()
+            return await self._end_of_copy()
+        except BaseException:
+            self._broken = self._broken or "the stream was broken off"
+            raise
+        finally:
+            self._stop_watching()
+            self._in_copy = False
+            self._ended = self._on_wal = self._on_keepalive = None
+            self._waiting_status = self._waiting_feedback = None
+
+    def pause_reading(self) -> None:
+        """Stop reading the socket: PostgreSQL's walsender blocks once the network's buffers are full."""
+        if not self._paused:
+            self._paused = True
+            if self._socket >= 0:
+                self._loop.remove_reader(self._socket)
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._paused:
+            self._paused = False
+            if self._ended is not None and not self._ended.done():
+                self._watch()
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._socket, self._on_readable)
+        # libpq may hold messages already, and the socket does not show those.
+        self._loop.call_soon(self._on_readable)
+
+    def send_status(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, *, reply_requested: bool = False) -> None:
+        """Tell PostgreSQL how far its WAL is written, durable and replayed; it cannot be taken back (S1).
+
+        Never blocks: when the socket takes no more, only the newest update is kept for later. Once the connection
+        broke, which its task may not have seen yet, nothing is sent.
+
+        Raises:
+            LocalProtocolError: there is no stream, or a position lies beyond the WAL received.
+        """
+        if self._broken is not None:
+            return
+        if not self._in_copy:
+            raise LocalProtocolError("a status update needs a stream")
+        if max(write_lsn, flush_lsn, apply_lsn) > self.received_lsn:
+            raise LocalProtocolError(
+                f"a status update of {format_lsn(write_lsn)}, {format_lsn(flush_lsn)}, {format_lsn(apply_lsn)} "
+                f"would go beyond the WAL received, {format_lsn(self.received_lsn)}"
+            )
+        if self._waiting_status is not None:
+            reply_requested = reply_requested or self._waiting_status[3]
+        self._waiting_status = (write_lsn, flush_lsn, apply_lsn, reply_requested)
+        if not self._output_blocked:
+            self._send_waiting_status()
+
+    def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
+        """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: not any more.
+
+        Waits and is replaced as a status update is.
+
+        Raises:
+            LocalProtocolError: there is no stream.
+        """
+        if self._broken is not None:
+            return
+        if not self._in_copy:
+            raise LocalProtocolError("hot standby feedback needs a stream")
+        self._waiting_feedback = (xmin, catalog_xmin)
+        if not self._output_blocked:
+            self._send_waiting_feedback()
+
+    def _send_waiting_status(self) -> None:
+        if self._waiting_status is None:
+            return
+        write_lsn, flush_lsn, apply_lsn, reply_requested = self._waiting_status
+        self._waiting_status = None
+        self._put(build_status_update(write_lsn, flush_lsn, apply_lsn, time.time_ns() // 1000, reply_requested))
+
+    def _send_waiting_feedback(self) -> None:
+        if self._waiting_feedback is None:
+            return
+        xmin, catalog_xmin = self._waiting_feedback
+        self._waiting_feedback = None
+        xid, epoch = xmin & _XID_MAX, xmin >> 32
+        catalog_xid, catalog_epoch = catalog_xmin & _XID_MAX, catalog_xmin >> 32
+        self._put(build_hot_standby_feedback(time.time_ns() // 1000, xid, epoch, catalog_xid, catalog_epoch))
+
+    def _put(self, message: bytes) -> None:
+        if self._ended is not None and self._ended.done():
+            return
+        try:
+            self._pgconn.put_copy_data(message)
+        except psycopg.Error as error:
+            self._break(str(error))
+            return
+        self._flush_output()
+
+    def _flush_output(self) -> None:
+        try:
+            blocked = self._pgconn.flush() == 1
+        except psycopg.Error as error:
+            self._break(str(error))
+            return
+        if blocked and not self._output_blocked:
+            self._loop.add_writer(self._socket, self._on_writable)
+        elif self._output_blocked and not blocked:
+            self._loop.remove_writer(self._socket)
+        self._output_blocked = blocked
+
+    def _on_writable(self) -> None:
+        self._flush_output()
+        if not self._output_blocked:
+            self._send_waiting_status()
+        if not self._output_blocked:
+            self._send_waiting_feedback()
+        # While its output was blocked libpq read the socket on its own, so as not to deadlock with the server.
+        if not self._paused:
+            self._on_readable()
+
+    def _on_readable(self) -> None:
+        if self._ended is None or self._ended.done() or self._paused:
+            return
+        idle_passes = 0
+        try:
+            for _ in range(_PASSES_MAX):
+                before = self._messages
+                broken = self._consume()
+                if self._hand_over():
+                    self._ended.set_result(None)
+                    return
+                if broken is not None:
+                    self._break(broken)
+                    return
+                idle_passes = idle_passes + 1 if self._messages == before else 0
+                if not self._tls or self._paused or idle_passes == _IDLE_PASSES_TLS:
+                    return
+            self._loop.call_soon(self._on_readable)
+        except psycopg.Error as error:
+            self._break(str(error))
+        except Exception as error:  # raised by `stream`, to whom these callbacks belong
+            self._stop_watching()
+            if not self._ended.done():
+                self._ended.set_exception(error)
+
+    def _consume(self) -> str | None:
+        """Read the socket; return why the connection broke, if it did. What came before is still there to be read."""
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            return str(error)
+        return None
+
+    def _hand_over(self) -> bool:
+        """Pass on all complete messages that libpq holds, and return whether the COPY is over."""
+        get_copy_data = self._pgconn.get_copy_data
+        chunks: list[memoryview] = []
+        begin_lsn = expected_lsn = self.received_lsn
+        keepalive = False
+        reply_requested = False
+        sent_lsn = 0
+        while True:
+            size, data = get_copy_data(1)
+            if size <= 0:
+                break
+            message = parse_copy_message(data)
+            if isinstance(message, XLogData):
+                if message.begin_lsn != expected_lsn:
+                    raise RemoteProtocolError(
+                        f"PostgreSQL sent WAL from {format_lsn(message.begin_lsn)}, but {format_lsn(expected_lsn)} "
+                        f"comes next"
+                    )
+                expected_lsn += len(message.payload)
+                chunks.append(message.payload)
+            else:
+                keepalive = True
+                sent_lsn = message.server_end_lsn
+                reply_requested = reply_requested or message.reply_requested
+            self.server_end_lsn = message.server_end_lsn
+        if chunks or keepalive:
+            self.last_message_s = self._loop.time()
+            self._messages += 1
+        if chunks and self._on_wal is not None:
+            self.received_lsn = expected_lsn
+            self._on_wal(begin_lsn, chunks)
+        if keepalive and self._on_keepalive is not None:
+            self._on_keepalive(sent_lsn, reply_requested)
+        return size == -1
+
+    async def _end_of_copy(self) -> TimelineEnd:
+        """Find out why the COPY ended, and answer the end of a TLI."""
+        if self._broken is not None:
+            raise problem_of_error("stream WAL", None, self._broken)
+        timeline_end: TimelineEnd | None = None
+        completed = False
+        async with self._answer_in_time("end the stream"):
+            while True:
+                try:
+                    result = await self._next_result()
+                except psycopg.Error as error:
+                    if completed:
+                        break
+                    raise problem_of_error("stream WAL", None, str(error)) from None
+                if result is None:
+                    break
+                if result.status == pq.ExecStatus.COPY_IN:  # CopyDone came; it wants ours
+                    self._pgconn.put_copy_end()
+                    await self._flushed()
+                elif result.status == pq.ExecStatus.TUPLES_OK:
+                    timeline_end = TimelineEnd(*parse_timeline_end(texts(result)))
+                elif result.status == pq.ExecStatus.COMMAND_OK:
+                    completed = True
+                else:
+                    if completed and sqlstate_of(result) is None:
+                        break
+                    raise problem_of_error("stream WAL", sqlstate_of(result), result.get_error_message())
+        if timeline_end is None:
+            raise PrimaryProblem(ProblemKind.SHUT_DOWN, "PostgreSQL has shut down; waiting for it")
+        return timeline_end
+
+    def _break(self, reason: str) -> None:
+        """The connection is gone: end the stream."""
+        self._broken = reason
+        self._forget_socket()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _forget_socket(self) -> None:
+        """Its number may soon be another connection's."""
+        self._stop_watching()
+        self._socket = -1
+
+    def _stop_watching(self) -> None:
+        if self._socket >= 0:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        self._output_blocked = False
+
+
+def _check_slot_name(name: str) -> None:
+    if _SLOT_NAME.fullmatch(name) is None:
+        raise ConfigurationError(
+            f"{name!r} cannot be a slot's name: use lower-case letters, digits and underscores, at most 63"
+        )

@@ -1,0 +1,379 @@
+"""One attempt to win a term: who is asked, what they say, and what that amounts to.
+
+First the pre-vote, then the vote, then the check of the primary (docs/design/protocol.md, steps 2 to 4;
+verification.py). A campaign is born when there is a quorum to ask and a primary, and ends with its `outcome`; the
+proposer acts on that.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+
+from safekeeper.base.errors import Fenced, PrimaryRefused, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import (
+    AcceptorMessage,
+    DigestResponse,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    TailResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.consensus.term_history import check_history, last_term
+from walproxy.proposer.actions import Action, IdentifyPrimary, Level, Note
+from walproxy.proposer.election import (
+    choose_donor,
+    collect_tli_histories,
+    extend_history,
+    highest_possible_commit,
+    shorten_history,
+)
+from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig
+from walproxy.proposer.primary import LogPlan, PrimaryIdentity
+from walproxy.proposer.primary_stream import PrimaryStream
+from walproxy.proposer.roster import Cluster, Roster, bootstrap_of, highest_promise, voters_of
+from walproxy.proposer.verification import Verification, plan_term
+
+# How fast WAL is compared at least.
+VERIFIED_BYTES_PER_S = 8 << 20
+
+
+class Outcome(Enum):
+    """What the answers so far amount to."""
+
+    OPEN = "open"  # more answers may decide it
+    WON = "won"  # a quorum agrees
+    LOST = "lost"  # no quorum can agree any more
+
+
+class Campaign:
+    """The state of one attempt.
+
+    Attributes:
+        phase: PRE_VOTING, VOTING or VERIFYING.
+        outcome: WON once the term may be led, LOST once it will not be.
+        reason: why it is lost, empty if that is no news.
+        error: what lost it for good: this primary is refused, or this run is fenced.
+        cluster: whose members are asked.
+        primary: as it last said who it is.
+        asked: the members that are asked, or were.
+        node_id: what the votes are for; None during the pre-vote.
+        refusals: who refused, or is gone.
+        quorum_at: when a quorum had voted.
+        donor: whose log is the newest.
+        plan: where the term is to begin; None until the primary has said who it is after the votes.
+        verification: the check of the primary, None before it and where the primary need not be checked anew.
+    """
+
+    def __init__(
+        self,
+        config: ProposerConfig,
+        roster: Roster,
+        stream: PrimaryStream,
+        candidacy: Candidacy,
+        cluster: Cluster,
+        primary: PrimaryIdentity,
+        now: float,
+    ) -> None:
+        self.phase = Phase.PRE_VOTING
+        self.outcome = Outcome.OPEN
+        self.reason = ""
+        self.error: WalproxyError | None = None
+        self.cluster = cluster
+        self.primary = primary
+        self.asked = voters_of(roster.peers, cluster)
+        self.node_id: NodeId | None = None
+        self.pre_votes: dict[int, PreVoteResponse] = {}
+        self.votes: dict[int, VoteResponse] = {}
+        self.refusals: set[int] = set()
+        self.quorum_at: float | None = None
+        self.donor = 0
+        self.plan: LogPlan | None = None
+        self.verification: Verification | None = None
+        self._config = config
+        self._roster = roster
+        self._stream = stream
+        self._candidacy = candidacy
+        self._round_began_at = now
+
+    @property
+    def membership(self) -> Membership:
+        """Who counts."""
+        return self.cluster.membership
+
+    @property
+    def awaits_primary(self) -> bool:
+        """Whether the primary has yet to say who it is, after the votes."""
+        return self.phase is Phase.VERIFYING and self.plan is None
+
+    @property
+    def awaits_link(self) -> bool:
+        """Whether the term is won without a comparison: the primary's first record must link to our last one (S10)."""
+        return self.verification is not None and self.verification.awaits_link
+
+    # ------------------------------------------------------------------ events
+
+    def begin(self, now: float) -> Iterator[Action]:
+        """Ask for the pre-votes."""
+        for safekeeper_id in sorted(self.asked):
+            # Once: two that depose each other again and again would win terms without end.
+            takeover = self._config.takeover and not self._candidacy.was_elected
+            request = PreVoteRequest(self._config.run, takeover)
+            yield self._roster.ask(safekeeper_id, request, now)
+
+    def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> Iterator[Action]:
+        """A safekeeper has answered; what belongs to another campaign does not count.
+
+        Raises:
+            RemoteProtocolError: the answer makes no sense.
+        """
+        verification = self.verification
+        if isinstance(message, PreVoteResponse):
+            if self.phase is Phase.PRE_VOTING and safekeeper_id in self.asked:
+                self.pre_votes[safekeeper_id] = message
+                yield from self._judge(now)
+        elif isinstance(message, VoteResponse):
+            if self.phase is Phase.VOTING and message.node_id == self.node_id:
+                if message.granted:
+                    check_history(message.history)
+                    self.votes[safekeeper_id] = message
+                else:
+                    self.refusals.add(safekeeper_id)
+                yield from self._judge(now)
+        elif verification is not None and safekeeper_id == self.donor:
+            if isinstance(message, DigestResponse):
+                yield from verification.on_digest(message)
+            elif isinstance(message, TailResponse):
+                yield from verification.on_tail(message, self.possible_commit_lsn())
+            self._follow_verification()
+
+    def greeted(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+        """A safekeeper has greeted: it is asked for its vote if it is time for that."""
+        if self.phase is Phase.VOTING:
+            yield from self._ask_for_vote(safekeeper_id, now)
+
+    def refused(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+        """A safekeeper will give no vote."""
+        self.refusals.add(safekeeper_id)
+        if self.phase is not Phase.VERIFYING:
+            yield from self._judge(now)
+
+    def parted(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+        """A connection is gone, and the vote that came on it with it."""
+        if self.phase is not Phase.VERIFYING:
+            self.votes.pop(safekeeper_id, None)
+            yield from self.refused(safekeeper_id, now)
+        elif safekeeper_id == self.donor:
+            self._lose(f"donor {safekeeper_id} is gone")
+
+    def donor_refused(self, safekeeper_id: int, reason: str) -> None:
+        """A safekeeper refuses something: without the donor the primary cannot be checked."""
+        if self.phase is Phase.VERIFYING and safekeeper_id == self.donor:
+            self._lose(f"donor {safekeeper_id} refuses: {reason}")
+
+    def tick(self, now: float) -> Iterator[Action]:
+        """Time has passed: close the vote, or give up."""
+        timing = self._config.timing
+        verifying = self.phase is Phase.VERIFYING
+        if self.phase is Phase.VOTING and self.quorum_at is not None:
+            yield from self._judge(now)
+        elif now - self._round_began_at > (self._verify_timeout_s() if verifying else timing.vote_timeout_s):
+            self._lose(f"{'the primary or the donor' if verifying else 'a quorum'} did not answer in time")
+
+    def primary_identified(self) -> Iterator[Action]:
+        """The primary has said once more who it is: find where the term begins, and have the primary checked."""
+        assert self.node_id is not None  # a vote was asked for
+        vote = self.votes[self.donor]
+        try:
+            plan = self.plan = plan_term(vote, self.primary)
+        except PrimaryRefused as refused:
+            self._fail(refused)
+            return
+        yield Note(
+            Level.INFO,
+            f"term {self.node_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
+            f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
+        )
+        segment_size = self.primary.segment_size
+        self.verification = Verification(
+            self.node_id,
+            self.donor,
+            vote,
+            plan,
+            segment_size,
+            self._stream,
+            cannot_cut=self._cannot_cut(plan.start_lsn),
+            allow_data_loss=self._config.allow_data_loss,
+            allow_unverified=self._config.allow_unverified_primary,
+        )
+        yield from self.verification.begin()
+        self._follow_verification()
+
+    def primary_checked(self, page_crcs: tuple[int, ...]) -> None:
+        """The primary's checksums have come (S10)."""
+        if self.verification is not None:
+            self.verification.on_primary_checked(page_crcs)
+            self._follow_verification()
+
+    def segment_removed(self) -> Iterator[Action]:
+        """The primary has recycled the segment to compare (S10)."""
+        if self.verification is not None:
+            yield from self.verification.on_segment_removed()
+            self._follow_verification()
+
+    # ------------------------------------------------------------------ what the answers amount to
+
+    def pre_vote_outcome(self) -> Outcome:
+        """Whether a quorum would let this run be elected (step 2)."""
+        granted = {i for i, response in self.pre_votes.items() if response.granted}
+        if self.membership.has_quorum(granted):
+            return Outcome.WON
+        silent = self.asked - self.pre_votes.keys() - self.refusals
+        return Outcome.OPEN if self.membership.has_quorum(granted | silent) else Outcome.LOST
+
+    def rivals(self) -> dict[int, str]:
+        """Return, by member, the other run that it holds for alive."""
+        return {i: r.live_run for i, r in self.pre_votes.items() if r.live_run not in ("", self._config.run)}
+
+    def vote_outcome(self, now: float) -> Outcome:
+        """Whether a quorum has promised (step 3).
+
+        With a quorum it stays open for a grace while others may still answer: their votes make M exact (S9) and the
+        donor the best one.
+        """
+        if self.membership.has_quorum(self.votes):
+            if self.quorum_at is None:
+                self.quorum_at = now
+            all_answered = self.asked <= self.votes.keys() | self.refusals
+            grace_is_over = now - self.quorum_at >= self._config.timing.vote_grace_s
+            return Outcome.WON if all_answered or grace_is_over else Outcome.OPEN
+        return Outcome.OPEN if self.membership.has_quorum(self.asked - self.refusals) else Outcome.LOST
+
+    def possible_commit_lsn(self) -> Lsn:
+        """Return M, the highest position that may have been committed (S9)."""
+        past = self._candidacy
+        return highest_possible_commit(self.votes, self.donor, self.membership, past.held_term, past.held_commit_lsn)
+
+    def _cannot_cut(self, lsn: Lsn) -> tuple[int, ...]:
+        """Return who has removed the WAL where it is to be cut, if those who have not are no quorum; else nobody."""
+        lacking = {i for i, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
+        return () if self.membership.has_quorum(self.votes.keys() - lacking) else tuple(sorted(lacking))
+
+    def elected(self) -> Elected:
+        """Return what the members of the term that is won are told first (step 5)."""
+        assert self.plan is not None and self.node_id is not None  # by the outcome
+        vote, primary = self.votes[self.donor], self.primary
+        gives_up = self.verification is not None and self.verification.gives_up
+        history, forgotten_term = shorten_history(
+            extend_history(vote.history, self.plan, self.node_id, gives_up), self.votes, self.donor, self.membership
+        )
+        return Elected(
+            self.node_id,
+            self.cluster.id,
+            primary.system_id,
+            primary.segment_size,
+            primary.server_version,
+            self.membership,
+            history,
+            collect_tli_histories(history, primary, vote.tli_histories),
+            vote.wal_begin_lsn if vote.history else self.plan.start_lsn,
+            0,
+            # What a fork cuts is committed no more (S9).
+            min(self.plan.start_lsn, vote.commit_lsn),
+            forgotten_term,
+        )
+
+    # ------------------------------------------------------------------ steps
+
+    def _judge(self, now: float) -> Iterator[Action]:
+        if self.phase is Phase.PRE_VOTING:
+            yield from self._judge_pre_votes(now)
+            return
+        outcome = self.vote_outcome(now)
+        if outcome is Outcome.WON:
+            yield from self._elect()
+        elif outcome is Outcome.LOST:
+            self._lose("a quorum did not vote for it")
+
+    def _judge_pre_votes(self, now: float) -> Iterator[Action]:
+        outcome, rivals = self.pre_vote_outcome(), self.rivals()
+        runs = ", ".join(sorted({run[:8] for run in rivals.values()}))
+        if outcome is Outcome.WON:
+            yield from self._ask_for_votes(now)
+        elif self.membership.has_quorum(rivals) and self._candidacy.held_term:
+            self._fail(Fenced(f"a majority of safekeepers follows another proxy (run {runs})"))
+        elif outcome is Outcome.LOST:
+            if rivals and not self._candidacy.is_spare:
+                self._candidacy.is_spare = True
+                yield Note(Level.INFO, f"another proxy serves (run {runs}): waiting as a spare")
+            self._lose("")
+
+    def _ask_for_votes(self, now: float) -> Iterator[Action]:
+        """Ask for the next term: above every promise that was seen and every term that this run has used (step 1)."""
+        candidacy, peers = self._candidacy, self._roster.peers
+        candidacy.term = max(candidacy.term, highest_promise(peers)) + 1
+        candidacy.is_spare = False
+        self.node_id = NodeId(candidacy.term, self._config.run)
+        self._round_began_at = now
+        # Who has greeted since the pre-vote is asked too: the more votes, the more exact is M (S9). Whoever has yet to
+        # greet is asked then.
+        self.asked |= voters_of(peers, self.cluster)
+        self.refusals = {i for i in self.asked if peers[i].greeting is None}
+        self.phase = Phase.VOTING
+        for safekeeper_id in sorted(self.asked - self.refusals):
+            yield from self._ask_for_vote(safekeeper_id, now)
+
+    def _ask_for_vote(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+        greeting = self._roster.peers[safekeeper_id].greeting
+        assert self.node_id is not None and greeting is not None  # by the callers
+        if safekeeper_id not in voters_of(self._roster.peers, self.cluster):
+            return
+        self.asked.add(safekeeper_id)
+        self.refusals.discard(safekeeper_id)
+        if greeting.membership is None:
+            # It missed the bootstrap's end; it is in it by name.
+            yield self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now)
+        yield self._roster.ask(safekeeper_id, VoteRequest(self.node_id, self.membership.generation), now)
+
+    def _elect(self) -> Iterator[Action]:
+        """A quorum has promised: choose the donor, and ask the primary once more who it is."""
+        self.phase = Phase.VERIFYING
+        self._candidacy.was_elected = True
+        self.donor = choose_donor(self.votes)
+        vote, stream = self.votes[self.donor], self._stream
+        if not stream.is_open:
+            # What it said before the votes may be behind them.
+            yield IdentifyPrimary()
+            return
+        same_log = stream.is_checked and self._has_written(vote) and vote.history[-1].tli == stream.tli
+        if same_log and stream.window_begin_lsn <= vote.flush_lsn <= stream.received_lsn:
+            # The bytes before the term's start came through this very COPY: it goes on, unchecked.
+            self.plan = LogPlan(vote.flush_lsn, stream.tli, cuts=False)
+            self.outcome = Outcome.WON
+        else:
+            self._lose("another proposer has written to the log, the primary is checked anew")
+
+    def _has_written(self, vote: VoteResponse) -> bool:
+        """Tell whether this vote's log ends in the term that this run held last: no other run wrote to it since."""
+        return last_term(vote.history) == self._candidacy.held_term
+
+    def _verify_timeout_s(self) -> float:
+        """Return how long the primary's check may take: the more there is to compare, the longer."""
+        compared_bytes = self.verification.compared_bytes if self.verification is not None else 0
+        return self._config.timing.verify_timeout_s + compared_bytes / VERIFIED_BYTES_PER_S
+
+    def _follow_verification(self) -> None:
+        assert self.verification is not None  # by the callers
+        if self.verification.refusal:
+            self._fail(PrimaryRefused(self.verification.refusal))
+        elif self.verification.is_passed:
+            self.outcome = Outcome.WON
+
+    def _fail(self, error: WalproxyError) -> None:
+        self.outcome, self.error = Outcome.LOST, error
+
+    def _lose(self, reason: str) -> None:
+        self.outcome, self.reason = Outcome.LOST, reason

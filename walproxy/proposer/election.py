@@ -1,0 +1,115 @@
+"""The decisions of an election, each a function of the votes.
+
+The donor is the voter whose log is the newest: the highest term of its last history entry, then the highest position.
+Everything that may have been committed lies in its log, because a quorum holds what is committed and two quorums meet.
+"""
+
+from collections.abc import Mapping
+
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.commitment import quorum_lsn
+from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import VoteResponse
+from safekeeper.consensus.term_history import (
+    HistoryEntry,
+    TermHistory,
+    bound_history,
+    cut_history,
+    forget_front,
+    last_term,
+)
+from walproxy.proposer.primary import LogPlan, PrimaryIdentity
+
+TLI_HISTORY_BYTES_MAX = 512 << 10
+
+
+def choose_donor(votes: Mapping[int, VoteResponse]) -> int:
+    """Return the id of the voter with the newest log (step 4); the lowest id among equals."""
+    return max(votes, key=lambda voter: (last_term(votes[voter].history), votes[voter].flush_lsn, -voter))
+
+
+def highest_possible_commit(
+    votes: Mapping[int, VoteResponse],
+    donor: int,
+    membership: Membership,
+    held_term: int,
+    held_commit_lsn: Lsn,
+) -> Lsn:
+    """Return M, the highest position that may have been committed (S9).
+
+    Args:
+        held_term, held_commit_lsn: the last term that this run held, and the exact commit_lsn of that term (at least
+            its start); 0 if it held none.
+    """
+    vote = votes[donor]
+    donor_term = last_term(vote.history)
+    if donor_term and donor_term == held_term:
+        return held_commit_lsn
+    if membership.ids() <= votes.keys():
+        # Nobody is missing: what a quorum of that term does not have was not committed in it, and what older terms
+        # committed lies below its start.
+        flush_lsns = {voter: v.flush_lsn for voter, v in votes.items() if last_term(v.history) == donor_term}
+        start_lsn = vote.history[-1].start_lsn if vote.history else 0
+        return max(start_lsn, quorum_lsn(flush_lsns, membership, 0))
+    return vote.flush_lsn
+
+
+def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId, gives_up: bool = False) -> TermHistory:
+    """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
+
+    An empty entry at the start itself goes too: it said that its owner is newer than those without it, and so does the
+    new one. The very first entry stays, as what all logs have in common, unless it belongs to another timeline: nothing
+    was streamed of that one, and it may be none of this primary's.
+
+    What a dropped entry has given up stays given up: a member that has not heard of that entry still holds the WAL.
+
+    Args:
+        gives_up: this term itself cuts what may have been committed (S9).
+    """
+    kept = tuple(
+        entry
+        for entry in cut_history(history, plan.start_lsn)
+        if entry.start_lsn < plan.start_lsn or (entry is history[0] and entry.tli == plan.tli)
+    )
+    gives_up = gives_up or any(entry.gives_up for entry in history if entry not in kept)
+    floor = history[-1].floor if history else 0
+    return (*kept, HistoryEntry(node_id.term, plan.start_lsn, plan.tli, gives_up, floor))
+
+
+def collect_tli_histories(
+    history: TermHistory, primary: PrimaryIdentity, known: tuple[TliHistory, ...]
+) -> tuple[TliHistory, ...]:
+    """Return the history files of the timelines above 1 in `history`: the primary's, else the ones already known.
+
+    Timelines that are not in `history` any more are forgotten with it (S9). The oldest ones go when all of them do not
+    fit a message; the newest one names every ancestor, and readers are answered out of that.
+    """
+    content = {entry.tli: entry.content for entry in known}
+    content.update({entry.tli: entry.content for entry in primary.tli_histories})
+    tlis = {entry.tli for entry in history}
+    kept: list[TliHistory] = []
+    room = TLI_HISTORY_BYTES_MAX
+    for tli in sorted(tlis & content.keys(), reverse=True):
+        room -= len(content[tli])
+        if room < 0 and kept:
+            break
+        kept.append(TliHistory(tli, content[tli]))
+    return tuple(reversed(kept))
+
+
+def shorten_history(
+    history: TermHistory, votes: Mapping[int, VoteResponse], donor: int, membership: Membership
+) -> tuple[TermHistory, int]:
+    """Return the new term's history without what no member needs, and the highest term that was ever removed from it.
+
+    If every member has voted, that is what lies wholly below the WAL that any of them keeps. One that is away may need
+    it, so with votes missing nothing goes before there is too much for a message.
+    """
+    vote = votes[donor]
+    forgotten_term = vote.forgotten_term
+    if membership.ids() <= votes.keys():
+        begins = [vote.wal_begin_lsn for vote in votes.values() if vote.flush_lsn]
+        history, forgotten_term = forget_front(history, forgotten_term, min(begins, default=0))
+    # What this very term cuts is committed no more (S9).
+    return bound_history(history, forgotten_term, min(vote.commit_lsn, history[-1].start_lsn))

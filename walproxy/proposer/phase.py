@@ -1,0 +1,70 @@
+"""One run of a proposer: which phase it is in, what an operator decided, what it remembers of its terms."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from safekeeper.base.lsn import Lsn
+from walproxy.proposer.apply_rule import ApplyRule
+from walproxy.proposer.leadership import Timing
+
+
+class Phase(Enum):
+    """Where a proposer is; each comment says what moves it on."""
+
+    GATHERING = "gathering"  # a quorum of members and a primary are there, and it is time: PRE_VOTING
+    BOOTSTRAPPING = "bootstrapping"  # every member has confirmed: GATHERING
+    PRE_VOTING = "pre_voting"  # a majority agrees: VOTING; it does not: GATHERING, as a spare
+    VOTING = "voting"  # a majority has promised: VERIFYING; a higher promise or a timeout: GATHERING
+    VERIFYING = "verifying"  # the primary continues the log: LEADING; it does not: FINISHED, or GATHERING for another
+    LEADING = "leading"  # a higher term, a lost start, a new timeline: GATHERING
+    FINISHED = "finished"  # nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerConfig:
+    """What an operator decides.
+
+    Attributes:
+        run: random id of this run, 32 hexadecimal digits.
+        safekeeper_ids: the members at a bootstrap.
+        addresses: where they listen, by id, as far as known.
+        takeover: be elected even if another proposer is alive.
+        allow_data_loss: let a fork cut what may have been committed (S9).
+        bootstrap: begin a new cluster on empty safekeepers although our slot is on the primary already.
+        allow_unverified_primary: let a primary go on that has recycled WAL which would have to be compared (S10).
+        several_primaries: there are other hosts to try, so that a primary that is refused does not end the run.
+        apply_rule: the standbys that must have replayed what `apply` says.
+    """
+
+    run: str
+    safekeeper_ids: tuple[int, ...]
+    takeover: bool = False
+    allow_data_loss: bool = False
+    bootstrap: bool = False
+    allow_unverified_primary: bool = False
+    several_primaries: bool = False
+    apply_rule: ApplyRule = field(default_factory=ApplyRule)
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass(slots=True)
+class Candidacy:
+    """What a run takes from one campaign to the next.
+
+    Attributes:
+        term: the last term that it asked for or holds; none is asked for twice.
+        held_term, held_commit_lsn: the last term that it held, and how far it committed, at least the term's start;
+            0 if it held none.
+        was_elected: a quorum has voted for it once: from then on it takes nothing over.
+        is_spare: another proposer is alive; this one waits.
+        failed: campaigns in a row that came to nothing after votes were asked for.
+    """
+
+    term: int = 0
+    held_term: int = 0
+    held_commit_lsn: Lsn = 0
+    was_elected: bool = False
+    is_spare: bool = False
+    failed: int = 0

@@ -1,0 +1,661 @@
+"""The proposer: wins terms, and leads them.
+
+Theory of operation. A proposer is a *run*: one life of one proxy, with a random id. It gathers greetings and a primary;
+then a `Campaign` asks whether it may be elected (pre-vote), is elected (vote), and makes sure that the primary's WAL
+continues the donor's (S9, S10). Only then are the members told (`Elected`): what is done up to that point changes
+nothing but promises. From then on a `Leadership` feeds the members. A term ends when a higher one is heard of, when its
+start is lost, or when the primary changes its timeline; the same run then tries to win a higher one. A primary that
+does not fit ends the run, or, where there are several hosts, is as good as lost: a term that is led stays so, an
+attempt to win one is given up, and what another attempt would refuse again is refused without one (refusals.py).
+
+    GATHERING -> [BOOTSTRAPPING ->] PRE_VOTING -> VOTING -> VERIFYING -> LEADING -> GATHERING ...
+                                                                              \\-> FINISHED
+
+Every public method is an event: it takes what happened and the time, and returns the actions to carry out in order.
+Pure: jitter is an argument of `tick`.
+"""
+
+from collections.abc import Iterable
+
+from safekeeper.base.errors import ConfigurationError, PrimaryRefused, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.messages import (
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendResponse,
+    ArchiveReport,
+    Bootstrap,
+    Bootstrapped,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    StandbyFeedback,
+    VoteResponse,
+)
+from walproxy.proposer.actions import (
+    Action,
+    Disconnect,
+    Finish,
+    Level,
+    Note,
+    RefusePrimary,
+    ReportStatus,
+    StopReplication,
+)
+from walproxy.proposer.apply_rule import ApplyRule
+from walproxy.proposer.campaign import Campaign, Outcome
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.primary_stream import PrimaryStream
+from walproxy.proposer.refusals import Refusals
+from walproxy.proposer.roster import (
+    Cluster,
+    Roster,
+    find_cluster,
+    later_cluster_reason,
+    majority_against,
+    misfit_reason,
+    other_cluster_reason,
+    plan_bootstrap,
+    repeated_bootstrap_reason,
+    stuck_reason,
+)
+from walproxy.proposer.standbys import Standbys
+from walproxy.proposer.verification import difference, recycled, refusal_in_term
+
+BACKOFF_DOUBLINGS_MAX = 5
+
+
+class Proposer:
+    """One run of a proposer.
+
+    Attributes:
+        roster, peers: every configured safekeeper.
+        candidacy: what it remembers of its campaigns and terms.
+        campaign: the attempt to win a term that is under way, None if none is.
+        leadership: the term that it leads, None if none.
+        refusals: the hosts that its campaigns have refused.
+        standbys: what the standbys of all safekeepers have said, in this term and before.
+        primary: the primary's identity, None while there is no connection.
+        refusal: why it has finished, None if it has not.
+        stuck: why only an operator can help, empty if that is not so.
+    """
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.config = config
+        self.timing = config.timing
+        self.roster = Roster(config.run, config.safekeeper_ids)
+        self.peers = self.roster.peers
+        self.candidacy = Candidacy()
+        self.campaign: Campaign | None = None
+        self.leadership: Leadership | None = None
+        self.refusals = Refusals(config.timing.refused_wait_min_s, config.timing.refused_wait_max_s)
+        self.standbys = Standbys(config.apply_rule)
+        self.primary: PrimaryIdentity | None = None
+        self.refusal: WalproxyError | None = None
+        self.stuck = ""
+        self._greeted_since_slot = False
+        self._greeted_for_refusal_at: float | None = None
+        self._bootstrap: Bootstrap | None = None
+        self._bootstrapped: set[int] = set()
+        self._stream = PrimaryStream()
+        self._probe_sequence: int | None = None
+        self._next_attempt_at = 0.0
+        self._jitter = 0.5
+        self._out: list[Action] = []
+
+    # ------------------------------------------------------------------ events: safekeepers
+
+    def connected(self, safekeeper_id: int, now: float) -> list[Action]:
+        """A connection to a safekeeper is open."""
+        self.roster.connect(safekeeper_id)
+        self._out.append(self.roster.greet(safekeeper_id, self.primary, now))
+        return self._take()
+
+    def disconnected(self, safekeeper_id: int, now: float) -> list[Action]:
+        """A connection to a safekeeper is closed; why it was refused stays known until it greets again."""
+        self.roster.disconnect(safekeeper_id)
+        self.standbys.parted(safekeeper_id)
+        if self._bootstrap is not None:
+            self._gather(now)
+        elif self.campaign is not None:
+            self._follow_campaign(self.campaign, self.campaign.parted(safekeeper_id, now), now)
+        elif self.leadership is not None:
+            self._out.extend(self.leadership.parted(safekeeper_id, now))
+            self._check_start_is_there(now)
+        return self._take()
+
+    def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> list[Action]:
+        """A safekeeper said something.
+
+        Raises:
+            RemoteProtocolError: it makes no sense; close that connection.
+        """
+        peer = self.peers[safekeeper_id]
+        if not peer.connected or self.refusal is not None:
+            return []
+        # What was on its way already says nothing about the greeting that is awaited.
+        peer.waiting_since = now if peer.greeting is None else None
+        leadership = self.leadership
+        if isinstance(message, AppendResponse):
+            peer.told = ""  # All is well: the same reason is news again when it comes back.
+            if leadership is not None:
+                self._out.extend(leadership.on_append_response(safekeeper_id, message, now))
+                self._follow_leadership(now)
+        elif isinstance(message, StandbyFeedback):
+            # Without a leadership nobody asked: it is told anew with the next adoption.
+            if leadership is not None:
+                self._out.extend(leadership.on_standby_feedback(safekeeper_id, message.standbys))
+        elif isinstance(message, ArchiveReport):
+            if leadership is not None:
+                self._out.extend(leadership.on_archive_report(safekeeper_id, message, now))
+        elif isinstance(message, ReadResponse):
+            if leadership is not None:
+                self._out.extend(leadership.on_read_response(safekeeper_id, message, now))
+        elif isinstance(message, AcceptorGreeting):
+            self._on_greeting(safekeeper_id, message, now)
+        elif isinstance(message, Refusal):
+            self._on_refusal(safekeeper_id, message, now)
+        elif isinstance(message, Bootstrapped):
+            self._on_bootstrapped(safekeeper_id, message, now)
+        else:
+            greeting = peer.greeting
+            if isinstance(message, VoteResponse) and greeting and message.promised.term > greeting.promised.term:
+                self.roster.remember_promise(safekeeper_id, message.promised)
+            if self.campaign is not None:
+                self._follow_campaign(self.campaign, self.campaign.message(safekeeper_id, message, now), now)
+        return self._take()
+
+    # ------------------------------------------------------------------ events: the primary
+
+    def primary_identified(
+        self,
+        primary: PrimaryIdentity,
+        now: float,
+        own_page_crcs: tuple[int, ...] = (),
+        own_begin_lsn: Lsn = 0,
+    ) -> list[Action]:
+        """A connection to the primary is open and says who it is.
+
+        Args:
+            own_page_crcs, own_begin_lsn: checksums of the pages of what was received, from `own_begin_lsn` up to
+                `received_lsn`; own_begin_lsn is the start of the last segment in which a record that bears a time is
+                known to begin, or of the log. Empty if that is not known.
+        """
+        first = self.primary is None and not self.candidacy.held_term
+        self.primary = primary
+        self._greeted_for_refusal_at = None
+        self._stream.own_page_crcs, self._stream.own_begin_lsn = own_page_crcs, own_begin_lsn
+        self._stream.is_open = False
+        if first:
+            # What was greeted without an identity is greeted again with one, so that both sides check it.
+            self._out.extend(self.roster.greet_all(primary, now))
+        campaign = self.campaign
+        if self.leadership is not None:
+            self._meet_primary_again(self.leadership, primary, now)
+        elif campaign is not None:
+            campaign.primary = primary
+            if campaign.awaits_primary and not self._refuse_foreigners(primary, now):
+                self._follow_campaign(campaign, campaign.primary_identified(), now)
+        self._try_to_begin(now)
+        return self._take()
+
+    def primary_segment_removed(self, now: float) -> list[Action]:
+        """The primary has recycled the segment that was to be compared, or the one with which it was to go on."""
+        # That COPY is over; nothing of it was checked.
+        self._stream.is_open = self._stream.is_checked = False
+        if self.leadership is not None and not self._stream.compares:
+            # Another term would come to the same.
+            self._refuse_primary(recycled(self._stream.received_lsn), now)
+        elif self.leadership is not None:
+            self._end_term(now, "the primary has recycled the segment to compare")
+            self._try_to_begin(now, due=True)
+        elif self.campaign is not None:
+            self._follow_campaign(self.campaign, self.campaign.segment_removed(), now)
+        return self._take()
+
+    def primary_lost(self, now: float) -> list[Action]:
+        """The connection to the primary is gone."""
+        self._part_from_primary()
+        if self.campaign is not None:
+            self._abandon_campaign(self.campaign, now, "the primary is gone")
+        return self._take()
+
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...], now: float) -> list[Action]:
+        """The primary's bytes [begin_lsn, end_lsn) were received; these are their pages' checksums (S10)."""
+        self._stream.require_open()
+        if self.leadership is not None:
+            reason = difference(begin_lsn, self._stream.own_page_crcs, page_crcs, "what it sent before")
+            if reason:
+                self._refuse_primary(reason, now)
+            else:
+                self._primary_is_ours(self.leadership)
+        elif self.campaign is not None:
+            self.campaign.primary_checked(page_crcs)
+            self._follow_campaign(self.campaign, (), now)
+        return self._take()
+
+    def primary_refused(self, reason: str, now: float) -> list[Action]:
+        """The shell found what makes this primary unusable, e.g. a record that does not link to ours (S10)."""
+        self._refuse_primary(reason, now)
+        return self._take()
+
+    def timeline_ended(self, next_tli: int, end_lsn: Lsn, now: float) -> list[Action]:
+        """The primary has streamed the term's timeline to its end; the next one is another term's (S9)."""
+        stream = self._stream
+        if end_lsn != stream.received_lsn:
+            reason = f"timeline ended at {format_lsn(end_lsn)}, not where its WAL did"
+            if self.campaign is not None:
+                self._abandon_campaign(self.campaign, now, reason)
+            else:
+                self.primary = None
+                self._out.append(StopReplication(reason))
+        else:
+            # It may end before the donor's checksums are there, and so before the term is led.
+            stream.ended_lsn = end_lsn
+        stream.is_open = False
+        if self.leadership is not None:
+            self._out.append(self.leadership.set_streaming(False))
+            self._follow_leadership(now)
+        return self._take()
+
+    def wal_received(self, end_lsn: Lsn, now: float) -> list[Action]:
+        """The window has grown up to `end_lsn`."""
+        stream = self._stream
+        stream.require_open()
+        stream.received_lsn = end_lsn
+        if self.leadership is not None:
+            if stream.awaits_link:
+                stream.awaits_link = False
+                # The first record links to our last one, else the shell would not have handed it on.
+                self._primary_is_ours(self.leadership)
+            self._out.extend(self.leadership.on_wal_received(end_lsn, now))
+        return self._take()
+
+    def wal_evicted(self, begin_lsn: Lsn) -> None:
+        """The window begins at `begin_lsn` now."""
+        self._stream.window_begin_lsn = begin_lsn
+        if self.leadership is not None:
+            self.leadership.window_begin_lsn = begin_lsn
+
+    # ------------------------------------------------------------------ events: time
+
+    def tick(self, now: float, jitter: float) -> list[Action]:
+        """Time has passed. `jitter` is uniform in [0, 1): it keeps candidates from stepping on each other (step 2)."""
+        self._jitter = jitter
+        self._out.extend(self.roster.give_up_on_silent(now, self.timing.response_timeout_s))
+        if self.leadership is not None:
+            self._out.extend(self.leadership.tick(now))
+            self._follow_leadership(now)
+        elif self.campaign is not None:
+            self._follow_campaign(self.campaign, self.campaign.tick(now), now)
+        elif self.phase is Phase.GATHERING and now >= self._next_attempt_at:
+            # The next attempt is drawn anew each time, whether or not this one starts.
+            self._next_attempt_at = now + self.timing.retry_interval_s * (0.5 + jitter)
+            self._try_to_begin(now, due=True)
+        return self._take()
+
+    # ------------------------------------------------------------------ events: the operator
+
+    def set_apply_rule(self, rule: ApplyRule) -> list[Action]:
+        """Other standbys are designated from now on: what has been replayed is counted anew at once."""
+        leadership = self.leadership
+        before_lsn = self.standbys.apply_lsn(leadership.commit_lsn) if leadership is not None else 0
+        self.standbys.set_rule(rule)
+        if leadership is not None:
+            self._out.extend(leadership.report_apply(before_lsn))
+        return self._take()
+
+    def forget_refusals(self) -> None:
+        """The operator may have repaired a host: each one is judged by an election again."""
+        self.refusals.forget()
+
+    # ------------------------------------------------------------------ gathering (steps 0 and 1)
+
+    def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
+        self._out.extend(self.roster.on_greeting(safekeeper_id, greeting))
+        if self._bootstrap is not None and safekeeper_id not in self._bootstrapped:
+            # A second greeting that was on its way is no answer to the bootstrap.
+            self.peers[safekeeper_id].waiting_since = now
+        if self.peers[safekeeper_id].refused:
+            return
+        leadership = self.leadership
+        if leadership is not None:
+            later = find_cluster(self.peers)
+            if later is not None and later.membership.generation > leadership.membership.generation:
+                self._end_term(now, "a quorum of members knows a newer membership")
+            else:
+                self._welcome(leadership, safekeeper_id, greeting, now)
+        elif self.campaign is not None:
+            self._out.extend(self.campaign.greeted(safekeeper_id, now))
+        else:
+            self._try_to_begin(now)
+
+    def _welcome(self, leadership: Leadership, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
+        """Tell a safekeeper who leads, unless it belongs to another cluster."""
+        ours = Cluster(leadership.elected.cluster_id, leadership.membership)
+        later_reason = later_cluster_reason(greeting, ours)
+        if later_reason:
+            # Its greeting stays known: a quorum of that cluster ends the term.
+            self._out.extend(self.roster.leave_out(safekeeper_id, later_reason))
+        elif greeting.cluster_id not in ("", ours.id) and not greeting.is_empty:
+            reason = other_cluster_reason(greeting)
+            self._out.extend(self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason))
+        elif greeting.membership and greeting.membership.generation > leadership.membership.generation:
+            self._end_term(now, "a member knows a newer membership")
+        else:
+            voter = leadership.membership.is_voter(safekeeper_id, greeting.incarnation)
+            self._out.extend(leadership.welcome(safekeeper_id, voter, now))
+
+    def _try_to_begin(self, now: float, due: bool = False) -> None:
+        """Start what can be started: the bootstrap, or an election."""
+        primary = self.primary
+        if self.phase is not Phase.GATHERING or primary is None or not (due or now >= self._next_attempt_at):
+            return
+        if self._refuse_foreigners(primary, now):
+            return
+        misfit = misfit_reason(self.peers)
+        if misfit:
+            self._finish(ConfigurationError(misfit))
+            return
+        cluster = find_cluster(self.peers)
+        if cluster is not None:
+            self.stuck = ""
+            if self._is_refused_again(primary, now):
+                return
+            self.campaign = Campaign(self.config, self.roster, self._stream, self.candidacy, cluster, primary, now)
+            self._out.extend(self.campaign.begin(now))
+            return
+        bootstrap = plan_bootstrap(self.peers, primary, self.config.addresses)
+        stuck = stuck_reason(self.peers)
+        if bootstrap is not None:
+            stuck = "" if self.config.bootstrap else repeated_bootstrap_reason(primary)
+            if not stuck:
+                self._begin_bootstrap(bootstrap, now)
+                return
+            if not self._greeted_since_slot:
+                # Another proxy may have finished its bootstrap, and made the slot, since these greetings came.
+                self._greeted_since_slot = True
+                self.roster.forget_greetings()
+                self._out.extend(self.roster.greet_all(primary, now))
+                return
+        if stuck and stuck != self.stuck:
+            self.stuck = stuck
+            self._note(Level.ERROR, stuck)
+
+    def _is_refused_again(self, primary: PrimaryIdentity, now: float) -> bool:
+        """Refuse a primary without a term that an election would refuse again (4.10). True if none is to begin now."""
+        if not self.refusals.may_be_repeated(primary, now):
+            return False
+        if self._greeted_for_refusal_at is None:
+            # Logs may have changed since these greetings.
+            self._greeted_for_refusal_at = self._next_attempt_at = now
+            self.roster.forget_greetings()
+            self._out.extend(self.roster.greet_all(primary, now))
+            return True
+        is_awaited = any(peer.connected and peer.greeting is None and not peer.refused for peer in self.peers.values())
+        if is_awaited and now - self._greeted_for_refusal_at < self.timing.vote_timeout_s:
+            return True
+        reason = self.refusals.reason(primary, self.peers, now)
+        if reason:
+            self._refuse_primary(reason, now)
+        return bool(reason)
+
+    def _refuse_foreigners(self, primary: PrimaryIdentity, now: float) -> bool:
+        """Check S10's identity part before anybody is asked to vote. True if the primary is refused."""
+        self._out.extend(self.roster.refuse_foreigners(primary))
+        reason = majority_against(self.peers)
+        if reason:
+            self._refuse_primary(reason, now)
+            self._out.extend(self.roster.forgive_foreigners())
+        return bool(reason)
+
+    def _begin_bootstrap(self, bootstrap: Bootstrap, now: float) -> None:
+        """Have the first membership written; an earlier half-done one is repeated."""
+        self._bootstrap = bootstrap
+        self._bootstrapped = set()
+        count = len(self.peers)
+        self._note(Level.INFO, f"bootstrapping cluster {bootstrap.cluster_id[:8]} with {count} empty safekeepers")
+        self._out.extend(self.roster.ask(safekeeper_id, bootstrap, now) for safekeeper_id in self.peers)
+
+    def _on_bootstrapped(self, safekeeper_id: int, message: Bootstrapped, now: float) -> None:
+        bootstrap = self._bootstrap
+        if bootstrap is None or message.cluster_id != bootstrap.cluster_id:
+            return
+        self._bootstrapped.add(safekeeper_id)
+        if self._bootstrapped == self.peers.keys():
+            # Only when all have it: a quorum's answer would let a member in that was wiped meanwhile.
+            self._bootstrap = None
+            self._out.extend(self.roster.greet_all(self.primary, now))
+
+    # ------------------------------------------------------------------ campaigns (steps 2 to 4)
+
+    def _follow_campaign(self, campaign: Campaign, actions: Iterable[Action], now: float) -> None:
+        """Take the campaign's next step, and do what it has come to."""
+        self._out.extend(actions)
+        if campaign.outcome is Outcome.WON:
+            self._lead(campaign, now)
+        elif isinstance(campaign.error, PrimaryRefused):
+            self._refuse_primary(str(campaign.error), now)
+        elif campaign.error is not None:
+            self._finish(campaign.error)
+        elif campaign.outcome is Outcome.LOST:
+            self._abandon_campaign(campaign, now, campaign.reason)
+
+    def _abandon_campaign(self, campaign: Campaign, now: float, reason: str) -> None:
+        """Give up this attempt. A COPY that is still open from an earlier term is closed: nobody is led (step 8)."""
+        if reason:
+            self._note(Level.INFO, f"not elected: {reason}")
+        if self._stream.is_open:
+            self._stream.is_open = False
+            self.primary = None
+            self._out.append(StopReplication("no term is held"))
+        if campaign.phase is not Phase.PRE_VOTING:
+            # Candidates that depose each other must get out of each other's way.
+            self.candidacy.failed += 1
+        self._gather(now)
+
+    def _gather(self, now: float) -> None:
+        self.campaign = self._bootstrap = None
+        wait_s = self.timing.retry_interval_s / 2
+        if self.candidacy.failed:
+            wait_s *= 2 ** min(self.candidacy.failed, BACKOFF_DOUBLINGS_MAX) * (0.5 + self._jitter)
+        self._next_attempt_at = max(self._next_attempt_at, now + wait_s)
+
+    # ------------------------------------------------------------------ a term (steps 5 to 8)
+
+    def _lead(self, campaign: Campaign, now: float) -> None:
+        elected, stream = campaign.elected(), self._stream
+        term_start_lsn = elected.history[-1].start_lsn
+        self.standbys.cut(term_start_lsn)
+        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now)
+        leadership.received_lsn = stream.received_lsn
+        leadership.window_begin_lsn = stream.window_begin_lsn
+        stream.awaits_link = campaign.awaits_link
+        leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
+        candidacy = self.candidacy
+        candidacy.failed = 0
+        candidacy.held_term, candidacy.held_commit_lsn = elected.node_id.term, term_start_lsn
+        self.leadership, self.campaign = leadership, None
+        for safekeeper_id, peer in self.peers.items():
+            if peer.greeting is not None and not peer.refused and self.leadership is leadership:
+                self._welcome(leadership, safekeeper_id, peer.greeting, now)
+
+    def _meet_primary_again(self, leadership: Leadership, primary: PrimaryIdentity, now: float) -> None:
+        """A primary is there in a term that is led."""
+        refusal = refusal_in_term(leadership, primary, self.config.several_primaries)
+        if refusal:
+            self._refuse_primary(refusal, now)
+        elif primary.tli != leadership.tli:
+            self._end_term(now, f"the primary is on timeline {primary.tli}, the term on {leadership.tli}")
+        else:
+            # S10: a primary is streamed only in a term that still stands.
+            self._out.extend(leadership.probe(now))
+            self._probe_sequence = leadership.sequence
+            self._follow_leadership(now)
+
+    def _follow_leadership(self, now: float) -> None:
+        """See whether the leader's next step is due: the primary's check, the timeline's switch."""
+        leadership = self.leadership
+        if leadership is None:
+            return
+        ended_lsn = self._stream.ended_lsn
+        if ended_lsn is not None and leadership.commit_lsn >= ended_lsn:
+            self._end_term(now, f"timeline {leadership.tli} has ended at {format_lsn(ended_lsn)}")
+            self._try_to_begin(now, due=True)
+        elif self._probe_sequence is not None and leadership.confirmed_since(self._probe_sequence):
+            self._probe_sequence = None
+            self._resume_primary(leadership, now)
+        else:
+            self._check_start_is_there(now)
+
+    def _resume_primary(self, leadership: Leadership, now: float) -> None:
+        """The term stands: stream from where the primary left off, after a check of what it sent (S10)."""
+        assert self.primary is not None  # a probe is dropped with its connection
+        action = self._stream.resume(leadership, self.primary)
+        if action is None:
+            self._end_term(now, "what was received is not known any more, the donor's bytes are compared instead")
+            return
+        self._out.append(action)
+        if self._stream.is_checked:
+            self._primary_is_ours(leadership)
+
+    def _primary_is_ours(self, leadership: Leadership) -> None:
+        """The primary's bytes were found to be ours: it may be told what a quorum holds (S1, S10)."""
+        self._stream.is_checked = True
+        self._out.append(leadership.set_streaming(True))
+
+    def _check_start_is_there(self, now: float) -> None:
+        if self.leadership is not None and self.leadership.has_lost_its_start():
+            self._end_term(now, "the donor is gone before a quorum had its WAL")
+
+    def _end_term(self, now: float, reason: str) -> None:
+        """Stop leading; what PostgreSQL is told goes back to 0 until the next term has reached its start (S1)."""
+        leadership, candidacy = self.leadership, self.candidacy
+        assert leadership is not None  # by the callers
+        self._note(Level.INFO, f"term {leadership.node_id.term} ends: {reason}")
+        candidacy.held_commit_lsn = max(candidacy.held_commit_lsn, leadership.commit_lsn)
+        self.leadership = None
+        self._stream.ended_lsn = self._probe_sequence = None
+        self._out.append(ReportStatus(0, 0, 0))
+        self._next_attempt_at = now
+        # Fresh greetings: positions and promises may have moved since the last ones.
+        self.roster.forget_greetings()
+        self._out.extend(self.roster.greet_all(self.primary, now))
+
+    # ------------------------------------------------------------------ refusals
+
+    def _on_refusal(self, safekeeper_id: int, refusal: Refusal, now: float) -> None:
+        """A safekeeper will not do what it was asked: what that means depends on why."""
+        code, leadership = refusal.code, self.leadership
+        self.roster.remember_promise(safekeeper_id, refusal.promised)
+        if self.campaign is not None:
+            self.campaign.donor_refused(safekeeper_id, refusal.reason)
+            self._follow_campaign(self.campaign, (), now)
+        if code is RefusalCode.STALE_TERM:
+            if leadership is not None and refusal.promised.term > leadership.node_id.term:
+                self._end_term(now, f"safekeeper {safekeeper_id} has promised {refusal.promised}")
+        elif code is RefusalCode.RANGE and leadership is not None:
+            self._out.extend(leadership.on_range_refused(safekeeper_id, refusal.reason, now))
+        elif code is RefusalCode.STORAGE_FULL and leadership is not None:
+            self._out.extend(leadership.on_storage_full(safekeeper_id, refusal.reason))
+            self._out.append(Disconnect(safekeeper_id, refusal.reason))
+        elif code in (RefusalCode.POSITION, RefusalCode.NOT_ADOPTED, RefusalCode.GENERATION, RefusalCode.STORAGE_FULL):
+            # The connection is closed from the other side too; it greets anew.
+            self._note(Level.WARNING, f"safekeeper {safekeeper_id} refuses: {refusal.reason}")
+            self._out.append(Disconnect(safekeeper_id, refusal.reason))
+        else:
+            if code is not RefusalCode.NOT_A_MEMBER or self.campaign is None:
+                self._out.extend(self.roster.refuse(safekeeper_id, code, refusal.reason))
+            if self._bootstrap is not None:
+                self._gather(now)
+            elif self.campaign is not None:
+                self._follow_campaign(self.campaign, self.campaign.refused(safekeeper_id, now), now)
+            elif self.primary is not None:
+                self._refuse_foreigners(self.primary, now)
+
+    def _refuse_primary(self, reason: str, now: float) -> None:
+        """End this run, or go on without this primary: nothing of it has come beyond the check (S10)."""
+        if not self.config.several_primaries:
+            self._finish(PrimaryRefused(reason))
+            return
+        campaign = self.campaign
+        if campaign is not None and campaign.node_id is not None:
+            self._note(Level.INFO, f"term {campaign.node_id.term} is given up, the primary is refused: {reason}")
+        if campaign is not None and campaign.phase is Phase.VERIFYING:
+            by_bytes = campaign.plan is not None
+            self.refusals.remember(
+                campaign.primary, reason, campaign.cluster, campaign.votes, by_bytes=by_bytes, now=now
+            )
+        self._out.append(RefusePrimary(reason))
+        self._part_from_primary()
+        if self.campaign is not None or self._bootstrap is not None:
+            # No other candidate is to blame: the next primary need not wait for long.
+            self._gather(now)
+
+    def _part_from_primary(self) -> None:
+        self.primary = None
+        self._probe_sequence = None
+        self._stream.part()
+        if self.leadership is not None:
+            # The next connection may lead to another server: it is told nothing before it was checked (S10).
+            self._out.append(self.leadership.set_streaming(False))
+
+    def _finish(self, error: WalproxyError) -> None:
+        self.refusal = error
+        self.campaign = self._bootstrap = None
+        if self.leadership is not None:
+            self.leadership = None
+            self._out.append(ReportStatus(0, 0, 0))
+        self._out.append(Finish(error))
+
+    # ------------------------------------------------------------------ what a status page shows
+
+    @property
+    def knows_a_cluster(self) -> bool:
+        """Whether a member of a cluster has greeted, or a term was asked for."""
+        return bool(self.term) or any(p.greeting is not None and p.greeting.membership for p in self.peers.values())
+
+    @property
+    def phase(self) -> Phase:
+        """Where this run is."""
+        if self.refusal is not None:
+            return Phase.FINISHED
+        if self.leadership is not None:
+            return Phase.LEADING
+        if self.campaign is not None:
+            return self.campaign.phase
+        return Phase.GATHERING if self._bootstrap is None else Phase.BOOTSTRAPPING
+
+    @property
+    def term(self) -> int:
+        """The last term that this run asked for or holds."""
+        return self.candidacy.term
+
+    @property
+    def is_spare(self) -> bool:
+        """Another proposer is alive; this one waits."""
+        return self.candidacy.is_spare
+
+    def state(self, now: float) -> str:
+        """Return the public name of the state, one of those that docs/guide/operations.md lists."""
+        if self.refusal is not None:
+            return "fenced"
+        if self.primary is None:
+            nobody = not self.term and all(peer.greeting is None for peer in self.peers.values())
+            return "connecting" if nobody else "waiting_for_primary"
+        if self.leadership is not None:
+            if not self.leadership.is_served(now):
+                return "waiting_for_quorum"
+            return "streaming" if self.leadership.commit_lsn else "recovering"
+        if self.phase is not Phase.GATHERING or self.is_spare:
+            return "electing"
+        return "waiting_for_quorum" if find_cluster(self.peers) is None else "electing"
+
+    def _note(self, level: Level, text: str) -> None:
+        self._out.append(Note(level, text))
+
+    def _take(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out

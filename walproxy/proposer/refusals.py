@@ -1,0 +1,156 @@
+"""The refusals of elections, and which of them an election would repeat.
+
+Where there are several hosts, one that was refused is tried again and again, and each election costs a term. What an
+election decides follows from the votes and the primary. So the votes of the last one are kept, by host, and when that
+host comes again, with its identity, and the members have greeted again, two questions are answered without a vote:
+
+- Its lineage: would every donor that a quorum of these members can choose refuse it (`plan_term`)? That is the
+  election's own decision, on the same logs: it holds as long as no log has changed.
+- Its bytes: they differed, and nothing is known of the present ones before they are compared. The host waits for its
+  next election, longer each time, as long as it and the members appear unchanged.
+
+Anything else is for an election to decide. Nothing is ever accepted here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from safekeeper.base.errors import PrimaryRefused
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.messages import AcceptorGreeting, VoteResponse
+from safekeeper.consensus.term_history import last_term
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.roster import Cluster, Peers, find_cluster, greetings_of, voters_of
+from walproxy.proposer.verification import plan_term
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPrimary:
+    """One primary that an election has refused.
+
+    Attributes:
+        identity: the primary's, as it was refused.
+        reason: why.
+        cluster: whose members voted.
+        votes: their votes, by member.
+        wait_s: how long its bytes are not compared again; 0 if its lineage was refused.
+        retry_at: when that wait ends.
+    """
+
+    identity: PrimaryIdentity
+    reason: str
+    cluster: Cluster
+    votes: Mapping[int, VoteResponse]
+    wait_s: float
+    retry_at: float
+
+
+class Refusals:
+    """What the elections of one run have refused, by host: its last refusal each.
+
+    Args:
+        wait_min_s, wait_max_s: how long a host whose bytes were refused waits for its next election: twice as long
+            each time, within these limits.
+    """
+
+    def __init__(self, wait_min_s: float, wait_max_s: float) -> None:
+        self._wait_min_s = wait_min_s
+        self._wait_max_s = wait_max_s
+        self._by_host: dict[str, RefusedPrimary] = {}
+
+    def remember(
+        self,
+        primary: PrimaryIdentity,
+        reason: str,
+        cluster: Cluster,
+        votes: Mapping[int, VoteResponse],
+        *,
+        by_bytes: bool,
+        now: float,
+    ) -> None:
+        """An election has refused this primary.
+
+        Args:
+            by_bytes: its lineage fits.
+        """
+        before = self._by_host.get(primary.host)
+        wait_s = 0.0
+        if by_bytes:
+            is_repeated = before is not None and before.wait_s and _may_be_same(before.identity, primary)
+            wait_s = self._wait_min_s
+            if before is not None and is_repeated and (before.cluster, before.votes.keys()) == (cluster, votes.keys()):
+                wait_s = min(2 * before.wait_s, self._wait_max_s)
+        self._by_host[primary.host] = RefusedPrimary(primary, reason, cluster, dict(votes), wait_s, now + wait_s)
+
+    def forget(self) -> None:
+        """Every host is judged by an election again."""
+        self._by_host.clear()
+
+    def may_be_repeated(self, primary: PrimaryIdentity, now: float) -> bool:
+        """Tell whether this primary, for all that is known without the members, may be refused again."""
+        past = self._by_host.get(primary.host)
+        if past is None:
+            return False
+        if now < past.retry_at and _may_be_same(past.identity, primary):
+            return True
+        return any(_plan_refusal(vote, primary) for vote in past.votes.values())
+
+    def reason(self, primary: PrimaryIdentity, peers: Peers, now: float) -> str:
+        """Return why an election would refuse this primary again, empty if one is needed to decide that.
+
+        Args:
+            peers: the safekeepers, with the greetings that this is decided by.
+        """
+        past = self._by_host.get(primary.host)
+        if past is None or find_cluster(peers) != past.cluster:
+            return ""
+        greetings = greetings_of(peers)
+        voters = voters_of(peers, past.cluster)
+        if not all(i in past.votes and _is_unchanged(past.votes[i], greetings[i]) for i in voters):
+            return ""
+        reason = _lineage_reason(past, voters, primary)
+        is_same = _may_be_same(past.identity, primary)
+        if reason:
+            # How far it has written meanwhile is no news.
+            return past.reason if is_same and not past.wait_s else reason
+        is_waiting = now < past.retry_at and voters == past.votes.keys()
+        return past.reason if is_same and is_waiting else ""
+
+
+def _lineage_reason(past: RefusedPrimary, voters: set[int], primary: PrimaryIdentity) -> str:
+    """Return why each log that a quorum of these voters can choose refuses this primary, empty if one may not."""
+    reason = ""
+    for donor in sorted(voters):
+        newest = _position(past.votes[donor])
+        if not past.cluster.membership.has_quorum({i for i in voters if _position(past.votes[i]) <= newest}):
+            continue  # each quorum has a voter with a newer log
+        refusal = _plan_refusal(past.votes[donor], primary)
+        if not refusal:
+            return ""
+        reason = reason or refusal
+    return reason
+
+
+def _plan_refusal(vote: VoteResponse, primary: PrimaryIdentity) -> str:
+    """Return why this donor's log refuses the primary's lineage, empty if it does not."""
+    try:
+        plan_term(vote, primary)
+    except PrimaryRefused as refused:
+        return str(refused)
+    return ""
+
+
+def _position(vote: VoteResponse) -> tuple[int, Lsn]:
+    """Return what a donor is chosen by (step 4)."""
+    return last_term(vote.history), vote.flush_lsn
+
+
+def _is_unchanged(vote: VoteResponse, greeting: AcceptorGreeting) -> bool:
+    """Tell whether a member's log is still that of its vote: a term is won once, and its log only grows."""
+    return (*_position(vote), vote.wal_begin_lsn) == (greeting.last_term, greeting.flush_lsn, greeting.wal_begin_lsn)
+
+
+def _may_be_same(before: PrimaryIdentity, now: PrimaryIdentity) -> bool:
+    """Tell whether a server may be the one that it was: of the same line of descent, and not gone back."""
+    same = (before.system_id, before.segment_size, before.tli, before.ancestors)
+    return same == (now.system_id, now.segment_size, now.tli, now.ancestors) and before.flush_lsn <= now.flush_lsn

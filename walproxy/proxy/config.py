@@ -1,0 +1,180 @@
+"""What can be set on the proxy. Read by safekeeper/base/settings.py; the environment's prefix is WALPROXY_."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safekeeper.acceptor.acceptor import HEARTBEAT_TIMEOUT_S
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import (
+    Address,
+    Secret,
+    address,
+    file_option,
+    http_tls_option,
+    networks_option,
+    one_of,
+    option,
+    positive_integer,
+    seconds,
+    secret_option,
+    size_bytes,
+    text,
+    yes_or_no,
+)
+from safekeeper.process.config import LOG_LEVELS
+from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
+
+ENVIRONMENT_PREFIX = "WALPROXY"
+DEFAULT_HTTP = "127.0.0.1:7667"
+SIZE_MIN_BYTES = 1 << 20
+
+
+def safekeeper_addresses(written: Any) -> tuple[tuple[int, Address], ...]:
+    """ID=HOST:PORT,..., or a TOML table of them: the members, ordered by id."""
+    if isinstance(written, dict):
+        pairs = [(str(key), value) for key, value in written.items()]
+    else:
+        pairs = []
+        for part in text(written).split(","):
+            key, equals, value = part.strip().partition("=")
+            if not equals:
+                raise ValueError(f"{part.strip()!r} is not ID=HOST:PORT, for example 1=10.0.0.1:5454")
+            pairs.append((key, value))
+    members = sorted((positive_integer(key), address(value)) for key, value in pairs)
+    ids = [safekeeper_id for safekeeper_id, _ in members]
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"safekeeper {next(i for i in ids if ids.count(i) > 1)} is named twice")
+    places = [place for _, place in members]
+    if len(set(places)) != len(places):
+        raise ValueError(f"{next(p for p in places if places.count(p) > 1)} is given for two safekeepers")
+    return tuple(members)
+
+
+def memory_or_rate(written: Any) -> int:
+    """A number of bytes that WAL can pass through: at least 1 MiB, the size of the largest frame."""
+    size = size_bytes(written)
+    if size < SIZE_MIN_BYTES:
+        raise ValueError(f"{written!r} is less than 1MiB, too little for WAL to pass")
+    return size
+
+
+def heartbeat_seconds(written: Any) -> float:
+    """Seconds well below those after which safekeepers take a silent proxy for dead."""
+    interval_s = seconds(written)
+    if interval_s > HEARTBEAT_TIMEOUT_S / 2:
+        raise ValueError(
+            f"{written!r} is too long: a proxy that is silent for {HEARTBEAT_TIMEOUT_S:g} s counts as dead"
+        )
+    return interval_s
+
+
+@dataclass(frozen=True)
+class ProxyConfig:
+    """The settings of `walproxy run`."""
+
+    primary: str = option(
+        "How to connect to PostgreSQL: a libpq connection string or URI, also several hosts; PG* variables count too",
+        parse=text,
+        metavar="CONNINFO",
+    )
+    safekeepers: tuple[tuple[int, Address], ...] = option(
+        "The safekeepers, separated by commas",
+        parse=safekeeper_addresses,
+        metavar="ID=HOST:PORT,...",
+    )
+    slot: str = option("Physical replication slot; made if missing", parse=text, default="walproxy", metavar="NAME")
+    application_name: str = option(
+        "What synchronous_standby_names calls this proxy", parse=text, default="walproxy", metavar="NAME"
+    )
+    http: Address = option(
+        "Where /status, /metrics, /healthz and /readyz are served; anybody who reaches it may read it",
+        parse=address,
+        default=DEFAULT_HTTP,
+        metavar="HOST:PORT",
+    )
+    window: int = option(
+        "Memory for WAL that safekeepers still need; uncommitted WAL beyond it holds PostgreSQL back",
+        parse=memory_or_rate,
+        default="64MiB",
+        metavar="SIZE",
+    )
+    catchup_rate: int = option(
+        "Bytes a second at which a safekeeper that lags is fed from another",
+        parse=memory_or_rate,
+        default="64MiB",
+        metavar="SIZE",
+    )
+    apply_standbys: ApplyRule = option(
+        "The standbys that remote_apply waits for: NAME, ... (all of them) or ANY COUNT (NAME, ...) or ANY COUNT (*); "
+        "without any it waits no longer than on",
+        parse=parse_apply_rule,
+        default="",
+        metavar="RULE",
+        reloadable=True,
+    )
+    heartbeat_interval: float = option(
+        "Seconds between heartbeats to an idle safekeeper", parse=heartbeat_seconds, default="0.25", metavar="SECONDS"
+    )
+    response_timeout: float = option(
+        "Seconds until a safekeeper that does not answer is connected anew",
+        parse=seconds,
+        default="5",
+        metavar="SECONDS",
+    )
+    primary_timeout: float = option(
+        "Seconds until a primary that says nothing is connected anew", parse=seconds, default="10", metavar="SECONDS"
+    )
+    connect_timeout: float = option(
+        "Seconds to connect to PostgreSQL, and for its answer to a command",
+        parse=seconds,
+        default="5",
+        metavar="SECONDS",
+    )
+    takeover: bool = option(
+        "Be elected even if another proxy is alive, which is deposed; once in a run",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
+    allow_data_loss: bool = option(
+        "Follow a primary whose timeline lacks WAL that may have been acknowledged: that WAL is given up",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
+    allow_unverified_primary: bool = option(
+        "Accept a primary that has recycled WAL which proves that it wrote the quorum's log: only if you know it did",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
+    bootstrap: bool = option(
+        "Begin a new cluster on empty safekeepers although the replication slot exists already",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
+    drain_timeout: float = option(
+        "Seconds that a shutdown waits for the quorum", parse=seconds, default="3", metavar="SECONDS"
+    )
+    log_level: str = option(
+        "Least important lines to log: debug, info, warning or error",
+        parse=one_of(*LOG_LEVELS),
+        default="info",
+        metavar="LEVEL",
+        reloadable=True,
+    )
+    tls_ca: Path | None = file_option(
+        "CAs, one of which must vouch for each safekeeper's certificate; with it safekeepers are reached over TLS only"
+    )
+    tls_cert: Path | None = file_option(
+        "Our TLS certificate, with its chain, in PEM format: for safekeepers that demand one, and for --http-tls"
+    )
+    tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
+    secret_file: Path | None = file_option(
+        "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET"
+    )
+    secret: Secret | None = secret_option()
+    http_tls: bool = http_tls_option()
+    http_allow: Networks | None = networks_option("Networks that may read the HTTP pages, separated by commas")

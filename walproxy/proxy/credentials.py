@@ -1,0 +1,42 @@
+"""What the proxy proves to safekeepers and demands of them: read from the settings once, and again at SIGHUP."""
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.networks import is_loopback
+from safekeeper.net.tls import ClientTls, ServerTls
+from safekeeper.peers.local_secret import LocalSecret
+from safekeeper.peers.shared_secret import read_shared_secret
+from safekeeper.process.security import Reloadable, reload_files, require_pair, say_changes
+from walproxy.proxy.config import ProxyConfig
+from walproxy.proxy.safekeeper_connection import Credentials
+
+
+def read_credentials(config: ProxyConfig) -> Credentials:
+    """Return the credentials that the settings name.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or one option lacks another.
+    """
+    require_pair(config.tls_cert, config.tls_key)
+    if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
+        raise ConfigurationError("--tls-cert is of no use without --tls-ca or --http-tls: give one of them, too")
+    if config.http_tls and config.tls_cert is None:
+        raise ConfigurationError("--http-tls is of no use without --tls-cert and --tls-key: give them, too")
+    tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
+    secret = read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET")
+    proves_by_certificate = config.tls_ca is not None and config.tls_cert is not None
+    if secret is not None or proves_by_certificate:
+        return Credentials(tls, secret)
+    local = LocalSecret()
+    if any(is_loopback(place.host) for _, place in config.safekeepers):
+        local.ensure()
+    return Credentials(tls, local_secret=local)
+
+
+def reload_credentials(credentials: Credentials, http_tls: ServerTls | None) -> None:
+    """Read the files again, for new connections, and say what has changed; an error is one line, the old stays."""
+    files: dict[str, Reloadable | None] = {
+        "the certificates for safekeepers": credentials.tls,
+        "the certificate of HTTP": http_tls,
+        "the shared secret": credentials.secret or credentials.local_secret,
+    }
+    say_changes(reload_files(files), files)

@@ -1,0 +1,166 @@
+"""What a monitoring system receives about a proxy: a level, one line, and figures with their thresholds.
+
+It is a judgement on the content of /status (walproxy/proxy/status.py), pure. Levels are the exit codes of monitoring
+plugins. Source: https://www.monitoring-plugins.org/doc/guidelines.html
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+
+class Level(IntEnum):
+    """How bad it is; the value is the exit code."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A figure is reported from this value on; None: never."""
+
+    warning: float | None = None
+    critical: float | None = None
+
+    def level(self, value: float) -> Level:
+        """Return how bad this value is."""
+        if self.critical is not None and value >= self.critical:
+            return Level.CRITICAL
+        if self.warning is not None and value >= self.warning:
+            return Level.WARNING
+        return Level.OK
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The limits of a check.
+
+    Attributes:
+        wait_s: for how long commits have waited.
+        missing: members that do not stream.
+        lag_bytes: WAL that the slowest streaming member has not on disk.
+        archive_lag_bytes: committed WAL that is not archived.
+    """
+
+    wait_s: Threshold = Threshold(0.0, 10.0)
+    missing: Threshold = Threshold(1)
+    lag_bytes: Threshold = Threshold(64 << 20)
+    archive_lag_bytes: Threshold = Threshold(1 << 30)
+
+
+@dataclass
+class Verdict:
+    """What was found.
+
+    Attributes:
+        summary: what the proxy does, in a few words.
+        problems: what is wrong, with how bad each is.
+        figures: name -> (value, unit, threshold).
+    """
+
+    summary: str
+    problems: list[tuple[Level, str]] = field(default_factory=list)
+    figures: dict[str, tuple[float, str, Threshold]] = field(default_factory=dict)
+
+    @property
+    def level(self) -> Level:
+        """The worst of what was found."""
+        return max((level for level, _ in self.problems), default=Level.OK)
+
+    def line(self) -> str:
+        """Return it as the one line that a monitoring plugin prints."""
+        worst_first = sorted(self.problems, key=lambda each: -each[0])
+        text = "; ".join(part for part in (self.summary, *(problem for _, problem in worst_first)) if part)
+        # A bar would end the text.
+        line = f"WALPROXY {self.level.name} - {text.replace('|', '/')}"
+        figures = " ".join(_figure(name, *figure) for name, figure in self.figures.items())
+        return f"{line} | {figures}" if figures else line
+
+    def content(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "level": self.level.name,
+            "exit_code": self.level.value,
+            "summary": self.summary,
+            "problems": [{"level": level.name, "problem": problem} for level, problem in self.problems],
+            "figures": {name: value for name, (value, _, _) in self.figures.items()},
+        }
+
+    def note(self, name: str, value: float, unit: str, threshold: Threshold, problem: str) -> None:
+        """Take a figure; it is a problem if it reaches a threshold."""
+        self.figures[name] = (value, unit, threshold)
+        level = threshold.level(value)
+        if level:
+            self.problems.append((level, problem))
+
+
+def _figure(name: str, value: float, unit: str, threshold: Threshold) -> str:
+    """Return a figure as plugins write it: value, the ranges without a warning and without an alert, minimum."""
+    # A count of 2 is reported by a threshold of 2, and plugins write the range that is still fine.
+    limits = (limit if limit is None or unit else limit - 1 for limit in (threshold.warning, threshold.critical))
+    return f"{name}={value:.15g}{unit};" + ";".join("" if limit is None else f"{limit:.15g}" for limit in limits) + ";0"
+
+
+def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
+    """Return what is wrong with the proxy whose /status this is."""
+    if status["spare"]:
+        return Verdict("spare: another proxy serves")
+    members = status["members"]
+    verdict = Verdict(status["state"])
+    _judge_commits(status, thresholds, verdict)
+    if members is not None:
+        streaming = status["members_streaming"]
+        verdict.summary = f"{status['state']}, {streaming} of {len(members)} members streaming"
+        verdict.note("members_missing", len(members) - streaming, "", thresholds.missing, _missing(status, members))
+    lags = [each["lag_bytes"] for each in status["safekeepers"] if each["state"] == "streaming"]
+    lag = max((lag for lag in lags if lag is not None), default=0)
+    verdict.note("lag", lag, "B", thresholds.lag_bytes, f"a streaming safekeeper lacks {lag} bytes")
+    archive = status["archive"]
+    if archive is not None:
+        if archive["problem"]:
+            verdict.problems.append((Level.WARNING, f"cannot archive: {archive['problem']}"))
+        if archive["lag_bytes"] is not None:
+            lag = archive["lag_bytes"]
+            verdict.note("archive_lag", lag, "B", thresholds.archive_lag_bytes, f"{lag} bytes are not archived")
+    if status["apply_problem"]:
+        verdict.problems.append((Level.WARNING, f"remote_apply is blocked: {status['apply_problem']}"))
+    hosts = status["primary"]["hosts"]
+    refused = [each for each in hosts if each["state"] == "refused"]
+    verdict.problems += [(Level.WARNING, f"primary {each['host']} is refused: {each['problem']}") for each in refused]
+    return verdict
+
+
+def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: Verdict) -> None:
+    """Take note of commits that wait."""
+    lost, state = status["quorum_lost"], status["state"]
+    if lost is not None:
+        wait_s = lost["for_s"]
+        problem = f"no quorum for {wait_s:.0f} s: commits wait"
+    else:
+        wait_s = status["not_ready_s"] or 0.0
+        reason = status["primary"]["problem"] if state == "waiting_for_primary" else ""
+        problem = f"not ready for {wait_s:.0f} s: commits wait" + (f": {reason}" if reason else "")
+    verdict.figures["waiting"] = (wait_s, "s", thresholds.wait_s)
+    is_fine = state == "streaming" and lost is None and status["not_ready_s"] is None
+    level = Level.OK if is_fine else thresholds.wait_s.level(wait_s)
+    if level:
+        verdict.problems.append((level, problem))
+    if lost is not None and lost["waiting_sessions"] is not None:
+        verdict.figures["waiting_sessions"] = (lost["waiting_sessions"], "", Threshold())
+
+
+def _missing(status: Mapping[str, Any], members: list[int]) -> str:
+    """Return which members do not stream, and why."""
+    listed = {each["id"]: each for each in status["safekeepers"]}
+    found = []
+    for member in members:
+        each = listed.get(member)
+        if each is None:
+            found.append(f"safekeeper {member}: not listed in --safekeepers")
+        elif each["state"] != "streaming":
+            found.append(f"safekeeper {member}: {each['problem'] or each['state']}")
+    return "; ".join(found)

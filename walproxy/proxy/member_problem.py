@@ -1,0 +1,55 @@
+"""Why a safekeeper does not count, as one line for a person: for the log and for /status.
+
+Four reasons, the plainest first: it is refused (wrong id, another cluster, ...), it cannot be reached, its id is in no
+membership, or it is there with a data folder that the cluster does not know (S8). If so many folders are lost that the
+others can never be a quorum again, the way out is said with it; nothing starts by itself then. Pure.
+"""
+
+from collections.abc import Mapping
+
+from safekeeper.consensus.membership import Membership
+from walproxy.proposer.roster import Peer
+
+_REBOOTSTRAP = "too few of the disks are left for a quorum: walproxy rebootstrap begins a new cluster"
+
+
+def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: str) -> str:
+    """Return why a safekeeper does not count, empty if it does or if nobody knows yet.
+
+    Args:
+        peers: what is known of each safekeeper.
+        link_problem: why there is no connection to this one, empty if there is one.
+    """
+    peer = peers[safekeeper_id]
+    if peer.refused or link_problem or peer.problem:
+        return peer.refused or link_problem or peer.problem
+    membership = known_membership(peers)
+    if peer.greeting is None or membership is None:
+        return ""
+    if membership.is_voter(safekeeper_id, peer.greeting.incarnation):
+        return ""
+    if safekeeper_id not in membership.ids():
+        members = ", ".join(str(each) for each in sorted(membership.ids()))
+        return f"it is not a member (generation {membership.generation}: {members}), so it is fed and does not count"
+    folder = "its data folder is empty" if peer.greeting.is_empty else "its data folder has been replaced"
+    lost = lost_members(membership, peers)
+    if membership.has_quorum(membership.ids() - lost):
+        return f"{folder}, so it is fed and does not count (S8)"
+    return f"{folder}, so it does not count (S8); {_REBOOTSTRAP}"
+
+
+def known_membership(peers: Mapping[int, Peer]) -> Membership | None:
+    """Return the newest membership that any greeted safekeeper has, None if none has one."""
+    found = [p.greeting.membership for p in peers.values() if p.greeting is not None and not p.refused]
+    return max((m for m in found if m is not None), key=lambda m: m.generation, default=None)
+
+
+def lost_members(membership: Membership, peers: Mapping[int, Peer]) -> set[int]:
+    """Return the ids of the members whose place another data folder has taken."""
+    return {
+        safekeeper_id
+        for safekeeper_id, peer in peers.items()
+        if safekeeper_id in membership.ids()
+        and peer.greeting is not None
+        and not membership.is_voter(safekeeper_id, peer.greeting.incarnation)
+    }

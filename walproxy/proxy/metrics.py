@@ -1,0 +1,99 @@
+"""The proxy in numbers, for Prometheus: GET /metrics.
+
+They are those of /status (walproxy/proxy/status.py), so that the two pages never differ. LSNs are bytes since the
+beginning of the WAL: their differences are lags. A spare has numbers too; `walproxy_ready` is 1 where commits go
+through.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from safekeeper.base.lsn import parse_lsn
+from safekeeper.net.listener import Door
+from safekeeper.net.metrics_page import listener_metrics
+
+_LSNS = {
+    "received": "End of the WAL that the proxy has",
+    "write": "What PostgreSQL may be told to be written",
+    "flush": "What PostgreSQL may be told to be flushed",
+    "apply": "What PostgreSQL may be told to be applied",
+    "commit": "Below it WAL is on a quorum",
+    "truncate": "Below it WAL is on every member",
+}
+
+
+class ProxyCollector(Collector):
+    """Collects the numbers of one proxy.
+
+    Args:
+        status: returns the content of /status, as it is now.
+        not_ready_reason: returns why commits do not go through, empty if they do.
+
+    Attributes:
+        listeners: by name.
+    """
+
+    def __init__(self, status: Callable[[], Mapping[str, Any]], not_ready_reason: Callable[[], str]) -> None:
+        self._status = status
+        self._not_ready_reason = not_ready_reason
+        self.listeners: dict[str, Door[Any]] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        status = self._status()
+        yield from listener_metrics("walproxy", self.listeners)
+        yield _gauge("ready", "1 if commits go through this proxy", not self._not_ready_reason())
+        yield _gauge("spare", "1 if another proxy serves", status["spare"])
+        yield _gauge("term", "The term that it leads or last asked for", status["term"])
+        yield _gauge("quorum", "How many safekeepers make one", status["quorum"])
+        if status["members"] is not None:
+            yield _gauge("members", "How many safekeepers vote and count; absent if unknown", len(status["members"]))
+        yield _gauge("members_streaming", "How many of them get WAL as it comes", status["members_streaming"])
+        lost = status["quorum_lost"]
+        yield _gauge(
+            "quorum_lost_seconds",
+            "For how long there has been no quorum; 0 if there is one",
+            lost["for_s"] if lost else 0,
+        )
+        if lost is None or lost["waiting_sessions"] is not None:
+            waiting = lost["waiting_sessions"] if lost else 0
+            yield _gauge("waiting_sessions", "Sessions that wait while there is no quorum; absent if unknown", waiting)
+        for name, help in _LSNS.items():
+            yield _gauge(f"{name}_lsn_bytes", help, parse_lsn(status[f"{name}_lsn"]))
+        yield _gauge("window_bytes", "WAL in memory", status["window_bytes"])
+        yield _gauge("backpressure", "1 if PostgreSQL is not read at the moment", status["backpressure"])
+        yield _gauge("apply_problem", "1 if remote_apply waits for absent standbys", bool(status["apply_problem"]))
+        yield from _of_safekeepers(status["safekeepers"])
+        yield from _of_standbys(status["standbys"])
+
+
+def _of_safekeepers(safekeepers: list[dict[str, Any]]) -> Iterator[Metric]:
+    streaming = _labelled("safekeeper_streaming", "1 if it gets WAL as it comes, and counts", "safekeeper")
+    lag = _labelled("safekeeper_lag_bytes", "WAL that it has not on disk; absent if unknown", "safekeeper")
+    for each in safekeepers:
+        label = [str(each["id"])]
+        streaming.add_metric(label, each["state"] == "streaming")
+        if each["lag_bytes"] is not None:
+            lag.add_metric(label, each["lag_bytes"])
+    yield from (streaming, lag)
+
+
+def _of_standbys(standbys: list[dict[str, Any]]) -> Iterator[Metric]:
+    connected = _labelled("standby_connected", "1 if it streams from a safekeeper", "standby")
+    lag = _labelled("standby_apply_lag_bytes", "WAL that it has not replayed; absent if unknown", "standby")
+    for each in standbys:
+        connected.add_metric([each["name"]], each["connected"])
+        if each["apply_lag_bytes"] is not None:
+            lag.add_metric([each["name"]], each["apply_lag_bytes"])
+    yield from (connected, lag)
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"walproxy_{name}", help, value=value)
+
+
+def _labelled(name: str, help: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"walproxy_{name}", help, labels=[label])

@@ -1,0 +1,474 @@
+"""The proxy: composition of the proposer, the window, the links and the feed. It decides nothing.
+
+Everything runs on one event loop. What happens outside (a link came up, a frame came in, WAL arrived, time passed) is
+handed to the `Proposer`, and the actions that it returns are carried out here, in order. An event that is raised while
+actions are carried out waits until they are done.
+
+The hot path: one read of the primary's socket gives a list of chunks, one frame header is made for all members that are
+equally far, the chunks go out as they came; each answer that moves the quorum's position leads to at most one status
+update per turn of the loop.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+from typing import Any
+
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.logs import ProblemLog, RateLimits
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.membership import quorum_size
+from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.peers.codec import Buffers, encode, encode_append_header
+from walproxy.postgres.hosts import primary_hosts
+from walproxy.postgres.page_checksums import StreamDigest
+from walproxy.proposer.actions import (
+    Action,
+    Disconnect,
+    Finish,
+    IdentifyPrimary,
+    Level,
+    Note,
+    RefusePrimary,
+    ReportStatus,
+    SendAppend,
+    SendMessage,
+    StartReplication,
+    StopReplication,
+)
+from walproxy.proposer.apply_rule import ApplyRule
+from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.phase import ProposerConfig
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.proposer import Proposer
+from walproxy.proxy.config import ProxyConfig
+from walproxy.proxy.member_problem import known_membership, member_problem
+from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
+from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
+from walproxy.proxy.readiness import SERVING_STATES, Readiness
+from walproxy.proxy.safekeeper_connection import Credentials
+from walproxy.proxy.safekeeper_link import SafekeeperLink
+from walproxy.proxy.subscriber_watch import SubscriberWatch
+from walproxy.proxy.window import Window
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05
+LINES_OF_A_KIND_MAX = 10
+LINES_INTERVAL_S = 60.0
+_LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
+
+
+class Proxy:
+    """A running proxy.
+
+    Attributes:
+        proposer: the consensus.
+        links: by safekeeper id.
+        feed: the connection to the primary.
+        window: the newest WAL.
+        status: what PostgreSQL was last allowed to know.
+        state: the public name of the state, as of the last tick.
+        state_since: the event loop's time of the last change of it.
+        readiness: whether commits go through, as /readyz says.
+        quorum_watch: since when there is no quorum, and how many sessions wait; None before `run`.
+        credentials: what connections to safekeepers are made with.
+    """
+
+    def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
+        self.config = config
+        self.credentials = credentials if credentials is not None else Credentials()
+        timing = Timing(
+            heartbeat_interval_s=config.heartbeat_interval,
+            response_timeout_s=config.response_timeout,
+            catchup_bytes_per_s=config.catchup_rate,
+        )
+        hosts = primary_hosts(config.primary)
+        self.proposer = Proposer(
+            ProposerConfig(
+                run=secrets.token_hex(16),
+                safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
+                addresses={safekeeper_id: str(address) for safekeeper_id, address in config.safekeepers},
+                takeover=config.takeover,
+                allow_data_loss=config.allow_data_loss,
+                bootstrap=config.bootstrap,
+                allow_unverified_primary=config.allow_unverified_primary,
+                apply_rule=config.apply_standbys,
+                several_primaries=len(hosts) > 1,
+                timing=timing,
+            )
+        )
+        self.links = {i: SafekeeperLink(i, address, self, self.credentials) for i, address in config.safekeepers}
+        self.feed = PrimaryFeed(
+            FeedConfig(hosts, config.application_name, config.slot, config.connect_timeout, config.primary_timeout),
+            self,
+        )
+        self.window = Window(config.window)
+        self.status = ReportStatus(0, 0, 0)
+        self.state = "connecting"
+        self.state_since = 0.0
+        self.readiness = Readiness()
+        self.quorum_watch: QuorumWatch | None = None
+        self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
+        self._member_problems = {i: ProblemLog(logger) for i in self.links}
+        self._apply_problem = ProblemLog(logger)
+        self._digest: StreamDigest | None = None
+        self._events: deque[list[Action]] = deque()
+        self._executing = False
+        self._stopping = False
+        self._finished: asyncio.Future[WalproxyError | None]
+        self._loop: asyncio.AbstractEventLoop
+
+    # ------------------------------------------------------------------ life
+
+    async def run(self) -> WalproxyError | None:
+        """Serve until stopped; returns the error that ended it, None after `stop`."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._callback_failed)
+        self._finished = self._loop.create_future()
+        self.state_since = self._loop.time()
+        self.quorum_watch = QuorumWatch(self)
+        count = len(self.links)
+        if count % 2 == 0:
+            logger.warning(
+                "%d safekeepers tolerate the loss of %d, as %d would: an odd number is better",
+                count,
+                (count - 1) // 2,
+                count - 1,
+            )
+        self._tell_apply_rule(self.config.apply_standbys)
+        tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
+        tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
+        tasks.append(asyncio.create_task(self.quorum_watch.run()))
+        tasks.append(asyncio.create_task(SubscriberWatch(self, self.config.slot).run()))
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
+        try:
+            return await self._finished
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Drain: take no more WAL, wait for the quorum to have what was taken, say so to PostgreSQL, end."""
+        self._stopping = True
+        self.feed.pause()
+        deadline = self._loop.time() + self.config.drain_timeout
+        while self._loop.time() < deadline and self._uncommitted_bytes() and self.proposer.leadership is not None:
+            await asyncio.sleep(TICK_S)
+        self.feed.close_politely()
+        self._finish(None)
+
+    def reconfigure(self, config: ProxyConfig) -> None:
+        """Apply what can change while it runs: the standbys of remote_apply. Refused hosts are verified again."""
+        self.proposer.forget_refusals()
+        if config.apply_standbys != self.proposer.standbys.rule:
+            self._tell_apply_rule(config.apply_standbys)
+            self._execute(self.proposer.set_apply_rule(config.apply_standbys))
+
+    def _tell_apply_rule(self, rule: ApplyRule) -> None:
+        if rule.count:
+            logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
+        else:
+            logger.warning(
+                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply waits no longer than on"
+            )
+
+    def _finish(self, error: WalproxyError | None) -> None:
+        if not self._finished.done():
+            self._finished.set_result(error)
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        """A task of ours that fails is a bug: the process ends, rather than go on half alive."""
+        if not task.cancelled() and task.exception() is not None and not self._finished.done():
+            self._finished.set_exception(task.exception())  # type: ignore[arg-type]  # is not None: above
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """So is a callback of ours that fails; the event loop would only log it."""
+        error = context.get("exception")
+        if error is None or isinstance(error, OSError):
+            logger.warning("%s%s", context["message"], f": {error}" if error is not None else "")
+        elif not self._finished.done():
+            self._finished.set_exception(error)
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            self._execute(self.proposer.tick(self._loop.time(), random.random()))
+            self._trim_window()
+            self._watch_state()
+            await asyncio.sleep(TICK_S)
+
+    def _watch_state(self) -> None:
+        now = self._loop.time()
+        state = self.public_state(now)
+        if state != self.state:
+            missing = [
+                f"safekeeper {i}: {self.member_problem(i)}" for i in sorted(self.links) if self.member_problem(i)
+            ]
+            note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
+            self._log_line(logging.INFO, f"{self.state} -> {state} after {now - self.state_since:.1f} s{note}")
+            self.state, self.state_since = state, now
+        self.readiness.observe(state in SERVING_STATES, now, is_spare=self.proposer.is_spare)
+        for safekeeper_id, link in self.links.items():
+            # What the link or a refusal has to say was logged by them.
+            if link.is_up and not self.proposer.peers[safekeeper_id].refused:
+                problem = self.member_problem(safekeeper_id)
+                if problem and not self.has_no_room(safekeeper_id):
+                    self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
+        apply_problem = self.apply_problem()
+        if apply_problem:
+            self._apply_problem.note(apply_problem, "remote_apply waits: %s", apply_problem)
+        elif apply_problem is not None:
+            self._apply_problem.over("remote_apply waits for no absent standby any more")
+
+    def _log_line(self, level: int, line: str) -> None:
+        """Log an event that may come again and again: a few lines of its kind a minute, and how many were left out."""
+        addition = self._lines.admit(line)
+        if addition is not None:
+            logger.log(level, "%s%s", line, addition)
+
+    def apply_problem(self) -> str | None:
+        """Return why remote_apply waits for standbys that are not there, empty if it does not; None without a term."""
+        leadership = self.proposer.leadership
+        return self.proposer.standbys.lacking() if leadership is not None and leadership.commit_lsn else None
+
+    def public_state(self, now: float) -> str:
+        """Return the state as /status shows it. It streams only if PostgreSQL hears of commits, too."""
+        state, leadership = self.proposer.state(now), self.proposer.leadership
+        if state == "streaming" and not (self.feed.streams and leadership is not None and leadership.streaming):
+            return "waiting_for_primary"
+        return state
+
+    def member_problem(self, safekeeper_id: int) -> str:
+        """Return why a safekeeper counts as missing, empty if it does not."""
+        if self.has_no_room(safekeeper_id):
+            assert self.proposer.leadership is not None  # by has_no_room
+            return f"it refuses WAL: {self.proposer.leadership.members[safekeeper_id].refuses}"
+        return member_problem(safekeeper_id, self.proposer.peers, self.links[safekeeper_id].problem)
+
+    def has_no_room(self, safekeeper_id: int) -> bool:
+        """Whether a safekeeper that can be reached refuses WAL for lack of room; each attempt costs its connection."""
+        leadership = self.proposer.leadership
+        progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+        return progress is not None and bool(progress.refuses) and self.links[safekeeper_id].is_reachable
+
+    def attendance(self, now: float) -> Attendance:
+        """Return which members take part now."""
+        proposer, leadership = self.proposer, self.proposer.leadership
+        known = leadership.membership if leadership is not None else known_membership(proposer.peers)
+        ids = known.ids() if known is not None else frozenset(self.links)
+        if leadership is not None:
+            present = leadership.taking_part(now) & ids
+        else:
+            present = {i for i in ids if i in self.links and proposer.peers[i].greeting and not self.member_problem(i)}
+        is_quorum: bool | None = None
+        if leadership is not None and leadership.commit_lsn and leadership.is_served(now):
+            is_quorum = True
+        elif proposer.state(now) == "waiting_for_quorum":
+            is_quorum = False
+        missing = {i: self._absence(i, now) for i in ids - present}
+        return Attendance(is_quorum, proposer.is_spare, len(present), len(ids), quorum_size(len(ids)), missing)
+
+    def _absence(self, safekeeper_id: int, now: float) -> str:
+        """Return why a member does not take part."""
+        if safekeeper_id not in self.links:
+            return "it is not listed in --safekeepers"
+        leadership = self.proposer.leadership
+        progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+        answered_at = progress.last_response_at if progress is not None else None
+        if not (problem := self.member_problem(safekeeper_id)) and answered_at is not None:
+            return f"no answer for {now - answered_at:.1f} s"
+        return problem or "it has not answered yet"
+
+    def sql_conninfo(self) -> str | None:
+        """Return how to reach the primary over SQL, None without a primary."""
+        return self.feed.rota.current.host.conninfo if self.proposer.primary is not None else None
+
+    def streamed_conninfo(self) -> str | None:
+        """Return how to reach the primary that is streamed over SQL, None if none is."""
+        return self.feed.rota.current.host.conninfo if self.feed.streams else None
+
+    # ------------------------------------------------------------------ events: links
+
+    def link_up(self, safekeeper_id: int) -> None:
+        """A connection to a safekeeper is open."""
+        self._execute(self.proposer.connected(safekeeper_id, self._loop.time()))
+
+    def link_down(self, safekeeper_id: int) -> None:
+        """A connection to a safekeeper is closed."""
+        self._execute(self.proposer.disconnected(safekeeper_id, self._loop.time()))
+
+    def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
+        """A safekeeper said something."""
+        self._execute(self.proposer.message(safekeeper_id, message, self._loop.time()))
+
+    # ------------------------------------------------------------------ events: the feed
+
+    def primary_identified(self, identity: PrimaryIdentity) -> None:
+        """The primary said who it is."""
+        digest = self._digest
+        crcs, begin_lsn = (digest.page_crcs(), digest.begin_lsn) if digest is not None else ((), 0)
+        self._execute(self.proposer.primary_identified(identity, self._loop.time(), crcs, begin_lsn))
+
+    def primary_lost(self, reason: str) -> None:
+        """The connection to the primary is gone."""
+        self._execute(self.proposer.primary_lost(self._loop.time()))
+
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: StreamDigest) -> None:
+        """The bytes to compare were received (S10)."""
+        page_crcs = digest.page_crcs()
+        if self._digest is None:
+            digest.let_go()
+            self._digest = digest
+        self._execute(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
+        self.feed.positions_changed()
+
+    def segment_removed(self, reason: str) -> None:
+        """The primary has recycled the WAL to compare."""
+        logger.warning("%s", reason)
+        self._execute(self.proposer.primary_segment_removed(self._loop.time()))
+
+    def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
+        """WAL to be made durable: into the window, and from there to the members."""
+        self.window.append(begin_lsn, chunks)
+        digest = self._digest
+        if digest is not None:
+            for chunk in chunks:
+                digest.feed(chunk)
+        self._execute(self.proposer.wal_received(self.window.end_lsn, self._loop.time()))
+        if not self.feed.is_paused and self._uncommitted_bytes() >= self.window.capacity_bytes:
+            logger.info("the window is full of uncommitted WAL: PostgreSQL is read no further for now")
+            self.feed.pause()
+
+    def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
+        """The primary has streamed a timeline to its end."""
+        self._execute(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
+
+    def primary_refused(self, reason: str) -> None:
+        """What the primary sends does not continue our log (S10)."""
+        self._execute(self.proposer.primary_refused(reason, self._loop.time()))
+
+    def failed(self, error: WalproxyError) -> None:
+        """The feed cannot go on."""
+        self._finish(error)
+
+    def may_make_slot(self) -> bool:
+        """Return whether a cluster is known."""
+        return self.proposer.knows_a_cluster
+
+    def quorum_end_lsn(self) -> Lsn:
+        """Return commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
+        leadership = self.proposer.leadership
+        if leadership is not None and leadership.commit_lsn:
+            return leadership.commit_lsn
+        greetings = [peer.greeting for peer in self.proposer.peers.values()]
+        return max((greeting.flush_lsn for greeting in greetings if greeting is not None), default=0)
+
+    def positions(self) -> tuple[Lsn, Lsn, Lsn]:
+        """Return what PostgreSQL may be told (S1); nothing before this very connection was checked (S10)."""
+        leadership = self.proposer.leadership
+        if leadership is None or not leadership.streaming:
+            return 0, 0, 0
+        status, digest = self.status, self._digest
+        if digest is None or not status.flush_lsn:
+            return status.write_lsn, status.flush_lsn, status.apply_lsn
+        # Told as flushed is never more than leaves the slot where a comparison of this primary must begin (S10).
+        flush_lsn = digest.slot_lsn(status.flush_lsn)
+        return status.write_lsn, flush_lsn, min(status.apply_lsn, flush_lsn)
+
+    def hot_standby_feedback(self) -> tuple[int, int] | None:
+        """Return what the standbys need; None before a quorum follows, which then has told of its standbys."""
+        leadership = self.proposer.leadership
+        if leadership is None or not leadership.streaming or not leadership.commit_lsn:
+            return None
+        return self.proposer.standbys.oldest_xmins()
+
+    # ------------------------------------------------------------------ actions
+
+    def _execute(self, actions: list[Action]) -> None:
+        """Carry out what an event has led to, and then what the events have that were raised meanwhile."""
+        self._events.append(actions)
+        if self._executing:
+            return
+        self._executing = True
+        try:
+            while self._events:
+                self._execute_event(self._events.popleft())
+        finally:
+            self._executing = False
+
+    def _execute_event(self, actions: list[Action]) -> None:
+        # Members that are equally far get the same frame: it is made once for each event, since another one may change
+        # what a frame says, as commit_lsn.
+        frame_key: tuple[Lsn, Lsn] | None = None
+        frame: Buffers = []
+        for action in actions:
+            if isinstance(action, SendAppend):
+                leadership = self.proposer.leadership
+                if leadership is None:
+                    continue
+                if frame_key != (action.begin_lsn, action.end_lsn):
+                    frame_key = (action.begin_lsn, action.end_lsn)
+                    frame = self._append_frame(leadership, action)
+                self.links[action.safekeeper_id].send(frame)
+            elif isinstance(action, ReportStatus):
+                self.status = action
+                self.feed.positions_changed()
+                self._trim_window()
+            elif isinstance(action, SendMessage):
+                self.links[action.safekeeper_id].send(encode(action.message))
+            else:
+                self._execute_rare(action)
+
+    def _execute_rare(self, action: Action) -> None:
+        if isinstance(action, Disconnect):
+            self.links[action.safekeeper_id].disconnect(action.reason)
+        elif isinstance(action, IdentifyPrimary):
+            self.feed.identify()
+        elif isinstance(action, StartReplication):
+            if not action.resumes:
+                self.window.reset(action.begin_lsn)
+                # Where bytes are checked first, their checksums come with `primary_checked`.
+                identity, checks = self.proposer.primary, action.check_begin_lsn < action.begin_lsn
+                self._digest = None
+                if identity is not None and not checks:
+                    self._digest = StreamDigest(identity.segment_size, action.begin_lsn)
+            self.feed.start(action)
+        elif isinstance(action, StopReplication):
+            self.feed.stop(action.reason)
+        elif isinstance(action, RefusePrimary):
+            self.feed.refuse(action.reason)
+        elif isinstance(action, Note):
+            self._log_line(_LOG_LEVELS[action.level], action.text)
+        elif isinstance(action, Finish):
+            self._finish(action.error)
+
+    def _append_frame(self, leadership: Leadership, action: SendAppend) -> Buffers:
+        header = encode_append_header(
+            leadership.node_id,
+            leadership.membership.generation,
+            action.begin_lsn,
+            leadership.commit_lsn,
+            leadership.truncate_lsn,
+            leadership.sequence,
+            leadership.is_healthy(self._loop.time()),
+            action.end_lsn - action.begin_lsn,
+        )
+        return [header, *self.window.slices(action.begin_lsn, action.end_lsn)]
+
+    # ------------------------------------------------------------------ the window
+
+    def _uncommitted_bytes(self) -> int:
+        leadership = self.proposer.leadership
+        commit_lsn = leadership.commit_lsn if leadership is not None else 0
+        return self.window.end_lsn - max(commit_lsn, self.window.begin_lsn)
+
+    def _trim_window(self) -> None:
+        leadership = self.proposer.leadership
+        if leadership is not None and self.window.evict(leadership.truncate_lsn, leadership.commit_lsn):
+            self.proposer.wal_evicted(self.window.begin_lsn)
+        if self.feed.is_paused and not self._stopping and self._uncommitted_bytes() < self.window.capacity_bytes // 2:
+            self.feed.resume()

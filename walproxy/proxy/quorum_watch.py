@@ -1,0 +1,134 @@
+"""Watches for the loss of the quorum: an ERROR at once and every minute, with what an operator asks first.
+
+How long, how many members take part and how many are needed, which are missing and why, how many sessions wait for
+their commits. The last is asked of PostgreSQL over SQL; with a role that may only replicate it is unknown.
+A proxy that has not had a quorum yet gets some time: its safekeepers may be starting, too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from walproxy.postgres.problems import PrimaryProblem
+from walproxy.postgres.sql import count_waiting_sessions
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.1
+COUNT_INTERVAL_S = 10.0
+REPEAT_S = 60.0
+START_S = 10.0
+SQL_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """The members of the cluster, or the listed safekeepers while no membership is known.
+
+    Attributes:
+        is_quorum: whether those that take part are a quorum; None during an election, and without a primary.
+        is_spare: another proxy serves, and so this one does not know.
+        present, count, needed: how many take part, of how many, and how many make a quorum.
+        missing: why each of the others does not take part, by id.
+    """
+
+    is_quorum: bool | None
+    is_spare: bool
+    present: int
+    count: int
+    needed: int
+    missing: Mapping[int, str]
+
+
+class WatchedProxy(Protocol):
+    """What is watched; called on the event loop."""
+
+    def attendance(self, now: float) -> Attendance:
+        """Return which members take part now."""
+
+    def sql_conninfo(self) -> str | None:
+        """Return how to reach the primary over SQL, None without a primary."""
+
+
+class QuorumWatch:
+    """The watch of one proxy.
+
+    Attributes:
+        lost_at: the event loop's time of the loss; None while there is a quorum.
+        waiting_sessions: how many sessions waited for their commits when they were last counted; None if unknown.
+        waiting_problem: why that is unknown, empty if it is known.
+    """
+
+    def __init__(
+        self,
+        proxy: WatchedProxy,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.lost_at: float | None = None
+        self.waiting_sessions: int | None = None
+        self.waiting_problem = ""
+        self._proxy = proxy
+        self._clock = clock if clock is not None else asyncio.get_running_loop().time
+        self._had_quorum = self._is_logged = False
+        self._count_at = self._log_at = 0.0
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Take note of who takes part; count and log if that is due."""
+        now = self._clock()
+        attendance = self._proxy.attendance(now)
+        if self.lost_at is None:
+            self._had_quorum = self._had_quorum or attendance.is_quorum is True
+            if attendance.is_quorum is not False or attendance.is_spare:
+                return
+            self.lost_at = self._count_at = now
+            self._log_at = now if self._had_quorum else now + START_S
+        elif attendance.is_quorum or attendance.is_spare:
+            self._end(now, attendance.is_spare)
+            return
+        lost_s = now - self.lost_at
+        if now >= self._count_at:
+            self._count_at = now + COUNT_INTERVAL_S
+            await self._count()
+        if now >= self._log_at:
+            self._log_at = now + REPEAT_S
+            self._is_logged = True
+            self._log(attendance, lost_s)
+
+    def _end(self, now: float, is_spare: bool) -> None:
+        if self._is_logged and not is_spare and self.lost_at is not None:
+            logger.info("the quorum is back after %.1f s", now - self.lost_at)
+        self._is_logged = False
+        self.lost_at = self.waiting_sessions = None
+
+    async def _count(self) -> None:
+        conninfo = self._proxy.sql_conninfo()
+        self.waiting_sessions, self.waiting_problem = None, "there is no primary"
+        if conninfo is None:
+            return
+        try:
+            self.waiting_sessions = await count_waiting_sessions(conninfo, timeout_s=SQL_TIMEOUT_S)
+            self.waiting_problem = ""
+        except PrimaryProblem as problem:
+            self.waiting_problem = problem.message
+
+    def _log(self, attendance: Attendance, lost_s: float) -> None:
+        waiting = f"unknown ({self.waiting_problem})" if self.waiting_sessions is None else str(self.waiting_sessions)
+        missing = "; ".join(f"safekeeper {i}: {problem}" for i, problem in sorted(attendance.missing.items()))
+        logger.error(
+            "commits wait: no quorum for %.0f s, %d of %d members take part, %d are needed; waiting sessions: %s; "
+            "missing: %s",
+            lost_s,
+            attendance.present,
+            attendance.count,
+            attendance.needed,
+            waiting,
+            missing or "none is known",
+        )

@@ -1,0 +1,140 @@
+"""A connection to one safekeeper, made again whenever it breaks.
+
+The link only carries: frames out, messages in. It connects with a deadline and a growing pause between attempts, and
+tells its owner when a connection is there, what was said on it, and when it is gone. What a peer says that is not
+understood breaks the connection (S11). A problem is logged once, until it changes. All callbacks run on the event loop.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.logs import ProblemLog
+from safekeeper.base.settings import Address
+from safekeeper.consensus.messages import AcceptorMessage
+from walproxy.proxy.safekeeper_connection import Credentials, SafekeeperConnection
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 3.0
+PAUSE_MIN_S = 0.05
+PAUSE_MAX_S = 1.0
+
+
+class LinkOwner(Protocol):
+    """Whoever owns links; called on the event loop."""
+
+    def link_up(self, safekeeper_id: int) -> None:
+        """A connection is open."""
+
+    def link_down(self, safekeeper_id: int) -> None:
+        """The connection that was open is closed."""
+
+    def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
+        """The safekeeper said something. May raise RemoteProtocolError: the connection is closed."""
+
+
+class SafekeeperLink:
+    """The link to one safekeeper.
+
+    Attributes:
+        safekeeper_id, address: whom it connects to.
+        problem: why there is no connection, empty if there is one.
+        is_reachable: whether the last attempt to connect succeeded.
+    """
+
+    def __init__(
+        self, safekeeper_id: int, address: Address, owner: LinkOwner, credentials: Credentials | None = None
+    ) -> None:
+        self.safekeeper_id = safekeeper_id
+        self.address = address
+        self.problem = "not connected yet"
+        self._owner = owner
+        self._credentials = credentials if credentials is not None else Credentials()
+        self._connection: SafekeeperConnection | None = None  # The one that can be used.
+        self.is_reachable = False
+        self._problems = ProblemLog(logger)
+        self._stops = False
+        self._flaps = False  # The last connection was closed as soon as it was open.
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a connection is open."""
+        return self._connection is not None
+
+    async def run(self) -> None:
+        """Keep connecting until cancelled."""
+        loop = asyncio.get_running_loop()
+        pause_s = PAUSE_MIN_S
+        try:
+            while True:
+                connection = self._new_connection()
+                try:
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        await connection.connect(self.address, self._credentials.tls)
+                except (OSError, TimeoutError, RemoteProtocolError) as error:
+                    self.is_reachable = False
+                    reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+                    self._say(f"could not connect to safekeeper {self.safekeeper_id} at {self.address}: {reason}")
+                else:
+                    began_at = loop.time()
+                    await connection.closed
+                    self._flaps = loop.time() - began_at <= PAUSE_MAX_S
+                    if not self._flaps:
+                        pause_s = PAUSE_MIN_S
+                await asyncio.sleep(pause_s * (0.5 + random.random()))
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+        finally:
+            self._stops = True
+            self.disconnect("the proxy stops")
+
+    def send(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send a frame; dropped if there is no connection (its owner hears of that by itself)."""
+        if self._connection is not None:
+            self._connection.writelines(buffers)
+
+    def disconnect(self, reason: str) -> None:
+        """Close the connection, if there is one; a new one is made."""
+        if self._connection is not None:
+            self._connection.abort(reason)
+
+    def _new_connection(self) -> SafekeeperConnection:
+        connection = SafekeeperConnection(
+            self.safekeeper_id,
+            self._credentials,
+            opened=lambda: self._came_up(connection),
+            received=partial(self._owner.link_message, self.safekeeper_id),
+            lost=self._went_down,
+        )
+        return connection
+
+    def _came_up(self, connection: SafekeeperConnection) -> None:
+        self._connection = connection
+        self.is_reachable = True
+        self.problem = ""
+        if self._flaps:
+            # A safekeeper that refuses us is asked again each second: worth a line only when it no longer does.
+            asyncio.get_running_loop().call_later(PAUSE_MAX_S, self._stays_up, connection)
+        else:
+            self._stays_up(connection)
+        self._owner.link_up(self.safekeeper_id)
+
+    def _stays_up(self, connection: SafekeeperConnection) -> None:
+        if self._connection is connection:
+            self._problems.over()
+            logger.info("connected to safekeeper %d at %s", self.safekeeper_id, self.address)
+
+    def _went_down(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            self._connection = None
+            self._say(f"lost safekeeper {self.safekeeper_id} at {self.address}: {connection.reason}")
+            self._owner.link_down(self.safekeeper_id)
+
+    def _say(self, text: str) -> None:
+        self.problem = text
+        self._problems.note(text, "%s", text, level=logging.INFO if self._stops else logging.WARNING)

@@ -1,0 +1,197 @@
+"""What the proxy shows of itself: the content of /status, and whether it is ready.
+
+The first fields of each object are a public interface that scripts rely on; the others explain. LSNs are text as
+PostgreSQL prints them, times are seconds.
+"""
+
+from typing import Any
+
+from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.membership import quorum_size
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.standbys import StandbyRow
+from walproxy.proxy.member_problem import known_membership
+from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.readiness import SERVING_STATES
+
+
+def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
+    """Return the content of GET /status.
+
+    Args:
+        now: the event loop's time.
+    """
+    proposer, leadership = proxy.proposer, proxy.proposer.leadership
+    primary = proposer.primary
+    received_lsn = leadership.received_lsn if leadership is not None else proxy.window.end_lsn
+    membership = leadership.membership if leadership is not None else None
+    known = membership or known_membership(proposer.peers)
+    members = known.ids() if known is not None else None
+    safekeepers = [_safekeeper_status(proxy, i, received_lsn, members, now) for i in sorted(proxy.links)]
+    needed_lsn = promotable_lsn(leadership, now)
+    not_ready_s = proxy.readiness.not_ready_s(now)
+    return {
+        "state": proxy.public_state(now),
+        "term": proposer.term,
+        "system_id": str(primary.system_id) if primary is not None else None,
+        "tli": leadership.tli if leadership is not None else primary.tli if primary is not None else None,
+        "received_lsn": format_lsn(received_lsn),
+        "write_lsn": format_lsn(proxy.status.write_lsn),
+        "flush_lsn": format_lsn(proxy.status.flush_lsn),
+        "apply_lsn": format_lsn(proxy.status.apply_lsn),
+        "commit_lsn": format_lsn(leadership.commit_lsn if leadership is not None else 0),
+        "quorum": quorum_size(len(members if members is not None else proxy.links)),
+        "safekeepers": safekeepers,
+        "run": proposer.config.run,
+        "spare": proposer.is_spare,
+        "state_since_s": round(now - proxy.state_since, 3),
+        "not_ready_s": round(not_ready_s, 3) if not_ready_s is not None else None,
+        "members": sorted(members) if members is not None else None,
+        "members_streaming": sum(
+            each["state"] == "streaming" and each["id"] in (members or ()) for each in safekeepers
+        ),
+        "generation": membership.generation if membership is not None else None,
+        "cluster_id": leadership.elected.cluster_id if leadership is not None else None,
+        "term_start_lsn": format_lsn(leadership.term_start_lsn) if leadership is not None else None,
+        "truncate_lsn": format_lsn(leadership.truncate_lsn if leadership is not None else 0),
+        "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
+        "backpressure": proxy.feed.is_paused,
+        "quorum_lost": quorum_status(proxy, now),
+        "apply_rule": proposer.standbys.rule.text,
+        "apply_problem": proxy.apply_problem() or None,
+        "archive": archive_status(leadership),
+        "standbys": [_standby_status(row, needed_lsn) for row in proposer.standbys.rows()],
+        "primary": {
+            "connected": primary is not None,
+            "streams": proxy.feed.streams,
+            "problem": proxy.feed.problem,
+            "hosts": [
+                {"host": each.host.name, "state": each.state.value, "problem": each.problem or None}
+                for each in proxy.feed.rota.candidates
+            ],
+        },
+    }
+
+
+def _safekeeper_status(
+    proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, members: frozenset[int] | None, now: float
+) -> dict[str, Any]:
+    leadership = proxy.proposer.leadership
+    progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+    greeting = proxy.proposer.peers[safekeeper_id].greeting
+    write_lsn = progress.write_lsn if progress is not None else greeting.flush_lsn if greeting is not None else 0
+    flush_lsn = progress.flush_lsn if progress is not None else greeting.flush_lsn if greeting is not None else 0
+    answered_at = progress.last_response_at if progress is not None else None
+    return {
+        "id": safekeeper_id,
+        "state": safekeeper_state(proxy, safekeeper_id),
+        "write_lsn": format_lsn(write_lsn),
+        "flush_lsn": format_lsn(flush_lsn),
+        "lag_bytes": max(0, received_lsn - flush_lsn) if flush_lsn else None,
+        "last_response_s": round(now - answered_at, 3) if answered_at is not None else None,
+        "address": str(proxy.links[safekeeper_id].address),
+        "problem": proxy.member_problem(safekeeper_id) or None,
+        "member": safekeeper_id in members if members is not None else None,
+    }
+
+
+def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
+    """Return what is known of the loss of the quorum; None while there is one, and at a spare."""
+    watch = proxy.quorum_watch
+    if watch is None or watch.lost_at is None:
+        return None
+    attendance = proxy.attendance(now)
+    return {
+        "for_s": round(now - watch.lost_at, 3),
+        "present": attendance.present,
+        "needed": attendance.needed,
+        "waiting_sessions": watch.waiting_sessions,
+        "waiting_problem": watch.waiting_problem or None,
+        "missing": [{"id": i, "problem": problem} for i, problem in sorted(attendance.missing.items())],
+    }
+
+
+def archive_status(leadership: Leadership | None) -> dict[str, Any] | None:
+    """Return who archives and how far the archive is; None if no safekeeper is known to have one."""
+    if leadership is None or not leadership.archiving.is_configured:
+        return None
+    archiving, commit_lsn = leadership.archiving, leadership.commit_lsn
+    is_known = archiving.archived_lsn and commit_lsn
+    return {
+        "archiver": archiving.archiver or None,
+        "archived_lsn": format_lsn(archiving.archived_lsn),
+        "lag_bytes": max(0, commit_lsn - archiving.archived_lsn) if is_known else None,
+        "problem": archiving.problem,
+    }
+
+
+def promotable_lsn(leadership: Leadership | None, now: float) -> Lsn | None:
+    """Return what a standby must have for its promotion to lose nothing, and to be followed; None if it is not known.
+
+    While the primary streams, that is what may have been acknowledged: commit_lsn. Without a primary, nothing more is
+    acknowledged, but what was received last may still become committed, and so seen by other readers; a timeline that
+    lacks it is refused then (S9).
+
+    It is known to whoever leads, from the time on when a quorum has the term's start (S4), and as long as a quorum
+    answers: another proxy may have taken over otherwise, and have acknowledged more.
+    """
+    if leadership is None or not leadership.commit_lsn or not leadership.answers(now):
+        return None
+    return leadership.commit_lsn if leadership.streaming else leadership.received_lsn
+
+
+def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
+    standby = row.standby
+    wanted_lsn = needed_lsn if standby.flush_lsn else None  # A standby that has said nothing yet is unknown too.
+    lag_bytes = max(0, wanted_lsn - standby.flush_lsn) if wanted_lsn is not None else None
+    return {
+        "name": standby.name,
+        "safekeeper": row.safekeeper_id,
+        "write_lsn": format_lsn(standby.write_lsn),
+        "flush_lsn": format_lsn(standby.flush_lsn),
+        "apply_lsn": format_lsn(standby.apply_lsn),
+        "lag_bytes": lag_bytes,
+        "apply_lag_bytes": max(0, wanted_lsn - standby.apply_lsn) if wanted_lsn and standby.apply_lsn else None,
+        "designated": row.designated,
+        "has_everything": lag_bytes == 0 if lag_bytes is not None else None,
+        "connected": row.connected,
+    }
+
+
+def safekeeper_state(proxy: Proxy, safekeeper_id: int) -> str:
+    """Return one word: `disconnected`, `refused`, `storage_full`, `greeting`, `waiting`, `learner`, `catching_up` or
+    `streaming`."""
+    peer = proxy.proposer.peers[safekeeper_id]
+    leadership = proxy.proposer.leadership
+    progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+    if peer.refused:
+        return "refused"
+    if proxy.has_no_room(safekeeper_id):
+        return "storage_full"
+    if not proxy.links[safekeeper_id].is_up:
+        return "disconnected"
+    if peer.greeting is None:
+        return "greeting"
+    if leadership is None or progress is None or not progress.answered:
+        return "waiting"
+    if not progress.voter:
+        return "learner"
+    if progress.is_doubted or progress.sent_lsn < leadership.window_begin_lsn:
+        return "catching_up"
+    return "streaming"
+
+
+def not_ready_reason(proxy: Proxy, now: float) -> str:
+    """Return why commits do not go through now, empty if they do: for /readyz."""
+    state = proxy.public_state(now)
+    if state in SERVING_STATES:
+        wait_s = proxy.readiness.waits_s(now)
+        return f"{state} again, ready in {wait_s:.1f} s if that lasts" if wait_s else ""
+    if proxy.proposer.is_spare:
+        return "another proxy serves; this one waits as a spare"
+    if state == "waiting_for_primary":
+        return f"{state}: {proxy.feed.problem}" if proxy.feed.problem else state
+    if proxy.proposer.stuck:
+        return f"{state}: {proxy.proposer.stuck}"
+    problems = [f"safekeeper {i}: {proxy.member_problem(i)}" for i in sorted(proxy.links) if proxy.member_problem(i)]
+    return f"{state}: {'; '.join(problems)}" if problems else state
