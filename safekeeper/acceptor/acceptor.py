@@ -92,6 +92,7 @@ class Acceptor(AcceptorLog):
         self._has_archive = False
         self._archive_progress: tuple[Lsn, str] = (0, "")
         self.awaits_election = True
+        self._is_to_cut = False  # A term that gives WAL up was not adopted, for want of room.
         self._leader_seen_at = 0.0
         self._leader_healthy = False
         self._sequence = 0
@@ -135,7 +136,9 @@ class Acceptor(AcceptorLog):
                 yield from self._handlers[type(message)](connection, message, now)
         except StorageFull as full:
             # Room must come from somewhere, but not from what is to be cut.
-            self.awaits_election = isinstance(message, Elected) and self._gives_up_anew(message)
+            if isinstance(message, Elected):
+                self._is_to_cut = self._gives_up_anew(message)
+            self.awaits_election = self._is_to_cut
             yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
 
     def disconnected(self, connection: int) -> None:
@@ -397,6 +400,7 @@ class Acceptor(AcceptorLog):
             self._archive_progress = (min(archived_lsn, self.commit_lsn), problem)
         elif (message.node_id, message.membership) != (self.control.promised, self.control.membership):
             yield from self._persist(promised=message.node_id, membership=message.membership)
+        self._is_to_cut = False
         if any(entry.start_lsn == self.write_lsn for entry in self.control.history):
             # A connection may have broken just where the timeline changes: the next segment bears the new one's name.
             yield TruncateWal(self.write_lsn, tli_at(self.control.history, self.write_lsn))

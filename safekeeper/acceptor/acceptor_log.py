@@ -194,7 +194,8 @@ class AcceptorLog:
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
             cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
         base_lsn: Lsn | None = None
-        if parted is not None and parted.is_assumed and not self._is_superseded(message):
+        is_guess = parted is not None and parted.is_assumed and parted.lsn < self.flush_lsn
+        if is_guess and not self._is_superseded(message):
             return RefusalCode.RANGE, (
                 f"WAL up to {format_lsn(self.flush_lsn)} is kept here until a quorum has the log of {message.node_id}: "
                 "the terms that the two logs share are forgotten"
@@ -265,26 +266,24 @@ class AcceptorLog:
         if not own or own[0].term > forgotten_term:
             return None
         # The last term that both have was forgotten, here or there. If a quorum has gone on without us since, it has
-        # each complete record that is committed here, unless that was given up, and needs nothing else of our log. What
-        # is forgotten there is behind such a quorum; of what is forgotten here we may have been a part.
+        # each complete record that is committed here, unless that was given up, and needs nothing else of our log.
         given_up = [
             entry.start_lsn
             for entry in message.history
             if entry.gives_up and entry.term > control.forgotten_term and entry not in own
         ]
         end_lsn = yield from self._end_of_committed_records()
-        return Divergence(min([end_lsn, *given_up]), True, is_assumed=last_term(own) > message.forgotten_term)
+        return Divergence(min([end_lsn, *given_up]), gives_up=True, is_assumed=True)
 
     def _is_superseded(self, message: Elected) -> bool:
         """Tell whether a quorum has the message's log, up to or beyond where ours leaves it, in a term that we lack.
 
-        In the term itself, or in an earlier one that we have not adopted, of which the first byte is committed. Whoever
-        is elected from now on has that log, whatever becomes of ours.
+        In the term itself, or in an earlier one that we have not adopted, of which the first byte is committed; what is
+        forgotten there is behind such a term. Whoever is elected from now on has that log, whatever becomes of ours.
         """
         last = last_term(self.control.history)
-        return message.commit_lsn > 0 or any(
-            entry.term > last and entry.start_lsn < message.settled_lsn for entry in message.history
-        )
+        settled = any(entry.term > last and entry.start_lsn < message.settled_lsn for entry in message.history)
+        return settled or message.commit_lsn > 0 or last <= message.forgotten_term
 
     def _gives_up_anew(self, message: Elected) -> bool:
         """Tell whether the message's log gives up WAL, and this acceptor has not adopted that."""

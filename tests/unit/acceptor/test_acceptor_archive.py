@@ -291,6 +291,8 @@ def test_room_for_an_adoption_is_not_made_of_what_is_to_be_cut() -> None:
     bench.full = Persist
     message = elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2, True), base_lsn=BASE, settled_lsn=BASE + SEGMENT)
     assert bench.tell(message).code is RefusalCode.STORAGE_FULL
+    # The next proxy asks for a vote, for which there is no room either.
+    assert bench.tell(VoteRequest(P3, 1)).code is RefusalCode.STORAGE_FULL
     bench.full = None
     assert bench.run(bench.acceptor.trim(ALL)) == []
 
