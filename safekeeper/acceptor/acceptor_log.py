@@ -37,6 +37,7 @@ from safekeeper.consensus.term_history import (
     Divergence,
     bound_history,
     divergence,
+    divergence_at_forgotten_term,
     last_term,
     next_tli_switch,
     tli_at,
@@ -261,6 +262,9 @@ class AcceptorLog:
         own = control.history
         forgotten_term = max(control.forgotten_term, message.forgotten_term)
         found = divergence(own, LSN_MAX, message.history, forgotten_term)
+        if found is None:
+            theirs = message.history, message.forgotten_term
+            found = divergence_at_forgotten_term(own, control.forgotten_term, *theirs)
         if found is not None:
             return found._replace(lsn=min(found.lsn, self.flush_lsn))
         if not own or own[0].term > forgotten_term:

@@ -174,6 +174,25 @@ def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory, forgotten
     return None
 
 
+def divergence_at_forgotten_term(
+    own: TermHistory, own_forgotten_term: int, other: TermHistory, other_forgotten_term: int
+) -> Divergence | None:
+    """Find where two logs part that share the higher `forgotten_term` of the two, but no later term.
+
+    That term was part of the log that has forgotten it, or of the one that this log goes on from: the next term that is
+    left begins where it ended, or where a fork has cut it. None if one of the two never had it.
+    """
+    term = max(own_forgotten_term, other_forgotten_term)
+    next_entries = []
+    for history, forgotten_term in ((own, own_forgotten_term), (other, other_forgotten_term)):
+        if not term or (forgotten_term != term and all(entry.term != term for entry in history)):
+            return None
+        next_entries.append(next((entry for entry in history if entry.term > term), None))
+    lsn = min((entry.start_lsn for entry in next_entries if entry is not None), default=LSN_MAX)
+    leaves_with = next_entries[1]
+    return Divergence(lsn, leaves_with is not None and leaves_with.gives_up)
+
+
 def describe_history(history: TermHistory) -> str:
     """Return the history as a person reads it in a log line: `1@0/1000000/1 3@0/2000028/2!`; `!` gives up WAL."""
     return " ".join(f"{e.term}@{format_lsn(e.start_lsn)}/{e.tli}{'!' * e.gives_up}" for e in history) or "(none)"

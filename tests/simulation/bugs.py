@@ -254,13 +254,6 @@ BUGS: dict[str, Bug] = {
         _acceptor(dropped.TrimsBeforeTheTerm),
         scenario="nothing_is_removed_between_a_vote_and_the_election",
     ),
-    "history_cut_one_entry_too_many": Bug(
-        "S5",
-        "the entry in which the oldest WAL lies stays in the history",
-        "archive",
-        _everywhere("forget_front", dropped.forget_one_too_many),
-        rates=_ARCHIVING,
-    ),
     "history_cut_above_commit": Bug(
         "S5",
         "a term that is forgotten is followed by one that a quorum has adopted",

@@ -35,7 +35,6 @@ from safekeeper.consensus.term_history import (
     TermHistory,
     bound_history,
     divergence,
-    forget_entries,
     tli_at,
 )
 from tests.simulation.archive import SimArchiver
@@ -326,11 +325,6 @@ def divergence_that_forgets_what_was_given_up(
     found = divergence(own, own_end_lsn, other, forgotten_term)
     # As if the permission were a field of the message, which the next term does not send.
     return found._replace(gives_up=found.gives_up and other[-1].gives_up) if found is not None else None
-
-
-def forget_one_too_many(history: TermHistory, forgotten_term: int, kept_lsn: Lsn) -> tuple[TermHistory, int]:
-    count = max((index + 1 for index, entry in enumerate(history[:-1]) if entry.start_lsn < kept_lsn), default=0)
-    return forget_entries(history, forgotten_term, count)
 
 
 def bound_at_any_position(history: TermHistory, forgotten_term: int, _: Lsn) -> tuple[TermHistory, int]:

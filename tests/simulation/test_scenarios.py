@@ -57,7 +57,6 @@ BITES = {
     "the_last_commit_is_not_removed": "timed_record_trimmed",
     "the_last_commit_reaches_readers_at_once": "commit_told_with_wal_only",
     "the_slot_keeps_what_a_primary_is_compared_with": "slot_follows_commit",
-    "the_term_in_which_the_oldest_wal_lies_stays": "history_cut_one_entry_too_many",
     "wal_is_given_up_that_no_quorum_can_cut": "gives_up_what_no_quorum_can_cut",
     "what_every_member_had_is_cut": "truncate_lsn_survives_a_cut",
     "zenith_example_1_longer_but_older": "no_truncate",

@@ -13,6 +13,7 @@ from safekeeper.consensus.term_history import (
     cut_history,
     describe_history,
     divergence,
+    divergence_at_forgotten_term,
     forget_front,
     last_term,
     next_tli_switch,
@@ -156,3 +157,37 @@ def test_terms_that_are_forgotten_say_nothing_of_where_two_logs_part() -> None:
     assert divergence(LONG[:6], 450, shorter, forgotten_term) == Divergence(450)
     # The first entries of the timelines are in both, and what comes behind them is not.
     assert divergence(LONG[:4], 280, shorter, forgotten_term) is None
+
+
+FORGETFUL = history((1, 100, 1), (5, 300, 2), (6, 400, 2))  # Without term 3, from 200 on.
+
+
+@pytest.mark.parametrize(
+    ("own", "own_forgotten_term", "other", "other_forgotten_term", "lsn"),
+    [
+        # Only the other one has forgotten it; the own log has gone on differently.
+        (history((1, 100, 1), (3, 200, 1), (4, 250, 1)), 0, FORGETFUL, 3, 250),
+        (history((1, 100, 1), (3, 200, 1), (4, 350, 1)), 0, FORGETFUL, 3, 300),
+        (history((1, 100, 1), (3, 200, 1)), 0, FORGETFUL, 3, 300),
+        # Only the own log has.
+        (FORGETFUL, 3, history((1, 100, 1), (2, 150, 1), (3, 200, 1), (7, 260, 1)), 0, 260),
+        # Both have, and a fork has cut one of them below.
+        (FORGETFUL, 3, history((1, 100, 1), (7, 160, 2)), 3, 160),
+        # One of them never had it.
+        (FORGETFUL, 3, history((1, 100, 1), (2, 150, 1), (7, 260, 1)), 0, None),
+        (history((1, 100, 1), (2, 150, 1)), 0, FORGETFUL, 3, None),
+        (FORGETFUL, 0, FORGETFUL, 0, None),
+    ],
+)
+def test_logs_part_behind_the_term_that_one_of_them_forgot_last(
+    own: TermHistory, own_forgotten_term: int, other: TermHistory, other_forgotten_term: int, lsn: int | None
+) -> None:
+    found = divergence_at_forgotten_term(own, own_forgotten_term, other, other_forgotten_term)
+    assert (None if found is None else found.lsn) == lsn
+    assert found is None or not found.gives_up
+
+
+def test_a_log_that_goes_on_behind_a_forgotten_term_may_give_wal_up() -> None:
+    given_up = (HistoryEntry(1, 100, 1), HistoryEntry(5, 250, 2, gives_up=True))
+    own = history((1, 100, 1), (3, 200, 1))
+    assert divergence_at_forgotten_term(own, 0, given_up, 3) == Divergence(250, gives_up=True)
