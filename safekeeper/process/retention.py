@@ -1,6 +1,6 @@
 """How much WAL is kept: asks the node to remove what nobody needs, and warns long before a disk is full.
 
-What may go at all is `consensus.trimming`'s to decide. Here is what the acceptor does not know: which slots and readers
+What may go at all is decided by `acceptor.trimming`. Here is what the acceptor does not know: which slots and readers
 there are, and how much room the operator gives. A slot or a reader that stands below the WAL that is here has lost it
 already, and gets what it needs from the archive: it holds nothing back any more.
 

@@ -2,7 +2,7 @@
 
 After every event of the node the hub looks whether more has become readable. If so, it serves the readers in a turn
 of the event loop of its own, behind the append that was just answered: appends come first. What may be sent is
-`consensus.learning`'s to decide (S7); a reader that gets something gets the bytes as they stand in the segment file.
+`acceptor.readable`'s to decide (S7); a reader that gets something gets the bytes as they stand in the segment file.
 
     bytes        at most SERVED_BYTES_PER_TURN a turn, then the loop sees to everything else first
     readers      in turn, a chunk each; those at one position share its bytes and header

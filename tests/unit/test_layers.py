@@ -5,6 +5,7 @@ the reverse. No modules import each other in a circle.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,6 +182,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_a_circle_is_seen() -> None:
     graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"d"}}
     assert [sorted(circle) for circle in circles(graph)] == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES.values() if path.name == "__init__.py"], ids=module_of)
+def test_what_a_package_lists_is_there(path: Path) -> None:
+    lines = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()
+    listed = [name for line in lines for name in _listed_in(line)]
+    assert [name for name in listed if f"{module_of(path)}.{name}" not in MODULES] == []
+
+
+def _listed_in(line: str) -> list[str]:
+    """Return the modules of a line `name, name   what they are`; none if it is no such line."""
+    found = re.match(r"(\w+(?:, \w+)*) {2,}\S", line)
+    return found[1].split(", ") if found else []
 
 
 @pytest.mark.parametrize("module", MODULES)

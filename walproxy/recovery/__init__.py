@@ -1,9 +1,6 @@
 """Recovery: WAL from wherever it is left, delivered to a PostgreSQL that recovers (docs/guide/archive.md).
 
-sources             what a source of WAL is, what it can answer, and the WAL of one timeline with its ancestors
-archive_source      the archive
-safekeeper_source   safekeepers that run, through their replication doors
-folder_source       the data folder of a safekeeper that is stopped
+config              which sources there are (walproxy/wal_sources), out of options or a file
 pages               is this file the WAL that it claims to be
 fetcher             the best answer of several sources: a restore_command's decisions
 server_mode         what the server does that runs a restore_command, and what an exit code would make it do

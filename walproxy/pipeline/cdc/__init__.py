@@ -11,6 +11,6 @@ published_tables  which tables and columns they have, and how the catalogs descr
 safe_lsn        up to where commits are on a quorum
 column_types    PostgreSQL's text of a value to Arrow
 rows            changes as rows of Arrow
-source          Spark's data source `pgcdc`
+data_source     Spark's data source `pgcdc`
 apply           the job that keeps tables as the source tables are
 """

@@ -1,6 +1,7 @@
 """Where the pipeline's WAL comes from: an archive, running safekeepers, or a folder of segments.
 
-    wal_input           what an input is: whose WAL it has, its timelines, what is there, the bytes; and `open_input`
+    wal_input           what an input is: whose WAL it has, its timelines, what is there, the bytes
+    opening             which input a path names
     segment_index       which files hold which bytes of a timeline and its ancestors
     archive_input       the archive that safekeepers write, local or remote
     archive_listing     what is in it, kept up to date; archived_bytes: one of its objects, or a part of it
