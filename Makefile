@@ -48,7 +48,7 @@ fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: mak
 majors: .venv/.dev ## fetch PostgreSQL 13, 14 and 16 into build/postgres, for the torture
 	$(BIN)/python -m tests.torture.majors
 
-torture: .venv/.dev ## what takes minutes: kills, gigabytes. With MINUTES=10 SEED=7 a cluster is beaten so long instead
+torture: .venv/.dev ## what takes minutes: kills, gigabytes. With MINUTES=10 SEED=7 a cluster is stressed so long instead
 	@mkdir -p build
 	$(if $(MINUTES),,$(BIN)/python -m tests.torture.majors)
 	$(if $(MINUTES),$(BIN)/walproxy torture --minutes $(MINUTES) $(if $(filter file,$(origin SEED)),,--seed $(SEED)) --report build/torture.html,$(BIN)/pytest -v -s tests/torture)

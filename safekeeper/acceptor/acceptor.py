@@ -30,14 +30,14 @@ from safekeeper.acceptor.effects import (
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
 from safekeeper.base.lsn import Lsn, format_lsn, segment_start
-from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
@@ -77,14 +77,14 @@ class Acceptor(AcceptorLog):
 
     Attributes:
         leader: the proposer whose history was adopted since the start, None if none.
-        has_readers, standbys: who streams from this safekeeper, as `learners_changed` has said.
+        has_readers, standbys: who streams from this safekeeper, as `readers_changed` has said.
         archiver: the safekeeper that archives, as a leader has said last; 0 if none has since the start.
         awaits_election: whether no `Elected` has come since the start, or since the last vote: no WAL is removed.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
         super().__init__(control, flush_lsn)
-        self.leader: NodeId | None = None
+        self.leader: LeaderId | None = None
         self.leader_connection: int | None = None
         self.has_readers = False
         self.standbys: tuple[Standby, ...] = ()
@@ -105,7 +105,7 @@ class Acceptor(AcceptorLog):
             VoteRequest: self._vote,
             Elected: self._elected,
             AppendRequest: self._append,
-            ArchiveOrder: self._archive_order,
+            ArchiveAssignment: self._archive_assignment,
             ReadRequest: self._read,
             DigestRequest: self._digest,
             TailRequest: self._tail,
@@ -163,7 +163,7 @@ class Acceptor(AcceptorLog):
         if self._told_write_lsn < self.write_lsn:
             yield from self._answer_append()
 
-    def learners_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> Effects:
+    def readers_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> Effects:
         """Somebody has begun or ceased to stream from here, or a standby has said something new."""
         news = has_readers != self.has_readers
         self.has_readers = has_readers
@@ -241,7 +241,7 @@ class Acceptor(AcceptorLog):
                 reason = f"the WAL here has {name} {ours}, the primary has {theirs}: it is another PostgreSQL"
                 yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
                 return
-        self._greeted[connection] = message.run
+        self._greeted[connection] = message.proposer_id
         yield Send(
             connection,
             AcceptorGreeting(
@@ -316,9 +316,9 @@ class Acceptor(AcceptorLog):
     # ------------------------------------------------------------------ elections
 
     def _pre_vote(self, connection: int, message: PreVoteRequest, now: float) -> Effects:
-        live_run = self._live_run(now)
-        granted = message.takeover or live_run in ("", message.run)
-        yield Send(connection, PreVoteResponse(granted, live_run))
+        live_proposer_id = self._live_proposer_id(now)
+        granted = message.takeover or live_proposer_id in ("", message.proposer_id)
+        yield Send(connection, PreVoteResponse(granted, live_proposer_id))
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
         membership = self.control.membership
@@ -330,21 +330,21 @@ class Acceptor(AcceptorLog):
             yield from self._refuse_generation(connection, message.generation)
             return
         promised = self.control.promised
-        if message.node_id != promised:
-            if message.node_id.term <= promised.term:
-                yield Send(connection, VoteResponse(message.node_id, granted=False, promised=promised))
+        if message.leader_id != promised:
+            if message.leader_id.term <= promised.term:
+                yield Send(connection, VoteResponse(message.leader_id, granted=False, promised=promised))
                 return
             # From here on the deposed leader's appends are refused, also while the flush below runs.
             self._forget_leader()
         yield from self._flush_all()
-        if message.node_id != promised:
-            yield from self._persist(promised=message.node_id)
+        if message.leader_id != promised:
+            yield from self._persist(promised=message.leader_id)
         # A request that comes late may be the leader's that we follow.
         self.awaits_election = self.leader is None
         yield Send(
             connection,
             VoteResponse(
-                node_id=message.node_id,
+                leader_id=message.leader_id,
                 granted=True,
                 promised=self.control.promised,
                 history=cut_history(self.control.history, self.flush_lsn),
@@ -360,8 +360,8 @@ class Acceptor(AcceptorLog):
     def _elected(self, connection: int, message: Elected, now: float) -> Effects:
         control = self.control
         check_history(message.history)
-        if last_term(message.history) != message.node_id.term:
-            raise RemoteProtocolError(f"Elected of {message.node_id} with a history that ends in another term")
+        if last_term(message.history) != message.leader_id.term:
+            raise RemoteProtocolError(f"Elected of {message.leader_id} with a history that ends in another term")
         # A bootstrap that came to nothing binds nobody: without a promise and a history this folder is still empty.
         is_empty = not control.promised.term and not control.history
         if control.cluster_id not in ("", message.cluster_id) and not is_empty:
@@ -380,11 +380,11 @@ class Acceptor(AcceptorLog):
             yield from self._refuse_generation(connection, message.membership.generation)
             return
         # A majority voted for it, so at an equal term nobody else can have won: the promise follows (step 5).
-        if message.node_id.term < control.promised.term:
-            yield from self._refuse_stale(connection, message.node_id)
+        if message.leader_id.term < control.promised.term:
+            yield from self._refuse_stale(connection, message.leader_id)
             return
         self.awaits_election = False
-        if self.leader is not None and message.node_id != self.leader:
+        if self.leader is not None and message.leader_id != self.leader:
             self._forget_leader()
         yield from self._flush_all()
         yield from self._finish_adoption()
@@ -398,8 +398,8 @@ class Acceptor(AcceptorLog):
             # What was seen of a log that was cut says nothing of the one that goes on there, however far that gets.
             archived_lsn, problem = self._archive_progress
             self._archive_progress = (min(archived_lsn, self.commit_lsn), problem)
-        elif (message.node_id, message.membership) != (self.control.promised, self.control.membership):
-            yield from self._persist(promised=message.node_id, membership=message.membership)
+        elif (message.leader_id, message.membership) != (self.control.promised, self.control.membership):
+            yield from self._persist(promised=message.leader_id, membership=message.membership)
         self._is_to_cut = False
         if any(entry.start_lsn == self.write_lsn for entry in self.control.history):
             # A connection may have broken just where the timeline changes: the next segment bears the new one's name.
@@ -407,7 +407,7 @@ class Acceptor(AcceptorLog):
         if self.leader_connection not in (None, connection):
             # The newest connection of a proposer wins; what still arrives on the older one is void.
             yield Close(self.leader_connection, "the same proposer has connected anew")
-        self.leader = message.node_id
+        self.leader = message.leader_id
         self.leader_connection = connection
         self._leader_commit_lsn = message.commit_lsn
         self._sequence = 0
@@ -424,11 +424,11 @@ class Acceptor(AcceptorLog):
     # ------------------------------------------------------------------ streaming
 
     def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
-        if message.node_id != self.leader or connection != self.leader_connection:
-            if message.node_id.term < self.control.promised.term:
-                yield from self._refuse_stale(connection, message.node_id)
+        if message.leader_id != self.leader or connection != self.leader_connection:
+            if message.leader_id.term < self.control.promised.term:
+                yield from self._refuse_stale(connection, message.leader_id)
             else:
-                reason = f"the history of {message.node_id} was not adopted on this connection"
+                reason = f"the history of {message.leader_id} was not adopted on this connection"
                 yield from self._refuse(connection, RefusalCode.NOT_ADOPTED, reason, close=True)
             return
         membership = self.control.membership
@@ -474,9 +474,9 @@ class Acceptor(AcceptorLog):
         if self.leader_connection is not None:
             yield Send(self.leader_connection, StandbyFeedback(self.standbys))
 
-    def _archive_order(self, connection: int, message: ArchiveOrder, now: float) -> Effects:
+    def _archive_assignment(self, connection: int, message: ArchiveAssignment, now: float) -> Effects:
         """Take note of who archives. An order on an older connection, or of a deposed leader, is none any more."""
-        if message.node_id == self.leader and connection == self.leader_connection:
+        if message.leader_id == self.leader and connection == self.leader_connection:
             was_archiver = self.is_archiver
             self.archiver = message.archiver
             if message.archived_lsn:
@@ -500,14 +500,14 @@ class Acceptor(AcceptorLog):
     # ------------------------------------------------------------------ reads for the proposer
 
     def _read(self, connection: int, message: ReadRequest, now: float) -> Effects:
-        if not (yield from self._may_read(connection, message.node_id, message.begin_lsn, message.end_lsn)):
+        if not (yield from self._may_read(connection, message.leader_id, message.begin_lsn, message.end_lsn)):
             return
         end_lsn = min(message.end_lsn, message.begin_lsn + READ_BYTES_MAX)
         payload = yield ReadWal(message.begin_lsn, end_lsn)
         yield Send(connection, ReadResponse(message.request_id, message.begin_lsn, payload))
 
     def _digest(self, connection: int, message: DigestRequest, now: float) -> Effects:
-        if not (yield from self._may_read(connection, message.node_id, message.begin_lsn, message.end_lsn)):
+        if not (yield from self._may_read(connection, message.leader_id, message.begin_lsn, message.end_lsn)):
             return
         begin_lsn = message.begin_lsn
         timed_lsn: Lsn = 0
@@ -520,16 +520,16 @@ class Acceptor(AcceptorLog):
         yield Send(connection, DigestResponse(message.request_id, begin_lsn, end_lsn, tuple(page_crcs), timed_lsn))
 
     def _tail(self, connection: int, message: TailRequest, now: float) -> Effects:
-        if not (yield from self._may_read(connection, message.node_id, message.lsn, self.flush_lsn)):
+        if not (yield from self._may_read(connection, message.leader_id, message.lsn, self.flush_lsn)):
             return
         record_end_lsn, last_record_lsn, log_tail = yield FindRecords(message.lsn)
         answer = TailResponse(message.request_id, message.lsn, record_end_lsn, last_record_lsn, log_tail)
         yield Send(connection, answer)
 
-    def _may_read(self, connection: int, node_id: NodeId, begin_lsn: Lsn, end_lsn: Lsn) -> EffectsThen[bool]:
-        """Tell whether the range may be read by `node_id` (S7); if not, the refusal was sent."""
-        if node_id != self.control.promised:
-            yield from self._refuse_stale(connection, node_id)
+    def _may_read(self, connection: int, leader_id: LeaderId, begin_lsn: Lsn, end_lsn: Lsn) -> EffectsThen[bool]:
+        """Tell whether the range may be read by `leader_id` (S7); if not, the refusal was sent."""
+        if leader_id != self.control.promised:
+            yield from self._refuse_stale(connection, leader_id)
             return False
         if not self.control.wal_begin_lsn <= begin_lsn <= end_lsn <= self.flush_lsn:
             reason = (
@@ -546,11 +546,11 @@ class Acceptor(AcceptorLog):
         self._leader_seen_at = now
         self._leader_healthy = healthy
 
-    def _live_run(self, now: float) -> str:
+    def _live_proposer_id(self, now: float) -> str:
         """Return the run of the proposer that is alive and can serve, empty if none (step 2)."""
         if self.leader is None or not self._leader_healthy:
             return ""
-        return self.leader.run if now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S else ""
+        return self.leader.proposer_id if now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S else ""
 
     def _forget_leader(self) -> None:
         self.leader = None
@@ -563,8 +563,8 @@ class Acceptor(AcceptorLog):
         if close:
             yield Close(connection, reason)
 
-    def _refuse_stale(self, connection: int, node_id: NodeId) -> Effects:
-        reason = f"{node_id} is deposed: this safekeeper has promised {self.control.promised}"
+    def _refuse_stale(self, connection: int, leader_id: LeaderId) -> Effects:
+        reason = f"{leader_id} is deposed: this safekeeper has promised {self.control.promised}"
         yield from self._refuse(connection, RefusalCode.STALE_TERM, reason, close=True)
 
     def _refuse_generation(self, connection: int, generation: int) -> Effects:

@@ -198,8 +198,8 @@ class AcceptorLog:
         is_guess = parted is not None and parted.is_assumed and parted.lsn < self.flush_lsn
         if is_guess and not self._is_superseded(message):
             return RefusalCode.RANGE, (
-                f"WAL up to {format_lsn(self.flush_lsn)} is kept here until a quorum has the log of {message.node_id}: "
-                "the terms that the two logs share are forgotten"
+                f"WAL up to {format_lsn(self.flush_lsn)} is kept here until a quorum has the log of "
+                f"{message.leader_id}: the terms that the two logs share are forgotten"
             )
         if cut is None:
             refusal = self._refusal_of_new_beginning(parted, message)
@@ -231,7 +231,7 @@ class AcceptorLog:
             same_tli = tli_at(self.control.history, cut.lsn) == tli_at(message.history, cut.lsn)
             truncate_to = None if cut.lsn == self.flush_lsn and same_tli else cut.lsn
         yield from self._persist(
-            promised=message.node_id,
+            promised=message.leader_id,
             **cluster_fields(message),
             history=message.history,
             forgotten_term=message.forgotten_term,
@@ -317,12 +317,12 @@ class AcceptorLog:
                 return None
             return RefusalCode.RANGE, (
                 f"WAL was given up from {format_lsn(parted.lsn)} on, and begins at {format_lsn(begin_lsn)} here: it is "
-                f"kept until a quorum has the log of {message.node_id}"
+                f"kept until a quorum has the log of {message.leader_id}"
             )
         if self.commit_lsn > begin_lsn:
             return RefusalCode.HISTORY, (
                 f"WAL [{format_lsn(begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed here, "
-                f"and no byte of it is part of the history of {message.node_id}: it is another log"
+                f"and no byte of it is part of the history of {message.leader_id}: it is another log"
             )
         return None
 
@@ -338,7 +338,7 @@ class AcceptorLog:
             # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
             return None
         return RefusalCode.HISTORY, (
-            f"adopting the history of {message.node_id} would cut the WAL at {format_lsn(lsn)}, "
+            f"adopting the history of {message.leader_id} would cut the WAL at {format_lsn(lsn)}, "
             f"below {format_lsn(self.commit_lsn)}, which is committed"
         )
 

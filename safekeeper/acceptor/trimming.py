@@ -9,7 +9,7 @@ WAL goes if it exceeds `keep_bytes` and nobody needs it: no member, no slot, no 
 even if somebody does, who then gets it from the archive; without an archive there is no such limit.
 
 The newest segments stay in any case: the next primary is compared with them (S10), and they say where records begin.
-The segment that holds the last committed byte stays, too: a member that is set forward to where this log begins has not
+The segment that holds the last committed byte stays, too: a member that skips WAL to where this log begins has not
 a byte, so whoever else has what is committed must be ahead of it, or it would be the donor, with nothing to compare.
 """
 

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class Archiver:
-    """Archives what a node lets learners read; one of the node's `Learners`. Begins at `start`.
+    """Archives what a node lets learners read; one of the node's `LogReaders`. Begins at `start`.
 
     Attributes:
         partial_interval_s: the open segment is archived so often.
@@ -111,7 +111,7 @@ class Archiver:
         self._task = self._loop.create_task(self._run())
 
     def update(self) -> None:
-        """See node.Learners."""
+        """See node.LogReaders."""
         acceptor = self._acceptor
         if acceptor.control is not self._control:
             # The log may have gone back, and may go on with other bytes before the archiver has its turn.

@@ -106,7 +106,7 @@ def secret_option() -> Any:
 
 
 def http_tls_option() -> Any:
-    """Declare whether the HTTP door speaks TLS."""
+    """Declare whether the HTTP listener speaks TLS."""
     return option(
         "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
     )

@@ -21,20 +21,20 @@ FORMAT_VERSION = 2
 FORMAT_VERSION_MIN = 1
 
 
-class NodeId(NamedTuple):
+class LeaderId(NamedTuple):
     """Who speaks in a term: the term's number and the random id of one *run* of a proposer (S3).
 
     Never compare two of them as pairs: `outranks` looks at terms only.
     """
 
     term: int
-    run: str
+    proposer_id: str
 
     def __str__(self) -> str:
-        return f"({self.term}, {self.run[:8]})" if self.term else "(none)"
+        return f"({self.term}, {self.proposer_id[:8]})" if self.term else "(none)"
 
 
-NOBODY = NodeId(0, "")
+NOBODY = LeaderId(0, "")
 
 
 class TliHistory(msgspec.Struct, frozen=True, array_like=True):
@@ -82,7 +82,7 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     segment_size: int = 0
     server_version: int = 0
     membership: Membership | None = None
-    promised: NodeId = NOBODY
+    promised: LeaderId = NOBODY
     history: TermHistory = ()
     forgotten_term: int = 0
     tli_histories: tuple[TliHistory, ...] = ()

@@ -12,7 +12,7 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then, each ans
     TailRequest     -> TailResponse       where records begin and end, for S9 and S10
 
 Unasked, the acceptor tells the proposer that it follows what its standbys say, `StandbyFeedback`, and how its part of
-the archive goes, `ArchiveReport`; the proposer tells all who archives, and how far the archive is, `ArchiveOrder`.
+the archive goes, `ArchiveReport`; the proposer tells all who archives, and how far the archive is, `ArchiveAssignment`.
 
 Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, and the
 proposer greets anew: nothing that was pipelined behind the refused message is looked at.
@@ -25,7 +25,7 @@ from enum import StrEnum
 import msgspec
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
 from safekeeper.waldecode.records import LogTail
@@ -58,7 +58,7 @@ class ProposerGreeting(msgspec.Struct, frozen=True, tag="proposer_greeting"):
     """Who asks. The identity is None while the proxy has not yet seen its primary."""
 
     protocol_version: int
-    run: str
+    proposer_id: str
     safekeeper_id: int
     system_id: int | None = None
     segment_size: int | None = None
@@ -87,7 +87,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
     segment_size: int
     server_version: int
     membership: Membership | None
-    promised: NodeId
+    promised: LeaderId
     last_term: int
     wal_begin_lsn: Lsn
     flush_lsn: Lsn
@@ -130,21 +130,21 @@ class Bootstrapped(msgspec.Struct, frozen=True, tag="bootstrapped"):
 class PreVoteRequest(msgspec.Struct, frozen=True, tag="pre_vote_request"):
     """Would you let this run be elected?"""
 
-    run: str
+    proposer_id: str
     takeover: bool = False
 
 
 class PreVoteResponse(msgspec.Struct, frozen=True, tag="pre_vote_response"):
-    """`live_run` is another proposer that is alive, empty if there is none."""
+    """`live_proposer_id` is another proposer that is alive, empty if there is none."""
 
     granted: bool
-    live_run: str = ""
+    live_proposer_id: str = ""
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
     """Promise to follow nobody of a lower term."""
 
-    node_id: NodeId
+    leader_id: LeaderId
     generation: int
 
 
@@ -152,7 +152,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
     """The answer to a vote. If granted: the acceptor's state as of the promise, all of it on disk.
 
     Attributes:
-        node_id: the one that asked.
+        leader_id: the one that asked.
         granted: whether it was promised.
         promised: whom the acceptor follows now.
         history: its term history, cut at flush_lsn.
@@ -162,9 +162,9 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
         commit_lsn, truncate_lsn: what it knows; for checks only (S4).
     """
 
-    node_id: NodeId
+    leader_id: LeaderId
     granted: bool
-    promised: NodeId
+    promised: LeaderId
     history: TermHistory = ()
     tli_histories: tuple[TliHistory, ...] = ()
     wal_begin_lsn: Lsn = 0
@@ -175,7 +175,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
 
 
 class Elected(msgspec.Struct, frozen=True, tag="elected"):
-    """A majority has voted for `node_id`; this is the history of its log.
+    """A majority has voted for `leader_id`; this is the history of its log.
 
     Attributes:
         base_lsn: where the log begins, for an acceptor that shares nothing with it or ends below it (S6).
@@ -185,7 +185,7 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
         forgotten_term: the highest term that was removed from `history`, 0 if none was.
     """
 
-    node_id: NodeId
+    leader_id: LeaderId
     cluster_id: str
     system_id: int
     segment_size: int
@@ -207,7 +207,7 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False)
         healthy: the primary streams and a quorum answered within the heartbeat timeout (step 2).
     """
 
-    node_id: NodeId
+    leader_id: LeaderId
     generation: int
     begin_lsn: Lsn
     commit_lsn: Lsn
@@ -223,7 +223,7 @@ class AppendResponse(msgspec.Struct, frozen=True, tag="append_response", gc=Fals
     `has_readers`: somebody streams from this safekeeper, and is to hear of commits at once.
     """
 
-    node_id: NodeId
+    leader_id: LeaderId
     write_lsn: Lsn
     flush_lsn: Lsn
     sequence: int
@@ -276,10 +276,10 @@ class ArchiveReport(msgspec.Struct, frozen=True, tag="archive_report"):
     archive_id: str = ""
 
 
-class ArchiveOrder(msgspec.Struct, frozen=True, tag="archive_order"):
+class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
     """Who archives from now on, 0 for nobody, and how far which archive is, 0 if that is not known in this term yet."""
 
-    node_id: NodeId
+    leader_id: LeaderId
     archiver: int
     archived_lsn: Lsn
     archive_id: str = ""
@@ -288,7 +288,7 @@ class ArchiveOrder(msgspec.Struct, frozen=True, tag="archive_order"):
 class ReadRequest(msgspec.Struct, frozen=True, tag="read_request"):
     """Send the WAL [begin_lsn, end_lsn); served up to flush_lsn, only to the promised proposer (S7)."""
 
-    node_id: NodeId
+    leader_id: LeaderId
     request_id: int
     begin_lsn: Lsn
     end_lsn: Lsn
@@ -310,7 +310,7 @@ class DigestRequest(msgspec.Struct, frozen=True, tag="digest_request"):
             in which such a record begins, or with the first one of the log.
     """
 
-    node_id: NodeId
+    leader_id: LeaderId
     request_id: int
     begin_lsn: Lsn
     end_lsn: Lsn
@@ -337,7 +337,7 @@ class DigestResponse(msgspec.Struct, frozen=True, tag="digest_response"):
 class TailRequest(msgspec.Struct, frozen=True, tag="tail_request"):
     """Where do the records around `lsn` begin and end?"""
 
-    node_id: NodeId
+    leader_id: LeaderId
     request_id: int
     lsn: Lsn
 
@@ -364,7 +364,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
 
     code: RefusalCode
     reason: str
-    promised: NodeId
+    promised: LeaderId
     wanted_lsn: Lsn = 0
 
 
@@ -375,7 +375,7 @@ ProposerMessage = (
     | VoteRequest
     | Elected
     | AppendRequest
-    | ArchiveOrder
+    | ArchiveAssignment
     | ReadRequest
     | DigestRequest
     | TailRequest

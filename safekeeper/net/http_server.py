@@ -20,7 +20,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Budget
-from safekeeper.net.listener import Door, peer_name, prepare_socket
+from safekeeper.net.listener import Listener, peer_name, prepare_socket
 from safekeeper.net.tls import ServerTls
 from safekeeper.net.tls_transport import TlsTransport
 
@@ -42,7 +42,7 @@ HTTP_BUDGET = Budget(proven_max=0)
 _log = logging.getLogger(__name__)
 
 
-class HttpDoor(Door["HttpConnection"]):
+class HttpListener(Listener["HttpConnection"]):
     """A small HTTP server. Made by `serve_http`; `close` ends it.
 
     None of its connections is ever proven: each can be displaced by newer ones, first the one whose last request was
@@ -62,7 +62,7 @@ class HttpDoor(Door["HttpConnection"]):
         self._by_server: dict[asyncio.Protocol, HttpConnection] = {}
 
     def new_protocol(self) -> asyncio.BaseProtocol:
-        """See Door."""
+        """See Listener."""
         return _PlainConnection(self) if self._tls is None else TlsTransport(self._tls.channel(), _TlsConnection(self))
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class HttpDoor(Door["HttpConnection"]):
             self.admission.renew(connection.number, self.now())
 
     def evict(self, connection: "HttpConnection", reason: str) -> None:
-        """See Door."""
+        """See Listener."""
         self.forget(connection.number)
         connection.abort()
 
@@ -103,7 +103,7 @@ class HttpDoor(Door["HttpConnection"]):
             self._by_server.pop(server, None)
 
     def watch(self) -> float:
-        """See Door."""
+        """See Listener."""
         now = self.now()
         for connection in list(self._connections.values()):
             if now > connection.deadline:
@@ -138,8 +138,8 @@ class HttpConnection:
         unanswered_bytes: received since the last request was answered.
     """
 
-    def __init__(self, door: HttpDoor) -> None:
-        self._door = door
+    def __init__(self, listener: HttpListener) -> None:
+        self._listener = listener
         self._transport: asyncio.Transport
         self._server: asyncio.Protocol | None = None
         self.number = 0
@@ -168,12 +168,12 @@ class HttpConnection:
         peer = transport.get_extra_info("peername")
         if peer:
             self.peer = peer_name(peer[0], peer[1])
-        self.deadline = self._first_deadline = self._door.now() + FIRST_REQUEST_TIMEOUT_S
+        self.deadline = self._first_deadline = self._listener.now() + FIRST_REQUEST_TIMEOUT_S
         prepare_socket(transport.get_extra_info("socket"))
-        self._door.admit(self, peer[0] if peer else "")
+        self._listener.admit(self, peer[0] if peer else "")
 
     def _serve(self) -> None:
-        self._server = self._door.new_server(self)
+        self._server = self._listener.new_server(self)
         if self._server is None:
             self.abort()
         else:
@@ -184,8 +184,8 @@ class HttpConnection:
             return
         self.unanswered_bytes += len(data)
         if self.unanswered_bytes > REQUEST_BYTES_MAX:
-            self._door.refuse(self.peer, f"more than {REQUEST_BYTES_MAX} bytes for one request")
-            self._door.evict(self, "")
+            self._listener.refuse(self.peer, f"more than {REQUEST_BYTES_MAX} bytes for one request")
+            self._listener.evict(self, "")
             return
         self._server.data_received(data)
 
@@ -194,7 +194,7 @@ class HttpConnection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         server, self._server = self._server, None
-        self._door.lost(self, server)
+        self._listener.lost(self, server)
         if server is not None:
             server.connection_lost(exc)
 
@@ -221,15 +221,15 @@ class _PlainConnection(HttpConnection, asyncio.Protocol):
 class _TlsConnection(HttpConnection, asyncio.BufferedProtocol):
     """Above TLS. The server hears of a connection once it is secured, and gets plaintext."""
 
-    def __init__(self, door: HttpDoor) -> None:
-        super().__init__(door)
+    def __init__(self, listener: HttpListener) -> None:
+        super().__init__(listener)
         self._received = memoryview(bytearray(_RECEIVE_BYTES))
 
     def secured(self) -> None:
         self._serve()
 
     def tls_failed(self, reason: str) -> None:
-        self._door.refuse(self.peer, reason)
+        self._listener.refuse(self.peer, reason)
         self._transport.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -247,7 +247,7 @@ async def serve_http(
     tls: ServerTls | None = None,
     networks: Networks | None = None,
     budget: Budget = HTTP_BUDGET,
-) -> HttpDoor:
+) -> HttpListener:
     """Serve `routes` (GET path -> function that returns status code and JSON value) at `address`.
 
     Args:
@@ -272,7 +272,7 @@ async def serve_http(
         shutdown_timeout=1.0,
         keepalive_timeout=NEXT_REQUEST_TIMEOUT_S,
     )
-    door = HttpDoor(runner, budget=budget, tls=tls, networks=networks)
+    listener = HttpListener(runner, budget=budget, tls=tls, networks=networks)
 
     @web.middleware
     async def note_answer(
@@ -281,17 +281,17 @@ async def serve_http(
         try:
             return await handler(request)
         finally:
-            door.answered(request.protocol)
+            listener.answered(request.protocol)
 
     application.middlewares.append(note_answer)
-    log.addFilter(door.is_for_the_log)
+    log.addFilter(listener.is_for_the_log)
     await runner.setup()
     try:
-        await door.open(address)
+        await listener.open(address)
     except ConfigurationError:
-        await door.close()
+        await listener.close()
         raise
-    return door
+    return listener
 
 
 def _handler(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:

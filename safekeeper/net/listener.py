@@ -34,7 +34,7 @@ class Visitor(Protocol):
 _Connection = TypeVar("_Connection", bound=Visitor)
 
 
-class Door(ABC, Generic[_Connection]):
+class Listener(ABC, Generic[_Connection]):
     """A listening socket and the connections that came through it.
 
     Args:

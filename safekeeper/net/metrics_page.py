@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from safekeeper.net.listener import Door
+from safekeeper.net.listener import Listener
 
 
 def metrics_application(collector: Collector) -> web.Application:
@@ -29,7 +29,7 @@ def metrics_application(collector: Collector) -> web.Application:
     return application
 
 
-def listener_metrics(prefix: str, listeners: Mapping[str, Door[Any]]) -> Iterator[Metric]:
+def listener_metrics(prefix: str, listeners: Mapping[str, Listener[Any]]) -> Iterator[Metric]:
     """Return the metrics of a process's listeners, by name."""
     open_now = GaugeMetricFamily(
         f"{prefix}_connections",

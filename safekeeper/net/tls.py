@@ -1,4 +1,4 @@
-"""TLS for our doors and for our connections to them: what to present, whom to trust, and a channel of bytes.
+"""TLS for our listeners and for our connections to them: what to present, whom to trust, and a channel of bytes.
 
 `ServerTls` and `ClientTls` hold what their files say and read them again at `reload`: connections that are made
 afterwards use the new files, those that there are go on as they are, and files that cannot be used change nothing.
@@ -85,7 +85,7 @@ class _Tls:
 
 
 class ServerTls(_Tls):
-    """What a door presents and whom it takes.
+    """What a listener presents and whom it takes.
 
     Args:
         cert: PEM file: our certificate first, then the intermediate ones.
@@ -273,7 +273,9 @@ class TlsChannel:
                 if not self._server_side:
                     raise RemoteProtocolError("the server speaks no TLS: give it --tls-cert and --tls-key")
                 self._outgoing.write(_NO_TLS)
-                raise RemoteProtocolError("the peer speaks no TLS, and this door takes nothing else: give it --tls-ca")
+                raise RemoteProtocolError(
+                    "the peer speaks no TLS, and this listener takes nothing else: give it --tls-ca"
+                )
         self._incoming.write(data)
 
     def read_into(self, buffer: bytearray | memoryview) -> int:

@@ -88,7 +88,7 @@ class Outbox(Protocol):
         """The node is ready for messages again."""
 
 
-class Learners(Protocol):
+class LogReaders(Protocol):
     """Whoever reads committed WAL from this safekeeper (S7)."""
 
     def update(self) -> None:
@@ -140,15 +140,15 @@ class Node:
         self._deaf = False  # It is drained or has failed: no message is taken any more.
         self._quiet: asyncio.Future[None] | None = None
         self._change_log = ChangeLog(self.acceptor)
-        self._learners: list[Learners] = []
+        self._log_readers: list[LogReaders] = []
 
     def attach(self, outbox: Outbox) -> None:
         """Say where words go. Before the first message."""
         self._outbox = outbox
 
-    def attach_learners(self, learners: Learners) -> None:
+    def attach_readers(self, learners: LogReaders) -> None:
         """Say who is to hear of what becomes readable. There may be several."""
-        self._learners.append(learners)
+        self._log_readers.append(learners)
 
     @property
     def ready(self) -> bool:
@@ -180,9 +180,9 @@ class Node:
         """The connection is closed, by whomever."""
         self._post(lambda: self.acceptor.disconnected(connection))
 
-    def learners_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> None:
+    def readers_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> None:
         """Who streams from here, and what the standbys have said last; the leader hears of what is new."""
-        self._post(lambda: self.acceptor.learners_changed(has_readers, standbys))
+        self._post(lambda: self.acceptor.readers_changed(has_readers, standbys))
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> None:
         """There is an archive: how far it has what is kept here (0: nobody has looked), or why it cannot be used."""
@@ -243,7 +243,7 @@ class Node:
     def _after_events(self) -> None:
         """Let everybody know who looks at the acceptor from outside."""
         self._change_log.update()
-        for learners in self._learners:
+        for learners in self._log_readers:
             learners.update()
 
     def _step(self, result: Any, full: StorageFull | None) -> None:

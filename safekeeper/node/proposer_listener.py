@@ -1,4 +1,4 @@
-"""The door for proposers: connections in, messages to the node, the node's words out.
+"""The listener for proposers: connections in, messages to the node, the node's words out.
 
 What a connection sends stays in its receive buffer until the node is ready for it; with a full buffer, or with a peer
 that does not read its answers, nothing more is read from the socket. So a connection costs a bounded amount of memory
@@ -25,7 +25,7 @@ from safekeeper.base.errors import AuthenticationFailed, RemoteProtocolError
 from safekeeper.base.networks import Networks
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerGreeting, ProposerMessage
 from safekeeper.net.admission import Budget
-from safekeeper.net.listener import Door, peer_name, prepare_socket
+from safekeeper.net.listener import Listener, peer_name, prepare_socket
 from safekeeper.net.tls import ServerTls
 from safekeeper.net.tls_transport import TlsTransport
 from safekeeper.node.node import Node
@@ -58,11 +58,11 @@ class Connection(asyncio.BufferedProtocol):
         heard_at: when bytes came last, in the loop's time.
     """
 
-    def __init__(self, door: "ProposerDoor") -> None:
-        self._door = door
-        self._node = door.node
+    def __init__(self, listener: "ProposerListener") -> None:
+        self._listener = listener
+        self._node = listener.node
         # Its messages are the proposer's, or first an authentication's.
-        self._secret = door.secret
+        self._secret = listener.secret
         self._decoder: FrameDecoder[Any] = FrameDecoder(
             PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT, frame_bytes_max=UNPROVEN_FRAME_BYTES_MAX
         )
@@ -88,9 +88,9 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = peer_name(peer[0], peer[1]) if peer else "unknown peer"
         prepare_socket(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
-        self.heard_at = self._door.now()
+        self.heard_at = self._listener.now()
         self._open = True
-        self._door.admit(self, self.host)
+        self._listener.admit(self, self.host)
         if self._secret is not None:
             channel = transport.channel if isinstance(transport, TlsTransport) else None
             self._authentication = AcceptorSide(
@@ -106,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def tls_failed(self, reason: str) -> None:
         """TLS has failed."""
-        self._door.close(self.number, reason, broken=True)
+        self._listener.close(self.number, reason, broken=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._decoder.get_buffer()
@@ -114,7 +114,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._decoder.buffer_updated(nbytes)
         if self._open:
-            self.heard_at = self._door.now()
+            self.heard_at = self._listener.now()
             self.pump()
 
     def eof_received(self) -> bool:
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open = False
-        self._door.lost(self)
+        self._listener.lost(self)
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -131,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writing_paused = False
         self.pump()
 
-    # What the door calls.
+    # What the listener calls.
 
     def pump(self) -> None:
         """Hand over messages until there are no more, or somebody has to wait."""
@@ -159,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             if isinstance(error, AuthenticationFailed) and error.tell is not None:
                 self._transport.write(encode_authentication(Refused(Reason(error.tell))))
-            self._door.close(self.number, str(error), broken=True)
+            self._listener.close(self.number, str(error), broken=True)
         if self._open and not self._reading:
             self._reading = True
             self._transport.resume_reading()
@@ -198,17 +198,17 @@ class Connection(asyncio.BufferedProtocol):
     def _prove(self) -> None:
         self._proven = True
         self._decoder.accept_all_frames()
-        self._door.proved(self)
+        self._listener.proved(self)
 
     def _stop_reading(self) -> None:
         if self._reading:
             self._reading = False
             self._transport.pause_reading()
         if not self._writing_paused:
-            self._door.waiting[self.number] = self
+            self._listener.waiting[self.number] = self
 
 
-class ProposerDoor(Door[Connection]):
+class ProposerListener(Listener[Connection]):
     """Listens for proposers; the node's `Outbox`.
 
     Attributes:
@@ -241,12 +241,12 @@ class ProposerDoor(Door[Connection]):
         self._tls = tls
 
     def new_protocol(self) -> asyncio.BaseProtocol:
-        """See Door."""
+        """See Listener."""
         connection = Connection(self)
         return connection if self._tls is None else TlsTransport(self._tls.channel(), connection)
 
     def stop_accepting(self) -> None:
-        """See Door. Who is silent from now on is left alone: the node takes no message any more."""
+        """See Listener. Who is silent from now on is left alone: the node takes no message any more."""
         super().stop_accepting()
         self.stop_watching()
 
@@ -284,12 +284,12 @@ class ProposerDoor(Door[Connection]):
     # The connections.
 
     def admit(self, connection: Connection, host: str) -> None:
-        """See Door."""
+        """See Listener."""
         super().admit(connection, host)
         _log.debug("proxy connection %d from %s", connection.number, connection.peer)
 
     def evict(self, connection: Connection, reason: str) -> None:
-        """See Door."""
+        """See Listener."""
         self._disconnect(connection.number)
         connection.close(abort=True)
 

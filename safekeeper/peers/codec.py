@@ -35,14 +35,14 @@ import msgspec
 
 from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
-from safekeeper.consensus.control_state import NOBODY, NodeId
+from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Membership, check_quorum_sizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
@@ -82,7 +82,7 @@ _CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE, _AUTHENTICATION = 1
 _TLS_MAGICS = (0x0316, 0x0315)
 
 _HEADER = struct.Struct("<HBBI")
-# A NodeId is its term, u64, and its run in 32 bytes, padded with zeros.
+# A LeaderId is its term, u64, and its run in 32 bytes, padded with zeros.
 _RUN_BYTES_MAX = 32
 _APPEND_REQUEST_BODY = struct.Struct("<Q32sQQQQQB")  # generation, begin, commit, truncate, sequence, healthy
 _APPEND_RESPONSE_BODY = struct.Struct("<Q32sQQQB")  # write, flush, sequence, has_readers
@@ -119,7 +119,7 @@ def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
         return [_encode_append_response(message)]
     if isinstance(message, AppendRequest):
         header = encode_append_header(
-            message.node_id,
+            message.leader_id,
             message.generation,
             message.begin_lsn,
             message.commit_lsn,
@@ -147,7 +147,7 @@ def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
 
 
 def encode_append_header(
-    node_id: NodeId,
+    leader_id: LeaderId,
     generation: int,
     begin_lsn: Lsn,
     commit_lsn: Lsn,
@@ -162,7 +162,7 @@ def encode_append_header(
         LocalProtocolError: the payload is longer than a frame may carry, or a field is out of range.
     """
     _require_payload(payload_bytes)
-    term, run = node_id
+    term, run = leader_id
     return _pack(
         _APPEND_REQUEST_FRAME,
         _MAGIC,
@@ -187,7 +187,7 @@ def encode_authentication(message: AuthenticationMessage) -> bytes:
 
 
 def _encode_append_response(message: AppendResponse) -> bytes:
-    term, run = message.node_id
+    term, run = message.leader_id
     return _pack(
         _APPEND_RESPONSE_FRAME,
         _MAGIC,
@@ -242,7 +242,7 @@ class Dialect(NamedTuple, Generic[_Message]):
 
 
 _PROPOSER_TLS = (
-    "the proxy speaks TLS, and this door has none: give the safekeeper --tls-cert and --tls-key, "
+    "the proxy speaks TLS, and this listener has none: give the safekeeper --tls-cert and --tls-key, "
     "or start the proxy without --tls-ca"
 )
 _ACCEPTOR_TLS = "the safekeeper takes TLS connections only: give the proxy --tls-ca"
@@ -253,7 +253,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | PreVoteRequest
         | VoteRequest
         | Elected
-        | ArchiveOrder
+        | ArchiveAssignment
         | ReadRequest
         | DigestRequest
         | TailRequest
@@ -319,10 +319,10 @@ class FrameDecoder(Generic[_Message]):
         self._begin = 0  # The bytes [_begin, _end) of the buffer are received and not decoded yet.
         self._end = 0
         self._wanted = HEADER_BYTES  # Length of the frame at _begin as far as it is known.
-        # The same NodeId comes with every append of a term: it is made once.
+        # The same LeaderId comes with every append of a term: it is made once.
         self._term = 0
         self._run = b""
-        self._node_id = NOBODY
+        self._leader_id = NOBODY
 
     def speak(self, dialect: Dialect[_Message]) -> None:
         """Understand the bytes behind the last message as another dialect."""
@@ -475,12 +475,12 @@ class FrameDecoder(Generic[_Message]):
         _check_control(message)
         return message
 
-    def _node(self, term: int, run: bytes) -> NodeId:
+    def _node(self, term: int, run: bytes) -> LeaderId:
         if term != self._term or run != self._run:
-            node_id = NodeId(term, run.rstrip(b"\0").decode("latin-1"))
-            _check_somebody(node_id)
-            self._term, self._run, self._node_id = term, run, node_id
-        return self._node_id
+            leader_id = LeaderId(term, run.rstrip(b"\0").decode("latin-1"))
+            _check_somebody(leader_id)
+            self._term, self._run, self._leader_id = term, run, leader_id
+        return self._leader_id
 
 
 def _quotable(error: Exception) -> str:
@@ -540,14 +540,14 @@ def _check_positive(value: int) -> None:
         raise RemoteProtocolError(f"{value} is not positive")
 
 
-def _check_somebody(node_id: NodeId) -> None:
-    _check_positive(node_id.term)
-    _check_word(node_id.run)
+def _check_somebody(leader_id: LeaderId) -> None:
+    _check_positive(leader_id.term)
+    _check_word(leader_id.proposer_id)
 
 
-def _check_anybody(node_id: NodeId) -> None:
-    if node_id != NOBODY:
-        _check_somebody(node_id)
+def _check_anybody(leader_id: LeaderId) -> None:
+    if leader_id != NOBODY:
+        _check_somebody(leader_id)
 
 
 def _check_segment_size(value: int) -> None:
@@ -599,8 +599,8 @@ def _check_problem(problem: str) -> None:
 
 _CHECKS: dict[str, Callable[[Any], None]] = {
     "protocol_version": _check_positive,
-    "run": _check_word,
-    "live_run": _check_word_or_empty,
+    "proposer_id": _check_word,
+    "live_proposer_id": _check_word_or_empty,
     "safekeeper_id": _check_positive,
     "incarnation": _check_word,
     "cluster_id": _check_word_or_empty,
@@ -608,7 +608,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "segment_size": _check_segment_size,
     "membership": _check_membership,
     "generation": _check_positive,
-    "node_id": _check_somebody,
+    "leader_id": _check_somebody,
     "promised": _check_anybody,
     "history": _check_term_history,
     "page_crcs": _check_crcs,

@@ -18,8 +18,8 @@ have fixed lengths, so no two conversations have the same text. What follows:
 - the proxy proves first. So a stranger who asks safekeepers gets nothing to try guesses on, and a wrong proof is
   answered with the bare fact that it is wrong, and the end of the connection.
 
-Without TLS that protects the door and not the bytes: whoever can change what travels can take over a connection after
-it was proved. docs/guide/security.md says what each protection is for.
+Without TLS that protects the listener and not the bytes: whoever can change what travels can take over a connection
+after it was proved. docs/guide/security.md says what each protection is for.
 
 Pure: two value machines, messages in, messages out. Nonces are arguments. What a peer sends raises
 AuthenticationFailed, a RemoteProtocolError, and nothing else.

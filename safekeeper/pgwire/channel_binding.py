@@ -19,7 +19,7 @@ def server_end_point(certificate_der: bytes) -> bytes | None:
     None if its signature has no hash function of its own, as Ed25519: then clients cannot say either what to hash, and
     channel binding is not offered.
     """
-    # Reading the module takes a tenth of a second, and doors without TLS never need it.
+    # Reading the module takes a tenth of a second, and listeners without TLS never need it.
     from asn1crypto import x509
 
     try:

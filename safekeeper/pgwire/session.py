@@ -225,7 +225,7 @@ class Session:
         if self._is_direct_tls():
             if not self._tls:
                 raise RemoteProtocolError(
-                    "the client began with TLS, which this door has not: connect with sslmode=disable"
+                    "the client began with TLS, which this listener has not: connect with sslmode=disable"
                 )
             self._start_tls(events, direct=True)
             return False
@@ -266,7 +266,7 @@ class Session:
 
     def _receive_startup(self, version: int, body: bytes, events: list[Event]) -> None:
         if self._tls and not self._encrypted:
-            raise ClientRefused("28000", "this door takes TLS connections only: connect with sslmode=require")
+            raise ClientRefused("28000", "this listener takes TLS connections only: connect with sslmode=require")
         wanted = admission(version, body)
         if wanted.is_negotiated:
             self._output += backend.negotiate_protocol_version(wanted.unknown_options)

@@ -167,7 +167,7 @@ class SafekeeperConfig:
         metavar="SECONDS",
     )
     tls_cert: Path | None = file_option(
-        "Our TLS certificate, with its chain, in PEM format; with it the doors take TLS connections only"
+        "Our TLS certificate, with its chain, in PEM format; with it the listeners take TLS connections only"
     )
     tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
     tls_client_ca: Path | None = file_option(
@@ -178,7 +178,7 @@ class SafekeeperConfig:
     )
     secret: Secret | None = secret_option()
     allow: Networks | None = networks_option("Networks that proxies may come from, separated by commas")
-    pg_users: Path | None = file_option("File of the users of the replication door, made with safekeeper user")
+    pg_users: Path | None = file_option("File of the users of the replication listener, made with safekeeper user")
     pg_client_ca: Path | None = file_option(
         "CAs, one of which must vouch for a replication client's certificate, whose CN must be the user's name"
     )

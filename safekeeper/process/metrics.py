@@ -14,11 +14,11 @@ from safekeeper.archiving.archiver import Archiver
 from safekeeper.archiving.read_through import ReadThrough
 from safekeeper.archiving.statistics import UPLOAD_BUCKETS_S
 from safekeeper.base.lsn import parse_lsn
-from safekeeper.net.listener import Door
+from safekeeper.net.listener import Listener
 from safekeeper.net.metrics_page import listener_metrics
 from safekeeper.node.node import Node
 from safekeeper.process.retention import Retention
-from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.readers import ReaderHub
 
 
 class SafekeeperCollector(Collector):
@@ -33,7 +33,7 @@ class SafekeeperCollector(Collector):
         node: Node,
         retention: Retention,
         *,
-        hub: LearnerHub | None = None,
+        hub: ReaderHub | None = None,
         archiver: Archiver | None = None,
         read_through: ReadThrough | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class SafekeeperCollector(Collector):
         self._hub = hub
         self._archiver = archiver
         self._read_through = read_through
-        self.listeners: dict[str, Door[Any]] = {}
+        self.listeners: dict[str, Listener[Any]] = {}
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""

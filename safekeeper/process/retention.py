@@ -18,7 +18,7 @@ from safekeeper.archiving.read_through import FETCHES_AT_ONCE, SEGMENTS_KEPT
 from safekeeper.base.logs import ProblemLog
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.node.node import Node
-from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.slots import Slots
 
 TRIM_INTERVAL_S = 1.0
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Sees to the WAL of one node; one of its `Learners`.
+    """Sees to the WAL of one node; one of its `LogReaders`.
 
     Attributes:
         keep_bytes: see TrimRequest.
@@ -39,7 +39,7 @@ class Retention:
         self,
         node: Node,
         slots: Slots,
-        hub: LearnerHub | None,
+        hub: ReaderHub | None,
         archiver: Archiver | None,
         *,
         keep_bytes: int,
@@ -65,7 +65,7 @@ class Retention:
             await asyncio.sleep(TRIM_INTERVAL_S)
 
     def update(self) -> None:
-        """See node.Learners."""
+        """See node.LogReaders."""
         acceptor = self._node.acceptor
         segment_size = acceptor.control.segment_size or 1
         seen = (acceptor.write_lsn // segment_size, acceptor.archived_lsn // segment_size)

@@ -1,15 +1,15 @@
-"""What protects a safekeeper's doors: read from the settings once, and again at SIGHUP.
+"""What protects a safekeeper's listeners: read from the settings once, and again at SIGHUP.
 
-    door          who may come in                                            without any of it
+    listener          who may come in                                            without any of it
     proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the user's own secret
     replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only
     HTTP          --http-allow                                               wherever --http says
 
-A door that any of its three protects listens where it is told. One that nothing protects listens on loopback, whatever
-it is told, and says so: a door that is open to a network by mistake is worse than one that is closed by mistake. On
-loopback the proposers' door demands the secret of the user who runs the safekeeper (safekeeper/peers/local_secret.py),
-unless --secret-file or --tls-client-ca is given: other users of the machine reach loopback, too. TLS alone (--tls-cert)
-hides what travels and lets everybody in, so it opens no door.
+A listener that any of its three protects listens where it is told. One that nothing protects listens on loopback,
+whatever it is told, and says so: a listener that is open to a network by mistake is worse than one that is closed by
+mistake. On loopback the proposers' listener demands the secret of the user who runs the safekeeper
+(safekeeper/peers/local_secret.py), unless --secret-file or --tls-client-ca is given: other users of the machine reach
+loopback, too. TLS alone (--tls-cert) hides what travels and lets everybody in, so it opens no listener.
 
 At SIGHUP certificates, CAs, users, the secret and the lists of networks are read again. What cannot be used is said,
 and the old stays. Whether there is a protection at all, and in which file it stands, takes a restart.
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class AllowLists(NamedTuple):
-    """The networks that each door admits, None for all."""
+    """The networks that each listener admits, None for all."""
 
     proposers: Networks | None
     replication: Networks | None
@@ -44,12 +44,12 @@ class AllowLists(NamedTuple):
 
 
 class Protection:
-    """What protects the doors of one safekeeper.
+    """What protects the listeners of one safekeeper.
 
     Attributes:
-        proposers_tls, replication_tls, http_tls: None where a door has no TLS.
-        users: of the replication door, None if no password is asked.
-        secret: of the proposers' door, None if none is asked. Where it is the user's own, it exists.
+        proposers_tls, replication_tls, http_tls: None where a listener has no TLS.
+        users: of the replication listener, None if no password is asked.
+        secret: of the proposers' listener, None if none is asked. Where it is the user's own, it exists.
         allow: as of the last `reload`.
 
     Raises:
@@ -80,7 +80,7 @@ class Protection:
         tell_validity(self.proposers_tls, config.tls_cert)
 
     def proposers_address(self) -> Address:
-        """Return where the proposers' door may listen; said in the log if that is not where it was told to."""
+        """Return where the proposers' listener may listen; said in the log if that is not where it was told to."""
         protections = "--secret-file, --tls-client-ca or --allow"
         address = _guarded(self._config.listen, self._is_open, "--listen", protections)
         if isinstance(self.secret, LocalSecret):
@@ -88,7 +88,7 @@ class Protection:
         return address
 
     def replication_address(self, wanted: Address) -> Address:
-        """Return where the replication door may listen, as `proposers_address` does."""
+        """Return where the replication listener may listen, as `proposers_address` does."""
         protected = self.users or self._config.pg_client_ca or self._config.pg_allow
         return _guarded(wanted, bool(protected), "--pg-listen", "--pg-users, --pg-client-ca or --pg-allow")
 
@@ -99,8 +99,8 @@ class Protection:
             new: the settings as they are written now. Only its lists of networks are taken.
         """
         files: dict[str, Reloadable | None] = {
-            "the certificates of the proposers' door": self.proposers_tls,
-            "the certificates of the replication door": self.replication_tls,
+            "the certificates of the proposers' listener": self.proposers_tls,
+            "the certificates of the replication listener": self.replication_tls,
             "the certificate of HTTP": self.http_tls,
             "the users": self.users,
             "the shared secret": self.secret,
@@ -115,7 +115,7 @@ class Protection:
             if new is not None:
                 self.allow = self.allow._replace(**{field: new})
             elif old is not None:
-                # The door may listen where it does because of this list alone.
+                # The listener may listen where it does because of this list alone.
                 _log.warning("%s stays as it was: to do without it takes a restart", name)
 
 
@@ -131,7 +131,7 @@ def require_pair(cert: Path | None, key: Path | None) -> None:
 
 
 def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None = None) -> ServerTls | None:
-    """Return the TLS of a door, None without a certificate.
+    """Return the TLS of a listener, None without a certificate.
 
     Raises:
         ConfigurationError: a file cannot be used.

@@ -21,18 +21,18 @@ from safekeeper.base.lsn import format_lsn
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.base.worker import Worker
 from safekeeper.net.admission import Budget, Wish
-from safekeeper.net.http_server import HTTP_BUDGET, HttpDoor, serve_http
+from safekeeper.net.http_server import HTTP_BUDGET, HttpListener, serve_http
 from safekeeper.net.metrics_page import metrics_application
 from safekeeper.node.node import Node
-from safekeeper.node.proposer_listener import ProposerDoor
+from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.process.config import SafekeeperConfig
 from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.process.retention import Retention
 from safekeeper.process.security import Protection
 from safekeeper.process.status_pages import safekeeper_routes
-from safekeeper.serving.readers import LearnerHub
-from safekeeper.serving.replication_listener import ReplicationDoor
+from safekeeper.serving.readers import ReaderHub
+from safekeeper.serving.replication_listener import ReplicationListener
 from safekeeper.serving.slots import Slots
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.filesystem import FileSystem
@@ -96,7 +96,7 @@ class Service:
         config, protection, loop = self._config, self._protection, asyncio.get_running_loop()
         node.room.free_warning_bytes = config.disk_free_warning
         budgets = listener_budgets(listener_wishes(config))
-        door = ProposerDoor(
+        listener = ProposerListener(
             node,
             budget=budgets[PROPOSERS],
             greeting_timeout_s=config.greeting_timeout,
@@ -105,15 +105,15 @@ class Service:
             secret=protection.secret,
             networks=protection.allow.proposers,
         )
-        node.attach(door)
+        node.attach(listener)
         self._slots = slots = Slots.open(self._fs, config.data_dir, node.disk, config.slots_max)
         self._archiver = archiver = self._make_archiver(node, archive) if archive is not None else None
-        read_through = hub = pg_door = None
+        read_through = hub = pg_listener = None
         if config.pg_listen is not None:
             if archive is not None:
                 read_through = ReadThrough(self._fs, config.data_dir, archive, lambda: node.acceptor.control)
-            hub = LearnerHub(node, loop, read_through)
-            pg_door = self._make_pg_door(node, slots, hub, budgets[REPLICATION])
+            hub = ReaderHub(node, loop, read_through)
+            pg_listener = self._make_pg_listener(node, slots, hub, budgets[REPLICATION])
         self._retention = retention = Retention(
             node,
             slots,
@@ -123,24 +123,24 @@ class Service:
             limit_bytes=config.wal_limit,
             slot_idle_timeout_s=config.slot_idle_timeout,
         )
-        node.attach_learners(retention)
+        node.attach_readers(retention)
         collector = SafekeeperCollector(node, retention, hub=hub, archiver=archiver, read_through=read_through)
-        collector.listeners[PROPOSERS] = door
-        if pg_door is not None:
-            collector.listeners[REPLICATION] = pg_door
-        http: HttpDoor | None = None
+        collector.listeners[PROPOSERS] = listener
+        if pg_listener is not None:
+            collector.listeners[REPLICATION] = pg_listener
+        http: HttpListener | None = None
         ticks = []
         try:
-            await door.open(protection.proposers_address())
-            if pg_door is not None and config.pg_listen is not None:
-                await pg_door.open(protection.replication_address(config.pg_listen))
+            await listener.open(protection.proposers_address())
+            if pg_listener is not None and config.pg_listen is not None:
+                await pg_listener.open(protection.replication_address(config.pg_listen))
 
             def addresses() -> dict[str, str]:
-                found = {"proposers": str(door.address), "http": str(http and http.address)}
-                return found | ({"pg": str(pg_door.address)} if pg_door is not None else {})
+                found = {"proposers": str(listener.address), "http": str(http and http.address)}
+                return found | ({"pg": str(pg_listener.address)} if pg_listener is not None else {})
 
             http = await serve_http(
-                safekeeper_routes(node, addresses, pg_door, archiver, retention),
+                safekeeper_routes(node, addresses, pg_listener, archiver, retention),
                 config.http,
                 application=metrics_application(collector),
                 tls=protection.http_tls,
@@ -148,24 +148,24 @@ class Service:
                 budget=budgets[HTTP],
             )
             collector.listeners[HTTP] = http
-            take_signals(self._stop.set, partial(self._take_settings, door, http, pg_door), self._archive_now)
-            self._announce(node.folder, door, http, pg_door)
+            take_signals(self._stop.set, partial(self._take_settings, listener, http, pg_listener), self._archive_now)
+            self._announce(node.folder, listener, http, pg_listener)
             if archiver is not None:
                 archiver.start()
             ticks = [loop.create_task(self._tick(node)), loop.create_task(retention.run())]
             await self._until_stop_or_failure(node)
-            door.stop_accepting()
+            listener.stop_accepting()
             await self._drain(node)
-            if pg_door is not None:
-                await pg_door.close()
+            if pg_listener is not None:
+                await pg_listener.close()
             await self._drain_archiver(node)
             await _first_of(slots.save(), node.failed, config.drain_timeout)
             _log.info("stopped; WAL ends at %s", format_lsn(node.acceptor.flush_lsn))
         finally:
-            door.stop_accepting()
-            door.close_all()
-            if pg_door is not None:
-                pg_door.abort()
+            listener.stop_accepting()
+            listener.close_all()
+            if pg_listener is not None:
+                pg_listener.abort()
             for tick in ticks:
                 tick.cancel()
             if archiver is not None:
@@ -206,7 +206,7 @@ class Service:
             compress=self._config.archive_compression != "none",
             partial_interval_s=self._config.archive_partial_interval,
         )
-        node.attach_learners(archiver)
+        node.attach_readers(archiver)
         return archiver
 
     def _archive_now(self) -> None:
@@ -216,9 +216,9 @@ class Service:
         else:
             _log.warning("SIGUSR1: there is no archive: see --archive")
 
-    def _make_pg_door(self, node: Node, slots: Slots, hub: LearnerHub, budget: Budget) -> ReplicationDoor:
-        node.attach_learners(hub)
-        return ReplicationDoor(
+    def _make_pg_listener(self, node: Node, slots: Slots, hub: ReaderHub, budget: Budget) -> ReplicationListener:
+        node.attach_readers(hub)
+        return ReplicationListener(
             node,
             hub,
             slots,
@@ -231,20 +231,26 @@ class Service:
         )
 
     def _announce(
-        self, folder: DataFolder, door: ProposerDoor, http: HttpDoor, pg_door: ReplicationDoor | None
+        self,
+        folder: DataFolder,
+        listener: ProposerListener,
+        http: HttpListener,
+        pg_listener: ReplicationListener | None,
     ) -> None:
         _log.info(
             "listens for proxies on %s, HTTP on %s%s; data folder %s, incarnation %s, WAL ends at %s; process %d",
-            door.address,
+            listener.address,
             http.address,
-            f", replication clients on {pg_door.address}" if pg_door is not None else "",
+            f", replication clients on {pg_listener.address}" if pg_listener is not None else "",
             folder.directory,
             folder.control.incarnation[:8],
             format_lsn(folder.flush_lsn),
             os.getpid(),
         )
 
-    def _take_settings(self, door: ProposerDoor, http: HttpDoor, pg_door: ReplicationDoor | None) -> None:
+    def _take_settings(
+        self, listener: ProposerListener, http: HttpListener, pg_listener: ReplicationListener | None
+    ) -> None:
         new = reload_settings(self._config, self._reload)
         if new is None or self._node is None:
             return
@@ -255,9 +261,9 @@ class Service:
             self._archiver.partial_interval_s = new.archive_partial_interval
         self._protection.reload(new)
         allow = self._protection.allow
-        door.networks, http.networks = allow.proposers, allow.http
-        if pg_door is not None:
-            pg_door.networks = allow.replication
+        listener.networks, http.networks = allow.proposers, allow.http
+        if pg_listener is not None:
+            pg_listener.networks = allow.replication
 
     async def _tick(self, node: Node) -> None:
         while True:

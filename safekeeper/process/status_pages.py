@@ -1,4 +1,4 @@
-"""What a safekeeper says about itself at its HTTP door.
+"""What a safekeeper says about itself at its HTTP listener.
 
     GET /status    positions, whom it follows, its disk, its archive: JSON
     GET /metrics   the same in numbers, for Prometheus (safekeeper/process/metrics.py)
@@ -19,7 +19,7 @@ from safekeeper.consensus.term_history import tli_at
 from safekeeper.net.http_server import Answer, Route
 from safekeeper.node.node import Node
 from safekeeper.process.retention import Retention
-from safekeeper.serving.replication_listener import ReplicationDoor
+from safekeeper.serving.replication_listener import ReplicationListener
 
 # A disk whose thread has been at one thing for longer than this does not answer.
 DISK_STALLED_S = 10.0
@@ -28,7 +28,7 @@ DISK_STALLED_S = 10.0
 def safekeeper_routes(
     node: Node,
     addresses: Callable[[], dict[str, str]],
-    pg_door: ReplicationDoor | None = None,
+    pg_listener: ReplicationListener | None = None,
     archiver: Archiver | None = None,
     retention: Retention | None = None,
 ) -> dict[str, Route]:
@@ -36,14 +36,14 @@ def safekeeper_routes(
 
     Args:
         node: whom they are about.
-        addresses: returns where it listens, by door, for /status.
-        pg_door: where they connect, None if they cannot.
+        addresses: returns where it listens, by listener, for /status.
+        pg_listener: where they connect, None if they cannot.
         archiver: None if there is no archive.
         retention: what sees to the WAL that is kept, None if nothing does.
     """
 
     def page() -> dict[str, Any]:
-        readers = pg_door.describe_readers() if pg_door is not None else []
+        readers = pg_listener.describe_readers() if pg_listener is not None else []
         return status(node) | {
             "readers": readers,
             "slots": retention.described_slots() if retention is not None else [],
@@ -75,8 +75,8 @@ def status(node: Node) -> dict[str, Any]:
         "archived_lsn": format_lsn(acceptor.archived_lsn),
         "wal_begin_lsn": format_lsn(control.wal_begin_lsn),
         "votes": acceptor.is_voter,
-        "promised": {"term": control.promised.term, "run": control.promised.run},
-        "follows": acceptor.leader.run if acceptor.leader is not None else None,
+        "promised": {"term": control.promised.term, "run": control.promised.proposer_id},
+        "follows": acceptor.leader.proposer_id if acceptor.leader is not None else None,
         "history": [
             {
                 "term": entry.term,

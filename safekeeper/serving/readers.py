@@ -57,8 +57,8 @@ class _Chunk(NamedTuple):
     payload: memoryview
 
 
-class LearnerHub:
-    """All readers of one safekeeper; the node's `Learners`."""
+class ReaderHub:
+    """All readers of one safekeeper; the node's `LogReaders`."""
 
     def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, read_through: ReadThrough | None = None) -> None:
         """Serve nobody yet.
@@ -90,7 +90,7 @@ class LearnerHub:
         return self._view.log
 
     def update(self) -> None:
-        """See Learners."""
+        """See LogReaders."""
         # Without readers too: whoever asks in the middle of the next event is told how the log was before it.
         self._refresh_if_changed()
         if self._awake:
@@ -200,7 +200,7 @@ class LearnerHub:
             self._read_through.close()
 
     def _tell_node(self) -> None:
-        self._node.learners_changed(bool(self._readers), tuple(reader.standby() for reader in self._readers.values()))
+        self._node.readers_changed(bool(self._readers), tuple(reader.standby() for reader in self._readers.values()))
 
     # Serving.
 

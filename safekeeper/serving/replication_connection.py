@@ -49,7 +49,7 @@ from safekeeper.pgwire.session import Session, State
 from safekeeper.pgwire.startup import clean_name
 from safekeeper.serving.pg_transport import PgTransport
 from safekeeper.serving.reader import Reader
-from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.replication_commands import (
     Answer,
     identify_system,
@@ -81,7 +81,7 @@ class Owner(Protocol):
     """
 
     node: Node
-    hub: LearnerHub
+    hub: ReaderHub
     slots: Slots
     tls: ServerTls | None
     users: Users | None
@@ -124,13 +124,13 @@ class ReplicationConnection(PgTransport):
         heard_at: when bytes came last, in the loop's time.
     """
 
-    def __init__(self, door: Owner) -> None:
+    def __init__(self, listener: Owner) -> None:
         super().__init__()
-        self._door = door
+        self._listener = listener
         self._pinged = False
         self._ending: TimelineEnd | None = None  # Of the timeline that was streamed last.
         self._task: asyncio.Task[None] | None = None
-        self._made_at = door.now()
+        self._made_at = listener.now()
         self.number = 0
         self.user = ""
         self.name = ""
@@ -145,46 +145,46 @@ class ReplicationConnection(PgTransport):
 
     def admit(self, host: str) -> Session:
         """See PgTransport."""
-        door = self._door
-        door.admit(self, host)
+        listener = self._listener
+        listener.admit(self, host)
         return Session(
-            tls=door.tls is not None,
-            users=door.users.verifiers if door.users is not None else None,
-            parameters=session_parameters(door.node.acceptor.control),
+            tls=listener.tls is not None,
+            users=listener.users.verifiers if listener.users is not None else None,
+            parameters=session_parameters(listener.node.acceptor.control),
             nonce=secrets.token_urlsafe(18),
-            mock_salt=door.mock_salt,
+            mock_salt=listener.mock_salt,
         )
 
     def heard(self) -> None:
         """See PgTransport."""
-        self.heard_at = self._door.now()
+        self.heard_at = self._listener.now()
         self._pinged = False
 
     def broken(self, reason: str) -> None:
         """See PgTransport."""
-        self._door.close_connection(self, reason, stranger=True)
+        self._listener.close_connection(self, reason, stranger=True)
 
     def left(self, reason: str) -> None:
         """See PgTransport."""
         streamed = self._stop_reader(reason)
-        self._door.close_connection(self, "" if streamed else reason, stranger=not self.user)
+        self._listener.close_connection(self, "" if streamed else reason, stranger=not self.user)
 
     def lost(self) -> None:
         """See PgTransport."""
         if self._task is not None:
             self._task.cancel()
         self._stop_reader("the connection is gone")
-        self._door.lost(self)
+        self._listener.lost(self)
 
     def filled(self, full: bool) -> None:
         """See PgTransport."""
         if not full:
             self.resume_reading()
             if self.reader is not None:
-                self._door.hub.resume(self.reader)
+                self._listener.hub.resume(self.reader)
         elif self.reader is not None:
             # What it says about its positions is welcome all the same.
-            self._door.hub.pause(self.reader)
+            self._listener.hub.pause(self.reader)
         else:
             self.pause_reading()
 
@@ -197,46 +197,46 @@ class ReplicationConnection(PgTransport):
                 self._take_status(event)
             case HotStandbyFeedback(xmin, catalog_xmin):
                 if self.reader is not None:
-                    self._door.hub.take_feedback(self.reader, xmin, catalog_xmin)
+                    self._listener.hub.take_feedback(self.reader, xmin, catalog_xmin)
             case CommandReceived(command):
                 self._command(command)
             case CopyEnded():
                 self._client_ended_copy()
             case StartTls(_, data):
-                assert self._door.tls is not None  # The session asks for it only then.
-                self.start_tls(self._door.tls, data)
+                assert self._listener.tls is not None  # The session asks for it only then.
+                self.start_tls(self._listener.tls, data)
             case Authenticated():
                 self.user, self.name = event.user, event.application_name
-                if not self._door.logged_in(self):
+                if not self._listener.logged_in(self):
                     self.session.refuse("53300", "sorry, too many clients already", fatal=True)
                     self.flush()
-                    self._door.close_connection(self, "")
+                    self._listener.close_connection(self, "")
             case CommandRefused(sqlstate, message):
-                self._door.note_refusal(f"{self} was refused: {message} ({sqlstate})")
+                self._listener.note_refusal(f"{self} was refused: {message} ({sqlstate})")
             case Terminated():
                 self.flush()
-                self._door.close_connection(self, "")
+                self._listener.close_connection(self, "")
 
     def _take_status(self, status: StatusUpdate) -> None:
         reader = self.reader
         if reader is None:
             return
-        self._door.hub.take_status(reader, status.write_lsn, status.flush_lsn, status.apply_lsn)
+        self._listener.hub.take_status(reader, status.write_lsn, status.flush_lsn, status.apply_lsn)
         if reader.slot is not None:
-            self._door.slots.report(reader.slot, min(status.flush_lsn, reader.position_lsn))
+            self._listener.slots.report(reader.slot, min(status.flush_lsn, reader.position_lsn))
         # To a client that does not read, nothing is said that it could ask for without end.
         if status.reply_requested and not self.is_full:
             self._send_keepalive(reply_requested=False)
 
     def _send_keepalive(self, *, reply_requested: bool) -> None:
         if self.reader is not None and self.session.state is State.COPY:
-            end_lsn = self._door.hub.readable_end(self.reader)
+            end_lsn = self._listener.hub.readable_end(self.reader)
             self.write(keepalive(end_lsn, time.time_ns() // 1000, reply_requested))
 
     # Commands.
 
     def _command(self, command: AnswerableCommand) -> None:
-        log, control = self._door.hub.log(), self._door.node.acceptor.control
+        log, control = self._listener.hub.log(), self._listener.node.acceptor.control
         try:
             match command:
                 case IdentifySystem():
@@ -246,9 +246,9 @@ class ReplicationConnection(PgTransport):
                 case TimelineHistory(tli):
                     self._answer(timeline_history(tli, log, control))
                 case ReadSlot(name):
-                    self._answer(read_slot(self._door.slots.find(name), log))
+                    self._answer(read_slot(self._listener.slots.find(name), log))
                 case Select():
-                    self._answer(select(command, self.user, self._door.slots.find, log, control))
+                    self._answer(select(command, self.user, self._listener.slots.find, log, control))
                 case SetName(name):
                     self.name = clean_name(name)
                     self.session.complete("SET")
@@ -261,7 +261,7 @@ class ReplicationConnection(PgTransport):
         self.session.answer(*answer)
 
     def _refuse(self, error: CommandError) -> None:
-        self._door.note_refusal(f"{self} was refused: {error} ({error.sqlstate})")
+        self._listener.note_refusal(f"{self} was refused: {error} ({error.sqlstate})")
         self.session.refuse(error.sqlstate, str(error), detail=error.detail, hint=error.hint)
 
     async def _carry_out(self, command: AnswerableCommand) -> None:
@@ -270,7 +270,7 @@ class ReplicationConnection(PgTransport):
                 case CreateSlot():
                     self._answer(slot_created(await self._create_slot(command)))
                 case DropSlot(name, wait):
-                    await self._door.slots.drop(name, connection=self.number, wait=wait)
+                    await self._listener.slots.drop(name, connection=self.number, wait=wait)
                     _log.info("%s dropped replication slot %s", self, name)
                     self.session.complete("DROP_REPLICATION_SLOT")
                 case StartReplication():
@@ -281,14 +281,14 @@ class ReplicationConnection(PgTransport):
             _log.error("%s", describe_bug(error))
             self.session.refuse("XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
             self.flush()
-            self._door.close_connection(self, "")
+            self._listener.close_connection(self, "")
         self.flush()
 
     async def _create_slot(self, command: CreateSlot) -> Slot:
-        log = self._door.hub.log()
+        log = self._listener.hub.log()
         require_wal(log)
         restart_lsn = log.end_lsn if command.reserve_wal else 0
-        slot = await self._door.slots.create(
+        slot = await self._listener.slots.create(
             command.name, restart_lsn, connection=self.number, temporary=command.temporary
         )
         _log.info("%s created %sreplication slot %s", self, "temporary " * command.temporary, slot.name)
@@ -297,7 +297,7 @@ class ReplicationConnection(PgTransport):
     # Streaming.
 
     async def _start_replication(self, command: StartReplication) -> None:
-        log = self._door.hub.log()
+        log = self._listener.hub.log()
         require_wal(log)
         tli = command.tli or log.tli
         refusal = refusal_of_start(log, tli, command.begin_lsn)
@@ -306,7 +306,7 @@ class ReplicationConnection(PgTransport):
             raise CommandError("XX000", message, detail=detail)
         slot = await self._acquire_slot(command.slot, command.begin_lsn) if command.slot is not None else None
         # Nothing has to be streamed of a timeline that ends where the client begins.
-        fork = self._door.hub.log().fork_of(tli)
+        fork = self._listener.hub.log().fork_of(tli)
         if fork is not None and command.begin_lsn >= fork[1]:
             self._release_slot(slot)
             self.session.finish_copy(fork)
@@ -316,7 +316,7 @@ class ReplicationConnection(PgTransport):
         self._ending = None
         self.reader = Reader(
             self,
-            self._door.node.folder.wal_reader(),
+            self._listener.node.folder.wal_reader(),
             number=self.number,
             name=self.name,
             tli=tli,
@@ -331,10 +331,10 @@ class ReplicationConnection(PgTransport):
             format_lsn(command.begin_lsn),
             f", slot {slot.name}" if slot is not None else "",
         )
-        self._door.hub.start(self.reader)
+        self._listener.hub.start(self.reader)
 
     async def _acquire_slot(self, name: str, begin_lsn: Lsn) -> Slot:
-        slots, log = self._door.slots, self._door.hub.log()
+        slots, log = self._listener.slots, self._listener.hub.log()
         slot = slots.find(name)
         if slot is None:
             # Held from the start, durably: what the client reports later is written lazily, and a crash may forget it.
@@ -346,7 +346,7 @@ class ReplicationConnection(PgTransport):
 
     def _release_slot(self, slot: Slot | None) -> None:
         if slot is not None:
-            self._door.slots.release(slot)
+            self._listener.slots.release(slot)
 
     def end_timeline(self, end: TimelineEnd) -> None:
         """See reader.Client."""
@@ -361,11 +361,11 @@ class ReplicationConnection(PgTransport):
         self.flush()
         self._stop_reader(message)
         if fatal:
-            self._door.close_connection(self, "")
+            self._listener.close_connection(self, "")
 
     def _client_ended_copy(self) -> None:
         if self.reader is not None:
-            log, tli = self._door.hub.log(), self.reader.tli
+            log, tli = self._listener.hub.log(), self.reader.tli
             fork = log.fork_of(tli)
             self._ending = TimelineEnd(*fork) if fork is not None else None
             self._stop_reader("the client has ended it")
@@ -380,24 +380,24 @@ class ReplicationConnection(PgTransport):
         reader, self.reader = self.reader, None
         if reader is None:
             return False
-        self._door.hub.stop(reader)
+        self._listener.hub.stop(reader)
         self._release_slot(reader.slot)
         _log.info("%s streams no more, at %s: %s", self, format_lsn(reader.position_lsn), reason)
         return True
 
-    # What the door calls.
+    # What the listener calls.
 
     def watch(self, now: float) -> None:
         """Close the connection if its client has been silent for too long; ask for a word before that."""
-        silent_s, timeout_s = now - self.heard_at, self._door.timeout_s
+        silent_s, timeout_s = now - self.heard_at, self._listener.timeout_s
         streams = self.session.state in (State.COPY, State.COPY_ENDING)
-        if not self.user and now - self._made_at > self._door.greeting_timeout_s:
-            reason = f"not let in within {self._door.greeting_timeout_s:g} s"
-            self._door.close_connection(self, reason, stranger=True)
+        if not self.user and now - self._made_at > self._listener.greeting_timeout_s:
+            reason = f"not let in within {self._listener.greeting_timeout_s:g} s"
+            self._listener.close_connection(self, reason, stranger=True)
         elif self.user and not streams and self._task_is_over and silent_s > IDLE_SESSION_S:
             self.session.refuse("57P05", "terminating connection due to idle-session timeout", fatal=True)
             self.flush()
-            self._door.close_connection(self, f"no command for {IDLE_SESSION_S:g} s")
+            self._listener.close_connection(self, f"no command for {IDLE_SESSION_S:g} s")
         elif streams and silent_s > timeout_s:
             _log.warning("%s is closed: silent for %g s", self, timeout_s)
             self.abort()

@@ -1,4 +1,4 @@
-"""The door for PostgreSQL's own replication clients: standbys' walreceivers and pg_receivewal.
+"""The listener for PostgreSQL's own replication clients: standbys' walreceivers and pg_receivewal.
 
 It listens, admits so many connections as it is told, and looks after them once in a while; what is said on one is
 safekeeper/serving/replication_connection.py's, who is sent what and when safekeeper/serving/readers.py's. It is not
@@ -16,10 +16,10 @@ from typing import Any
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.networks import Networks
 from safekeeper.net.admission import Budget
-from safekeeper.net.listener import Door
+from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
 from safekeeper.node.node import Node
-from safekeeper.serving.readers import LearnerHub
+from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.replication_connection import ReplicationConnection
 from safekeeper.serving.slots import Slots
 from safekeeper.serving.users import Users
@@ -31,7 +31,7 @@ _WATCH_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class ReplicationDoor(Door[ReplicationConnection]):
+class ReplicationListener(Listener[ReplicationConnection]):
     """Listens for replication clients.
 
     Attributes:
@@ -47,7 +47,7 @@ class ReplicationDoor(Door[ReplicationConnection]):
     def __init__(
         self,
         node: Node,
-        hub: LearnerHub,
+        hub: ReaderHub,
         slots: Slots,
         *,
         budget: Budget,
@@ -69,7 +69,7 @@ class ReplicationDoor(Door[ReplicationConnection]):
         self._emptied: asyncio.Future[None] | None = None
 
     def new_protocol(self) -> asyncio.BaseProtocol:
-        """See Door."""
+        """See Listener."""
         return ReplicationConnection(self)
 
     async def close(self) -> None:
@@ -127,12 +127,12 @@ class ReplicationDoor(Door[ReplicationConnection]):
     # The connections.
 
     def admit(self, connection: ReplicationConnection, host: str) -> None:
-        """See Door."""
+        """See Listener."""
         super().admit(connection, host)
         _log.debug("%s", connection)
 
     def evict(self, connection: ReplicationConnection, reason: str) -> None:
-        """See Door."""
+        """See Listener."""
         self.forget(connection.number)
         connection.abort()
 
@@ -165,7 +165,7 @@ class ReplicationDoor(Door[ReplicationConnection]):
             self._emptied.set_result(None)
 
     def watch(self) -> float:
-        """See Door."""
+        """See Listener."""
         now = self.now()
         for connection in list(self._connections.values()):
             connection.watch(now)

@@ -1,4 +1,4 @@
-"""Who may log in at the replication door: a file of names and verifiers.
+"""Who may log in at the replication listener: a file of names and verifiers.
 
 Each line is `name:verifier`, the verifier as PostgreSQL keeps it, `SCRAM-SHA-256$4096:salt$StoredKey:ServerKey`:
 `safekeeper user NAME` makes one, and so does PostgreSQL (`SELECT rolpassword FROM pg_authid`). Empty lines and lines

@@ -1,4 +1,4 @@
-"""The door between durable state and the operating system.
+"""The listener between durable state and the operating system.
 
 Everything that the safekeeper keeps (WAL, control file) is read and written through `FileSystem`, so that a virtual
 disk can stand underneath and lose exactly what a real one may lose. The interface promises as little as POSIX does:

@@ -9,13 +9,13 @@ from scramp import ScramClient
 
 from safekeeper.archive.objects import ArchivedObject, Manifest, history_file, partial_file, segment_file
 from safekeeper.base.timelines import format_timeline_history
-from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
@@ -45,7 +45,7 @@ from tests.unit import pgwire_client as client
 from tests.unit.wal_builder import WalBuilder
 from walproxy.postgres.replication import build_hot_standby_feedback, build_status_update
 
-_NODE = NodeId(7, "run7")
+_NODE = LeaderId(7, "run7")
 _MEMBERS = Membership(3, (Member(1, "a", "host:9001"), Member(2, "b"), Member(3, "c")), (), 7)
 _HISTORY = (HistoryEntry(1, 100, 1), HistoryEntry(7, 200, 2, True, 1))
 _FILES = (TliHistory(2, b"1\t0/64\tno recovery target specified\n"),)
@@ -57,7 +57,7 @@ _FROM_PROPOSERS = (
     PreVoteRequest("run7", False),
     VoteRequest(_NODE, 3),
     Elected(_NODE, "cluster", 5, _SIZE, 170002, _MEMBERS, _HISTORY, _FILES, 300, 100, 0, 5),
-    ArchiveOrder(_NODE, 1, 100),
+    ArchiveAssignment(_NODE, 1, 100),
     AppendRequest(_NODE, 3, 300, 200, 100, 5, True, b"WAL"),
     AppendRequest(_NODE, 3, 300, 200, 100, 6, False, b""),
     ReadRequest(_NODE, 1, 100, 300),

@@ -1,4 +1,4 @@
-"""Those who should not be let in: strangers at a door, somebody in between, and a server that poses as another.
+"""Those who should not be let in: strangers at a listener, somebody in between, and a server that poses as another.
 
 Each of `knock`, `log_in` and `Raw.log_in` tries once and returns what it was told, in one line where it is told
 anything.
@@ -50,7 +50,7 @@ def log_in(conninfo: str, **options: str) -> str:
 
 
 def knock(port: int, tls: ClientTls | None, secret: str, safekeeper_id: int = 1) -> str:
-    """Come to a proposers' door as a proxy does, and return what the proxy would say of it, "let in" if nothing."""
+    """Come to a proposers' listener as a proxy does, and return what the proxy would say of it, "let in" if nothing."""
     credentials = Credentials(tls, SharedSecret(None, Secret(secret.encode())) if secret else None)
 
     async def run() -> str:

@@ -1,4 +1,5 @@
-"""A cluster in which every door is locked: TLS and client certificates, SCRAM and the shared secret, lists of networks.
+"""A cluster in which every listener is protected: TLS, client certificates, SCRAM, the shared secret, lists of
+networks.
 
 PostgreSQL, its standby and pg_receivewal use their own libpq, so it takes a server that was built with TLS.
 """
@@ -52,7 +53,7 @@ class LockedCluster(Gated):
     keys: Path
 
     def lock(self) -> None:
-        """Make the keys, and put a lock on every door."""
+        """Make the keys, and put a lock on every listener."""
         self.keys = self.directory / "keys"
         self.keys.mkdir(mode=0o755)
         self.authority = Authority(self.keys)

@@ -100,7 +100,7 @@ def test_wal_that_is_archived_goes_and_the_disks_stay_within_the_limit_also_with
         # What the absent one lacks is gone, too.
         assert min(oldest_lsn(cluster, i) for i in (1, 2)) > ends_lsn
         away.start()
-        # It is set forward to where the WAL of the others begins, and counts from then on.
+        # It skips to where the WAL of the others begins, and counts from then on.
         wait_for(lambda: cluster.member(3)["state"] == "streaming", "it is fed", CATCHUP_S)
         wait_for(lambda: cluster.flush_lsn_of(3) >= cluster.flush_lsn_of(1) - MIB, "it has caught up", CATCHUP_S)
         assert oldest_lsn(cluster, 3) > ends_lsn

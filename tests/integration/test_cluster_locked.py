@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.parametrize("major", WITH_TLS[-1:] or [0], indirect=True, ids=lambda major: f"pg{major}"),
 ]
 PASSWORD = PASSWORDS["standby1"]
-# A door tells ten strangers a minute: the intruders take turns.
+# A listener tells ten strangers a minute: the intruders take turns.
 _turns = itertools.cycle((1, 2, 3))
 
 
@@ -95,7 +95,7 @@ def test_everybody_who_belongs_is_in_over_tls(house: House) -> None:
         wait_for(lambda: readers(3, "application_name") == ["pg_receivewal"], "pg_receivewal is a reader")
 
 
-# The replication door.
+# The replication listener.
 
 
 class Login(NamedTuple):
@@ -157,7 +157,7 @@ def through_somebody(house: House, i: int, authority: Authority | None = None) -
 
 WRONG_PASSWORD = 'password authentication failed for user "standby1"'
 WRONG_NAME = 'the certificate is that of "standby2" (CN)'
-TLS_ONLY = "this door takes TLS connections only"
+TLS_ONLY = "this listener takes TLS connections only"
 IN_BETWEEN = "is somebody in between?"
 
 LOGINS = {
@@ -196,7 +196,7 @@ def test_a_client_that_checks_certificates_does_not_speak_with_somebody_in_betwe
         assert "certificate verify failed" in through_somebody(house, next(_turns), house.stranger)
 
 
-# The proposers' door.
+# The proposers' listener.
 
 
 class Knock(NamedTuple):
@@ -295,11 +295,11 @@ def test_the_pages_are_for_those_who_come_over_tls_and_trust_our_ca(house: House
             assert bad.returncode == 1 and part in bad.stderr and len(bad.stderr.splitlines()) == 1, bad.stderr
 
 
-@pytest.mark.parametrize("door", ["proposers", "pg", "http"])
-def test_whoever_comes_from_elsewhere_is_hung_up_on(house: House, door: str) -> None:
+@pytest.mark.parametrize("listener", ["proposers", "pg", "http"])
+def test_whoever_comes_from_elsewhere_is_hung_up_on(house: House, listener: str) -> None:
     i = next(_turns)
-    address = said(house.cluster.safekeepers[i], "addresses")[door]
-    option = {"proposers": "--allow", "pg": "--pg-allow", "http": "--http-allow"}[door]
+    address = said(house.cluster.safekeepers[i], "addresses")[listener]
+    option = {"proposers": "--allow", "pg": "--pg-allow", "http": "--http-allow"}[listener]
     with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, option):
         assert hung_up(int(address.rpartition(":")[2]), ELSEWHERE)
 

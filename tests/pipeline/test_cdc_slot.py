@@ -468,13 +468,13 @@ def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
         def log_message(self, *words: object) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as door:
-        thread = threading.Thread(target=door.serve_forever)
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as listener:
+        thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         try:
-            assert SafeLsn(f"http://127.0.0.1:{door.server_port}").read(source.connection) == lsn
+            assert SafeLsn(f"http://127.0.0.1:{listener.server_port}").read(source.connection) == lsn
         finally:
-            door.shutdown()
+            listener.shutdown()
             thread.join()
     with pytest.raises(ConfigurationError, match="standby:NAME"):
         SafeLsn("localhost:7432")

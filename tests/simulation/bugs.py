@@ -109,7 +109,7 @@ BUGS: dict[str, Bug] = {
         _acceptor(dropped.VoteNotPersisted) + _BELIEVES,
         weights={"crash_safekeeper": 30},
     ),
-    "node_id_compared_as_pair": Bug(
+    "leader_id_compared_as_pair": Bug(
         "S3", "terms are compared, never pairs", "elections", _acceptor(dropped.ComparedAsPair) + _BELIEVES
     ),
     "run_id_of_the_server": Bug(
@@ -148,7 +148,7 @@ BUGS: dict[str, Bug] = {
         weights={"slow_disk": 25},
         rates={"trims": 0.0, "flush_delay_s": 0.2},
     ),
-    "set_forward_too_far": Bug(
+    "skips_too_far": Bug(
         "S6",
         "a member goes on where the oldest WAL begins that others keep",
         "archive",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Membership, quorum_size
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, tli_at
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Won:
     """A term that was won: by whom, and the log that it stands for."""
 
-    node_id: NodeId
+    leader_id: LeaderId
     # With what was removed from its front, and as it was sent.
     history: TermHistory
     sent_history: TermHistory
@@ -82,7 +82,7 @@ class Checker:
         self.acks = 0
         self.won: dict[int, Won] = {}
         self._before: dict[HistoryEntry, TermHistory] = {}
-        self._votes: dict[tuple[NodeId, int], TermHistory] = {}
+        self._votes: dict[tuple[LeaderId, int], TermHistory] = {}
         self.given_up: dict[int, Lsn] = {}
         self._terms: dict[int, TermBytes] = {}
         self._generations: dict[tuple[str, int], Membership] = {}
@@ -103,24 +103,26 @@ class Checker:
         leadership = proposer.leadership
         if leadership is None:
             return
-        node_id = leadership.node_id
-        won = self.won.get(node_id.term)
+        leader_id = leadership.leader_id
+        won = self.won.get(leader_id.term)
         if won is None:
             sent = leadership.elected.history
-            donated = self._votes.get((node_id, leadership.donor), ())
-            won = self.won[node_id.term] = Won(node_id, self._of_new_term(sent, donated), sent, leadership.membership)
+            donated = self._votes.get((leader_id, leadership.donor), ())
+            won = self.won[leader_id.term] = Won(
+                leader_id, self._of_new_term(sent, donated), sent, leadership.membership
+            )
             self._before[sent[-1]] = won.history[:-1]
             self.world.counts.count("histories cut", int(leadership.elected.forgotten_term > 0))
             self._on_won(won, proposer.config.allow_data_loss)
-        elif won.node_id != node_id:
-            raise Violation("ElectionSafety", f"term {node_id.term} is won by {won.node_id} and by {node_id}")
+        elif won.leader_id != leader_id:
+            raise Violation("ElectionSafety", f"term {leader_id.term} is won by {won.leader_id} and by {leader_id}")
         elif won.sent_history is not leadership.elected.history:
-            raise Violation("ElectionSafety", f"{node_id} has won its term twice")
+            raise Violation("ElectionSafety", f"{leader_id} has won its term twice")
         if leadership.commit_lsn > won.commit_lsn:
             won.commit_lsn = leadership.commit_lsn
             self._on_committed(won, proxy.name)
         elif leadership.commit_lsn < won.commit_lsn:
-            raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {node_id.term}")
+            raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {leader_id.term}")
         self.truncate.on_led(proxy.name, leadership)
 
     def _of_new_term(self, sent: TermHistory, donated: TermHistory) -> TermHistory:
@@ -140,20 +142,20 @@ class Checker:
         """A later leader's log holds what was committed (LeaderCompleteness)."""
         start_lsn = won.history[-1].start_lsn
         check_history(won.history)
-        self._terms[won.node_id.term] = TermBytes(start_lsn)
-        if not self.base_lsn or won.node_id.term < self.committed_term:
+        self._terms[won.leader_id.term] = TermBytes(start_lsn)
+        if not self.base_lsn or won.leader_id.term < self.committed_term:
             # A deposed winner may lead late, on an older log: what it could still commit is checked when it does.
             return
         gives_up = won.history[-1].gives_up
         if gives_up:
             if not may_give_up and not self.given_up:
-                raise Violation("LeaderCompleteness", f"{won.node_id} gives up WAL, which nobody has allowed")
-            self.given_up[won.node_id.term] = start_lsn
+                raise Violation("LeaderCompleteness", f"{won.leader_id} gives up WAL, which nobody has allowed")
+            self.given_up[won.leader_id.term] = start_lsn
         same = self.log_of(won.history, self.base_lsn, min(start_lsn, self.committed_lsn))
         if same != self.committed[: len(same)]:
-            raise Violation("LeaderCompleteness", f"the log of {won.node_id} has other bytes than were committed")
+            raise Violation("LeaderCompleteness", f"the log of {won.leader_id} has other bytes than were committed")
         if self.base_lsn + len(same) < self.committed_lsn:
-            why = f"{won.node_id} was elected on a log that ends there"
+            why = f"{won.leader_id} was elected on a log that ends there"
             self._cut_committed(self.base_lsn + len(same), why, gives_up and may_give_up)
         self.readers.check_tli_stays(won)
 
@@ -180,11 +182,11 @@ class Checker:
         commit_lsn = won.commit_lsn
         if not self.base_lsn:
             self.base_lsn = won.history[0].start_lsn
-        self.committed_term = max(self.committed_term, won.node_id.term)
+        self.committed_term = max(self.committed_term, won.leader_id.term)
         # It may hear so late of what a quorum held that a later term has cut the beginning of a record at its end (S9).
         held_lsn = commit_lsn
         for term, later in self.won.items():
-            if term > won.node_id.term:
+            if term > won.leader_id.term:
                 parted = divergence(won.history, commit_lsn, later.history)
                 if parted is None or parted.lsn < commit_lsn:
                     parted_lsn = parted.lsn if parted else self.base_lsn
@@ -202,7 +204,9 @@ class Checker:
             raise Violation("CommittedNotOverwritten", f"nobody holds the bytes below {format_lsn(commit_lsn)}")
         before = self.committed[begin_lsn - self.base_lsn : commit_lsn - self.base_lsn]
         if log[: len(before)] != before:
-            raise Violation("CommittedNotOverwritten", f"{won.node_id} commits other bytes than were committed before")
+            raise Violation(
+                "CommittedNotOverwritten", f"{won.leader_id} commits other bytes than were committed before"
+            )
         self.committed += log[len(before) :]
         won.compared_lsn = commit_lsn
 
@@ -225,13 +229,13 @@ class Checker:
         if lost is not None:
             raise Violation(
                 "LeaderCompleteness",
-                f"{won.node_id} commits up to {format_lsn(commit_lsn)}, but {later.node_id} lacks it",
+                f"{won.leader_id} commits up to {format_lsn(commit_lsn)}, but {later.leader_id} lacks it",
             )
-        self._require_fork(lsn, f"{won.node_id} commits them, {later.node_id} lacks them")
+        self._require_fork(lsn, f"{won.leader_id} commits them, {later.leader_id} lacks them")
 
-    def on_commit_said(self, proxy: "SimProxy", node_id: NodeId, commit_lsn: Lsn) -> None:
+    def on_commit_said(self, proxy: "SimProxy", leader_id: LeaderId, commit_lsn: Lsn) -> None:
         """A proposer tells a safekeeper what is committed."""
-        won = self.won.get(node_id.term)
+        won = self.won.get(leader_id.term)
         if won is None or commit_lsn > won.commit_lsn:
             raise Violation(
                 "CommittedNotOverwritten", f"{proxy.name} says commit_lsn {format_lsn(commit_lsn)} too early"
@@ -243,7 +247,7 @@ class Checker:
         """PostgreSQL is told positions, and releases whoever waits for them (S1)."""
         if not status.write_lsn and not status.flush_lsn and not status.apply_lsn:
             return
-        term = proxy.proposer.leadership.node_id.term if proxy.proposer and proxy.proposer.leadership else 0
+        term = proxy.proposer.leadership.leader_id.term if proxy.proposer and proxy.proposer.leadership else 0
         if not term:
             raise Violation("NeverOverReport", f"{proxy.name} reports {status} without leading a term")
         won = self.won[term]
@@ -314,10 +318,10 @@ class Checker:
         """What leaves a safekeeper must be true of its disk (S2)."""
         if isinstance(message, AppendResponse):
             control = safekeeper.disk.control
-            key = (control.incarnation if control else "", message.node_id.term)
+            key = (control.incarnation if control else "", message.leader_id.term)
             self._received[key] = max(self._received.get(key, 0), message.write_lsn)
         elif isinstance(message, VoteResponse) and message.granted:
-            self._votes[message.node_id, safekeeper.id] = message.history
+            self._votes[message.leader_id, safekeeper.id] = message.history
         if self.believes:
             return
         disk = safekeeper.disk
@@ -331,13 +335,13 @@ class Checker:
                 )
             if message.write_lsn > disk.write_lsn:
                 raise Violation("AckImpliesFlushed", f"{safekeeper.name} says it received what it did not write")
-            won = self.won[message.node_id.term]
-            if control is None or control.history != won.sent_history or control.promised.term < message.node_id.term:
+            won = self.won[message.leader_id.term]
+            if control is None or control.history != won.sent_history or control.promised.term < message.leader_id.term:
                 raise Violation(
                     "DurableBeforeSaid", f"{safekeeper.name} answers in a term that it has not adopted on disk"
                 )
         elif isinstance(message, VoteResponse) and message.granted:
-            if control is None or control.promised != message.node_id:
+            if control is None or control.promised != message.leader_id:
                 raise Violation("DurableBeforeSaid", f"{safekeeper.name} promises what is not on its disk")
             if message.flush_lsn > disk.durable_lsn:
                 raise Violation("AckImpliesFlushed", f"{safekeeper.name} votes with WAL that is not durable")
@@ -428,7 +432,7 @@ class Checker:
         if len(without) >= quorum_size(len(members)):
             raise Violation(
                 invariant,
-                f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.node_id} on their disks: {why}",
+                f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.leader_id} on their disks: {why}",
             )
 
     def may_be_given_up(self, history: TermHistory, lsn: Lsn) -> bool:

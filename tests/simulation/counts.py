@@ -55,7 +55,7 @@ REACHED = (
     "reads from peers",
     "readers sent WAL",
     "old WAL removed",
-    "members set forward",
+    "members that skipped WAL",
     "archivers named",
     "window evictions",
     "leaders stranded",

@@ -16,7 +16,7 @@ from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
 from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.commitment import quorum_lsn
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
@@ -80,8 +80,8 @@ class ComparedAsPair(Acceptor):
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
         promised = self.control.promised
-        if message.node_id.term == promised.term and message.node_id.run > promised.run:
-            lower = NodeId(promised.term - 1, promised.run)
+        if message.leader_id.term == promised.term and message.leader_id.proposer_id > promised.proposer_id:
+            lower = LeaderId(promised.term - 1, promised.proposer_id)
             self.control = msgspec.structs.replace(self.control, promised=lower)
         yield from super()._vote(connection, message, now)
 
@@ -195,7 +195,7 @@ class GapAccepted(Acceptor):
             return
 
     def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
-        if message.node_id == self.leader and message.begin_lsn > self.write_lsn:
+        if message.leader_id == self.leader and message.begin_lsn > self.write_lsn:
             self.write_lsn = message.begin_lsn
         yield from super()._append(connection, message, now)
 

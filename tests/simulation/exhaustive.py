@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.control_state import NOBODY, NodeId
+from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.term_history import TermHistory, cut_history
 from tests.simulation.bugs import BUGS, planted, swapped
 from tests.simulation.exhaustive_world import (
@@ -109,10 +109,10 @@ class Search:
     def beginning(self) -> State:
         """Return the first state."""
         runs = self.bounds.terms + self.before
-        logs: tuple[tuple[NodeId, TermHistory, bytes], ...] = ((NOBODY, (), b""),) * 3
+        logs: tuple[tuple[LeaderId, TermHistory, bytes], ...] = ((NOBODY, (), b""),) * 3
         truth = Truth()
         if self.before:
-            first, second = (NodeId(run + 1, letter(run).decode() * 32) for run in range(2))
+            first, second = (LeaderId(run + 1, letter(run).decode() * 32) for run in range(2))
             old, new = (entry(1, 0),), (entry(1, 0), entry(2, 1))
             zero = letter(0)
             logs = ((first, old, zero + 2 * letter(0)), (second, new, zero + letter(1)), (second, old, zero))
@@ -233,7 +233,7 @@ class Search:
                 # The next one is its like.
                 return
             runner = machines.runners[number]
-            if runner.node_id is not None and runner.received_lsn < machines.end_lsn:
+            if runner.leader_id is not None and runner.received_lsn < machines.end_lsn:
                 moved = machines.tell(number, 0, NOTHING)
                 yield f"P{run + 1}'s primary writes a record", self._runner_moved(state, run, moved)
 
@@ -295,9 +295,9 @@ class Search:
         """Return what is known after a run's step: it may have won a term, or committed something."""
         truth = state.truth
         runner = self.machines.runners[state.runners[run]]
-        if runner.node_id is None:
+        if runner.leader_id is None:
             return truth
-        term, history = runner.node_id.term, runner.history
+        term, history = runner.leader_id.term, runner.history
         known = next((won for won in truth.won if won[0] == term), None)
         if known is None:
             truth = truth._replace(won=tuple(sorted((*truth.won, (term, run, history)))))

@@ -35,7 +35,7 @@ from safekeeper.acceptor.effects import (
     WriteWal,
 )
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendResponse, ArchiveReport, VoteRequest, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
@@ -99,7 +99,7 @@ class Runner(NamedTuple):
     """A run of a proposer as the checks see it: the term that it leads (None if none), and how far it is."""
 
     blob: bytes
-    node_id: NodeId | None
+    leader_id: LeaderId | None
     history: TermHistory
     commit_lsn: Lsn
     received_lsn: Lsn
@@ -153,7 +153,7 @@ class Machines:
 
     # ------------------------------------------------------------------ safekeepers
 
-    def new_node(self, safekeeper_id: int, promised: NodeId, history: TermHistory, wal: bytes) -> int:
+    def new_node(self, safekeeper_id: int, promised: LeaderId, history: TermHistory, wal: bytes) -> int:
         """Return a member that has just started on this log; without a history it is empty."""
         control = ControlState(
             safekeeper_id=safekeeper_id,
@@ -286,7 +286,7 @@ class Machines:
             self._numbers[key] = len(self.runners)
             term, blob = proposer.leadership, pickle.dumps(proposer)
             self.runners.append(
-                Runner(blob, term.node_id, term.elected.history, term.commit_lsn, term.received_lsn)
+                Runner(blob, term.leader_id, term.elected.history, term.commit_lsn, term.received_lsn)
                 if term is not None
                 else Runner(blob, None, (), 0, 0)
             )
@@ -321,7 +321,7 @@ class Machines:
                 said.append((action.safekeeper_id, action.message))
             elif isinstance(action, SendAppend):
                 assert proposer.leadership is not None  # whoever feeds leads
-                payload = proposer.config.run[0].encode() * (action.end_lsn - action.begin_lsn)
+                payload = proposer.config.proposer_id[0].encode() * (action.end_lsn - action.begin_lsn)
                 said.append((action.safekeeper_id, proposer.leadership.append_request(action.begin_lsn, 0.0, payload)))
             elif isinstance(action, IdentifyPrimary):
                 todo += proposer.primary_identified(self._identity(), 0.0)
@@ -387,9 +387,9 @@ def _contents(machine: Any) -> Any:
     """Return what tells two machines of a kind apart."""
     if isinstance(machine, Proposer):
         connected = [peer.connected for peer in machine.peers.values()]
-        return [machine.config.run, machine.campaign, machine.leadership, machine._stream, connected]
+        return [machine.config.proposer_id, machine.campaign, machine.leadership, machine._stream, connected]
     if isinstance(machine, Campaign):
-        return [machine.node_id, machine.phase, sorted(machine.votes.items()), sorted(machine.refusals)]
+        return [machine.leader_id, machine.phase, sorted(machine.votes.items()), sorted(machine.refusals)]
     if isinstance(machine, (Acceptor, Leadership, Disk)):
         fields = {name: value for name, value in vars(machine).items() if name not in _LEFT_OUT}
         return {name: sorted(value.items()) if isinstance(value, dict) else value for name, value in fields.items()}

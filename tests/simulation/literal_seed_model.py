@@ -7,7 +7,7 @@ letters show that the real state machines survive them. A position is the number
 
 from dataclasses import dataclass, field, replace
 
-NodeId = tuple[int, str]
+LeaderId = tuple[int, str]
 QUORUM = 2
 
 
@@ -16,7 +16,7 @@ class SeedSafekeeper:
     """One safekeeper: its state is what it sends in a handshake, `log` maps positions to records."""
 
     name: str
-    node_id: NodeId = (0, "")
+    leader_id: LeaderId = (0, "")
     epoch: int = 1
     flush_lsn: int = 0
     restart_lsn: int = 0
@@ -32,16 +32,16 @@ class SeedSafekeeper:
         self.epoch = self.epoch_on_disk = epoch
         return self
 
-    def accept(self, node_id: NodeId, epoch: int, vcl: int) -> bool:
+    def accept(self, leader_id: LeaderId, epoch: int, vcl: int) -> bool:
         """The proposal: "greater or equals"."""
-        if node_id < self.node_id:
+        if leader_id < self.leader_id:
             return False
-        self.node_id, self.proposed_epoch, self.vcl = node_id, epoch, vcl
+        self.leader_id, self.proposed_epoch, self.vcl = leader_id, epoch, vcl
         return True
 
-    def append(self, node_id: NodeId, lsn: int, record: str) -> tuple[int, int] | None:
+    def append(self, leader_id: LeaderId, lsn: int, record: str) -> tuple[int, int] | None:
         """Write over whatever is there; return (epoch, end), None for a proxy that is not the accepted one."""
-        if node_id != self.node_id:
+        if leader_id != self.leader_id:
             return None
         self.log[lsn] = record
         if self.epoch < self.proposed_epoch and lsn > max(self.flush_lsn, self.vcl):
@@ -76,8 +76,8 @@ class SeedProxy:
 
     def propose(self, *safekeepers: SeedSafekeeper) -> bool:
         """Ask for acceptance, and find the most advanced log among the states that were read."""
-        term = max(state.node_id[0] for state in self.seen.values()) + 1
-        self.node_id = (term, self.server)
+        term = max(state.leader_id[0] for state in self.seen.values()) + 1
+        self.leader_id = (term, self.server)
         self.restart_lsn = max(state.restart_lsn for state in self.seen.values())
         epoch, self.vcl = max((state.epoch, state.flush_lsn) for state in self.seen.values())
         self.epoch = epoch + 1
@@ -85,7 +85,7 @@ class SeedProxy:
         self.log = {lsn: record for lsn, record in leader.log.items() if lsn <= self.vcl}
         for name, state in self.seen.items():
             self.feedback[name] = state.flush_lsn if state.epoch == epoch else self.restart_lsn
-        accepted = [safekeeper.accept(self.node_id, self.epoch, self.vcl) for safekeeper in safekeepers]
+        accepted = [safekeeper.accept(self.leader_id, self.epoch, self.vcl) for safekeeper in safekeepers]
         return all(accepted)
 
     def recover(self, *safekeepers: SeedSafekeeper) -> None:
@@ -104,7 +104,7 @@ class SeedProxy:
 
     def send(self, safekeeper: SeedSafekeeper, lsn: int) -> None:
         """Send one record and take the answer."""
-        response = safekeeper.append(self.node_id, lsn, self.log[lsn])
+        response = safekeeper.append(self.leader_id, lsn, self.log[lsn])
         if response is None:
             return
         epoch, end_lsn = response

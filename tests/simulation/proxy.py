@@ -11,7 +11,7 @@ import msgspec
 
 from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, segment_start
-from safekeeper.consensus.messages import AppendRequest, ArchiveOrder, Elected, ProposerMessage
+from safekeeper.consensus.messages import AppendRequest, ArchiveAssignment, Elected, ProposerMessage
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
@@ -118,7 +118,7 @@ class SimProxy:
         run = self.world.new_run()
         self.world.note(self.name, "starts", f"run {run[:8]} on {' '.join(p.name for p in self.hosts)}")
         config = ProposerConfig(
-            run=run,
+            proposer_id=run,
             safekeeper_ids=tuple(sorted(self.world.safekeepers)),
             takeover=self.takeover,
             allow_data_loss=self.allow_data_loss,
@@ -309,14 +309,14 @@ class SimProxy:
         if connection is None:
             return
         if isinstance(message, (AppendRequest, Elected)):
-            self.world.checker.on_commit_said(self, message.node_id, message.commit_lsn)
+            self.world.checker.on_commit_said(self, message.leader_id, message.commit_lsn)
             self.told_commit_lsn[safekeeper_id] = message.commit_lsn
-        elif isinstance(message, ArchiveOrder):
+        elif isinstance(message, ArchiveAssignment):
             self._order_archiver(message)
         self.world.note(self.name, "says", message, connection.number)
         self.world.network.send(connection, TO_SAFEKEEPER, message)
 
-    def _order_archiver(self, order: ArchiveOrder) -> None:
+    def _order_archiver(self, order: ArchiveAssignment) -> None:
         leadership = self.proposer.leadership if self.proposer is not None else None
         if leadership is not None:  # Else the term has ended within the event that made the leader say it.
             self.world.checker.archive.on_told(self.name, order.archived_lsn, leadership.elected.history)

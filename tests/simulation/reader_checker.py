@@ -1,4 +1,4 @@
-"""What those that read from a safekeeper have seen must be committed, and stay (LearnerSafety, CommitMonotonic)."""
+"""What those that read from a safekeeper have seen must be committed, and stay (ReaderSafety, CommitMonotonic)."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class ReaderChecker:
             seen = self._seen[safekeeper.id] = Seen(max(safekeeper.disk.begin_lsn, self._truth.base_lsn))
         control, seen_lsn = acceptor.control, seen.begin_lsn + len(seen.data)
         if control.base_lsn is not None and control.base_lsn >= seen_lsn:
-            # It is being set forward: meanwhile its readers see nothing, and nothing that they saw goes.
+            # It is skipping WAL: meanwhile its readers see nothing, and nothing that they saw goes.
             del self._seen[safekeeper.id]
             return
         if visible_lsn != seen_lsn and self._truth.base_lsn:
@@ -67,7 +67,7 @@ class ReaderChecker:
         """A timeline that readers were told of is in every later log, from the same fork on (S7)."""
         entry = next((entry for entry in self._truth.whole(history) if entry.tli == tli), None)
         if entry is None:
-            raise Violation("LearnerSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
+            raise Violation("ReaderSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
         if entry not in self._shown and not self._truth.may_be_given_up(history, entry.start_lsn):
             self._shown[entry] = last_term(history)
             for won in self._truth.won.values():
@@ -78,11 +78,11 @@ class ReaderChecker:
         for entry, shown_in_term in list(self._shown.items()):
             if won.history[-1].gives_up and entry.start_lsn >= won.history[-1].start_lsn:
                 del self._shown[entry]
-            elif won.node_id.term > shown_in_term and entry not in won.history:
+            elif won.leader_id.term > shown_in_term and entry not in won.history:
                 raise Violation(
-                    "LearnerSafety",
+                    "ReaderSafety",
                     f"readers were told of timeline {entry.tli} from {format_lsn(entry.start_lsn)} on, "
-                    f"which the log of {won.node_id} does not have",
+                    f"which the log of {won.leader_id} does not have",
                 )
 
     def _check_visible(self, safekeeper: "SimSafekeeper", seen: "Seen", visible_lsn: Lsn) -> None:
@@ -120,7 +120,7 @@ class ReaderChecker:
             given_up = self._truth.may_be_given_up(history, begin_lsn + same)
             if not given_up and (lost is not None or complete_lsn > begin_lsn + same):
                 raise Violation(
-                    "LearnerSafety",
+                    "ReaderSafety",
                     f"readers of {safekeeper.name} see bytes at {format_lsn(begin_lsn + same)} that are not committed",
                 )
 
@@ -129,6 +129,6 @@ class ReaderChecker:
         begin_lsn = standby.applied_lsn
         if wal != self._truth.committed[begin_lsn - self._truth.base_lsn : begin_lsn - self._truth.base_lsn + len(wal)]:
             raise Violation(
-                "LearnerSafety",
+                "ReaderSafety",
                 f"{standby.name} replays {len(wal)} bytes from {format_lsn(begin_lsn)} on that are not committed",
             )

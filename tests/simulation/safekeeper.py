@@ -195,7 +195,7 @@ class SimSafekeeper:
             self._inbox.append(("trim", None, request))
             self._pump()
 
-    def learners_changed(self) -> None:
+    def readers_changed(self) -> None:
         """A standby has come, gone, or said something new."""
         if self.acceptor is not None:
             self._inbox.append(("learners", None, None))
@@ -235,7 +235,7 @@ class SimSafekeeper:
                 self._run(acceptor.trim(content))
             elif kind == "learners":
                 words = tuple(standby.words for standby in self.readers)
-                self._run(acceptor.learners_changed(bool(words), words))
+                self._run(acceptor.readers_changed(bool(words), words))
             else:
                 self._run(acceptor.start())
                 self.is_serving = self.acceptor is not None
@@ -330,7 +330,7 @@ class SimSafekeeper:
             before = disk.control
             disk.persist(effect.control)
             if effect.control.base_lsn is not None and before is not None and before.wal_begin_lsn:
-                world.counts.count("members set forward")
+                world.counts.count("members that skipped WAL")
             world.checker.on_persist(self)
         elif isinstance(effect, TruncateWal):
             world.counts.count("truncations", int(effect.lsn < disk.write_lsn))

@@ -98,7 +98,7 @@ class SimStandby:
         self.safekeeper = safekeeper
         self.received_lsn = self.applied_lsn
         safekeeper.readers.append(self)
-        safekeeper.learners_changed()
+        safekeeper.readers_changed()
         self.wake()
 
     def leave(self) -> None:
@@ -107,7 +107,7 @@ class SimStandby:
         if safekeeper is not None:
             self.world.note(self.name, "leaves", safekeeper.name)
             safekeeper.readers.remove(self)
-            safekeeper.learners_changed()
+            safekeeper.readers_changed()
 
     def settle(self) -> None:
         """Look for a safekeeper from now on whenever there is none."""
@@ -162,7 +162,7 @@ class SimStandby:
             if self.applied_lsn == readable_lsn:
                 # Nothing follows its backup: it says where it is all the same.
                 self.received_lsn = readable_lsn
-                safekeeper.learners_changed()
+                safekeeper.readers_changed()
         if disk.begin_lsn > self.applied_lsn > 0:
             # Its log begins anew above: it is of no use to this standby any more.
             self.leave()
@@ -173,7 +173,7 @@ class SimStandby:
             self.world.checker.readers.on_replayed(self, bytes(wal[: end_lsn - self.applied_lsn]))
             self.received_lsn, self.applied_lsn = readable_lsn, end_lsn
             self.highest_lsn = max(self.highest_lsn, end_lsn)
-            safekeeper.learners_changed()
+            safekeeper.readers_changed()
 
     def _set_up(self, disk: "ModelDisk", readable_lsn: Lsn) -> None:
         """Begin with a backup: it ends where a record does, and the log may begin amidst one."""

@@ -85,7 +85,7 @@ def test_f_a_log_is_spliced(three: Three) -> None:
     s3.holding("1a", "2a")
     p2 = elected("two", [s1, s2, s3], s2, s3)
     p2.write("3n", s2)
-    assert s1.accept(p2.node_id, p2.epoch, p2.vcl)
+    assert s1.accept(p2.leader_id, p2.epoch, p2.vcl)
     p2.send(s1, 3)
     p3 = elected("three", [s1, s2, s3], s1, s3)
     assert list(p3.log.values()) == ["1a", "2a", "3n", "4o", "5o", "6o"]
@@ -110,7 +110,7 @@ def test_h_two_proxies_of_one_server_are_both_accepted(three: Three) -> None:
     p2 = SeedProxy("server", [s1, s2, s3])
     p2.greet(s3)
     assert p2.propose(s2, s3)
-    assert p1.node_id == p2.node_id
+    assert p1.leader_id == p2.leader_id
     p1.write("1x", s1, s2)
     p2.write("1y", s2, s3)
     assert p1.commit_lsn == p2.commit_lsn == 1

@@ -10,7 +10,7 @@ from walproxy.proposer.proposer import Proposer
 
 QUICK = (
     "ack_before_flush",
-    "node_id_compared_as_pair",
+    "leader_id_compared_as_pair",
     "run_id_of_the_server",
     "no_truncate",
     "gap_accepted",

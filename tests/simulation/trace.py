@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from safekeeper.base.lsn import format_lsn
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import HistoryEntry, describe_history
 
@@ -39,7 +39,7 @@ def line(now_s: float, who: str, verb: str, what: tuple[Any, ...]) -> str:
 
 def shown(item: Any, name: str = "") -> str:
     """Return a value in few words; positions as PostgreSQL prints them."""
-    if isinstance(item, NodeId | str):
+    if isinstance(item, LeaderId | str):
         return str(item)
     if isinstance(item, bool):
         return str(item).lower()
@@ -58,6 +58,26 @@ def shown(item: Any, name: str = "") -> str:
         parts = [f"{key}={shown(value, key)}" for key, value in fields if value or value == 0]
         return f"{type(item).__name__}({', '.join(parts)})"
     return str(item)
+
+
+def figures(item: Any) -> str:
+    """Return the values of an item without the names of types and fields, and without sentences.
+
+    A digest of figures is the same before and after a change of words.
+    """
+    if isinstance(item, str):
+        return "" if " " in item else item
+    if isinstance(item, bytes | bytearray | memoryview):
+        return bytes(item).hex()
+    if isinstance(item, Enum):
+        return figures(item.value)
+    if isinstance(item, tuple | list):
+        return f"({','.join(figures(each) for each in item)})"
+    if isinstance(item, msgspec.Struct):
+        return f"({','.join(figures(getattr(item, name)) for name in item.__struct_fields__)})"
+    if dataclasses.is_dataclass(item):
+        return f"({','.join(figures(getattr(item, field.name)) for field in dataclasses.fields(item))})"
+    return "" if isinstance(item, BaseException) else repr(item)
 
 
 def _fields(item: Any) -> Iterator[tuple[str, Any]]:

@@ -32,7 +32,7 @@ from tests.simulation.retention import SimRetention
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import standbys_of
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_timed_record
-from tests.simulation.trace import line
+from tests.simulation.trace import figures, line
 from tests.simulation.violation import Violation
 from walproxy.proposer import archiving as archiving_module
 from walproxy.proposer import leadership as leadership_module
@@ -209,7 +209,7 @@ class World:
         """Remember what happened; it is put into words only if the run fails."""
         self._trace.append((self.clock.now, who, verb, what))
         if self.digest is not None:
-            self.digest.update(line(self.clock.now, who, verb, what).encode())
+            self.digest.update(f"{self.clock.now!r} {who} {figures(what)}\n".encode())
 
     def incarnation_of(self, safekeeper: SimSafekeeper) -> str:
         """Return the random id of a safekeeper's next new data folder (S8)."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from walproxy.lab.torture.run import Beaten, Plan, beat
+from walproxy.lab.torture.run import Plan, Stressed, stress
 
 HERE = Path(__file__).parent
 SECONDS_MAX = 240.0
@@ -21,9 +21,9 @@ class Silence:
         """Nothing."""
 
 
-def beat_with(
+def stress_with(
     folder: Path, *, safekeeper_program: Sequence[str] | None = None, proxy_program: Sequence[str] | None = None
-) -> Beaten:
+) -> Stressed:
     """Beat a cluster of planted programs until something is found, for four minutes at most."""
     plan = Plan(
         7,
@@ -33,20 +33,20 @@ def beat_with(
         safekeeper_program=safekeeper_program,
         proxy_program=proxy_program,
     )
-    return beat(plan, Silence())
+    return stress(plan, Silence())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_a_safekeeper_that_answers_before_its_disk_has_synced_is_found(folder: Path) -> None:
-    beaten = beat_with(folder, safekeeper_program=[str(HERE / "hasty_safekeeper.py")])
-    assert beaten.run.seconds < SECONDS_MAX
-    assert "Durable" in {violation.rule for violation in beaten.run.violations}, beaten.run.violations
+    stressed = stress_with(folder, safekeeper_program=[str(HERE / "hasty_safekeeper.py")])
+    assert stressed.run.seconds < SECONDS_MAX
+    assert "Durable" in {violation.rule for violation in stressed.run.violations}, stressed.run.violations
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_a_proxy_that_reports_what_it_has_received_as_flushed_is_found(folder: Path) -> None:
-    beaten = beat_with(folder, proxy_program=[str(HERE / "boastful_proxy.py")])
-    assert beaten.run.seconds < SECONDS_MAX
-    assert "NoQuorum" in {violation.rule for violation in beaten.run.violations}, beaten.run.violations
+    stressed = stress_with(folder, proxy_program=[str(HERE / "boastful_proxy.py")])
+    assert stressed.run.seconds < SECONDS_MAX
+    assert "NoQuorum" in {violation.rule for violation in stressed.run.violations}, stressed.run.violations

@@ -141,7 +141,7 @@ def streaming_session() -> Session:
 
 
 def answer(session: Session, events: list[Event]) -> None:
-    """Do with each event what a replication door would."""
+    """Do with each event what a replication listener would."""
     for event in events:
         match event:
             case CommandReceived(IdentifySystem()):

@@ -1,4 +1,4 @@
-"""A replication client that does what the test says: one blocking connection to a safekeeper's replication door."""
+"""A replication client that does what the test says: one blocking connection to a safekeeper's replication listener."""
 
 import socket
 import struct

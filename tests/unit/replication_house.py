@@ -1,4 +1,4 @@
-"""A safekeeper's node with its doors for proposers and for replication clients, on a loop in a thread of its own.
+"""A safekeeper's node with its listeners for proposers and for replication clients, on a loop in a thread of its own.
 
 So a test is plain blocking code: a scripted proposer on one side, replication clients on the other, and `call` for a
 look inside.
@@ -18,15 +18,22 @@ from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archiving.archiver import Archiver
 from safekeeper.archiving.read_through import ReadThrough
 from safekeeper.base.settings import Address
-from safekeeper.consensus.control_state import NodeId, TliHistory
-from safekeeper.consensus.messages import AppendResponse, ArchiveOrder, ArchiveReport, Elected, Standby, StandbyFeedback
+from safekeeper.consensus.control_state import LeaderId, TliHistory
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    ArchiveAssignment,
+    ArchiveReport,
+    Elected,
+    Standby,
+    StandbyFeedback,
+)
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from safekeeper.net.admission import Budget
 from safekeeper.node.node import Node
-from safekeeper.node.proposer_listener import ProposerDoor
+from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.peers.local_secret import LocalSecret
-from safekeeper.serving.readers import LearnerHub
-from safekeeper.serving.replication_listener import ReplicationDoor
+from safekeeper.serving.readers import ReaderHub
+from safekeeper.serving.replication_listener import ReplicationListener
 from safekeeper.serving.slots import Slots
 from safekeeper.storage.data_folder import DataFolder
 from tests.unit.faulty_filesystem import FaultyFileSystem
@@ -81,7 +88,7 @@ class Leader(ScriptedProposer):
         assert self.greeting.membership is not None
         self.send(
             Elected(
-                node_id=NodeId(term, self.run),
+                leader_id=LeaderId(term, self.run),
                 cluster_id=self.greeting.cluster_id,
                 system_id=SYSTEM_ID,
                 segment_size=SEGMENT_SIZE,
@@ -112,7 +119,7 @@ class Leader(ScriptedProposer):
 
     def order_archive(self, archiver: int, archived_lsn: int = 0) -> None:
         """Say who archives, and how far the archive is; return when that was heard."""
-        self.send(ArchiveOrder(self.node_id, archiver, archived_lsn, self.archive_id))
+        self.send(ArchiveAssignment(self.leader_id, archiver, archived_lsn, self.archive_id))
         self.commit(self.commit_lsn)
 
     def hear_of_archive(self, matches: Callable[[ArchiveReport], bool]) -> ArchiveReport:
@@ -130,19 +137,19 @@ class ReplicationHouse:
 
     Attributes:
         fs: its disk.
-        node, hub, slots, door, archiver, read_through: its parts; use them in `call` only.
+        node, hub, slots, listener, archiver, read_through: its parts; use them in `call` only.
         pg_port: where replication clients connect.
 
     Args:
         archive: the URL of an archive: with it there are an archiver, which does not begin by itself, and a way for
             readers into the archive.
-        protection: tls, users and networks of the replication door.
+        protection: tls, users and networks of the replication listener.
     """
 
     node: Node
-    hub: LearnerHub
+    hub: ReaderHub
     slots: Slots
-    door: ReplicationDoor
+    listener: ReplicationListener
     archiver: Archiver
     read_through: ReadThrough | None = None
 
@@ -188,7 +195,7 @@ class ReplicationHouse:
         connections_max, greeting_timeout_s, timeout_s, slots_max = self._options
         folder = DataFolder.open(self.fs, self._directory, 1, "a" * 32)
         self.node = node = Node(folder, self._loop)
-        self._proposers = ProposerDoor(
+        self._proposers = ProposerListener(
             node,
             budget=Budget(8),
             greeting_timeout_s=DEADLINE_S,
@@ -199,9 +206,9 @@ class ReplicationHouse:
         self.slots = Slots.open(self.fs, self._directory, node.disk, slots_max)
         if self._archive[0]:
             self._open_archive(*self._archive)
-        self.hub = LearnerHub(node, self._loop, self.read_through)
-        node.attach_learners(self.hub)
-        self.door = ReplicationDoor(
+        self.hub = ReaderHub(node, self._loop, self.read_through)
+        node.attach_readers(self.hub)
+        self.listener = ReplicationListener(
             node,
             self.hub,
             self.slots,
@@ -211,21 +218,21 @@ class ReplicationHouse:
             **self._protection,
         )
         await self._proposers.open(Address("127.0.0.1", 0))
-        await self.door.open(Address("127.0.0.1", 0))
-        self.pg_port = self.door.address.port
+        await self.listener.open(Address("127.0.0.1", 0))
+        self.pg_port = self.listener.address.port
 
     def _open_archive(self, url: str, partial_interval_s: float, compress: bool) -> None:
         access, node = ArchiveAccess(url, timeout_s=5), self.node
         self.read_through = ReadThrough(self.fs, self._directory, access, lambda: node.acceptor.control)
         self.archiver = Archiver(node, self.fs, access, compress=compress, partial_interval_s=partial_interval_s)
-        node.attach_learners(self.archiver)
+        node.attach_readers(self.archiver)
 
     async def _close(self) -> None:
         if self.read_through is not None:
             self.archiver.close()
         self._proposers.stop_accepting()
         self._proposers.close_all()
-        self.door.abort()
+        self.listener.abort()
         await self.node.drain()
         self.node.stop()
         self.node.folder.close()

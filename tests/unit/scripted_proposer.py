@@ -6,7 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self, TypeVar
 
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -124,18 +124,18 @@ class ScriptedProposer:
         return self.greeting.membership.generation if self.greeting.membership is not None else 1
 
     def be_voted_for(self, term: int) -> VoteResponse:
-        self.node_id = NodeId(term, self.run)
-        self.send(VoteRequest(self.node_id, self.generation))
+        self.leader_id = LeaderId(term, self.run)
+        self.send(VoteRequest(self.leader_id, self.generation))
         return self.receive(VoteResponse)
 
     def be_elected(self, vote: VoteResponse, commit_lsn: int = 0) -> AppendResponse:
         """Lead with the history of the vote, as the only member's."""
         start_lsn = vote.flush_lsn or BASE_LSN
-        history = (*vote.history, HistoryEntry(self.node_id.term, start_lsn, 1))
+        history = (*vote.history, HistoryEntry(self.leader_id.term, start_lsn, 1))
         assert self.greeting.membership is not None or self.membership is not None
         self.send(
             Elected(
-                node_id=self.node_id,
+                leader_id=self.leader_id,
                 cluster_id=self.greeting.cluster_id or self.cluster_id,
                 system_id=SYSTEM_ID,
                 segment_size=SEGMENT_SIZE,
@@ -161,7 +161,7 @@ class ScriptedProposer:
         """Send WAL at the write position, or a heartbeat, without waiting for the answer; return what was sent."""
         self.sequence += 1
         request = AppendRequest(
-            self.node_id, self.generation, self.write_lsn, commit_lsn, 0, self.sequence, healthy=True, payload=payload
+            self.leader_id, self.generation, self.write_lsn, commit_lsn, 0, self.sequence, healthy=True, payload=payload
         )
         self.send(request)
         self.write_lsn += len(payload)

@@ -386,7 +386,11 @@ def test_every_message_is_in_the_protocol() -> None:
 
 def test_every_field_of_the_control_state_is_in_the_protocol() -> None:
     text = section("protocol.md", "What an acceptor keeps").replace("\n", " ")
-    spelled_out = {"tli_histories": "timeline history files", "history": "term history", "promised": "promised NodeId"}
+    spelled_out = {
+        "tli_histories": "timeline history files",
+        "history": "term history",
+        "promised": "promised LeaderId",
+    }
     missing = [
         field
         for field in ControlState.__struct_fields__

@@ -105,7 +105,7 @@ def proxy_options(command: _Command) -> _Command:
         default=f"http://{DEFAULT_HTTP}",
         envvar="WALPROXY_URL",
         show_default=True,
-        help="Where the proxy's HTTP door is. [WALPROXY_URL]",
+        help="Where the proxy's HTTP listener is. [WALPROXY_URL]",
     )
     return url(tls_ca(command))
 

@@ -1,4 +1,4 @@
-"""`walproxy run`: the proxy as a process, with its HTTP door and its signals (safekeeper/base/signals.py).
+"""`walproxy run`: the proxy as a process, with its HTTP listener and its signals (safekeeper/base/signals.py).
 
 At SIGTERM and SIGINT it takes no more WAL, waits until the quorum has what was taken, tells PostgreSQL, and exits
 with 0.
@@ -69,7 +69,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     """Run the proxy until a signal or an error ends it, which is logged; return the process's exit code.
 
     Raises:
-        ConfigurationError: the HTTP door cannot be opened.
+        ConfigurationError: the HTTP listener cannot be opened.
     """
 
     def reload() -> None:
@@ -98,7 +98,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
             reload=reload,
         )
         logger.info(
-            "starts as run %s, HTTP on %s; process %d", proxy.proposer.config.run[:8], http.address, os.getpid()
+            "starts as run %s, HTTP on %s; process %d", proxy.proposer.config.proposer_id[:8], http.address, os.getpid()
         )
         tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
         error = await proxy.run()

@@ -1,4 +1,4 @@
-"""`walproxy torture`: a cluster that is beaten, or left alone for long, and what it has kept of its promises."""
+"""`walproxy torture`: a cluster that is stressed, or left alone for long, and what it has kept of its promises."""
 
 import random
 import signal
@@ -10,14 +10,14 @@ import msgspec
 from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
-from walproxy.cli.torture_beating import beat_and_keep
 from walproxy.cli.torture_report import check_report, write_report
 from walproxy.cli.torture_soak import soak_and_show
+from walproxy.cli.torture_stress import stress_and_keep
 from walproxy.lab.testing import EngineName
-from walproxy.lab.torture.beat_summary import BeatSummary, beat_table, summarise_beating
 from walproxy.lab.torture.run import Plan
 from walproxy.lab.torture.soak import Load
 from walproxy.lab.torture.soak_summary import Summary, as_json, growth_table, summarise
+from walproxy.lab.torture.stress_summary import StressSummary, stress_table, summarise_stress
 
 _SOAK_LOAD = Load()
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
@@ -102,9 +102,9 @@ def torture(
         click.echo(f"seed {seed}", err=True)
         postgres = None if major is None else str(major)
         options = (clients or 8, rate or 200.0, safekeepers, postgres, engine)
-        beaten, folder = beat_and_keep(lambda directory: Plan(seed, seconds, directory, *options), parent, console)
-        run = beaten.run
-        _show(summarise_beating(beaten), wants_json)
+        stressed, folder = stress_and_keep(lambda directory: Plan(seed, seconds, directory, *options), parent, console)
+        run = stressed.run
+        _show(summarise_stress(stressed), wants_json)
     for violation in run.violations:
         click.echo(f"VIOLATION {violation.rule}: {violation.message}", err=True)
     if report is not None:
@@ -114,11 +114,11 @@ def torture(
     sys.exit(EXIT_UNEXPECTED if run.violations else EXIT_FINE)
 
 
-def _show(summary: Summary | BeatSummary, wants_json: bool) -> None:
+def _show(summary: Summary | StressSummary, wants_json: bool) -> None:
     if wants_json:
         click.echo((as_json(summary) if isinstance(summary, Summary) else msgspec.json.encode(summary)).decode())
         return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
-    console.print(growth_table(summary) if isinstance(summary, Summary) else beat_table(summary))
+    console.print(growth_table(summary) if isinstance(summary, Summary) else stress_table(summary))

@@ -1,6 +1,6 @@
 """Checksums of the WAL that a primary has streamed, back to a record with a time (S10).
 
-A `StreamDigest` follows the stream: at any time it has the CRC-32C of each 8 KiB page from the start of the segment of
+A `PageChecksums` follows the stream: at any time it has the CRC-32C of each 8 KiB page from the start of the segment of
 the last record known to have a time up to the last byte. It is what a primary that comes back is compared with. It is
 begun with the bytes that a primary sends for the comparison, and goes on from there.
 
@@ -19,7 +19,7 @@ from safekeeper.waldecode.timed_records import TimedRecords
 PAGES_MAX = 1 << 22
 
 
-class StreamDigest:
+class PageChecksums:
     """The page checksums of the WAL [begin_lsn, end_lsn), where begin_lsn is a segment's start.
 
     Args:

@@ -10,7 +10,7 @@ from enum import Enum
 
 from safekeeper.base.errors import Fenced, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AcceptorMessage,
@@ -60,7 +60,7 @@ class Campaign:
         cluster: whose members are asked.
         primary: as it last said who it is.
         asked: the members that are asked, or were.
-        node_id: what the votes are for; None during the pre-vote.
+        leader_id: what the votes are for; None during the pre-vote.
         refusals: who refused, or is gone.
         quorum_at: when a quorum had voted.
         donor: whose log is the newest.
@@ -85,7 +85,7 @@ class Campaign:
         self.cluster = cluster
         self.primary = primary
         self.asked = voters_of(roster.peers, cluster)
-        self.node_id: NodeId | None = None
+        self.leader_id: LeaderId | None = None
         self.pre_votes: dict[int, PreVoteResponse] = {}
         self.votes: dict[int, VoteResponse] = {}
         self.refusals: set[int] = set()
@@ -121,7 +121,7 @@ class Campaign:
         for safekeeper_id in sorted(self.asked):
             # Once: two that depose each other again and again would win terms without end.
             takeover = self._config.takeover and not self._candidacy.was_elected
-            request = PreVoteRequest(self._config.run, takeover)
+            request = PreVoteRequest(self._config.proposer_id, takeover)
             yield self._roster.ask(safekeeper_id, request, now)
 
     def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> Iterator[Action]:
@@ -136,7 +136,7 @@ class Campaign:
                 self.pre_votes[safekeeper_id] = message
                 yield from self._judge(now)
         elif isinstance(message, VoteResponse):
-            if self.phase is Phase.VOTING and message.node_id == self.node_id:
+            if self.phase is Phase.VOTING and message.leader_id == self.leader_id:
                 if message.granted:
                     check_history(message.history)
                     self.votes[safekeeper_id] = message
@@ -185,7 +185,7 @@ class Campaign:
 
     def primary_identified(self) -> Iterator[Action]:
         """The primary has said once more who it is: find where the term begins, and have the primary checked."""
-        assert self.node_id is not None  # a vote was asked for
+        assert self.leader_id is not None  # a vote was asked for
         vote = self.votes[self.donor]
         try:
             plan = self.plan = plan_term(vote, self.primary)
@@ -194,12 +194,12 @@ class Campaign:
             return
         yield Note(
             Level.INFO,
-            f"term {self.node_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
+            f"term {self.leader_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
             f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
         )
         segment_size = self.primary.segment_size
         self.verification = Verification(
-            self.node_id,
+            self.leader_id,
             self.donor,
             vote,
             plan,
@@ -236,7 +236,8 @@ class Campaign:
 
     def rivals(self) -> dict[int, str]:
         """Return, by member, the other run that it holds for alive."""
-        return {i: r.live_run for i, r in self.pre_votes.items() if r.live_run not in ("", self._config.run)}
+        own = ("", self._config.proposer_id)
+        return {i: r.live_proposer_id for i, r in self.pre_votes.items() if r.live_proposer_id not in own}
 
     def vote_outcome(self, now: float) -> Outcome:
         """Whether a quorum has promised (step 3).
@@ -264,14 +265,14 @@ class Campaign:
 
     def elected(self) -> Elected:
         """Return what the members of the term that is won are told first (step 5)."""
-        assert self.plan is not None and self.node_id is not None  # by the outcome
+        assert self.plan is not None and self.leader_id is not None  # by the outcome
         vote, primary = self.votes[self.donor], self.primary
         gives_up = self.verification is not None and self.verification.gives_up
         history, forgotten_term = shorten_history(
-            extend_history(vote.history, self.plan, self.node_id, gives_up), self.votes, self.donor, self.membership
+            extend_history(vote.history, self.plan, self.leader_id, gives_up), self.votes, self.donor, self.membership
         )
         return Elected(
-            self.node_id,
+            self.leader_id,
             self.cluster.id,
             primary.system_id,
             primary.segment_size,
@@ -316,7 +317,7 @@ class Campaign:
         candidacy, peers = self._candidacy, self._roster.peers
         candidacy.term = max(candidacy.term, highest_promise(peers)) + 1
         candidacy.is_spare = False
-        self.node_id = NodeId(candidacy.term, self._config.run)
+        self.leader_id = LeaderId(candidacy.term, self._config.proposer_id)
         self._round_began_at = now
         # Who has greeted since the pre-vote is asked too: the more votes, the more exact is M (S9). Whoever has yet to
         # greet is asked then.
@@ -328,7 +329,7 @@ class Campaign:
 
     def _ask_for_vote(self, safekeeper_id: int, now: float) -> Iterator[Action]:
         greeting = self._roster.peers[safekeeper_id].greeting
-        assert self.node_id is not None and greeting is not None  # by the callers
+        assert self.leader_id is not None and greeting is not None  # by the callers
         if safekeeper_id not in voters_of(self._roster.peers, self.cluster):
             return
         self.asked.add(safekeeper_id)
@@ -336,7 +337,7 @@ class Campaign:
         if greeting.membership is None:
             # It missed the bootstrap's end; it is in it by name.
             yield self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now)
-        yield self._roster.ask(safekeeper_id, VoteRequest(self.node_id, self.membership.generation), now)
+        yield self._roster.ask(safekeeper_id, VoteRequest(self.leader_id, self.membership.generation), now)
 
     def _elect(self) -> Iterator[Action]:
         """A quorum has promised: choose the donor, and ask the primary once more who it is."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.commitment import quorum_lsn
-from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.term_history import (
@@ -55,7 +55,7 @@ def highest_possible_commit(
     return vote.flush_lsn
 
 
-def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId, gives_up: bool = False) -> TermHistory:
+def extend_history(history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False) -> TermHistory:
     """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
 
     An empty entry at the start itself goes too: it said that its owner is newer than those without it, and so does the
@@ -74,7 +74,7 @@ def extend_history(history: TermHistory, plan: LogPlan, node_id: NodeId, gives_u
     )
     gives_up = gives_up or any(entry.gives_up for entry in history if entry not in kept)
     floor = history[-1].floor if history else 0
-    return (*kept, HistoryEntry(node_id.term, plan.start_lsn, plan.tli, gives_up, floor))
+    return (*kept, HistoryEntry(leader_id.term, plan.start_lsn, plan.tli, gives_up, floor))
 
 
 def collect_tli_histories(

@@ -9,7 +9,7 @@ Commits reach whoever reads at a member as soon as they reach the proxy: what ha
 the next WAL if there is any, else by itself (`_tell_commit`). Otherwise the last commit before a silence would wait for
 a heartbeat, and remote_apply for the standby that waits for it.
 
-A member whose log ends below the oldest WAL that any other one keeps cannot be fed: it is set forward, by an `Elected`
+A member whose log ends below the oldest WAL that any other one keeps cannot be fed: it skips ahead, by an `Elected`
 whose base_lsn lies there, if what it skips is known to be committed (S6). That WAL is in the archive.
 
 A member keeps its flush position when its connection breaks: what is on disk stays on disk. What it had only received
@@ -26,7 +26,7 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Elected,
     ReadRequest,
@@ -81,7 +81,7 @@ class Progress:
         sent_lsn, write_lsn, flush_lsn: sent to it, received by it, on its disk.
         last_begin_lsn: where the last append that it was sent out of the window begins.
         wal_begin_lsn: the first byte of WAL that it keeps, as it has said in this term; 0 before.
-        forward_lsn: where it was last set forward to on this connection; 0 if it was not.
+        skipped_to_lsn: where it last skipped to on this connection; 0 if it did not.
         told_commit_lsn: the commit_lsn that the last word to it carried.
         acked_sequence: the newest word of ours that it has heard.
         waiting_since: when the oldest word without an answer was sent, None if all are answered.
@@ -104,7 +104,7 @@ class Progress:
     write_lsn: Lsn = 0
     flush_lsn: Lsn = 0
     wal_begin_lsn: Lsn = 0
-    forward_lsn: Lsn = 0
+    skipped_to_lsn: Lsn = 0
     told_commit_lsn: Lsn = 0
     acked_sequence: int = -1
     last_sent_at: float = 0.0
@@ -138,7 +138,7 @@ class Leadership:
 
     def __init__(self, elected: Elected, donor: int, standbys: Standbys, timing: Timing, now: float) -> None:
         self.elected = elected
-        self.node_id = elected.node_id
+        self.leader_id = elected.leader_id
         self.membership: Membership = elected.membership
         self.term_start_lsn = elected.history[-1].start_lsn
         self.tli = elected.history[-1].tli
@@ -179,7 +179,7 @@ class Leadership:
         progress.last_sent_at = progress.waiting_since = now
         base_lsn = self._oldest_wal(safekeeper_id, progress)
         elected = Elected(
-            self.node_id,
+            self.leader_id,
             self.elected.cluster_id,
             self.elected.system_id,
             self.elected.segment_size,
@@ -240,7 +240,7 @@ class Leadership:
             RemoteProtocolError: positions that no acceptor of this term can have.
         """
         progress = self.members.get(safekeeper_id)
-        if progress is None or not progress.connected or response.node_id != self.node_id:
+        if progress is None or not progress.connected or response.leader_id != self.leader_id:
             return
         if not response.flush_lsn <= response.write_lsn <= max(self.received_lsn, self.term_start_lsn):
             raise RemoteProtocolError(
@@ -248,16 +248,16 @@ class Leadership:
                 f"{format_lsn(response.flush_lsn)} cannot be: the log ends at {format_lsn(self.received_lsn)}"
             )
         if not progress.answered:
-            if response.write_lsn < progress.forward_lsn:
-                return  # It was on its way when the member was set forward: of a log that is given up.
+            if response.write_lsn < progress.skipped_to_lsn:
+                return  # It was on its way when the member skipped WAL: of a log that is given up.
             progress.answered = progress.adopted = True
             progress.adopted_lsn = response.write_lsn
             if not response.has_readers:
                 yield from self.on_standby_feedback(safekeeper_id, ())
             if self.archiving.archiver:
-                yield self._archive_order(safekeeper_id)
+                yield self._archive_assignment(safekeeper_id)
         if response.write_lsn > progress.sent_lsn:
-            # That is where its log ends, or where it was set forward to.
+            # That is where its log ends, or where it skipped to.
             progress.sent_lsn = response.write_lsn
         progress.last_response_at = now
         progress.acked_sequence = response.sequence
@@ -396,15 +396,15 @@ class Leadership:
             if p.answered and source != safekeeper_id and p.wal_begin_lsn <= progress.sent_lsn < p.flush_lsn
         ]
         if not sources:
-            yield from self._set_forward(safekeeper_id, progress, now)
+            yield from self._skip(safekeeper_id, progress, now)
             return
         source_flush_lsn, source = max(sources)
         end_lsn = min(source_flush_lsn, self.window_begin_lsn, progress.sent_lsn + READ_BYTES)
         self._request_id += 1
         progress.read_request, progress.read_end_lsn = (self._request_id, source), end_lsn
-        yield SendMessage(source, ReadRequest(self.node_id, self._request_id, progress.sent_lsn, end_lsn))
+        yield SendMessage(source, ReadRequest(self.leader_id, self._request_id, progress.sent_lsn, end_lsn))
 
-    def _set_forward(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
+    def _skip(self, safekeeper_id: int, progress: Progress, now: float) -> Iterator[Action]:
         """Nobody has the WAL that this member needs next: let it go on from the oldest that is left (S6).
 
         No WAL is on its way to it: what it was sent it has answered. Answers to heartbeats may be on their way from it.
@@ -413,10 +413,10 @@ class Leadership:
         if progress.sent_lsn < base_lsn and progress.waiting_since is None:
             yield Note(
                 Level.WARNING,
-                f"safekeeper {safekeeper_id} is set forward from {format_lsn(progress.sent_lsn)} to "
-                f"{format_lsn(base_lsn)}: no other one keeps older WAL any more",
+                f"safekeeper {safekeeper_id} skips from {format_lsn(progress.sent_lsn)} to "
+                f"{format_lsn(base_lsn)}: no member retains older WAL",
             )
-            progress.forward_lsn = base_lsn
+            progress.skipped_to_lsn = base_lsn
             yield self._tell_elected(safekeeper_id, progress, now)
 
     def on_storage_full(self, safekeeper_id: int, reason: str) -> Iterator[Action]:
@@ -445,17 +445,18 @@ class Leadership:
         if stranger:
             yield Note(Level.ERROR, stranger)
         if (archiving.archived_lsn, archiving.archive_id) != before:
-            yield from self._tell_archive_orders()
+            yield from self._tell_archive_assignments()
 
-    def _tell_archive_orders(self) -> Iterator[Action]:
+    def _tell_archive_assignments(self) -> Iterator[Action]:
         for safekeeper_id, progress in self.members.items():
             if progress.answered:
-                yield self._archive_order(safekeeper_id)
+                yield self._archive_assignment(safekeeper_id)
 
-    def _archive_order(self, safekeeper_id: int) -> SendMessage:
+    def _archive_assignment(self, safekeeper_id: int) -> SendMessage:
         archiving = self.archiving
         return SendMessage(
-            safekeeper_id, ArchiveOrder(self.node_id, archiving.archiver, archiving.archived_lsn, archiving.archive_id)
+            safekeeper_id,
+            ArchiveAssignment(self.leader_id, archiving.archiver, archiving.archived_lsn, archiving.archive_id),
         )
 
     # ------------------------------------------------------------------ more bytes go out
@@ -486,7 +487,7 @@ class Leadership:
         refusing = self.members.get(source)
         if refusing is not None and not refusing.answered and refusing.refuses != reason:
             refusing.refuses = reason
-            yield Note(Level.WARNING, f"safekeeper {source} does not take part in term {self.node_id.term}: {reason}")
+            yield Note(Level.WARNING, f"safekeeper {source} does not take part in term {self.leader_id.term}: {reason}")
         for progress in self.members.values():
             if progress.read_request is not None and progress.read_request[1] == source:
                 progress.read_request = None
@@ -495,7 +496,7 @@ class Leadership:
     def append_request(self, begin_lsn: Lsn, now: float, payload: bytes | memoryview = b"") -> AppendRequest:
         """Return an append with everything that is known now; the shell sends the window's bytes behind it."""
         return AppendRequest(
-            self.node_id,
+            self.leader_id,
             self.membership.generation,
             begin_lsn,
             self.commit_lsn,
@@ -524,7 +525,7 @@ class Leadership:
         news = self.archiving.choose(self.commit_lsn, now)
         if news:
             yield Note(Level.INFO, news)
-            yield from self._tell_archive_orders()
+            yield from self._tell_archive_assignments()
         for safekeeper_id, progress in self.members.items():
             if not progress.connected:
                 continue

@@ -37,7 +37,7 @@ class ProposerConfig:
         apply_rule: the standbys that must have replayed what `apply` says.
     """
 
-    run: str
+    proposer_id: str
     safekeeper_ids: tuple[int, ...]
     takeover: bool = False
     allow_data_loss: bool = False

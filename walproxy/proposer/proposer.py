@@ -85,7 +85,7 @@ class Proposer:
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config
         self.timing = config.timing
-        self.roster = Roster(config.run, config.safekeeper_ids)
+        self.roster = Roster(config.proposer_id, config.safekeeper_ids)
         self.peers = self.roster.peers
         self.candidacy = Candidacy()
         self.campaign: Campaign | None = None
@@ -476,7 +476,7 @@ class Proposer:
         leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
         candidacy = self.candidacy
         candidacy.failed = 0
-        candidacy.held_term, candidacy.held_commit_lsn = elected.node_id.term, term_start_lsn
+        candidacy.held_term, candidacy.held_commit_lsn = elected.leader_id.term, term_start_lsn
         self.leadership, self.campaign = leadership, None
         for safekeeper_id, peer in self.peers.items():
             if peer.greeting is not None and not peer.refused and self.leadership is leadership:
@@ -534,7 +534,7 @@ class Proposer:
         """Stop leading; what PostgreSQL is told goes back to 0 until the next term has reached its start (S1)."""
         leadership, candidacy = self.leadership, self.candidacy
         assert leadership is not None  # by the callers
-        self._note(Level.INFO, f"term {leadership.node_id.term} ends: {reason}")
+        self._note(Level.INFO, f"term {leadership.leader_id.term} ends: {reason}")
         candidacy.held_commit_lsn = max(candidacy.held_commit_lsn, leadership.commit_lsn)
         self.leadership = None
         self._stream.ended_lsn = self._probe_sequence = None
@@ -554,7 +554,7 @@ class Proposer:
             self.campaign.donor_refused(safekeeper_id, refusal.reason)
             self._follow_campaign(self.campaign, (), now)
         if code is RefusalCode.STALE_TERM:
-            if leadership is not None and refusal.promised.term > leadership.node_id.term:
+            if leadership is not None and refusal.promised.term > leadership.leader_id.term:
                 self._end_term(now, f"safekeeper {safekeeper_id} has promised {refusal.promised}")
         elif code is RefusalCode.RANGE and leadership is not None:
             self._out.extend(leadership.on_range_refused(safekeeper_id, refusal.reason, now))
@@ -581,8 +581,8 @@ class Proposer:
             self._finish(PrimaryRefused(reason))
             return
         campaign = self.campaign
-        if campaign is not None and campaign.node_id is not None:
-            self._note(Level.INFO, f"term {campaign.node_id.term} is given up, the primary is refused: {reason}")
+        if campaign is not None and campaign.leader_id is not None:
+            self._note(Level.INFO, f"term {campaign.leader_id.term} is given up, the primary is refused: {reason}")
         if campaign is not None and campaign.phase is Phase.VERIFYING:
             by_bytes = campaign.plan is not None
             self.refusals.remember(

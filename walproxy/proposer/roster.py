@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -58,9 +58,9 @@ class Roster:
         peers: by id.
     """
 
-    def __init__(self, run: str, safekeeper_ids: tuple[int, ...]) -> None:
+    def __init__(self, proposer_id: str, safekeeper_ids: tuple[int, ...]) -> None:
         self.peers: dict[int, Peer] = {i: Peer() for i in safekeeper_ids}
-        self._run = run
+        self._proposer_id = proposer_id
 
     def connect(self, safekeeper_id: int) -> None:
         """A connection is open; why it was refused stays known until it greets again."""
@@ -83,7 +83,7 @@ class Roster:
         """Say who asks and, if that is known, for which PostgreSQL, so that both sides check it."""
         greeting = ProposerGreeting(
             PROTOCOL_VERSION,
-            self._run,
+            self._proposer_id,
             safekeeper_id,
             primary.system_id if primary else None,
             primary.segment_size if primary else None,
@@ -136,7 +136,7 @@ class Roster:
             peer.told = reason
             yield Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}")
 
-    def remember_promise(self, safekeeper_id: int, promised: NodeId) -> None:
+    def remember_promise(self, safekeeper_id: int, promised: LeaderId) -> None:
         """It has said whom it follows by now."""
         peer = self.peers[safekeeper_id]
         if peer.greeting is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from safekeeper.base.errors import PrimaryRefused, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
     DigestRequest,
@@ -110,7 +110,7 @@ class Verification:
 
     def __init__(
         self,
-        node_id: NodeId,
+        leader_id: LeaderId,
         donor: int,
         vote: VoteResponse,
         plan: LogPlan,
@@ -124,7 +124,7 @@ class Verification:
         self.plan = plan
         self.is_passed = self.awaits_link = self.gives_up = False
         self.refusal = ""
-        self._node_id = node_id
+        self._leader_id = leader_id
         self._donor = donor
         self._segment_size = segment_size
         self._stream = stream
@@ -209,7 +209,7 @@ class Verification:
             RemoteProtocolError: they are not those that were asked for.
         """
         start_lsn = self.plan.start_lsn
-        if response.request_id != self._node_id.term or self._our_page_crcs is not None:
+        if response.request_id != self._leader_id.term or self._our_page_crcs is not None:
             return  # of another campaign
         is_first = not self._donor_crcs
         begin_lsn = response.begin_lsn if is_first else self._donor_crcs_end_lsn
@@ -239,7 +239,7 @@ class Verification:
         self._donor_crcs_end_lsn = response.end_lsn
         if response.end_lsn < start_lsn:
             yield SendMessage(
-                self._donor, DigestRequest(self._node_id, self._node_id.term, response.end_lsn, start_lsn)
+                self._donor, DigestRequest(self._leader_id, self._leader_id.term, response.end_lsn, start_lsn)
             )
             return
         self._our_page_crcs = tuple(self._donor_crcs)
@@ -277,14 +277,14 @@ class Verification:
             yield self._ask_for_tail()
 
     def _ask_for_tail(self) -> SendMessage:
-        return SendMessage(self._donor, TailRequest(self._node_id, 0, self.plan.start_lsn))
+        return SendMessage(self._donor, TailRequest(self._leader_id, 0, self.plan.start_lsn))
 
     def _compare(self) -> Iterator[Action]:
         """Have the primary's bytes before the term's start compared with the donor's."""
         plan, check = self.plan, self._check
         if check.begin_lsn < plan.start_lsn:
-            term = self._node_id.term
-            request = DigestRequest(self._node_id, term, check.begin_lsn, plan.start_lsn, back_to_timed=True)
+            term = self._leader_id.term
+            request = DigestRequest(self._leader_id, term, check.begin_lsn, plan.start_lsn, back_to_timed=True)
             yield SendMessage(self._donor, request)
         else:
             self._our_page_crcs = self._their_page_crcs = ()

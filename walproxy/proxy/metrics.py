@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from safekeeper.base.lsn import parse_lsn
-from safekeeper.net.listener import Door
+from safekeeper.net.listener import Listener
 from safekeeper.net.metrics_page import listener_metrics
 
 _LSNS = {
@@ -39,7 +39,7 @@ class ProxyCollector(Collector):
     def __init__(self, status: Callable[[], Mapping[str, Any]], not_ready_reason: Callable[[], str]) -> None:
         self._status = status
         self._not_ready_reason = not_ready_reason
-        self.listeners: dict[str, Door[Any]] = {}
+        self.listeners: dict[str, Listener[Any]] = {}
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""

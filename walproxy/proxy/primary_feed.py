@@ -30,7 +30,7 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import TliHistory
 from safekeeper.waldecode.continuity import LinkCheck
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
-from walproxy.postgres.page_checksums import StreamDigest
+from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
 from walproxy.postgres.sql import terminate_slot_holder
 from walproxy.postgres.walreceiver import ReplicationConnection, TimelineEnd
@@ -62,7 +62,7 @@ class FeedOwner(Protocol):
     def primary_lost(self, reason: str) -> None:
         """The connection is gone; another is being made."""
 
-    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: StreamDigest) -> None:
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
         """The bytes to be compared are received, and `digest` has their checksums; nothing of them is handed on."""
 
     def segment_removed(self, reason: str) -> None:
@@ -132,7 +132,7 @@ class PrimaryFeed:
         self._told_feedback_at = 0.0
         self._caught_up_at = 0.0
         self._status_scheduled = False
-        self._check: StreamDigest | None = None
+        self._check: PageChecksums | None = None
         self._check_begin_lsn: Lsn = 0
         self._link_check: LinkCheck | None = None
         self._unlinked: list[memoryview] = []
@@ -438,7 +438,7 @@ class PrimaryFeed:
     ) -> TimelineEnd:
         await self._start_replication(connection, begin_lsn, tli)
         if begin_lsn == order.check_begin_lsn < order.begin_lsn:
-            self._check = StreamDigest(self._segment_size, begin_lsn, keeps_all=True)
+            self._check = PageChecksums(self._segment_size, begin_lsn, keeps_all=True)
             self._check_begin_lsn = begin_lsn
         loop = asyncio.get_running_loop()
         self._caught_up_at = loop.time()

@@ -23,7 +23,7 @@ from safekeeper.consensus.membership import quorum_size
 from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.peers.codec import Buffers, encode, encode_append_header
 from walproxy.postgres.hosts import primary_hosts
-from walproxy.postgres.page_checksums import StreamDigest
+from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.proposer.actions import (
     Action,
     Disconnect,
@@ -88,7 +88,7 @@ class Proxy:
         hosts = primary_hosts(config.primary)
         self.proposer = Proposer(
             ProposerConfig(
-                run=secrets.token_hex(16),
+                proposer_id=secrets.token_hex(16),
                 safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
                 addresses={safekeeper_id: str(address) for safekeeper_id, address in config.safekeepers},
                 takeover=config.takeover,
@@ -114,7 +114,7 @@ class Proxy:
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
-        self._digest: StreamDigest | None = None
+        self._digest: PageChecksums | None = None
         self._events: deque[list[Action]] = deque()
         self._executing = False
         self._stopping = False
@@ -317,7 +317,7 @@ class Proxy:
         """The connection to the primary is gone."""
         self._execute(self.proposer.primary_lost(self._loop.time()))
 
-    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: StreamDigest) -> None:
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
         """The bytes to compare were received (S10)."""
         page_crcs = digest.page_crcs()
         if self._digest is None:
@@ -435,7 +435,7 @@ class Proxy:
                 identity, checks = self.proposer.primary, action.check_begin_lsn < action.begin_lsn
                 self._digest = None
                 if identity is not None and not checks:
-                    self._digest = StreamDigest(identity.segment_size, action.begin_lsn)
+                    self._digest = PageChecksums(identity.segment_size, action.begin_lsn)
             self.feed.start(action)
         elif isinstance(action, StopReplication):
             self.feed.stop(action.reason)
@@ -448,7 +448,7 @@ class Proxy:
 
     def _append_frame(self, leadership: Leadership, action: SendAppend) -> Buffers:
         header = encode_append_header(
-            leadership.node_id,
+            leadership.leader_id,
             leadership.membership.generation,
             action.begin_lsn,
             leadership.commit_lsn,

@@ -351,10 +351,10 @@ async def greet_all(config: ProxyConfig) -> dict[int, "Talk"]:
             talk.greeting = await talk.ask(
                 ProposerGreeting(PROTOCOL_VERSION, run, safekeeper_id, None, None), AcceptorGreeting
             )
-            live_run = (await talk.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)).live_run
-            if live_run:
+            live_proposer_id = (await talk.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)).live_proposer_id
+            if live_proposer_id:
                 raise ConfigurationError(
-                    f"a proxy serves on safekeeper {safekeeper_id} (run {live_run[:8]}): stop it first"
+                    f"a proxy serves on safekeeper {safekeeper_id} (run {live_proposer_id[:8]}): stop it first"
                 )
     except BaseException:
         for talk in talks.values():

@@ -42,7 +42,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "commit_lsn": format_lsn(leadership.commit_lsn if leadership is not None else 0),
         "quorum": quorum_size(len(members if members is not None else proxy.links)),
         "safekeepers": safekeepers,
-        "run": proposer.config.run,
+        "run": proposer.config.proposer_id,
         "spare": proposer.is_spare,
         "state_since_s": round(now - proxy.state_since, 3),
         "not_ready_s": round(not_ready_s, 3) if not_ready_s is not None else None,

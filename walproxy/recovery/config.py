@@ -74,7 +74,7 @@ class SourceConfig:
     archive: str | None = _archive_option(parse=optional(location), default=None)
     archive_options: Mapping[str, str] = _archive_options_option()
     safekeepers: str | None = option(
-        "Running safekeepers: a libpq connection string of their replication doors, with several hosts; every one "
+        "Running safekeepers: a libpq connection string of their replication listeners, with several hosts; every one "
         "named must answer",
         parse=optional(text),
         default=None,

@@ -1,4 +1,4 @@
-"""A running safekeeper as a source of WAL, through its replication door.
+"""A running safekeeper as a source of WAL, through its replication listener.
 
 It serves what is committed, as far as it knows, and where it reads through to an archive also what it has removed. A
 connection is made for each question: recovery asks once per segment. PostgreSQL's own servers answer in the same way,
@@ -12,7 +12,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import LSN_MAX, Lsn, segment_start
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.wal_sources.source import LogPath, Offer, Origin, SourceLacks
-from walproxy.wal_sources.wal_fetch_client import ReplicationServer, ServedLog
+from walproxy.wal_sources.wal_fetch_client import ServedLog, WalFetchClient
 
 _WHOSE = "the safekeepers'"
 
@@ -28,7 +28,7 @@ class SafekeeperSource:
 
     def __init__(self, host: str, conninfo: str, *, timeout_s: float = 10.0) -> None:
         self.name = f"the safekeeper {host}"
-        self._server = ReplicationServer(
+        self._server = WalFetchClient(
             self.name,
             conninfo,
             whose=_WHOSE,
@@ -112,6 +112,6 @@ def safekeeper_sources(conninfo: str, *, timeout_s: float = 10.0) -> list[Safeke
         hosts = primary_hosts(conninfo, _WHOSE)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{error}; --safekeepers takes a libpq connection string of their replication doors (--pg-listen)"
+            f"{error}; --safekeepers takes a libpq connection string of their replication listeners (--pg-listen)"
         ) from None
     return [SafekeeperSource(host.name, host.conninfo, timeout_s=timeout_s) for host in hosts]

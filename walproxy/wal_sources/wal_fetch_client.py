@@ -1,7 +1,7 @@
 """A conversation with a replication server, one question after the other: whose WAL it has, histories, bytes.
 
-For safekeepers' replication doors and, since these answer in the same way, for PostgreSQL's own servers. Blocking: a
-connection is made for a task, and used by one thread.
+For safekeepers' replication listeners and, since these answer in the same way, for PostgreSQL's own servers. Blocking:
+a connection is made for a task, and used by one thread.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class ServedLog(NamedTuple):
     readable_lsn: Lsn
 
 
-class ReplicationServer:
+class WalFetchClient:
     """One host.
 
     Args:

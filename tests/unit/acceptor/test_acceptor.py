@@ -26,7 +26,7 @@ from safekeeper.acceptor.effects import (
     WriteWal,
 )
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
-from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -55,7 +55,7 @@ SEGMENT = 1 << 20
 BASE = 4 * SEGMENT
 OWN = "1" * 32
 MEMBERS = Membership(1, (Member(1, OWN), Member(2, "2" * 32), Member(3, "3" * 32)))
-P1, P2 = NodeId(1, "run1"), NodeId(2, "run2")
+P1, P2 = LeaderId(1, "run1"), LeaderId(2, "run2")
 CLUSTER = "c" * 32
 
 
@@ -135,9 +135,9 @@ class Bench:
         return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
 
 
-def elected(node_id: NodeId, *entries: tuple[int, ...], **changes: Any) -> Elected:
+def elected(leader_id: LeaderId, *entries: tuple[int, ...], **changes: Any) -> Elected:
     history = tuple(HistoryEntry(*entry) for entry in entries)
-    message = Elected(node_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, 0)
+    message = Elected(leader_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, 0)
     return msgspec.structs.replace(message, **changes)
 
 
@@ -264,9 +264,9 @@ def test_an_undo_brings_the_log_back_that_a_rebootstrap_has_set_aside() -> None:
 def test_what_was_promised_between_a_rebootstrap_and_its_undo_stays_promised() -> None:
     bench = following(100)
     bench.tell(rebootstrap())
-    assert bench.tell(VoteRequest(NodeId(9, "run9"), 2)).granted
+    assert bench.tell(VoteRequest(LeaderId(9, "run9"), 2)).granted
     bench.tell(undo())
-    assert not bench.tell(VoteRequest(NodeId(8, "run8"), 3)).granted
+    assert not bench.tell(VoteRequest(LeaderId(8, "run8"), 3)).granted
 
 
 def test_an_undo_is_refused_once_wal_was_written_since() -> None:
@@ -393,10 +393,10 @@ def test_a_member_says_nothing_of_its_log_before_an_undo_has_brought_it_back() -
     bench.full = RestoreWal
     assert bench.tell(undo()).code is RefusalCode.STORAGE_FULL
     assert bench.control.cluster_id == CLUSTER
-    answer = bench.tell(VoteRequest(NodeId(9, "run9"), 3), connection=2)
+    answer = bench.tell(VoteRequest(LeaderId(9, "run9"), 3), connection=2)
     assert answer.code is RefusalCode.STORAGE_FULL, "it would vote without WAL that it has acknowledged"
     bench.full = None
-    answer = bench.tell(VoteRequest(NodeId(9, "run9"), 3), connection=2)
+    answer = bench.tell(VoteRequest(LeaderId(9, "run9"), 3), connection=2)
     assert answer.granted and answer.flush_lsn == BASE + 100
 
 
@@ -424,7 +424,7 @@ def test_a_vote_carries_the_state_after_the_wal_was_flushed() -> None:
 def test_a_term_is_promised_once_whatever_the_run(run: str) -> None:
     bench = member()
     bench.tell(VoteRequest(P2, 1))
-    answer = bench.tell(VoteRequest(NodeId(2, run), 1))
+    answer = bench.tell(VoteRequest(LeaderId(2, run), 1))
     assert not answer.granted
     assert answer.promised == P2
     assert bench.kinds() == ["Send"]
@@ -513,7 +513,7 @@ def test_no_room_for_the_first_segment_claims_nothing() -> None:
     bench.full = ResetWal
     assert bench.tell(elected(P2, (2, BASE, 2))).code is RefusalCode.STORAGE_FULL
     bench.full = None
-    vote = bench.tell(VoteRequest(NodeId(3, "run3"), 1))
+    vote = bench.tell(VoteRequest(LeaderId(3, "run3"), 1))
     assert (vote.flush_lsn, vote.history) == (0, ())
 
 
@@ -551,12 +551,12 @@ def test_what_could_not_be_cut_yet_is_no_part_of_the_adopted_history() -> None:
     bench = following(100)
     bench.full = TruncateWal  # As for want of a file descriptor.
     assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
-    vote = bench.tell(VoteRequest(NodeId(3, "run3"), 1))
+    vote = bench.tell(VoteRequest(LeaderId(3, "run3"), 1))
     assert (last_term(vote.history), vote.flush_lsn) == (2, BASE + 40), "term 1's bytes are not those of term 2"
     again = Acceptor(bench.control, BASE + 100)
     assert again.flush_lsn == BASE + 40
     bench.full = None
-    answer = bench.tell(elected(NodeId(3, "run3"), (1, BASE, 1), (2, BASE + 40, 1), (3, BASE + 40, 1)))
+    answer = bench.tell(elected(LeaderId(3, "run3"), (1, BASE, 1), (2, BASE + 40, 1), (3, BASE + 40, 1)))
     assert bench.effects[0] == TruncateWal(BASE + 40, 1) and answer.flush_lsn == BASE + 40
 
 
@@ -592,7 +592,7 @@ def test_a_member_that_was_away_cuts_what_was_given_up_meanwhile() -> None:
         bench.append(BASE + 300, commit_lsn=BASE + 300)
         bench.record_end_of = lambda lsn: lsn + 50
         bench.greet(connection=2)
-        given_up = elected(NodeId(3, "run3"), (1, BASE, 1), (2, BASE + 100, 2, gives_up), (3, BASE + 200, 2))
+        given_up = elected(LeaderId(3, "run3"), (1, BASE, 1), (2, BASE + 100, 2, gives_up), (3, BASE + 200, 2))
         answer = bench.tell(given_up, connection=2)
         if gives_up:
             assert answer.flush_lsn == bench.acceptor.commit_lsn == BASE + 100
@@ -714,7 +714,7 @@ def test_bytes_of_the_next_timeline_begin_in_a_segment_of_its_name() -> None:
     bench = following(100)
     bench.tell(VoteRequest(P2, 1))
     bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
-    bench.append(BASE + 100, b"a" * 300, node_id=P2)
+    bench.append(BASE + 100, b"a" * 300, leader_id=P2)
     assert bench.kinds() == ["WriteWal", "FlushWal", "TruncateWal", "WriteWal"]
     assert isinstance(bench.effects[1], FlushWal)
     assert bench.effects[2] == TruncateWal(BASE + 300, 2)
@@ -746,7 +746,7 @@ def voter_with(count: int) -> Bench:
     control = msgspec.structs.replace(
         member().control,
         history=history,
-        promised=NodeId(count, "run"),
+        promised=LeaderId(count, "run"),
         wal_begin_lsn=BASE,
         commit_lsn=BASE + count,
     )
@@ -758,14 +758,14 @@ def test_a_history_that_had_outgrown_every_message_is_made_to_fit_at_the_start()
     assert bench.control.forgotten_term == 150_000 - HISTORY_ENTRIES_MAX
     assert [entry.term for entry in bench.control.history[:2]] == [1, 150_001 - HISTORY_ENTRIES_MAX]
     bench.greet()
-    answer = bench.tell(VoteRequest(NodeId(150_001, "run1"), 1))
+    answer = bench.tell(VoteRequest(LeaderId(150_001, "run1"), 1))
     assert answer.granted and answer.forgotten_term == bench.control.forgotten_term
     assert sum(map(len, encode(answer))) < CONTROL_BYTES_MAX // 4
     # The next term's history is as long, and adopted without a cut.
     plan = LogPlan(answer.flush_lsn, 1, cuts=False)
-    history = extend_history(answer.history, plan, answer.node_id)
+    history = extend_history(answer.history, plan, answer.leader_id)
     history, forgotten_term = shorten_history(history, {1: answer}, 1, Membership(1, MEMBERS.members[:1]))
-    message = msgspec.structs.replace(elected(answer.node_id), history=history, forgotten_term=forgotten_term)
+    message = msgspec.structs.replace(elected(answer.leader_id), history=history, forgotten_term=forgotten_term)
     assert sum(map(len, encode(message))) < CONTROL_BYTES_MAX // 4
     assert bench.tell(message).flush_lsn == answer.flush_lsn
     assert bench.control.history[-1].term == 150_001
@@ -790,7 +790,7 @@ def test_a_member_whose_last_term_is_forgotten_keeps_the_records_that_it_knows_t
     bench.last_record_of = lambda lsn: last_record_lsn if lsn == BASE + 100 else 0
     bench.record_end_of = lambda lsn: record_end_lsn if lsn == last_record_lsn else 0
     bench.greet(connection=2)
-    message = elected(NodeId(9, "run9"), (1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1), forgotten_term=7)
+    message = elected(LeaderId(9, "run9"), (1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1), forgotten_term=7)
     answer = bench.tell(message, connection=2)
     assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (kept_lsn, kept_lsn)
     assert bench.control.forgotten_term == 7
@@ -801,14 +801,14 @@ def test_a_member_that_has_itself_forgotten_its_last_term_follows_one_that_has_n
     bench.append(BASE + 300, commit_lsn=BASE + 100)
     bench.last_record_of = lambda lsn: BASE + 60
     bench.record_end_of = lambda lsn: BASE + 100
-    forgetful = elected(NodeId(8, "run8"), (1, BASE, 1), (6, BASE + 400, 1), (8, BASE + 500, 1), forgotten_term=5)
+    forgetful = elected(LeaderId(8, "run8"), (1, BASE, 1), (6, BASE + 400, 1), (8, BASE + 500, 1), forgotten_term=5)
     bench.greet(connection=2)
     assert bench.tell(forgetful, connection=2).flush_lsn == BASE + 100
     assert bench.control.forgotten_term == 5
     # Others have been elected without having heard of term 8: both logs have term 6, above the end of this one.
     bench.greet(connection=3)
     entries = ((1, BASE, 1), (5, BASE + 80, 1), (6, BASE + 400, 1), (9, BASE + 450, 1))
-    answer = bench.tell(elected(NodeId(9, "run9"), *entries), connection=3)
+    answer = bench.tell(elected(LeaderId(9, "run9"), *entries), connection=3)
     assert (answer.flush_lsn, bench.control.forgotten_term) == (BASE + 100, 0)
 
 
@@ -816,18 +816,18 @@ def test_a_member_that_may_be_of_the_quorum_cuts_nothing_for_terms_that_it_has_f
     bench = following(300)
     entries = ((1, BASE, 1), (3, BASE + 200, 1), (4, BASE + 250, 1))
     bench.greet(connection=2)
-    message = elected(NodeId(4, "run4"), *entries, forgotten_term=2, settled_lsn=BASE + 201)
+    message = elected(LeaderId(4, "run4"), *entries, forgotten_term=2, settled_lsn=BASE + 201)
     assert bench.tell(message, connection=2).flush_lsn == BASE
-    bench.append(BASE, b"w" * 200, node_id=NodeId(4, "run4"), connection=2)
+    bench.append(BASE, b"w" * 200, leader_id=LeaderId(4, "run4"), connection=2)
     bench.flush()
     before = bench.control
     bench.greet(connection=3)
     fork = ((1, BASE, 1), (5, BASE + 100, 2, True))
-    answer = bench.tell(elected(NodeId(5, "run5"), *fork), connection=3)
+    answer = bench.tell(elected(LeaderId(5, "run5"), *fork), connection=3)
     assert answer.code is RefusalCode.RANGE
     assert "the terms that the two logs share are forgotten" in answer.reason
     assert bench.control is before and bench.acceptor.flush_lsn == BASE + 200
-    answer = bench.tell(elected(NodeId(5, "run5"), *fork, commit_lsn=BASE + 100), connection=3)
+    answer = bench.tell(elected(LeaderId(5, "run5"), *fork, commit_lsn=BASE + 100), connection=3)
     assert answer.flush_lsn == BASE
 
 
@@ -837,5 +837,5 @@ def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_s
     bench.last_record_of = lambda lsn: BASE + 80
     bench.greet(connection=2)
     entries = ((1, BASE, 1), (5, BASE + 60, 2, True), (8, BASE + 200, 2), (9, BASE + 400, 2))
-    answer = bench.tell(elected(NodeId(9, "run9"), *entries, forgotten_term=7), connection=2)
+    answer = bench.tell(elected(LeaderId(9, "run9"), *entries, forgotten_term=7), connection=2)
     assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 60, BASE + 60)

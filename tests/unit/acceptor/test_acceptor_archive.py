@@ -1,4 +1,4 @@
-"""Old WAL at an acceptor: how it is removed, how a log is set forward, and what is said and heard of the archive."""
+"""Old WAL at an acceptor: how it is removed, how a log skips WAL, and what is said and heard of the archive."""
 
 import msgspec
 import pytest
@@ -15,10 +15,10 @@ from safekeeper.acceptor.effects import (
     TruncateWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     ReadRequest,
     RefusalCode,
@@ -31,7 +31,7 @@ from tests.unit.acceptor.test_acceptor import BASE, P1, P2, SEGMENT, Bench, elec
 SIZE = 5 * SEGMENT
 END = BASE + SIZE
 ALL = TrimRequest(wanted_lsn=None, keep_bytes=0, limit_bytes=None, has_archive=True)
-P3 = NodeId(3, "run3")
+P3 = LeaderId(3, "run3")
 
 
 def reports(bench: Bench) -> list[ArchiveReport]:
@@ -45,7 +45,7 @@ def archived(committed: int = SIZE) -> Bench:
     bench.record_end_of = lambda lsn: lsn + 1
     bench.timed_lsns = tuple(range(BASE, END, SEGMENT // 2))
     bench.append(END, commit_lsn=BASE + committed, truncate_lsn=END)
-    bench.tell(ArchiveOrder(P1, 2, END))
+    bench.tell(ArchiveAssignment(P1, 2, END))
     return bench
 
 
@@ -159,10 +159,10 @@ def test_the_wal_of_a_fork_that_another_one_may_still_replace_stays() -> None:
     bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2)))
     # One record that began at the fork, and is longer than a segment, is committed in part.
     bench.record_end_of = lambda lsn: 0 if lsn == fork_lsn else lsn + 1
-    bench.append(fork_lsn, b"r" * 4 * SEGMENT, node_id=P2)
+    bench.append(fork_lsn, b"r" * 4 * SEGMENT, leader_id=P2)
     bench.flush()
-    bench.append(bench.acceptor.write_lsn, node_id=P2, commit_lsn=bench.acceptor.flush_lsn, truncate_lsn=END)
-    bench.tell(ArchiveOrder(P2, 2, END))
+    bench.append(bench.acceptor.write_lsn, leader_id=P2, commit_lsn=bench.acceptor.flush_lsn, truncate_lsn=END)
+    bench.tell(ArchiveAssignment(P2, 2, END))
     bench.run(bench.acceptor.trim(ALL))
     assert bench.control.wal_begin_lsn == BASE + SEGMENT
 
@@ -179,7 +179,7 @@ def test_what_was_removed_is_refused_to_who_reads() -> None:
     assert trimmed().tell(ReadRequest(P1, 5, begin_lsn, begin_lsn + 1)).begin_lsn == begin_lsn
 
 
-# A log that is set forward (S6).
+# A log that skipped WAL (S6).
 
 FORWARD = BASE + 8 * SEGMENT
 
@@ -212,7 +212,7 @@ def test_a_log_that_begins_anew_behind_a_fork_is_not_taken_to_be_on_every_member
     assert bench.control.truncate_lsn == bench.acceptor.truncate_lsn == 0
 
 
-def test_a_crash_while_a_log_is_set_forward_is_finished_at_the_start() -> None:
+def test_a_crash_while_a_log_skips_wal_is_finished_at_the_start() -> None:
     bench = archived()
     effects = bench.acceptor.receive(1, elected(P1, (1, BASE, 1), base_lsn=FORWARD, commit_lsn=FORWARD), 0.0)
     first = next(effects)
@@ -302,8 +302,8 @@ def test_nothing_is_removed_between_a_vote_and_the_next_term() -> None:
     assert bench.tell(VoteRequest(P2, 1)).granted
     assert bench.run(bench.acceptor.trim(ALL)) == []
     bench.tell(elected(P2, (1, BASE, 1), (2, END, 1)))
-    bench.append(END, node_id=P2, commit_lsn=END, truncate_lsn=END)
-    bench.tell(ArchiveOrder(P2, 2, END))
+    bench.append(END, leader_id=P2, commit_lsn=END, truncate_lsn=END)
+    bench.tell(ArchiveAssignment(P2, 2, END))
     # The leader's own request may come late, on a connection that was slow.
     assert bench.tell(VoteRequest(P2, 1)).granted
     assert TrimWal(BASE + 3 * SEGMENT) in bench.run(bench.acceptor.trim(ALL))
@@ -362,23 +362,23 @@ def test_only_what_has_changed_is_reported_and_only_to_a_leader() -> None:
 
 def test_whoever_is_named_says_so_and_remains_it_without_a_leader() -> None:
     bench = following(100)
-    bench.tell(ArchiveOrder(P1, 1, 0))
+    bench.tell(ArchiveAssignment(P1, 1, 0))
     assert bench.acceptor.is_archiver and [report.is_archiver for report in reports(bench)] == [True]
-    bench.tell(ArchiveOrder(P1, 1, BASE))
+    bench.tell(ArchiveAssignment(P1, 1, BASE))
     assert bench.effects == []
     bench.acceptor.disconnected(1)
     assert bench.acceptor.is_archiver
     bench.greet(connection=2)
     bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)), connection=2)
     assert [report.is_archiver for report in reports(bench)] == [True]
-    bench.tell(ArchiveOrder(P2, 2, BASE), connection=2)
+    bench.tell(ArchiveAssignment(P2, 2, BASE), connection=2)
     assert not bench.acceptor.is_archiver and [report.is_archiver for report in reports(bench)] == [False]
 
 
 def test_how_far_the_archive_is_may_go_back_and_0_says_nothing() -> None:
     bench = following(100)
     for said, known in ((BASE + 50, BASE + 50), (0, BASE + 50), (BASE + 20, BASE + 20)):
-        bench.tell(ArchiveOrder(P1, 2, said))
+        bench.tell(ArchiveAssignment(P1, 2, said))
         assert bench.acceptor.archived_lsn == known
     bench.run(bench.acceptor.checkpoint())
     assert bench.control.archived_lsn == BASE + 20
@@ -388,14 +388,14 @@ def test_how_far_the_archive_is_may_go_back_and_0_says_nothing() -> None:
 def test_an_order_of_a_deposed_leader_or_on_an_older_connection_is_none() -> None:
     bench = following(100)
     bench.greet(connection=2)
-    bench.tell(ArchiveOrder(P2, 1, BASE + 50))
-    bench.tell(ArchiveOrder(P1, 1, BASE + 50), connection=2)
+    bench.tell(ArchiveAssignment(P2, 1, BASE + 50))
+    bench.tell(ArchiveAssignment(P1, 1, BASE + 50), connection=2)
     assert (bench.acceptor.archiver, bench.acceptor.archived_lsn) == (0, 0)
     bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)), connection=2)
-    bench.tell(ArchiveOrder(P1, 1, BASE + 50))
-    bench.tell(ArchiveOrder(P2, 1, BASE + 50))
+    bench.tell(ArchiveAssignment(P1, 1, BASE + 50))
+    bench.tell(ArchiveAssignment(P2, 1, BASE + 50))
     assert (bench.acceptor.archiver, bench.acceptor.archived_lsn) == (0, 0)
-    bench.tell(ArchiveOrder(P2, 1, BASE + 50), connection=2)
+    bench.tell(ArchiveAssignment(P2, 1, BASE + 50), connection=2)
     assert (bench.acceptor.archiver, bench.acceptor.archived_lsn) == (1, BASE + 50)
 
 
@@ -406,9 +406,9 @@ def test_what_was_archived_of_a_log_that_was_cut_is_said_of_no_other_log() -> No
     bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2, True)))
     assert [report.archived_lsn for report in reports(bench)] == [fork_lsn]
     assert bench.acceptor.archived_lsn == fork_lsn
-    bench.append(fork_lsn, b"n" * SIZE, node_id=P2)
+    bench.append(fork_lsn, b"n" * SIZE, leader_id=P2)
     bench.flush()
-    bench.append(bench.acceptor.write_lsn, node_id=P2, commit_lsn=END)
+    bench.append(bench.acceptor.write_lsn, leader_id=P2, commit_lsn=END)
     assert bench.acceptor.commit_lsn == END
     bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2, True)))
     assert [report.archived_lsn for report in reports(bench)] == [fork_lsn]
@@ -424,9 +424,9 @@ def test_what_was_archived_while_the_log_was_cut_is_cut_as_well() -> None:
 def test_how_far_another_archive_is_removes_nothing() -> None:
     bench = archived()
     bench.run(bench.acceptor.archive_reported(0, "", "a" * 32))
-    bench.tell(ArchiveOrder(P1, 2, END, "b" * 32))
+    bench.tell(ArchiveAssignment(P1, 2, END, "b" * 32))
     assert bench.run(bench.acceptor.trim(ALL)) == []
-    bench.tell(ArchiveOrder(P1, 2, END, "a" * 32))
+    bench.tell(ArchiveAssignment(P1, 2, END, "a" * 32))
     bench.run(bench.acceptor.trim(ALL))
     assert bench.control.wal_begin_lsn == BASE + 3 * SEGMENT
     assert (bench.control.archived_lsn, bench.control.archive_id) == (END, "a" * 32)
@@ -435,7 +435,7 @@ def test_how_far_another_archive_is_removes_nothing() -> None:
 def test_after_a_restart_nothing_is_removed_before_it_is_known_which_archive_is_configured_now() -> None:
     bench = archived()
     bench.run(bench.acceptor.archive_reported(0, "", "a" * 32))
-    bench.tell(ArchiveOrder(P1, 2, END, "a" * 32))
+    bench.tell(ArchiveAssignment(P1, 2, END, "a" * 32))
     bench.run(bench.acceptor.checkpoint())
     restarted = Bench(bench.control, END, bench.record_end_of)
     restarted.timed_lsns = bench.timed_lsns

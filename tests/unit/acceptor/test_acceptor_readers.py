@@ -4,7 +4,7 @@ import msgspec
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import Effects, FindRecordEnd, FindRecords, FindTimedRecord, Persist, Send
-from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -72,8 +72,8 @@ class Bench:
 
     def adopts(self, *history: HistoryEntry, commit_lsn: int = 0) -> None:
         self.tell(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
-        node_id = NodeId(history[-1].term, "run1")
-        self.tell(Elected(node_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, commit_lsn))
+        leader_id = LeaderId(history[-1].term, "run1")
+        self.tell(Elected(leader_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, commit_lsn))
 
     def gets(self, size: int, commit_lsn: int) -> None:
         """Take so many bytes, flush them, and hear of a commit."""
@@ -195,18 +195,18 @@ def test_a_log_that_begins_behind_a_fork_is_of_the_later_timeline() -> None:
 def test_a_proposer_that_is_adopted_hears_of_the_standbys_again() -> None:
     bench = Bench()
     standbys = (Standby("a", BASE, BASE, BASE),)
-    bench.run(bench.acceptor.learners_changed(True, standbys))
+    bench.run(bench.acceptor.readers_changed(True, standbys))
     assert bench.said == []
     bench.adopts(ONE)
     answer, feedback, _ = bench.said
     assert isinstance(answer, AppendResponse) and answer.has_readers
     assert feedback == StandbyFeedback(standbys)
-    bench.run(bench.acceptor.learners_changed(True, ()))
+    bench.run(bench.acceptor.readers_changed(True, ()))
     assert bench.said == [StandbyFeedback(())]
     # Also that there are none, as long as somebody reads; who hears of no readers knows that.
     bench.adopts(ONE)
     assert bench.said[1] == StandbyFeedback(())
-    bench.run(bench.acceptor.learners_changed(False, ()))
+    bench.run(bench.acceptor.readers_changed(False, ()))
     (answer,) = bench.said
     assert isinstance(answer, AppendResponse) and not answer.has_readers
     bench.adopts(ONE)

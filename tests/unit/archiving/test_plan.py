@@ -57,7 +57,7 @@ def test_nothing_goes_of_a_log_that_ends_on_a_border_or_that_is_empty() -> None:
     assert all_files(plan_of(LOG._replace(end_lsn=3 * MIB))) == []
     assert all_files(plan_of(ReadableLog(0, 0, 0, ()))) == []
     assert plan_of(ReadableLog(0, 0, 0, ())).archived_lsn == 0
-    # A log that was set forward and of which nothing is committed yet.
+    # A log that skipped WAL and of which nothing is committed yet.
     assert plan_of(LOG._replace(end_lsn=0)).archived_lsn == 0
 
 
@@ -129,7 +129,7 @@ def test_wal_that_is_removed_here_is_asked_for_no_more() -> None:
     plan.follow(LOG._replace(begin_lsn=5 * MIB), ())
     assert plan.archived_lsn == 5 * MIB
     assert all_files(plan)[0] == segment(5)
-    # A log that was set forward beyond what was archived.
+    # A log that skipped WAL beyond what was archived.
     plan.follow(LOG._replace(begin_lsn=9 * MIB, end_lsn=9 * MIB + 5), ())
     assert plan.archived_lsn == 9 * MIB
 

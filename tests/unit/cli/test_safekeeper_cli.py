@@ -19,10 +19,10 @@ from safekeeper.archive.store import ObjectStore
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import command_line_name, environment_variable, options_of
 from safekeeper.cli import cli
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     DigestRequest,
     DigestResponse,
     PreVoteRequest,
@@ -64,15 +64,15 @@ def test_a_whole_conversation(tmp_path: Path) -> None:
             while proposer.wait_flushed(end_lsn).sequence != heartbeat.sequence:
                 pass
 
-            proposer.send(ReadRequest(proposer.node_id, 1, BASE_LSN + 3, end_lsn))
+            proposer.send(ReadRequest(proposer.leader_id, 1, BASE_LSN + 3, end_lsn))
             assert proposer.receive(ReadResponse).payload == (3 * WAL)[3:]
-            proposer.send(DigestRequest(proposer.node_id, 2, BASE_LSN, BASE_LSN + 9000))
+            proposer.send(DigestRequest(proposer.leader_id, 2, BASE_LSN, BASE_LSN + 9000))
             expected = (google_crc32c.value((2 * WAL)[:8192]), google_crc32c.value(WAL[8192:9000]))
             assert proposer.receive(DigestResponse).page_crcs == expected
             with process.proposer(run="other") as other:
                 other.greet()
                 other.send(PreVoteRequest("other"))
-                assert other.receive(PreVoteResponse) == PreVoteResponse(granted=False, live_run="run1")
+                assert other.receive(PreVoteResponse) == PreVoteResponse(granted=False, live_proposer_id="run1")
 
             assert process.get("/readyz") == (200, {"ok": True})
             status = process.get("/status")[1]
@@ -105,7 +105,7 @@ def test_after_kill_9_everything_that_was_acknowledged_is_there_and_was_sent(tmp
         flush_lsn = proposer.lead(9).flush_lsn
         assert acknowledged <= flush_lsn
         # What lies between the runs' ends is whole appends or parts of them: always the same bytes.
-        proposer.send(ReadRequest(proposer.node_id, 1, BASE_LSN, BASE_LSN + 10 * len(WAL)))
+        proposer.send(ReadRequest(proposer.leader_id, 1, BASE_LSN, BASE_LSN + 10 * len(WAL)))
         assert proposer.receive(ReadResponse).payload == 10 * WAL
 
 
@@ -229,7 +229,7 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
         assert process.wait_exit() == 0
 
 
-def test_garbage_on_the_door_is_one_line_and_the_leader_goes_on(tmp_path: Path) -> None:
+def test_garbage_on_the_listener_is_one_line_and_the_leader_goes_on(tmp_path: Path) -> None:
     with SafekeeperProcess(tmp_path / "sk") as process, process.proposer() as leader:
         leader.lead()
         with process.proposer() as stranger:
@@ -302,7 +302,7 @@ def test_a_full_disk_refuses_appends_answers_reads_and_says_so(tmp_path: Path) -
         assert code == 503 and "No space" in readiness["reason"]
         with process.proposer() as reader:
             reader.greet()
-            reader.send(ReadRequest(NodeId(1, "run1"), 1, BASE_LSN, BASE_LSN + 100))
+            reader.send(ReadRequest(LeaderId(1, "run1"), 1, BASE_LSN, BASE_LSN + 100))
             assert reader.receive(ReadResponse).payload == bytes(100)
         process.signal(signal.SIGUSR2)
         process.get("/status")
@@ -333,7 +333,7 @@ def test_a_process_archives_when_it_is_told_to_and_before_it_stops(tmp_path: Pat
                 assert time.monotonic() < deadline
 
         end_lsn = commit()
-        proposer.send(ArchiveOrder(proposer.node_id, archiver=1, archived_lsn=0))
+        proposer.send(ArchiveAssignment(proposer.leader_id, archiver=1, archived_lsn=0))
         wait_archived(end_lsn)
         end_lsn = commit()
         process.signal(signal.SIGUSR1)

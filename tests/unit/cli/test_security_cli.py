@@ -1,4 +1,4 @@
-"""Both programs as processes, with every protection: doors, SIGHUP, users, HTTP over TLS, secrets that never show."""
+"""Both programs as processes, with every protection: listeners, SIGHUP, users, HTTP over TLS, secrets in no output."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def test_an_unprotected_door_stays_on_loopback_and_says_what_would_open_it(tmp_path: Path) -> None:
+def test_an_unprotected_listener_stays_on_loopback_and_says_what_would_open_it(tmp_path: Path) -> None:
     with SafekeeperProcess(tmp_path / "sk", "--listen", "0.0.0.0:0") as process:
         line = process.wait_for_line("to open it to others")
         assert " WARNING " in line and "--listen 0.0.0.0:0: listens on 127.0.0.1:0 instead" in line
@@ -153,11 +153,11 @@ def test_sighup_renews_a_certificate_and_a_bad_one_changes_nothing(tmp_path: Pat
         assert shown(process.port) == shown(process.http_port) == first
         second = install("second")
         process.signal(signal.SIGHUP)
-        assert "the certificates of the proposers' door" in process.wait_for_line("certificates, users and secrets")
+        assert "the certificates of the proposers' listener" in process.wait_for_line("certificates, users and secrets")
         assert shown(process.port) == shown(process.http_port) == second
         key.write_text("nonsense")
         process.signal(signal.SIGHUP)
-        assert " ERROR " in process.wait_for_line("could not read the certificates of the proposers' door")
+        assert " ERROR " in process.wait_for_line("could not read the certificates of the proposers' listener")
         process.wait_for_line("changed: nothing")
         assert shown(process.port) == shown(process.http_port) == second
         assert json.loads(fetch(f"https://127.0.0.1:{process.http_port}/status", authority.ca))["id"] == 1
@@ -224,14 +224,14 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
     ).stdout
     (tmp_path / "users").touch(mode=0o600)
     (tmp_path / "users").write_text(users)
-    doors = [
+    listeners = [
         *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
         *("--secret-file", str(tmp_path / "secret"), "--pg-users", str(tmp_path / "users")),
         *("--pg-listen", "127.0.0.1:0", "--log-level", "debug"),
     ]
     credentials = ("--tls-ca", str(authority.ca), "--tls-cert", str(client.cert), "--tls-key", str(client.key))
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(SafekeeperProcess(tmp_path / "sk", *doors))
+        process = stack.enter_context(SafekeeperProcess(tmp_path / "sk", *listeners))
         good, bad = (
             stack.enter_context(proxy(tmp_path, *credentials, secret=secret, members=f"1=127.0.0.1:{process.port}"))
             for secret in (SECRET, OTHER_SECRET)
@@ -274,11 +274,11 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
     server, client = authority.sign("server"), authority.sign("client")
     (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(SECRET)
-    doors = [
+    listeners = [
         *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
         *("--secret-file", str(tmp_path / "secret")),
     ]
-    with SafekeeperProcess(tmp_path / "sk", *doors) as process:
+    with SafekeeperProcess(tmp_path / "sk", *listeners) as process:
         given = {"primary": "host=db1", "safekeepers": f"1=127.0.0.1:{process.port}", "tls_ca": str(authority.ca)}
         given |= {"tls_cert": str(client.cert), "tls_key": str(client.key)}
 
@@ -360,7 +360,7 @@ def test_the_commands_of_the_documentation_make_certificates_that_work(tmp_path:
     channel, client_channel = server.channel(), ClientTls(ca, tmp_path / "standby1.pem", tmp_path / "standby1.key")
     assert converse(channel, client_channel.channel("sk2")) == ("", "")
     assert channel.peer_common_name == "standby1"
-    # A safekeeper's certificate is for servers only: it opens no door.
+    # A safekeeper's certificate is for servers only: it opens no listener.
     of_server, _ = converse(server.channel(), ClientTls(ca, tmp_path / "sk1.pem", tmp_path / "sk1.key").channel("sk2"))
     assert "the peer's certificate is refused" in of_server
 

@@ -17,7 +17,7 @@ import safekeeper.net.http_server
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Budget
-from safekeeper.net.http_server import HttpDoor, serve_http
+from safekeeper.net.http_server import HttpListener, serve_http
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.net.tls_transport import TlsTransport
 from tests.unit.certificates import HOST, Authority
@@ -27,18 +27,18 @@ LARGE = "x" * (4 << 20)
 
 
 @asynccontextmanager
-async def serving(authority: Authority) -> AsyncIterator[HttpDoor]:
-    """A door with a small page and a large one, for this machine only."""
-    door = await serve_http(
+async def serving(authority: Authority) -> AsyncIterator[HttpListener]:
+    """A listener with a small page and a large one, for this machine only."""
+    listener = await serve_http(
         {"/small": lambda: (200, "x"), "/large": lambda: (200, LARGE)},
         Address(HOST, 0),
         tls=ServerTls(*authority.sign("server")),
         networks=Networks.parse(HOST),
     )
     try:
-        yield door
+        yield listener
     finally:
-        await door.close()
+        await listener.close()
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def connect(door: HttpDoor, source: str = HOST) -> socket.socket:
-    return socket.create_connection(door.address, timeout=DEADLINE_S, source_address=(source, 0))
+def connect(listener: HttpListener, source: str = HOST) -> socket.socket:
+    return socket.create_connection(listener.address, timeout=DEADLINE_S, source_address=(source, 0))
 
 
 def is_hung_up_on(stranger: socket.socket) -> bool:
@@ -70,9 +70,9 @@ def test_many_pages_come_over_one_connection_also_large_ones(authority: Authorit
 
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            assert await asyncio.to_thread(fetch, door.address.port) == [1, len(LARGE), 1, len(LARGE)]
-            await until(lambda: not door.connection_count)
+        async with serving(authority) as listener:
+            assert await asyncio.to_thread(fetch, listener.address.port) == [1, len(LARGE), 1, len(LARGE)]
+            await until(lambda: not listener.connection_count)
 
     run()
 
@@ -82,8 +82,8 @@ def test_whoever_comes_from_elsewhere_is_hung_up_on_before_the_handshake(
 ) -> None:
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            assert await asyncio.to_thread(is_hung_up_on, connect(door, "127.0.0.2"))
+        async with serving(authority) as listener:
+            assert await asyncio.to_thread(is_hung_up_on, connect(listener, "127.0.0.2"))
 
     run()
     assert "lies in none of the networks of --http-allow" in caplog.text
@@ -96,9 +96,9 @@ def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
 
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            assert await asyncio.to_thread(is_hung_up_on, connect(door))
-            await until(lambda: not door.connection_count)
+        async with serving(authority) as listener:
+            assert await asyncio.to_thread(is_hung_up_on, connect(listener))
+            await until(lambda: not listener.connection_count)
 
     run()
 
@@ -106,8 +106,8 @@ def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
 def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            with connect(door) as stranger:
+        async with serving(authority) as listener:
+            with connect(listener) as stranger:
                 stranger.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert (await asyncio.to_thread(stranger.recv, 100))[:1] == b"\x15", "an alert"
             await until(lambda: bool(caplog.records))
@@ -126,16 +126,16 @@ def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest
 def test_what_is_no_request_is_one_line_and_no_error(
     authority: Authority, request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def ask(door: HttpDoor) -> bytes:
+    def ask(listener: HttpListener) -> bytes:
         context = ClientTls(authority.ca).context
-        with connect(door) as plain, context.wrap_socket(plain, server_hostname=HOST) as secured:
+        with connect(listener) as plain, context.wrap_socket(plain, server_hostname=HOST) as secured:
             secured.sendall(request_bytes)
             return secured.recv(100)
 
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            assert (await asyncio.to_thread(ask, door)).startswith(b"HTTP/1.0 400")
+        async with serving(authority) as listener:
+            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.0 400")
 
     caplog.set_level(logging.INFO)
     run()
@@ -146,10 +146,10 @@ def test_what_is_no_request_is_one_line_and_no_error(
 
 
 def test_connections_leave_nothing_behind(authority: Authority) -> None:
-    def come_and_go(door: HttpDoor) -> None:
+    def come_and_go(listener: HttpListener) -> None:
         for _ in range(20):
             with (
-                connect(door) as plain,
+                connect(listener) as plain,
                 ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as secured,
             ):
                 secured.sendall(b"GET /small HTTP/1.0\r\n\r\n")
@@ -161,12 +161,12 @@ def test_connections_leave_nothing_behind(authority: Authority) -> None:
 
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
+        async with serving(authority) as listener:
             gc.collect()
             gc.disable()
             try:
                 before = alive()
-                await asyncio.to_thread(come_and_go, door)
+                await asyncio.to_thread(come_and_go, listener)
                 await until(lambda: alive() == before)
             finally:
                 gc.enable()
@@ -174,12 +174,12 @@ def test_connections_leave_nothing_behind(authority: Authority) -> None:
     run()
 
 
-def test_the_door_closes_in_the_middle_of_a_handshake(authority: Authority) -> None:
+def test_the_listener_closes_in_the_middle_of_a_handshake(authority: Authority) -> None:
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            stranger = connect(door)
-            await until(lambda: door.connection_count == 1)
+        async with serving(authority) as listener:
+            stranger = connect(listener)
+            await until(lambda: listener.connection_count == 1)
         assert await asyncio.to_thread(is_hung_up_on, stranger)
 
     run()
@@ -190,8 +190,11 @@ def test_a_request_that_is_not_finished_in_time_is_hung_up_on_also_if_bytes_keep
 ) -> None:
     monkeypatch.setattr(safekeeper.net.http_server, "FIRST_REQUEST_TIMEOUT_S", 0.4)
 
-    def drip(door: HttpDoor) -> int:
-        with connect(door) as plain, ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as client:
+    def drip(listener: HttpListener) -> int:
+        with (
+            connect(listener) as plain,
+            ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as client,
+        ):
             client.sendall(b"GET /small HTTP/1.1\r\n")
             client.settimeout(0.05)
             for sent in range(1000):
@@ -207,9 +210,9 @@ def test_a_request_that_is_not_finished_in_time_is_hung_up_on_also_if_bytes_keep
 
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            assert await asyncio.to_thread(drip, door) < 1000
-            await until(lambda: not door.connection_count)
+        async with serving(authority) as listener:
+            assert await asyncio.to_thread(drip, listener) < 1000
+            await until(lambda: not listener.connection_count)
 
     run()
     assert "no request within 0.4 s" in caplog.text
@@ -220,8 +223,11 @@ def test_more_bytes_than_a_request_may_have_end_the_connection(
 ) -> None:
     monkeypatch.setattr(safekeeper.net.http_server, "REQUEST_BYTES_MAX", 1000)
 
-    def pour(door: HttpDoor) -> bytes:
-        with connect(door) as plain, ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as client:
+    def pour(listener: HttpListener) -> bytes:
+        with (
+            connect(listener) as plain,
+            ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as client,
+        ):
             client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
             try:
                 return client.recv(1)
@@ -230,8 +236,8 @@ def test_more_bytes_than_a_request_may_have_end_the_connection(
 
     @on_the_loop
     async def run() -> None:
-        async with serving(authority) as door:
-            assert await asyncio.to_thread(pour, door) == b""
+        async with serving(authority) as listener:
+            assert await asyncio.to_thread(pour, listener) == b""
 
     run()
     assert "more than 1000 bytes for one request" in caplog.text
@@ -258,17 +264,17 @@ def test_of_a_client_that_does_not_wait_for_answers_no_more_is_read_than_a_few_r
 
         application = web.Application()
         application.router.add_get("/slow", answer)
-        door = await serve_http({}, Address(HOST, 0), application=application)
+        listener = await serve_http({}, Address(HOST, 0), application=application)
         try:
-            client = connect(door)
+            client = connect(listener)
             client_has_all = asyncio.create_task(asyncio.to_thread(pipeline, client))
-            await until(lambda: door.connection_count == 1)
-            (connection,) = door._connections.values()
+            await until(lambda: listener.connection_count == 1)
+            (connection,) = listener._connections.values()
             await until(lambda: not connection._transport.is_reading())
             may_answer.set()
             assert await client_has_all == requests
         finally:
-            await door.close()
+            await listener.close()
 
     run()
 
@@ -276,23 +282,23 @@ def test_of_a_client_that_does_not_wait_for_answers_no_more_is_read_than_a_few_r
 def test_a_newer_connection_displaces_the_oldest_and_is_answered(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def ask(door: HttpDoor) -> bytes:
-        with connect(door) as client:
+    def ask(listener: HttpListener) -> bytes:
+        with connect(listener) as client:
             client.sendall(b"GET /small HTTP/1.0\r\n\r\n")
             return client.recv(100)
 
     @on_the_loop
     async def run() -> None:
-        door = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0), budget=Budget(0, 8))
+        listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0), budget=Budget(0, 8))
         try:
-            strangers = [await asyncio.to_thread(connect, door) for _ in range(20)]
-            assert (await asyncio.to_thread(ask, door)).startswith(b"HTTP/1.0 200")
-            await until(lambda: door.connection_count <= 4)
+            strangers = [await asyncio.to_thread(connect, listener) for _ in range(20)]
+            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.0 200")
+            await until(lambda: listener.connection_count <= 4)
             assert await asyncio.to_thread(is_hung_up_on, strangers[0])
             for stranger in strangers:
                 stranger.close()
         finally:
-            await door.close()
+            await listener.close()
 
     run()
     assert (

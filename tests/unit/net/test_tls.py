@@ -208,7 +208,9 @@ def test_no_session_is_resumed(authority: Authority, server_pair: Pair, client_p
 @pytest.mark.parametrize("data", [b"PW\x01\x01", b"GET / HTTP/1.1\r\n\r\n", b"\x00", b"\x80\x2e\x01\x00\x02"])
 def test_plaintext_is_noticed_at_its_first_byte_and_told_so(server_pair: Pair, data: bytes) -> None:
     channel = ServerTls(*server_pair).channel()
-    with pytest.raises(RemoteProtocolError, match="speaks no TLS, and this door takes nothing else: give it --tls-ca"):
+    with pytest.raises(
+        RemoteProtocolError, match="speaks no TLS, and this listener takes nothing else: give it --tls-ca"
+    ):
         channel.receive(data)
     # Two alerts, long enough to be taken for a frame's header.
     answer = channel.take_outgoing()

@@ -15,7 +15,7 @@ import pytest
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import ConfigurationError, DiskLost, InvariantViolation, StorageFailed, WalproxyError
 from safekeeper.base.lsn import segment_name
-from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -23,7 +23,7 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
@@ -105,12 +105,12 @@ class Bench:
 
     async def vote(self, term: int, connection: int = CONNECTION) -> VoteResponse:
         self.term = term
-        return await self.ask(VoteRequest(NodeId(term, "run"), 1), VoteResponse, connection)
+        return await self.ask(VoteRequest(LeaderId(term, "run"), 1), VoteResponse, connection)
 
     def elected(self, history: tuple[HistoryEntry, ...], commit_lsn: int = 0) -> Elected:
-        node_id = NodeId(self.term, "run")
+        leader_id = LeaderId(self.term, "run")
         return Elected(
-            node_id, CLUSTER, 5, SEGMENT_SIZE, 150018, MEMBERSHIP, history, (), BASE_LSN, commit_lsn=commit_lsn
+            leader_id, CLUSTER, 5, SEGMENT_SIZE, 150018, MEMBERSHIP, history, (), BASE_LSN, commit_lsn=commit_lsn
         )
 
     async def lead(self, term: int = 1) -> AppendResponse:
@@ -124,7 +124,7 @@ class Bench:
     def append(self, payload: bytes, commit_lsn: int = 0) -> int:
         """Append at the write position; return where it ends."""
         begin_lsn = self.node.acceptor.write_lsn
-        self.says(AppendRequest(NodeId(self.term, "run"), 1, begin_lsn, commit_lsn, 0, 0, True, payload))
+        self.says(AppendRequest(LeaderId(self.term, "run"), 1, begin_lsn, commit_lsn, 0, 0, True, payload))
         return begin_lsn + len(payload)
 
     async def append_durably(self, payload: bytes) -> int:
@@ -143,7 +143,7 @@ class Bench:
         return next((message for _, message in self.said if isinstance(message, Refusal)), None)
 
 
-class Learners:
+class LogReaders:
     """Whoever reads from a node: sees how far it could."""
 
     def __init__(self, node: Node) -> None:
@@ -222,7 +222,7 @@ async def test_a_vote_waits_for_the_flush_under_way_and_reports_all_of_it(tmp_pa
         sk.fs.hold()
         sk.append(b"x" * 100)
         end_lsn = sk.append(b"y" * 100)
-        sk.says(VoteRequest(NodeId(2, "other"), 1))
+        sk.says(VoteRequest(LeaderId(2, "other"), 1))
         assert not sk.node.ready
         said = len(sk.said)
         await asyncio.sleep(0)
@@ -232,7 +232,7 @@ async def test_a_vote_waits_for_the_flush_under_way_and_reports_all_of_it(tmp_pa
         vote = sk.said[-1][1]
         assert isinstance(vote, VoteResponse)
         assert (vote.granted, vote.flush_lsn) == (True, end_lsn)
-        assert ControlFile(RealFileSystem(), tmp_path / "sk").load(ControlState).promised == NodeId(2, "other")
+        assert ControlFile(RealFileSystem(), tmp_path / "sk").load(ControlState).promised == LeaderId(2, "other")
 
 
 @on_the_loop
@@ -250,8 +250,8 @@ async def test_the_outbox_is_told_when_the_node_is_ready_again(tmp_path: Path) -
 async def test_what_becomes_readable_is_shown_before_the_next_event_waits_for_the_disk(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        learners = Learners(sk.node)
-        sk.node.attach_learners(learners)
+        learners = LogReaders(sk.node)
+        sk.node.attach_readers(learners)
         end_lsn = await sk.append_durably(b"x" * 100)
         sk.fs.hold()
         sk.append(b"", commit_lsn=end_lsn)
@@ -267,7 +267,7 @@ async def test_a_connection_lost_during_an_effect_is_handled_after_it(tmp_path: 
         await sk.lead()
         sk.fs.hold()
         sk.append(b"x")
-        sk.says(VoteRequest(NodeId(1, "run"), 1))
+        sk.says(VoteRequest(LeaderId(1, "run"), 1))
         sk.node.disconnected(CONNECTION)
         assert sk.node.acceptor.leader is not None
         sk.fs.release()
@@ -279,7 +279,7 @@ async def test_a_connection_lost_during_an_effect_is_handled_after_it(tmp_path: 
 async def test_a_message_before_the_greeting_closes_its_connection_only(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        sk.says(VoteRequest(NodeId(9, "stranger"), 1), connection=2)
+        sk.says(VoteRequest(LeaderId(9, "stranger"), 1), connection=2)
         assert [(number, broken) for number, _, broken in sk.closed] == [(2, True)]
         await sk.append_durably(b"goes on")
 
@@ -293,7 +293,7 @@ async def test_reads_digests_and_tails_see_what_is_on_disk(tmp_path: Path) -> No
             wal.add(b"r" * size)
         data = bytes(wal.data)
         await sk.append_durably(data)
-        leader = NodeId(1, "run")
+        leader = LeaderId(1, "run")
         read = await sk.ask(ReadRequest(leader, 4, BASE_LSN + 10, BASE_LSN + 5000), ReadResponse)
         assert (read.request_id, read.begin_lsn, read.payload) == (4, BASE_LSN + 10, data[10:5000])
         digest = await sk.ask(DigestRequest(leader, 5, BASE_LSN, BASE_LSN + 10_000), DigestResponse)
@@ -314,7 +314,7 @@ async def test_an_append_across_a_timeline_switch_goes_on_in_a_segment_of_the_ne
         await sk.ask(sk.elected((*vote.history, HistoryEntry(2, BASE_LSN + 300, 2))), AppendResponse)
         sk.append(b"b" * 500)
         await until(lambda: sk.told_flush_lsn() >= BASE_LSN + 600)
-        read = await sk.ask(ReadRequest(NodeId(2, "run"), 1, BASE_LSN, BASE_LSN + 600), ReadResponse)
+        read = await sk.ask(ReadRequest(LeaderId(2, "run"), 1, BASE_LSN, BASE_LSN + 600), ReadResponse)
         assert read.payload == b"a" * 100 + b"b" * 500
         names = [file.name for file in (tmp_path / "sk" / WAL_FOLDER).iterdir()]
         assert names == ["000000020000000000000003"]
@@ -377,7 +377,7 @@ async def test_a_failed_sync_of_the_control_file_ends_the_node_before_the_vote_i
         await sk.lead()
         said = len(sk.said)
         sk.fs.failing = True
-        sk.says(VoteRequest(NodeId(2, "other"), 1))
+        sk.says(VoteRequest(LeaderId(2, "other"), 1))
         assert isinstance(await failure(sk.node), StorageFailed)
         assert len(sk.said) == said
 
@@ -404,7 +404,7 @@ async def test_a_full_disk_refuses_appends_and_recovers_by_itself(tmp_path: Path
         assert refusal is not None and refusal.code is RefusalCode.STORAGE_FULL
         assert [number for number, _, _ in sk.closed] == [CONNECTION]
         assert WAL in sk.node.room.lacking
-        read = await sk.ask(ReadRequest(NodeId(1, "run"), 1, BASE_LSN, BASE_LSN + 10), ReadResponse)
+        read = await sk.ask(ReadRequest(LeaderId(1, "run"), 1, BASE_LSN, BASE_LSN + 10), ReadResponse)
         assert read.payload == bytes(10)
         sk.fs.full = False
         await sk.lead(term=2)
@@ -419,7 +419,7 @@ async def test_space_that_returns_is_noticed_without_a_single_append(tmp_path: P
         sk.fs.full = True
         await sk.append_durably(bytes(SEGMENT_SIZE))
         sk.append(b"x")
-        sk.says(VoteRequest(NodeId(2, "other"), 1))
+        sk.says(VoteRequest(LeaderId(2, "other"), 1))
         await until(lambda: set(sk.node.room.lacking) == {WAL, CONTROL_FILE})
         sk.fs.full = False
         sk.node.checkpoint()
@@ -501,7 +501,7 @@ async def test_an_undo_moves_the_old_wal_back_and_keeps_what_was_written_since(t
         assert [file.name for file in undone.iterdir()] == ["000000010000000000000009"]
     async with bench(folder) as sk:
         await sk.greet()
-        vote = await sk.ask(VoteRequest(NodeId(2, "run"), 3), VoteResponse)
+        vote = await sk.ask(VoteRequest(LeaderId(2, "run"), 3), VoteResponse)
         assert vote.granted and vote.flush_lsn == end_lsn
 
 
@@ -571,7 +571,7 @@ async def test_a_disk_that_takes_its_time_to_remove_wal_holds_up_nobody(tmp_path
             end_lsn = await sk.append_durably(half_segment)
         sk.append(b"", commit_lsn=end_lsn)
         await until(lambda: sk.node.ready)
-        sk.says(AppendRequest(NodeId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
+        sk.says(AppendRequest(LeaderId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
         sk.fs.hold_removals()
         sk.node.trim(lambda: TrimRequest(wanted_lsn=None, keep_bytes=0, limit_bytes=None, has_archive=False))
         await until(lambda: sk.node.folder.begin_lsn > BASE_LSN)
@@ -593,8 +593,8 @@ async def leave_trimmed(directory: Path) -> int:
         sk.node.trim(lambda: everything)
         await until(lambda: sk.node.ready)
         assert sk.node.folder.begin_lsn == BASE_LSN  # Nobody has said yet that it is in the archive.
-        sk.says(AppendRequest(NodeId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
-        sk.says(ArchiveOrder(NodeId(1, "run"), 2, end_lsn))
+        sk.says(AppendRequest(LeaderId(1, "run"), 1, end_lsn, end_lsn, end_lsn, 1, True, b""))
+        sk.says(ArchiveAssignment(LeaderId(1, "run"), 2, end_lsn))
         sk.node.trim(lambda: everything)
         await until(lambda: sk.node.ready)
         begin_lsn = sk.node.folder.begin_lsn

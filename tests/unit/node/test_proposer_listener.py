@@ -1,4 +1,4 @@
-"""The proposers' door: what strangers, the impatient and the slow can do to it, which is nothing."""
+"""The proposers' listener: what strangers, the impatient and the slow can do to it, which is nothing."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address, Secret
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -39,7 +39,7 @@ from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.net.admission import Budget
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.node.node import Node
-from safekeeper.node.proposer_listener import WRITE_HIGH_WATER_BYTES, Connection, ProposerDoor
+from safekeeper.node.proposer_listener import WRITE_HIGH_WATER_BYTES, Connection, ProposerListener
 from safekeeper.peers.codec import ACCEPTOR_DIALECT, FrameDecoder, encode, encode_authentication
 from safekeeper.peers.peer_auth import Hello, Reason, Refused
 from safekeeper.peers.shared_secret import SharedSecret
@@ -50,7 +50,7 @@ from tests.unit.faulty_filesystem import FaultyFileSystem
 
 SEGMENT_SIZE = 1 << 20
 BASE_LSN = 3 << 20
-LEADER = NodeId(1, "run1")
+LEADER = LeaderId(1, "run1")
 MIB = 1 << 20
 
 
@@ -114,7 +114,7 @@ def append(begin_lsn: int, payload: bytes) -> AppendRequest:
 
 
 class House:
-    """A node and its door."""
+    """A node and its listener."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class House:
     ):
         self.fs = FaultyFileSystem()
         self.node = Node(DataFolder.open(self.fs, directory, 1, "a" * 32), asyncio.get_running_loop())
-        self.door = ProposerDoor(
+        self.listener = ProposerListener(
             self.node,
             budget=Budget(connections_max),
             greeting_timeout_s=greeting_timeout_s,
@@ -138,17 +138,17 @@ class House:
             secret=secret,
             networks=networks,
         )
-        self.node.attach(self.door)
+        self.node.attach(self.listener)
         self.clients: list[Client] = []
 
     async def client(self, tls: ssl.SSLContext | None = None) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.door.address.port, ssl=tls))
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.listener.address.port, ssl=tls))
         self.clients.append(client)
         return client
 
     def connection(self) -> Connection:
         """The only connection there is."""
-        (connection,) = self.door._connections.values()
+        (connection,) = self.listener._connections.values()
         return connection
 
 
@@ -172,18 +172,18 @@ async def house(
         secret=secret,
         networks=networks,
     )
-    await there.door.open(Address("127.0.0.1", 0))
+    await there.listener.open(Address("127.0.0.1", 0))
     try:
         yield there
     finally:
         there.fs.release()
-        there.door.stop_accepting()
-        there.door.close_all()
+        there.listener.stop_accepting()
+        there.listener.close_all()
         for client in there.clients:
             client.writer.close()
             with contextlib.suppress(ConnectionError):
                 await client.writer.wait_closed()
-        await until(lambda: there.door.connection_count == 0)
+        await until(lambda: there.listener.connection_count == 0)
         await there.node.drain()
         there.node.stop()
         there.node.folder.close()
@@ -262,14 +262,14 @@ async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwa
         await client.lead()
         await other.greet()
         there.fs.hold()
-        client.send(VoteRequest(NodeId(2, "run1"), 1), PreVoteRequest("run1"), VoteRequest(NodeId(3, "run1"), 1))
+        client.send(VoteRequest(LeaderId(2, "run1"), 1), PreVoteRequest("run1"), VoteRequest(LeaderId(3, "run1"), 1))
         await until(lambda: not there.node.ready)
         other.send(PreVoteRequest("run2"))
-        await until(lambda: len(there.door.waiting) == 2)
+        await until(lambda: len(there.listener.waiting) == 2)
         there.fs.release()
         assert [type(await client.receive()) for _ in range(3)] == [VoteResponse, PreVoteResponse, VoteResponse]
         assert isinstance(await other.receive(), PreVoteResponse)
-        assert not there.door.waiting
+        assert not there.listener.waiting
 
 
 @pytest.mark.parametrize("over_tls", [False, True], ids=["plaintext", "TLS"])
@@ -309,7 +309,7 @@ async def test_a_connection_without_a_greeting_is_closed(tmp_path: Path, caplog:
         await greeted.greet()
         assert await silent.receive() is None
         assert "no greeting" in caplog.text
-        assert there.door.connection_count == 1
+        assert there.listener.connection_count == 1
 
 
 @on_the_loop
@@ -327,13 +327,13 @@ async def test_beyond_the_limit_the_proxy_that_has_been_silent_for_longest_makes
         first, second, third = await there.client(), await there.client(), await there.client()
         await first.lead()
         await second.greet()
-        greeted_at = there.door.now()
-        await until(lambda: there.door.now() > greeted_at)  # The loop's clock has steps.
+        greeted_at = there.listener.now()
+        await until(lambda: there.listener.now() > greeted_at)  # The loop's clock has steps.
         await first.append(BASE_LSN, b"x")
         await third.greet()
         assert await second.receive() is None
         await first.append(BASE_LSN + 1, b"x")
-        assert there.door.admission.proven == 2
+        assert there.listener.admission.proven == 2
 
 
 @on_the_loop
@@ -341,13 +341,13 @@ async def test_connections_that_prove_nothing_displace_each_other_and_no_proxy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with house(tmp_path, connections_max=1) as there:
-        there.door.admission.budget = Budget(proven_max=1, unproven_max=6)
+        there.listener.admission.budget = Budget(proven_max=1, unproven_max=6)
         leader = await there.client()
         await leader.lead()
         strangers = [await there.client() for _ in range(12)]
         assert await strangers[0].receive() is None
         await leader.append(BASE_LSN, b"x")
-        await until(lambda: there.door.admission.unproven == 3)
+        await until(lambda: there.listener.admission.unproven == 3)
         late = await there.client()
         await late.greet()
     assert "the oldest of 3 that are not authenticated, for a newer one" in caplog.text
@@ -359,11 +359,11 @@ async def test_a_proxy_is_known_by_its_secret_while_the_disk_is_busy(tmp_path: P
         leader = await there.client()
         await leader.lead()
         there.fs.hold()
-        leader.send(VoteRequest(NodeId(2, "run2"), 1), append(BASE_LSN, b"x"))
+        leader.send(VoteRequest(LeaderId(2, "run2"), 1), append(BASE_LSN, b"x"))
         await until(lambda: not there.node.ready)
         late = await there.client()
         late.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
-        await until(lambda: there.door.admission.proven == 2)
+        await until(lambda: there.listener.admission.proven == 2)
         there.fs.release()
         assert isinstance(await late.receive(), AcceptorGreeting)
 
@@ -393,9 +393,9 @@ async def test_a_stranger_cannot_announce_a_large_frame(tmp_path: Path, caplog: 
 @on_the_loop
 async def test_an_address_in_use_is_refused_with_one_line(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        second = ProposerDoor(there.node, budget=Budget(1), greeting_timeout_s=1, idle_timeout_s=1)
+        second = ProposerListener(there.node, budget=Budget(1), greeting_timeout_s=1, idle_timeout_s=1)
         with pytest.raises(ConfigurationError, match="could not listen for proxies"):
-            await second.open(there.door.address)
+            await second.open(there.listener.address)
 
 
 # Who may come in. What the proxy's side says is tested in test_safekeeper_connection.py.
@@ -408,9 +408,9 @@ async def test_who_comes_from_another_network_is_hung_up_on_and_takes_nobodys_pl
     async with house(tmp_path, connections_max=1, networks=Networks.parse("192.0.2.0/24")) as there:
         for _ in range(20):
             assert await (await there.client()).receive() is None
-        assert there.door.connection_count == 0
+        assert there.listener.connection_count == 0
         assert len(caplog.records) == 10 and "none of the networks of --allow" in caplog.text
-        there.door.networks = Networks.parse("127.0.0.0/8")
+        there.listener.networks = Networks.parse("127.0.0.0/8")
         await (await there.client()).greet()
 
 
@@ -450,10 +450,10 @@ async def test_nothing_reaches_the_node_before_the_secret_is_proved(tmp_path: Pa
         async with asyncio.timeout(DEADLINE_S):
             assert await client.reader.read() == encode_authentication(Refused(Reason.SECRET_NEEDED))
         assert there.node.acceptor.control.promised.term == 0
-        await until(lambda: there.door.connection_count == 0)
+        await until(lambda: there.listener.connection_count == 0)
 
 
-# The smaller number fits one read of the socket: nothing that comes later reminds the door of what it has.
+# The smaller number fits one read of the socket: nothing that comes later reminds the listener of what it has.
 @pytest.mark.parametrize("count", [1_000, 20_000])
 @on_the_loop
 async def test_what_waits_for_the_node_stays_encrypted_and_comes_in_order_afterwards(
@@ -464,9 +464,9 @@ async def test_what_waits_for_the_node_stays_encrypted_and_comes_in_order_afterw
         client = await there.client(ClientTls(authority.ca).context)
         await client.lead()
         there.fs.hold()
-        votes = VoteRequest(NodeId(2, "run1"), 1), VoteRequest(NodeId(3, "run1"), 1)
+        votes = VoteRequest(LeaderId(2, "run1"), 1), VoteRequest(LeaderId(3, "run1"), 1)
         client.send(votes[0], *(PreVoteRequest("run1") for _ in range(count)), votes[1])
-        await until(lambda: bool(there.door.waiting))
+        await until(lambda: bool(there.listener.waiting))
         there.fs.release()
         kinds = [type(await client.receive()) for _ in range(count + 2)]
         assert kinds == [VoteResponse, *count * [PreVoteResponse], VoteResponse]

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from safekeeper.base.errors import LocalProtocolError, RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX
-from safekeeper.consensus.control_state import NOBODY, NodeId, TliHistory
+from safekeeper.consensus.control_state import NOBODY, LeaderId, TliHistory
 from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
@@ -55,8 +55,8 @@ numbers = st.integers(0, LSN_MAX)
 positive = st.integers(1, LSN_MAX)
 lsns = st.integers(1, LSN_MAX - PAYLOAD_BYTES_MAX)
 payloads = st.binary(max_size=300)
-node_ids = st.builds(NodeId, positive, words)
-maybe_nobody = st.one_of(st.just(NOBODY), node_ids)
+leader_ids = st.builds(LeaderId, positive, words)
+maybe_nobody = st.one_of(st.just(NOBODY), leader_ids)
 addresses = st.sampled_from(["", "db1:9001", "[2001:db8::1]:9001", "ä" * (ADDRESS_BYTES_MAX // 2)])
 segment_sizes = st.sampled_from([1 << 20, 16 << 20, 1 << 30])
 
@@ -87,10 +87,10 @@ proposer_messages = st.one_of(
     st.builds(ProposerGreeting, positive, words, positive, st.none() | positive, st.none() | segment_sizes),
     st.builds(Bootstrap, words, positive, segment_sizes, positive, memberships(), st.booleans()),
     st.builds(PreVoteRequest, words, st.booleans()),
-    st.builds(VoteRequest, node_ids, positive),
+    st.builds(VoteRequest, leader_ids, positive),
     st.builds(
         Elected,
-        node_ids,
+        leader_ids,
         words,
         positive,
         segment_sizes,
@@ -103,11 +103,13 @@ proposer_messages = st.one_of(
         numbers,
         numbers,
     ),
-    st.builds(ArchiveOrder, node_ids, numbers, numbers),
-    st.builds(AppendRequest, node_ids, positive, lsns, numbers, numbers, numbers, st.booleans(), payloads),
-    st.builds(lambda node, i, r: ReadRequest(node, i, *r), node_ids, numbers, ranges),
-    st.builds(lambda node, i, b, n: DigestRequest(node, i, b, b + n), node_ids, numbers, lsns, st.integers(0, 1 << 20)),
-    st.builds(TailRequest, node_ids, numbers, numbers),
+    st.builds(ArchiveAssignment, leader_ids, numbers, numbers),
+    st.builds(AppendRequest, leader_ids, positive, lsns, numbers, numbers, numbers, st.booleans(), payloads),
+    st.builds(lambda node, i, r: ReadRequest(node, i, *r), leader_ids, numbers, ranges),
+    st.builds(
+        lambda node, i, b, n: DigestRequest(node, i, b, b + n), leader_ids, numbers, lsns, st.integers(0, 1 << 20)
+    ),
+    st.builds(TailRequest, leader_ids, numbers, numbers),
 )
 standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]), lsns, lsns, lsns, numbers, numbers)
 problems = st.sampled_from(["", "no route to the store", "x" * PROBLEM_BYTES_MAX, "fichier non trouvé: ü"])
@@ -135,21 +137,21 @@ acceptor_messages = st.one_of(
     st.builds(PreVoteResponse, st.booleans(), st.just("") | words),
     st.builds(
         VoteResponse,
-        node_ids,
+        leader_ids,
         st.booleans(),
         maybe_nobody,
         histories(),
         tli_histories,
         *[numbers] * 5,
     ),
-    st.builds(lambda node, r, s, h: AppendResponse(node, r[1], r[0], s, h), node_ids, ranges, numbers, st.booleans()),
+    st.builds(lambda node, r, s, h: AppendResponse(node, r[1], r[0], s, h), leader_ids, ranges, numbers, st.booleans()),
     st.builds(ReadResponse, numbers, lsns, payloads),
     st.builds(DigestResponse, numbers, numbers, numbers, st.lists(st.integers(0, 0xFFFFFFFF)).map(tuple)),
     st.builds(TailResponse, numbers, numbers, numbers, numbers),
     st.builds(Refusal, st.sampled_from(RefusalCode), st.text(max_size=50), maybe_nobody, numbers),
 )
 
-NODE = NodeId(7, "run7")
+NODE = LeaderId(7, "run7")
 
 
 def frame(message: object) -> bytes:
@@ -232,7 +234,7 @@ def control(value: object) -> bytes:
     return struct.pack("<HBBI", 0x5750, 1, 1, len(body)) + body
 
 
-VOTE = {"type": "vote_request", "node_id": [7, "run7"], "generation": 1}
+VOTE = {"type": "vote_request", "leader_id": [7, "run7"], "generation": 1}
 
 
 @pytest.mark.parametrize(
@@ -253,10 +255,10 @@ VOTE = {"type": "vote_request", "node_id": [7, "run7"], "generation": 1}
         ("wrong type", control(VOTE | {"generation": "1"})),
         ("negative number", control(VOTE | {"generation": -1})),
         ("generation 0", control(VOTE | {"generation": 0})),
-        ("term 0", control(VOTE | {"node_id": [0, "run7"]})),
-        ("empty run", control(VOTE | {"node_id": [7, ""]})),
-        ("run that is a path", control(VOTE | {"node_id": [7, "../x"]})),
-        ("run of 33 bytes", control(VOTE | {"node_id": [7, "x" * 33]})),
+        ("term 0", control(VOTE | {"leader_id": [0, "run7"]})),
+        ("empty run", control(VOTE | {"leader_id": [7, ""]})),
+        ("run that is a path", control(VOTE | {"leader_id": [7, "../x"]})),
+        ("run of 33 bytes", control(VOTE | {"leader_id": [7, "x" * 33]})),
         ("too large a number", control(VOTE | {"generation": 1.5})),
         ("message whose name has two lines", control(VOTE | {"type": "coup\nINFO all is well"})),
         ("message with an endless name", control(VOTE | {"type": "coup" * 100_000})),
@@ -334,7 +336,7 @@ def test_a_problem_of_the_archive_is_one_line_that_fits(problem: str) -> None:
 
 def test_an_order_of_nobody_is_refused() -> None:
     with pytest.raises(LocalProtocolError):
-        encode(ArchiveOrder(NOBODY, 1, 100))
+        encode(ArchiveAssignment(NOBODY, 1, 100))
 
 
 def test_an_oversized_frame_is_refused_before_any_of_it_is_buffered() -> None:
@@ -373,7 +375,7 @@ def test_the_longest_payload_fits_and_one_byte_more_is_our_own_mistake() -> None
     for message in (
         AppendRequest(NODE, 1, 100, 0, 0, 0, True, bytes(PAYLOAD_BYTES_MAX + 1)),
         ReadResponse(1, 100, bytes(PAYLOAD_BYTES_MAX + 1)),
-        AppendRequest(NodeId(7, "x" * 33), 1, 100, 0, 0, 0, True, b""),
+        AppendRequest(LeaderId(7, "x" * 33), 1, 100, 0, 0, 0, True, b""),
         AppendRequest(NODE, 1, -1, 0, 0, 0, True, b""),
     ):
         with pytest.raises(LocalProtocolError):

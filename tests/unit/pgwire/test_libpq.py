@@ -52,7 +52,7 @@ class Served:
 
 
 class Server:
-    """A door of one connection at a time, in a thread of its own."""
+    """A listener of one connection at a time, in a thread of its own."""
 
     def __init__(self, tls: ServerTls | None, users: dict[str, str] | None, shown_certificate: bytes | None) -> None:
         self._tls = tls
@@ -99,21 +99,21 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> Served:
         session = new_session(tls=self._tls is not None, users=self._users)
-        door = _Door(connection, session, self._tls, self._shown_certificate)
+        listener = _Listener(connection, session, self._tls, self._shown_certificate)
         while session.state is not State.CLOSED:
             data = connection.recv(65536)
             if not data:
-                door.served.eof = session.explain_eof()
+                listener.served.eof = session.explain_eof()
                 break
             try:
-                door.receive(data)
+                listener.receive(data)
             except RemoteProtocolError as error:
-                door.served.error = str(error)
-                door.send(session.take_output())
-        return door.served
+                listener.served.error = str(error)
+                listener.send(session.take_output())
+        return listener.served
 
 
-class _Door:
+class _Listener:
     """One connection: bytes to the session, through TLS where there is any, and a bit of WAL for whoever asks."""
 
     def __init__(

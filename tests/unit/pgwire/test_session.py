@@ -242,7 +242,7 @@ def test_conversation_does_not_depend_on_how_its_bytes_were_cut(name: str, cuts:
 
 
 def converse(session: Session, pieces: list[bytes]) -> bytes:
-    """Feed `pieces` and answer as a door would; return all that was sent. An error must be the end, and say why."""
+    """Feed `pieces` and answer as a listener would; return all that was sent. An error must be the end, and say why."""
     output = b""
     for piece in pieces:
         try:
@@ -383,13 +383,13 @@ def test_a_clients_certificate_lets_in_whom_it_names() -> None:
     assert 'certificate authentication failed for user "you"' in theirs["M"]
 
 
-def test_plaintext_at_a_door_with_tls_is_told_to_use_it() -> None:
+def test_plaintext_at_a_listener_with_tls_is_told_to_use_it() -> None:
     ours, theirs = refusal(new_session(tls=True), startup())
     assert theirs == {
         "S": "FATAL",
         "V": "FATAL",
         "C": "28000",
-        "M": "this door takes TLS connections only: connect with sslmode=require",
+        "M": "this listener takes TLS connections only: connect with sslmode=require",
     }
     assert ours == theirs["M"]
 

@@ -34,9 +34,9 @@ def pages(house: ReplicationHouse) -> tuple[dict[str, float], dict[str, Any]]:
     collector = SafekeeperCollector(
         house.node, retention, hub=house.hub, archiver=house.archiver, read_through=house.read_through
     )
-    routes = safekeeper_routes(house.node, dict, house.door, house.archiver, retention)
-    door = house.run(serve_http(routes, Address("127.0.0.1", 0), application=metrics_application(collector)))
-    url = f"http://{door.address}"
+    routes = safekeeper_routes(house.node, dict, house.listener, house.archiver, retention)
+    listener = house.run(serve_http(routes, Address("127.0.0.1", 0), application=metrics_application(collector)))
+    url = f"http://{listener.address}"
     try:
         with urllib.request.urlopen(f"{url}/metrics") as response:
             assert response.headers["Content-Type"].startswith("text/plain; version=")
@@ -44,7 +44,7 @@ def pages(house: ReplicationHouse) -> tuple[dict[str, float], dict[str, Any]]:
         with urllib.request.urlopen(f"{url}/status") as response:
             status = msgspec.json.decode(response.read())
     finally:
-        house.run(door.close())
+        house.run(listener.close())
     numbers = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from safekeeper.base.errors import ResourceShortage, StorageFailed
-from safekeeper.consensus.control_state import ControlState, NodeId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.messages import RefusalCode, VoteRequest, VoteResponse
 from safekeeper.storage.control_file import ControlFile, DataDirectoryLock
 from safekeeper.storage.data_folder import DataFolder
@@ -193,11 +193,11 @@ async def test_a_vote_waits_for_a_descriptor(tmp_path: Path, descriptors: Descri
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
         descriptors.left = 0
-        sk.says(VoteRequest(NodeId(2, "run"), 1))
+        sk.says(VoteRequest(LeaderId(2, "run"), 1))
         await until(lambda: sk.node.room.shortages >= 2)
         descriptors.left = None
         await until(lambda: sk.node.ready)
         vote = sk.said[-1][1]
         assert isinstance(vote, VoteResponse) and vote.granted
-        assert sk.node.acceptor.control.promised == NodeId(2, "run")
+        assert sk.node.acceptor.control.promised == LeaderId(2, "run")
         assert not sk.node.room.lacking

@@ -52,7 +52,7 @@ def test_archived_wal_goes_beyond_the_limit_and_the_rest_when_everybody_has_it(t
 def test_the_limit_does_not_wait_for_the_next_look_when_another_segment_comes(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         leader = filled(house)
-        house.call(lambda: house.node.attach_learners(retention_of(house, limit=4 * SEGMENT_SIZE)))
+        house.call(lambda: house.node.attach_readers(retention_of(house, limit=4 * SEGMENT_SIZE)))
         leader.order_archive(1, END_LSN)
         house.until(lambda: house.node.folder.begin_lsn == BASE_LSN + 5 * SEGMENT_SIZE)
         leader.write(NEXT)

@@ -1,4 +1,4 @@
-"""What opens a door to a network, what does not, and what a SIGHUP changes."""
+"""What opens a listener to a network, what does not, and what a SIGHUP changes."""
 
 import logging
 import shutil
@@ -71,7 +71,7 @@ ELSEWHERE = "10.0.0.1:5454"
     ],
     ids=["nothing", "TLS alone", "others' protections", "secret file", "secret", "client CA", "networks"],
 )
-def test_the_proposers_door_is_open_to_others_only_if_it_is_protected(
+def test_the_proposers_listener_is_open_to_others_only_if_it_is_protected(
     files: Path, options: dict[str, str], environment: dict[str, str], opens: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = Protection(config(files, environment, listen=ELSEWHERE, **options)).proposers_address()
@@ -99,7 +99,7 @@ def test_the_proposers_door_is_open_to_others_only_if_it_is_protected(
     ],
     ids=["nothing", "TLS alone", "others' protections", "users", "client CA", "networks"],
 )
-def test_the_replication_door_is_open_to_others_only_if_it_is_protected(
+def test_the_replication_listener_is_open_to_others_only_if_it_is_protected(
     files: Path, options: dict[str, str], opens: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = Protection(config(files, **options)).replication_address(Address("::", 5433))
@@ -107,7 +107,7 @@ def test_the_replication_door_is_open_to_others_only_if_it_is_protected(
     assert ("to open it to others give --pg-users, --pg-client-ca or --pg-allow" in caplog.text) is not opens
 
 
-def test_a_door_on_loopback_says_why_it_stays_there(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_on_loopback_says_why_it_stays_there(files: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert Protection(config(files)).proposers_address() == Address("127.0.0.1", 5454)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 2
@@ -225,10 +225,10 @@ def test_a_reload_takes_what_has_changed_and_says_so(
     assert dict(protection.users.verifiers) == {}
     assert protection.allow.proposers == Networks.parse("192.0.2.0/24")
     assert protection.allow.replication == Networks.parse("10.0.0.0/8")
-    # The certificate is new, its key is not: three doors keep the old one, for one reason.
+    # The certificate is new, its key is not: three listeners keep the old one, for one reason.
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert error == (
-        "could not read the certificates of the proposers' door, the certificates of the replication door, "
+        "could not read the certificates of the proposers' listener, the certificates of the replication listener, "
         f"the certificate of HTTP again: {tmp_path / 'key'} is not the private key of the certificate in "
         f"{tmp_path / 'cert'}; the old stays in use"
     )
@@ -237,10 +237,10 @@ def test_a_reload_takes_what_has_changed_and_says_so(
     shutil.copy(renewed.key, tmp_path / "key")
     protection.reload(config(tmp_path, **options))
     assert caplog.messages[-4].endswith(
-        "changed: the certificates of the proposers' door, the certificates of the replication door, "
+        "changed: the certificates of the proposers' listener, the certificates of the replication listener, "
         "the certificate of HTTP"
     )
-    # What may be all that protects the door is not taken away while it is open.
+    # What may be all that protects the listener is not taken away while it is open.
     assert protection.allow.proposers == Networks.parse("192.0.2.0/24")
     assert caplog.messages[-2] == "--allow stays as it was: to do without it takes a restart"
 

@@ -1,6 +1,6 @@
 import msgspec
 
-from safekeeper.consensus.control_state import NodeId, TliHistory
+from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry
@@ -14,7 +14,7 @@ from walproxy.proposer.election import (
 )
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 
-ASKED = NodeId(9, "run")
+ASKED = LeaderId(9, "run")
 THREE = Membership(1, tuple(Member(i, f"{i:032x}") for i in (1, 2, 3)))
 
 
@@ -100,7 +100,7 @@ def test_timelines_that_are_in_the_history_no_more_are_forgotten() -> None:
 def test_terms_that_come_to_nothing_do_not_make_the_history_longer() -> None:
     history: tuple[HistoryEntry, ...] = (HistoryEntry(1, 100, 1),)
     for term in range(2, 50):
-        history = extend_history(history, LogPlan(200, 1, cuts=False), NodeId(term, "run"))
+        history = extend_history(history, LogPlan(200, 1, cuts=False), LeaderId(term, "run"))
     assert history == (HistoryEntry(1, 100, 1), HistoryEntry(49, 200, 1))
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendResponse, Elected, Standby
 from safekeeper.consensus.term_history import HistoryEntry
@@ -12,7 +12,7 @@ from walproxy.proposer.leadership import APPEND_BYTES_MAX, Leadership, Timing
 from walproxy.proposer.standbys import Standbys
 
 START = 1 << 20
-NODE_ID = NodeId(4, "run1")
+NODE_ID = LeaderId(4, "run1")
 MEMBERS = Membership(1, tuple(Member(i, str(i) * 32) for i in (1, 2, 3)))
 ELECTED = Elected(
     NODE_ID, "c" * 32, 7, 1 << 20, 150000, MEMBERS, (HistoryEntry(4, START, 1),), (), base_lsn=START, commit_lsn=0

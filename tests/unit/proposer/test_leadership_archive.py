@@ -6,7 +6,7 @@ import msgspec
 
 from safekeeper.consensus.messages import (
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Elected,
     ReadRequest,
@@ -67,7 +67,7 @@ class Table:
 
     def orders(self) -> dict[int, tuple[int, int]]:
         """Return who was just told which archiver, and how far the archive is."""
-        return {i: (m.archiver, m.archived_lsn) for i, m in self.messages() if isinstance(m, ArchiveOrder)}
+        return {i: (m.archiver, m.archived_lsn) for i, m in self.messages() if isinstance(m, ArchiveAssignment)}
 
     def reads(self) -> list[tuple[int, int]]:
         """Return who was just asked for WAL, and from where on."""
@@ -133,7 +133,7 @@ def test_a_member_whose_next_wal_nobody_keeps_is_told_where_to_go_on() -> None:
     table.acks(3, BEGIN + SEGMENT)
     (message,) = table.elected(3)
     assert message.base_lsn == message.settled_lsn == BEGIN + 6 * SEGMENT
-    assert any(isinstance(a, Note) and a.level is Level.WARNING and "is set forward" in a.text for a in table.said)
+    assert any(isinstance(a, Note) and a.level is Level.WARNING and "skips from" in a.text for a in table.said)
     # It is told once, and fed when it has answered.
     table.ticks(0.1)
     assert not table.elected(3) and not any(isinstance(a, SendAppend) and a.safekeeper_id == 3 for a in table.said)
@@ -151,7 +151,7 @@ def test_two_members_that_are_behind_do_not_wait_for_each_other() -> None:
     assert told == [BEGIN + 6 * SEGMENT] * 2
 
 
-def test_a_member_is_not_set_forward_while_words_to_it_are_unanswered() -> None:
+def test_a_member_does_not_skip_wal_while_words_to_it_are_unanswered() -> None:
     table = Table()
     table.joins(2, START, BEGIN)
     table.joins(3, BEGIN + SEGMENT)

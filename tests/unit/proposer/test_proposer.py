@@ -8,14 +8,14 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError, Fenced, PrimaryRefused, RemoteProtocolError
 from safekeeper.base.lsn import format_lsn
-from safekeeper.consensus.control_state import NOBODY, NodeId
+from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendResponse,
-    ArchiveOrder,
+    ArchiveAssignment,
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
@@ -64,7 +64,7 @@ class Table:
     """A proposer and the time; `said` is what the last event made it do."""
 
     def __init__(self, **config: Any) -> None:
-        self.proposer = Proposer(ProposerConfig(run="run1", safekeeper_ids=(1, 2, 3), **config))
+        self.proposer = Proposer(ProposerConfig(proposer_id="run1", safekeeper_ids=(1, 2, 3), **config))
         self.now = 10.0
         self.said: list[Action] = []
 
@@ -98,26 +98,26 @@ class Table:
             self.event(self.proposer.connected(safekeeper_id, self.now))
             self.hears(safekeeper_id, greeting(safekeeper_id, **changes))
 
-    def votes(self, **changes: Any) -> NodeId:
+    def votes(self, **changes: Any) -> LeaderId:
         """Bring it from greetings to the vote of all; return who it wants to be."""
         for safekeeper_id in (1, 2, 3):
             self.hears(safekeeper_id, PreVoteResponse(True))
             if self.sent(VoteRequest):
-                node_id: NodeId = self.sent(VoteRequest)[1].node_id
+                leader_id: LeaderId = self.sent(VoteRequest)[1].leader_id
         for safekeeper_id in (1, 2, 3):
-            self.hears(safekeeper_id, vote(node_id, **changes))
-        return node_id
+            self.hears(safekeeper_id, vote(leader_id, **changes))
+        return leader_id
 
-    def leads(self) -> NodeId:
+    def leads(self) -> LeaderId:
         """Bring it from nothing to leading a term that begins at END."""
         self.connects(1, 2, 3)
         self.sees()
-        node_id = self.votes()
+        leader_id = self.votes()
         self.sees()
         self.hears(1, DigestResponse(self.proposer.term, BASE, END, CRCS))
         self.event(self.proposer.primary_checked(BASE, END, CRCS, self.now))
         assert self.proposer.phase is Phase.LEADING
-        return node_id
+        return leader_id
 
 
 def greeting(safekeeper_id: int, **changes: Any) -> AcceptorGreeting:
@@ -130,7 +130,7 @@ def greeting(safekeeper_id: int, **changes: Any) -> AcceptorGreeting:
         segment_size=SEGMENT,
         server_version=150000,
         membership=MEMBERS,
-        promised=NodeId(5, "before"),
+        promised=LeaderId(5, "before"),
         last_term=3,
         wal_begin_lsn=BASE,
         flush_lsn=END,
@@ -146,8 +146,8 @@ def empty(safekeeper_id: int) -> AcceptorGreeting:
     )
 
 
-def vote(node_id: NodeId, **changes: Any) -> VoteResponse:
-    message = VoteResponse(node_id, True, node_id, LOG, (), BASE, END, BASE, BASE)
+def vote(leader_id: LeaderId, **changes: Any) -> VoteResponse:
+    message = VoteResponse(leader_id, True, leader_id, LOG, (), BASE, END, BASE, BASE)
     return msgspec.structs.replace(message, **changes)
 
 
@@ -234,7 +234,7 @@ def test_takeover_counts_once_in_a_run() -> None:
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, PreVoteResponse(True))
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, VoteResponse(NodeId(6, "run1"), False, NodeId(7, "other")))
+        table.hears(safekeeper_id, VoteResponse(LeaderId(6, "run1"), False, LeaderId(7, "other")))
     # Another one was quicker: that was no takeover.
     table.ticks()
     assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
@@ -301,7 +301,7 @@ def test_a_member_that_is_silent_in_an_election_is_connected_anew() -> None:
 def test_the_term_is_above_every_promise_that_was_seen() -> None:
     table = Table()
     table.connects(1, 2)
-    table.connects(3, promised=NodeId(8, "other"))
+    table.connects(3, promised=LeaderId(8, "other"))
     table.sees()
     assert table.votes().term == 9
 
@@ -314,7 +314,7 @@ def test_a_run_never_asks_for_a_term_twice() -> None:
     for _ in range(2):
         table.hears(1, PreVoteResponse(True))
         table.hears(2, PreVoteResponse(True))
-        terms.append(table.sent(VoteRequest)[1].node_id.term)
+        terms.append(table.sent(VoteRequest)[1].leader_id.term)
         table.ticks(table.proposer.timing.vote_timeout_s + 1)
         table.ticks(60.0)
     assert terms == [6, 7]
@@ -349,8 +349,8 @@ def test_votes_of_another_term_do_not_count() -> None:
     table.sees()
     table.hears(1, PreVoteResponse(True))
     table.hears(2, PreVoteResponse(True))
-    table.hears(1, vote(NodeId(4, "run1")))
-    table.hears(2, vote(NodeId(4, "run1")))
+    table.hears(1, vote(LeaderId(4, "run1")))
+    table.hears(2, vote(LeaderId(4, "run1")))
     table.ticks(0.5)
     assert table.proposer.phase is Phase.VOTING
 
@@ -363,9 +363,9 @@ def test_candidates_that_lose_get_out_of_each_others_way() -> None:
     for _ in range(4):
         table.hears(1, PreVoteResponse(True))
         table.hears(2, PreVoteResponse(True))
-        node_id = table.sent(VoteRequest)[1].node_id
+        leader_id = table.sent(VoteRequest)[1].leader_id
         for safekeeper_id in (1, 2):
-            table.hears(safekeeper_id, VoteResponse(node_id, False, NodeId(node_id.term, "other")))
+            table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
         lost_at = table.now
         while table.proposer.phase is Phase.GATHERING:
             table.ticks(0.01)
@@ -557,11 +557,11 @@ def test_what_no_quorum_could_cut_is_not_given_up(lacking: tuple[int, ...], refu
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, PreVoteResponse(True))
         if table.sent(VoteRequest):
-            node_id = table.sent(VoteRequest)[1].node_id
+            leader_id = table.sent(VoteRequest)[1].leader_id
     fork_lsn = END - 100
     for safekeeper_id in (1, 2, 3):
         begin_lsn = END - 50 if safekeeper_id in lacking else BASE
-        table.hears(safekeeper_id, vote(node_id, wal_begin_lsn=begin_lsn))
+        table.hears(safekeeper_id, vote(leader_id, wal_begin_lsn=begin_lsn))
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
     table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
     assert bool(table.sent(DigestRequest)) != refused
@@ -582,7 +582,7 @@ def test_a_timeline_may_end_as_soon_as_the_term_is_led() -> None:
     table = Table()
     table.connects(1, 2, 3)
     table.sees()
-    node_id = table.votes()
+    leader_id = table.votes()
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END + 50),)))
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
@@ -590,8 +590,8 @@ def test_a_timeline_may_end_as_soon_as_the_term_is_led() -> None:
     table.event(table.proposer.timeline_ended(2, END + 50, table.now))
     assert table.proposer.phase is Phase.LEADING
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
-        table.hears(safekeeper_id, AppendResponse(node_id, END + 50, END + 50, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END + 50, END + 50, 0))
     assert table.proposer.phase is not Phase.LEADING
 
 
@@ -600,36 +600,36 @@ def test_a_timeline_may_end_as_soon_as_the_term_is_led() -> None:
 
 def test_nothing_is_reported_before_the_terms_start_is_on_a_quorum() -> None:
     table = Table()
-    node_id = table.leads()
+    leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    table.hears(1, AppendResponse(node_id, END, END, 0))
+    table.hears(1, AppendResponse(leader_id, END, END, 0))
     assert table.did(ReportStatus) == []
-    table.hears(2, AppendResponse(node_id, END, END, 0))
+    table.hears(2, AppendResponse(leader_id, END, END, 0))
     assert table.did(ReportStatus) == [ReportStatus(END, END, END)]
 
 
 def test_wal_goes_to_whoever_has_adopted_the_history() -> None:
     table = Table()
-    node_id = table.leads()
+    leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
     assert table.did(SendAppend) == []
-    table.hears(2, AppendResponse(node_id, END, END, 0))
+    table.hears(2, AppendResponse(leader_id, END, END, 0))
     assert table.did(SendAppend) == [SendAppend(2, END, END + 50)]
 
 
 def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> None:
     table = Table()
-    node_id = table.leads()
+    leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END + 50, END + 50, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END + 50, END + 50, 0))
     assert table.did(ReportStatus)[-1].flush_lsn == END + 50
     table.event(table.proposer.primary_lost(table.now))
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
     table.sees(own=CRCS)
     sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
-    table.hears(3, AppendResponse(node_id, END + 50, END + 50, sequence))
-    table.hears(1, AppendResponse(node_id, END + 50, END + 50, sequence))
+    table.hears(3, AppendResponse(leader_id, END + 50, END + 50, sequence))
+    table.hears(1, AppendResponse(leader_id, END + 50, END + 50, sequence))
     (start,) = table.did(StartReplication)
     assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END + 50, True)
     assert table.did(ReportStatus) == []
@@ -639,23 +639,23 @@ def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> Non
 
 def test_a_primary_that_comes_back_with_other_bytes_is_refused() -> None:
     table = Table()
-    node_id = table.leads()
+    leader_id = table.leads()
     table.event(table.proposer.primary_lost(table.now))
     table.sees(own=CRCS)
     sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
     assert isinstance(table.did(Finish)[0].error, PrimaryRefused)
 
 
 def test_a_higher_term_ends_the_term_and_nothing_is_reported_any_more() -> None:
     table = Table()
-    node_id = table.leads()
+    leader_id = table.leads()
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
     assert table.proposer.leadership is None
     assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
@@ -664,9 +664,9 @@ def test_a_higher_term_ends_the_term_and_nothing_is_reported_any_more() -> None:
 def test_a_majority_that_follows_another_run_fences_it() -> None:
     table = Table()
     table.leads()
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=NodeId(9, "other")))
+        table.hears(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
     # The first attempt began when two had greeted; the next one asks all.
     for _ in range(2):
         table.hears(1, PreVoteResponse(False, "other"))
@@ -681,9 +681,9 @@ def test_a_majority_that_follows_another_run_fences_it() -> None:
 def test_without_a_term_the_connection_to_the_primary_is_closed() -> None:
     table = Table()
     table.leads()
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", NodeId(9, "other")))
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=NodeId(9, "other")))
+        table.hears(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
     table.ticks()
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, PreVoteResponse(False, ""))
@@ -694,15 +694,15 @@ def test_without_a_term_the_connection_to_the_primary_is_closed() -> None:
 
 def test_a_learner_is_fed_and_does_not_count() -> None:
     table = Table()
-    node_id = table.leads()
+    leader_id = table.leads()
     table.event(table.proposer.disconnected(3, table.now))
     table.event(table.proposer.connected(3, table.now))
     stranger = msgspec.structs.replace(empty(3), incarnation="9" * 32)
     table.hears(3, stranger)
     assert table.sent(Elected).keys() == {3}
     table.event(table.proposer.wal_received(END + 50, table.now))
-    table.hears(1, AppendResponse(node_id, END + 50, END + 50, 0))
-    table.hears(3, AppendResponse(node_id, END + 50, END + 50, 0))
+    table.hears(1, AppendResponse(leader_id, END + 50, END + 50, 0))
+    table.hears(3, AppendResponse(leader_id, END + 50, END + 50, 0))
     assert table.did(ReportStatus) == []
 
 
@@ -751,15 +751,15 @@ def test_a_primary_that_has_recycled_the_next_segment_too_is_refused_instead_of_
 
 
 # What members say that a rebootstrap has reached: one that never promised anything, and one that did, as usual.
-BEGUN = [NOBODY, NodeId(1, "run1")]
+BEGUN = [NOBODY, LeaderId(1, "run1")]
 
 
 @pytest.mark.parametrize("promised", BEGUN)
-def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_no_term(promised: NodeId) -> None:
+def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_no_term(promised: LeaderId) -> None:
     table = Table()
-    node_id = table.leads()
+    leader_id = table.leads()
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
     later = Membership(2, MEMBERS.members)
     begun = msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=later, promised=promised)
     for _ in range(2):
@@ -771,7 +771,7 @@ def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_n
 
 
 @pytest.mark.parametrize("promised", BEGUN)
-def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster(promised: NodeId) -> None:
+def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster(promised: LeaderId) -> None:
     table = Table()
     table.leads()
     for safekeeper_id in (2, 3):
@@ -822,11 +822,11 @@ def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
     table.connects(1)
     table.hears(1, report)
     assert table.said == []
-    node_id = table.leads()
-    table.hears(1, AppendResponse(node_id, END, END, 0))
+    leader_id = table.leads()
+    table.hears(1, AppendResponse(leader_id, END, END, 0))
     table.hears(1, report)
     table.ticks(0.1)
-    assert table.sent(ArchiveOrder) == {1: ArchiveOrder(node_id, 1, BASE + 50)}
+    assert table.sent(ArchiveAssignment) == {1: ArchiveAssignment(leader_id, 1, BASE + 50)}
 
 
 # The list of safekeepers and the membership.
@@ -835,7 +835,7 @@ def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
 def lists(*safekeeper_ids: int) -> Table:
     """Return a proposer whose configuration names these safekeepers."""
     table = Table()
-    table.proposer = Proposer(ProposerConfig(run="run1", safekeeper_ids=safekeeper_ids))
+    table.proposer = Proposer(ProposerConfig(proposer_id="run1", safekeeper_ids=safekeeper_ids))
     return table
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from safekeeper.base.errors import InvariantViolation
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AppendResponse,
     DigestRequest,
@@ -44,18 +44,18 @@ def switched() -> Table:
     return table
 
 
-def leads_switched() -> tuple[Table, NodeId]:
+def leads_switched() -> tuple[Table, LeaderId]:
     """A term on timeline 2, in which everything up to END is committed."""
     table = switched()
     table.sees(PROMOTED)
-    node_id = table.votes(history=SWITCHED)
+    leader_id = table.votes(history=SWITCHED)
     table.sees(PROMOTED)
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
     assert table.proposer.leadership is not None and table.proposer.leadership.commit_lsn == END
-    return table, node_id
+    return table, leader_id
 
 
 def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led() -> None:
@@ -71,27 +71,27 @@ def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led(
     assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
     table.sees(PROMOTED)
     table.ticks()
-    node_id = table.votes(history=SWITCHED)
+    leader_id = table.votes(history=SWITCHED)
     assert table.did(IdentifyPrimary)
     table.sees(PROMOTED)
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
-    assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(node_id.term, END, 2))
+    assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(leader_id.term, END, 2))
 
 
 def test_an_old_primary_costs_no_term_that_has_gone_on_without_it() -> None:
-    table, node_id = leads_switched()
+    table, leader_id = leads_switched()
     table.event(table.proposer.primary_lost(table.now))
     table.sees(own=CRCS)
     (refused,) = table.did(RefusePrimary)
     assert "has stayed on it" in refused.reason
-    assert table.proposer.leadership is not None and table.proposer.leadership.node_id == node_id
+    assert table.proposer.leadership is not None and table.proposer.leadership.leader_id == leader_id
     assert table.sent(PreVoteRequest) == {}
     # Its successor is streamed again in the same term.
     table.sees(PROMOTED, own=CRCS)
     sequence = table.proposer.leadership.sequence
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
         if table.did(StartReplication):
             break
     assert table.did(StartReplication)[0].resumes
@@ -118,13 +118,13 @@ def test_a_term_in_which_nothing_is_committed_says_nothing_of_an_old_primary() -
 
 
 def test_other_bytes_on_the_same_timeline_cost_no_term_and_are_told_nothing() -> None:
-    table, node_id = leads_switched()
+    table, leader_id = leads_switched()
     table.event(table.proposer.primary_lost(table.now))
     table.sees(PROMOTED, own=CRCS)
     assert table.proposer.leadership is not None
     sequence = table.proposer.leadership.sequence
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, sequence))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
         if table.did(StartReplication):
             break
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
@@ -146,15 +146,15 @@ def test_a_refused_primary_s_wal_is_never_taken() -> None:
 
 def test_the_old_primary_comes_back_after_a_standby_that_lacks_acknowledged_wal() -> None:
     table = Table(several_primaries=True)
-    node_id = table.leads()
+    leader_id = table.leads()
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
     table.event(table.proposer.primary_lost(table.now))
     fork_lsn = END - 100
     behind = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
     table.sees(behind)
-    log = (*LOG, HistoryEntry(node_id.term, END, 1))
-    table.connects(1, 2, 3, last_term=node_id.term, promised=node_id)
+    log = (*LOG, HistoryEntry(leader_id.term, END, 1))
+    table.connects(1, 2, 3, last_term=leader_id.term, promised=leader_id)
     table.ticks()
     table.votes(history=log)
     table.sees(behind)
@@ -172,22 +172,22 @@ def test_the_old_primary_comes_back_after_a_standby_that_lacks_acknowledged_wal(
 @pytest.mark.parametrize(("record_end_lsn", "refused"), [(END, True), (END + 1, False)])
 def test_the_run_that_held_the_term_cuts_by_what_it_knows_to_be_committed(record_end_lsn: int, refused: bool) -> None:
     table = Table(several_primaries=True)
-    node_id = table.leads()
+    leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(node_id, END, END, 0))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
     # Safekeeper 1 has more, which nobody was told of.
-    table.hears(1, AppendResponse(node_id, END + 50, END + 50, 0))
+    table.hears(1, AppendResponse(leader_id, END + 50, END + 50, 0))
     table.event(table.proposer.primary_lost(table.now))
     promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 10),))
     table.sees(promoted)
-    log = (*LOG, HistoryEntry(node_id.term, END, 1))
-    table.connects(1, 2, last_term=node_id.term, promised=node_id)
+    log = (*LOG, HistoryEntry(leader_id.term, END, 1))
+    table.connects(1, 2, last_term=leader_id.term, promised=leader_id)
     table.ticks()
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, PreVoteResponse(True))
         if table.sent(VoteRequest):
-            candidate = table.sent(VoteRequest)[1].node_id
+            candidate = table.sent(VoteRequest)[1].leader_id
     # Not all vote, so that the votes alone would say END + 50.
     table.hears(1, vote(candidate, history=log, flush_lsn=END + 50))
     table.hears(2, vote(candidate, history=log))
@@ -317,9 +317,9 @@ def test_a_member_that_was_away_is_asked_for_its_vote() -> None:
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, PreVoteResponse(True))
         if table.sent(VoteRequest):
-            node_id = table.sent(VoteRequest)[1].node_id
+            leader_id = table.sent(VoteRequest)[1].leader_id
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(node_id, history=SWITCHED))
+        table.hears(safekeeper_id, vote(leader_id, history=SWITCHED))
     table.ticks(0.2)
     table.sees(OLD)
     assert table.did(RefusePrimary)
@@ -338,9 +338,9 @@ def test_a_quorum_whose_newest_log_fits_is_asked_for_its_votes() -> None:
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, PreVoteResponse(True))
         if table.sent(VoteRequest):
-            node_id = table.sent(VoteRequest)[1].node_id
+            leader_id = table.sent(VoteRequest)[1].leader_id
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(node_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
+        table.hears(safekeeper_id, vote(leader_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
     table.sees(OLD)
     assert table.did(RefusePrimary)
     table.event(table.proposer.disconnected(1, table.now))

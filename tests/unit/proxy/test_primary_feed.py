@@ -13,7 +13,7 @@ import walproxy.proxy.primary_feed
 from safekeeper.base.errors import RemoteProtocolError, WalproxyError
 from tests.unit.event_loop import on_the_loop, until
 from walproxy.postgres.hosts import PrimaryHost
-from walproxy.postgres.page_checksums import StreamDigest
+from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.postgres.walreceiver import TimelineEnd
@@ -189,7 +189,7 @@ class Owner:
     def primary_lost(self, reason: str) -> None:
         self.lost.append(reason)
 
-    def primary_checked(self, begin_lsn: int, end_lsn: int, digest: StreamDigest) -> None:
+    def primary_checked(self, begin_lsn: int, end_lsn: int, digest: PageChecksums) -> None:
         self.checked.append((begin_lsn, end_lsn))
         if self.when_checked is not None:
             self.when_checked()

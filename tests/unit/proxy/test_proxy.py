@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import cast
 
 from safekeeper.base.settings import load
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendRequest, Elected
 from safekeeper.consensus.term_history import HistoryEntry
@@ -40,7 +40,7 @@ def leading() -> tuple[Proxy, Leadership, Link, Link]:
     config = {"primary": "host=h", "safekeepers": "1=h:1,2=h:2,3=h:3"}
     proxy = Proxy(load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=config, environment={}, file=None))
     history = (HistoryEntry(4, START, 1),)
-    elected = Elected(NodeId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), START, 0)
+    elected = Elected(LeaderId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), START, 0)
     leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0)
     proxy.proposer.leadership = leadership
     links = Link(), Link()

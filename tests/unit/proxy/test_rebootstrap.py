@@ -12,7 +12,7 @@ import pytest
 import walproxy.proxy.rebootstrap
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.settings import load
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -77,7 +77,7 @@ def greeting(safekeeper_id: int, *, flush_lsn: int = 5 << 20, generation: int = 
         segment_size=1 << 20 if flush_lsn else 0,
         server_version=180000,
         membership=Membership(generation, members) if flush_lsn else None,
-        promised=NodeId(generation, "a" * 32),
+        promised=LeaderId(generation, "a" * 32),
         last_term=3,
         wal_begin_lsn=1 << 20 if flush_lsn else 0,
         flush_lsn=flush_lsn,
@@ -179,7 +179,7 @@ def says(message_type: type, answer: AcceptorMessage | bytes | None) -> Callable
     return change
 
 
-REFUSAL = Refusal(RefusalCode.WRONG_ID, "this is safekeeper 1, not 3", NodeId(0, ""))
+REFUSAL = Refusal(RefusalCode.WRONG_ID, "this is safekeeper 1, not 3", LeaderId(0, ""))
 OTHER_FOLDER = msgspec.structs.replace(greeting(3), incarnation="f" * 32)
 
 
@@ -221,7 +221,7 @@ def test_nobody_is_told_anything_unless_all_are_fit(
     assert not any(safekeeper.bootstraps() for safekeeper in safekeepers)
 
 
-@pytest.mark.parametrize("answer", [b"", None, Refusal(RefusalCode.GENERATION, "not above 9", NodeId(1, "a"))])
+@pytest.mark.parametrize("answer", [b"", None, Refusal(RefusalCode.GENERATION, "not above 9", LeaderId(1, "a"))])
 def test_what_breaks_off_in_the_middle_is_to_be_done_again(
     answer: AcceptorMessage | bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,7 +435,7 @@ def of_five(safekeeper_id: int, kept: Replaced | None = KEPT) -> FakeSafekeeper:
 async def test_the_new_cluster_has_lost_its_quorum_before_the_old_one_has_one_again() -> None:
     # Safekeepers 3 to 5 might elect a proxy at this moment, and go on with the new cluster: 2 of the old one say no.
     safekeepers = [of_five(1), of_five(2), of_five(3), of_five(4, kept=None), of_five(5, kept=None)]
-    safekeepers[0].answers[Bootstrap] = Refusal(RefusalCode.NOT_EMPTY, "a term was adopted", NodeId(5, "a" * 32))
+    safekeepers[0].answers[Bootstrap] = Refusal(RefusalCode.NOT_EMPTY, "a term was adopted", LeaderId(5, "a" * 32))
     with pytest.raises(WalproxyError, match="a term was adopted"):
         await undone(*safekeepers)
     assert [len(safekeeper.bootstraps()) for safekeeper in safekeepers] == [1, 0, 0, 1, 1]

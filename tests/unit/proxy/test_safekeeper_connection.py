@@ -1,4 +1,4 @@
-"""The proxy's link and a safekeeper's door: who comes together, and the one line on each side of who does not."""
+"""The proxy's link and a safekeeper's listener: who comes together, and the one line on each side of who does not."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ OURS, THEIRS = "the secret of this cluster", "the secret of another one"
 
 
 def expired_server(world: World) -> ServerTls:
-    """A door whose certificate was good when it began."""
+    """A listener whose certificate was good when it began."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*world.expired)
     tls = ServerTls(*world.server)
@@ -94,7 +94,7 @@ class GreetingOwner(Owner):
         self.greeted.send(GREETING)
 
 
-class Door(NamedTuple):
+class Listener(NamedTuple):
     """How the safekeeper's side is configured."""
 
     tls: Callable[[World], ServerTls] | None = None
@@ -127,20 +127,20 @@ def presents(world: World) -> ClientTls:
 
 @contextlib.asynccontextmanager
 async def meeting(
-    directory: Path, world: World, door: Door, proxy: Proxy, *, safekeeper_id: int = 1
+    directory: Path, world: World, listener: Listener, proxy: Proxy, *, safekeeper_id: int = 1
 ) -> AsyncIterator[tuple[House, SafekeeperLink, Owner]]:
-    """A door, and a link that tries to come through it."""
+    """A listener, and a link that tries to come through it."""
     async with house(
         directory,
-        tls=door.tls(world) if door.tls else None,
-        secret=secret(door.secret) if door.secret else None,
-        networks=Networks.parse(door.networks) if door.networks else None,
+        tls=listener.tls(world) if listener.tls else None,
+        secret=secret(listener.secret) if listener.secret else None,
+        networks=Networks.parse(listener.networks) if listener.networks else None,
     ) as there:
         credentials = Credentials(
             proxy.tls(world) if proxy.tls else None, secret(proxy.secret) if proxy.secret else None
         )
         owner = GreetingOwner()
-        owner.greeted = link = SafekeeperLink(safekeeper_id, there.door.address, owner, credentials)
+        owner.greeted = link = SafekeeperLink(safekeeper_id, there.listener.address, owner, credentials)
         task = asyncio.create_task(link.run())
         try:
             yield there, link, owner
@@ -151,24 +151,24 @@ async def meeting(
 
 
 @pytest.mark.parametrize(
-    ("door", "proxy"),
+    ("listener", "proxy"),
     [
-        (Door(), Proxy()),
-        (Door(networks="127.0.0.0/8"), Proxy()),
-        (Door(secret=OURS), Proxy(secret=OURS)),
-        (Door(server_tls), Proxy(trusts)),
-        (Door(server_tls), Proxy(presents)),
-        (Door(mutual_tls), Proxy(presents)),
-        (Door(mutual_tls, OURS, "127.0.0.1"), Proxy(presents, OURS)),
+        (Listener(), Proxy()),
+        (Listener(networks="127.0.0.0/8"), Proxy()),
+        (Listener(secret=OURS), Proxy(secret=OURS)),
+        (Listener(server_tls), Proxy(trusts)),
+        (Listener(server_tls), Proxy(presents)),
+        (Listener(mutual_tls), Proxy(presents)),
+        (Listener(mutual_tls, OURS, "127.0.0.1"), Proxy(presents, OURS)),
     ],
     ids=["nothing", "network", "secret", "TLS", "TLS, unasked certificate", "mutual TLS", "all"],
 )
 def test_those_who_fit_talk_in_both_directions(
-    tmp_path: Path, world: World, door: Door, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, world: World, listener: Listener, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     @on_the_loop
     async def run() -> None:
-        async with meeting(tmp_path, world, door, proxy) as (_, link, owner):
+        async with meeting(tmp_path, world, listener, proxy) as (_, link, owner):
             await until(lambda: owner.ups == 1)
             for count in range(2, 200):
                 link.send(GREETING)
@@ -183,82 +183,82 @@ def test_those_who_fit_talk_in_both_directions(
 
 
 @pytest.mark.parametrize(
-    ("door", "proxy", "at_the_door", "at_the_proxy"),
+    ("listener", "proxy", "at_the_listener", "at_the_proxy"),
     [
         (
-            Door(secret=OURS),
+            Listener(secret=OURS),
             Proxy(secret=THEIRS),
             "it does not know the shared secret, or somebody is in between",
             DIFFERS,
         ),
         (
-            Door(secret=OURS),
+            Listener(secret=OURS),
             Proxy(),
             "the proxy presents no shared secret, and this safekeeper demands one: give the proxy --secret-file",
             "the safekeeper demands a shared secret: give the proxy --secret-file or WALPROXY_SECRET",
         ),
         (
-            Door(),
+            Listener(),
             Proxy(secret=OURS),
             "the proxy presents a shared secret, and this safekeeper has none: give it --secret-file",
             "the safekeeper has no shared secret, and this side demands one: give it --secret-file",
         ),
         (
-            Door(server_tls),
+            Listener(server_tls),
             Proxy(),
-            "the peer speaks no TLS, and this door takes nothing else: give it --tls-ca",
+            "the peer speaks no TLS, and this listener takes nothing else: give it --tls-ca",
             "the safekeeper takes TLS connections only: give the proxy --tls-ca",
         ),
         (
-            Door(server_tls, OURS),
+            Listener(server_tls, OURS),
             Proxy(secret=OURS),
-            "the peer speaks no TLS, and this door takes nothing else: give it --tls-ca",
+            "the peer speaks no TLS, and this listener takes nothing else: give it --tls-ca",
             "the safekeeper takes TLS connections only: give the proxy --tls-ca",
         ),
         (
-            Door(),
+            Listener(),
             Proxy(trusts),
-            "the proxy speaks TLS, and this door has none: give the safekeeper --tls-cert and --tls-key",
+            "the proxy speaks TLS, and this listener has none: give the safekeeper --tls-cert and --tls-key",
             "it ended the connection during the TLS handshake: has it --tls-cert and --tls-key?",
         ),
         (
-            Door(server_tls),
+            Listener(server_tls),
             Proxy(lambda world: ClientTls(world.stranger.ca)),
             "the peer does not trust the CA of our certificate: give it that CA's file",
             "the peer's certificate is refused: no CA of our file of CAs vouches for it",
         ),
         (
-            Door(mutual_tls),
+            Listener(mutual_tls),
             Proxy(trusts),
             "the peer presented no client certificate, and one is demanded here",
             "the peer demands a client certificate: give --tls-cert and --tls-key",
         ),
         (
-            Door(mutual_tls, OURS),
+            Listener(mutual_tls, OURS),
             Proxy(lambda world: ClientTls(world.authority.ca, *world.strangers_client), OURS),
             "the peer's certificate is refused: no CA of our file of CAs vouches for it",
             "the peer does not trust the CA of our certificate: give it that CA's file",
         ),
         (
-            Door(expired_server),
+            Listener(expired_server),
             Proxy(trusts),
             "the peer finds our certificate expired: renew it",
             "the peer's certificate is refused: it has expired",
         ),
         (
-            Door(mutual_tls),
+            Listener(mutual_tls),
             Proxy(expired_client),
             "the peer's certificate is refused: it has expired",
             "the peer finds our certificate expired: renew it",
         ),
         (
-            Door(mutual_tls, OURS),
+            Listener(mutual_tls, OURS),
             Proxy(presents, THEIRS),
             "it does not know the shared secret, or somebody is in between",
             DIFFERS,
         ),
         (
-            Door(secret=OURS, networks="192.0.2.0/24"),
+            Listener(secret=OURS, networks="192.0.2.0/24"),
             Proxy(secret=OURS),
             "it lies in none of the networks of --allow",
             "the safekeeper closed the connection and proved no shared secret: see its log",
@@ -283,9 +283,9 @@ def test_those_who_fit_talk_in_both_directions(
 def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it_once(
     tmp_path: Path,
     world: World,
-    door: Door,
+    listener: Listener,
     proxy: Proxy,
-    at_the_door: str,
+    at_the_listener: str,
     at_the_proxy: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -294,10 +294,10 @@ def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it
 
     @on_the_loop
     async def run() -> None:
-        async with meeting(tmp_path, world, door, proxy) as (there, link, owner):
-            # Three attempts: the first line of the door is the first one's.
+        async with meeting(tmp_path, world, listener, proxy) as (there, link, owner):
+            # Three attempts: the first line of the listener is the first one's.
             await until(lambda: len(lines("safekeeper.node.proposer_listener")) == 3)
-            assert all(at_the_door in line for line in lines("safekeeper.node.proposer_listener"))
+            assert all(at_the_listener in line for line in lines("safekeeper.node.proposer_listener"))
             await until(lambda: bool(link.problem) and not link.is_up)
             assert at_the_proxy in link.problem
             (told,) = lines("walproxy.proxy.safekeeper_link")
@@ -313,7 +313,7 @@ def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it
 async def test_a_safekeeper_with_another_id_is_not_given_a_proof(
     tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with meeting(tmp_path, world, Door(secret=OURS), Proxy(secret=OURS), safekeeper_id=2) as (_, link, owner):
+    async with meeting(tmp_path, world, Listener(secret=OURS), Proxy(secret=OURS), safekeeper_id=2) as (_, link, owner):
         await until(lambda: "safekeeper 1 answers where safekeeper 2 is expected" in link.problem)
         assert owner.ups == 0
 
@@ -351,13 +351,13 @@ def test_somebody_in_between_with_a_good_certificate_cannot_pass_on_a_proof(
     accept = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     accept.load_cert_chain(*world.other_server)
     connect = ClientTls(world.authority.ca).context if onward_tls else None
-    door = Door(server_tls if onward_tls else None, OURS)
+    listener = Listener(server_tls if onward_tls else None, OURS)
 
     @on_the_loop
     async def run() -> None:
         async with (
-            house(tmp_path, tls=door.tls(world) if door.tls else None, secret=secret(OURS)) as there,
-            relay(there.door.address.port, accept, connect) as port,
+            house(tmp_path, tls=listener.tls(world) if listener.tls else None, secret=secret(OURS)) as there,
+            relay(there.listener.address.port, accept, connect) as port,
         ):
             owner = Owner()
             link = SafekeeperLink(1, Address("127.0.0.1", port), owner, Credentials(trusts(world), secret(OURS)))
@@ -366,7 +366,7 @@ def test_somebody_in_between_with_a_good_certificate_cannot_pass_on_a_proof(
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            await until(lambda: there.door.connection_count == 0)
+            await until(lambda: there.listener.connection_count == 0)
         assert owner.ups == 0
         assert "somebody is in between" in caplog.text
 
@@ -381,7 +381,7 @@ async def test_the_same_relay_without_a_secret_gets_through_which_is_why_there_i
     accept.load_cert_chain(*world.other_server)
     async with (
         house(tmp_path, tls=server_tls(world)) as there,
-        relay(there.door.address.port, accept, ClientTls(world.authority.ca).context) as port,
+        relay(there.listener.address.port, accept, ClientTls(world.authority.ca).context) as port,
     ):
         owner = Owner()
         link = SafekeeperLink(1, Address("127.0.0.1", port), owner, Credentials(trusts(world)))
@@ -404,7 +404,7 @@ async def test_certificates_are_renewed_under_load_without_a_connection_lost(tmp
 
     install(world.server)
     tls = ServerTls(cert, key)
-    async with meeting(tmp_path, world, Door(lambda _: tls), Proxy(trusts)) as (there, link, owner):
+    async with meeting(tmp_path, world, Listener(lambda _: tls), Proxy(trusts)) as (there, link, owner):
         await until(lambda: owner.ups == 1)
         shown = set()
         for count in range(2, 42):
@@ -424,14 +424,14 @@ async def test_certificates_are_renewed_under_load_without_a_connection_lost(tmp
 async def test_a_new_secret_is_for_new_connections(tmp_path: Path, world: World) -> None:
     file = tmp_path / "secret"
     file.write_text(OURS)
-    of_door, of_proxy = SharedSecret(file, None), SharedSecret(file, None)
-    async with house(tmp_path, secret=of_door) as there:
+    of_listener, of_proxy = SharedSecret(file, None), SharedSecret(file, None)
+    async with house(tmp_path, secret=of_listener) as there:
         owner = Owner()
-        link = SafekeeperLink(1, there.door.address, owner, Credentials(secret=of_proxy))
+        link = SafekeeperLink(1, there.listener.address, owner, Credentials(secret=of_proxy))
         task = asyncio.create_task(link.run())
         await until(lambda: owner.ups == 1)
         file.write_text(THEIRS + "\n")
-        assert of_door.reload()
+        assert of_listener.reload()
         link.send(GREETING)
         await until(lambda: len(owner.messages) == 1)
         link.disconnect("the test wants another one")

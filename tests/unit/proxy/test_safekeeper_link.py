@@ -9,7 +9,7 @@ import pytest
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.settings import Address
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import AcceptorMessage, PreVoteResponse, Refusal, RefusalCode
 from safekeeper.peers.codec import encode
 from tests.unit.event_loop import on_the_loop, until
@@ -187,7 +187,7 @@ async def test_what_arrives_on_a_connection_that_was_given_up_belongs_to_nobody(
     async with linked() as (link, owner, safekeeper):
         await until(lambda: bool(safekeeper.writers))
         first = safekeeper.writers[0]
-        first.writelines(encode(Refusal(RefusalCode.STALE_TERM, "late", NodeId(1, "a"))))
+        first.writelines(encode(Refusal(RefusalCode.STALE_TERM, "late", LeaderId(1, "a"))))
         link.disconnect("another one is wanted")
         await until(lambda: owner.ups == 2)
         assert owner.messages == []

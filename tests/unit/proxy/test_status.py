@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from safekeeper.base.settings import load
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -75,7 +75,7 @@ def greeting(
         segment_size=1 << 20 if membership is not None else 0,
         server_version=180000,
         membership=membership,
-        promised=NodeId(term, "a" * 32 if term else ""),
+        promised=LeaderId(term, "a" * 32 if term else ""),
         last_term=term,
         wal_begin_lsn=1 << 20 if term else 0,
         flush_lsn=5 << 20 if term else 0,
@@ -149,7 +149,7 @@ def test_a_single_host_is_shown_only_if_something_is_wrong_with_it(proxy: Proxy)
 
 def test_a_refused_safekeeper_shows_the_reason_also_while_it_is_disconnected(proxy: Proxy) -> None:
     proxy.proposer.connected(2, 1.0)
-    proxy.proposer.message(2, Refusal(RefusalCode.WRONG_ID, "this is safekeeper 1, not 2", NodeId(0, "")), 1.0)
+    proxy.proposer.message(2, Refusal(RefusalCode.WRONG_ID, "this is safekeeper 1, not 2", LeaderId(0, "")), 1.0)
     assert safekeeper_state(proxy, 2) == "refused"
     proxy.proposer.disconnected(2, 1.0)
     status = proxy_status(proxy, 1.0)["safekeepers"][1]
@@ -233,13 +233,13 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900) ->
     """Let the proxy lead a term whose quorum holds `commit_lsn`; safekeeper 1 speaks of three standbys, 2 of one."""
     proxy.proposer.set_apply_rule(parse_apply_rule(rule))
     history = (HistoryEntry(4, 100, 1),)
-    elected = Elected(NodeId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
+    elected = Elected(LeaderId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
     leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0)
     leadership.received_lsn, leadership.streaming = 1000, True
     proxy.proposer.leadership, proxy.proposer.candidacy.term = leadership, 4
     for safekeeper_id in (1, 2, 3):
         list(leadership.welcome(safekeeper_id, True, 1.0))
-        answer = AppendResponse(elected.node_id, commit_lsn, commit_lsn, 0, has_readers=True)
+        answer = AppendResponse(elected.leader_id, commit_lsn, commit_lsn, 0, has_readers=True)
         list(leadership.on_append_response(safekeeper_id, answer, 1.0))
     archiver = Standby("pg_receivewal", 900, 900, 0)
     list(leadership.on_standby_feedback(1, (Standby("a", 900, 900, 850), Standby("b", 900, 700, 600), archiver)))
@@ -284,7 +284,7 @@ def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy)
     assert standby_rows(proxy, 1.5)["a"][0] is True and standby_rows(proxy, 1.5)["b"][0] is False
     # A quorum that goes on answering vouches for it.
     for safekeeper_id in (1, 2):
-        answer = AppendResponse(leadership.node_id, 900, 900, 1, has_readers=True)
+        answer = AppendResponse(leadership.leader_id, 900, 900, 1, has_readers=True)
         list(leadership.on_append_response(safekeeper_id, answer, 60.0))
     assert standby_rows(proxy, 60.5)["a"][0] is True
 

@@ -206,13 +206,13 @@ def test_many_reports_of_one_moment_are_told_once(tmp_path: Path) -> None:
         leader = committed(house, 1000)
         client = streaming(house, leader, 1000)
         told: list[Any] = []
-        tell = house.node.learners_changed
+        tell = house.node.readers_changed
 
         def counted(has_readers: bool, standbys: tuple[Standby, ...]) -> None:
             told.append(standbys)
             tell(has_readers, standbys)
 
-        house.call(lambda: setattr(house.node, "learners_changed", counted))
+        house.call(lambda: setattr(house.node, "readers_changed", counted))
         for position in range(1, 501):
             client.report(BASE_LSN + position, BASE_LSN + position, 0)
         client.report(BASE_LSN + 600, BASE_LSN + 600, BASE_LSN + 600)

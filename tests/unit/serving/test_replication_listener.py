@@ -1,4 +1,4 @@
-"""The replication door: what a standby or pg_receivewal gets, checked on the wire."""
+"""The replication listener: what a standby or pg_receivewal gets, checked on the wire."""
 
 import copy
 import random
@@ -378,7 +378,7 @@ def test_a_reader_that_says_nothing_is_asked_and_then_closed(tmp_path: Path) -> 
         assert not isinstance(ping, CopyDone) and ping == type(ping)(BASE_LSN + 1000, True)  # type: ignore[arg-type]
         with pytest.raises(EOFError):
             client.receive_copy()
-        house.until(lambda: not house.hub.readers and house.door.connection_count == 0)
+        house.until(lambda: not house.hub.readers and house.listener.connection_count == 0)
 
 
 def test_a_reader_that_answers_is_not_closed(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_thousand_clients_come_and_go_and_leave_nothing(tmp_path: Path) -> Non
             with ReplicationClient(house.pg_port, startup=number % 3 != 0) as client:
                 if number % 3 == 1:
                     client.send_start(BASE_LSN)
-        house.until(lambda: house.door.connection_count == 0)
+        house.until(lambda: house.listener.connection_count == 0)
         assert house.call(lambda: house.hub.readers) == []
         assert house.client().identify() == (1, BASE_LSN + 1000)
 
@@ -423,9 +423,9 @@ def test_more_connections_than_allowed_are_refused(tmp_path: Path) -> None:
         clients = [house.client() for _ in range(3)]
         with pytest.raises(Exception, match="sorry, too many clients already"):
             house.client().identify()
-        house.until(lambda: house.door.connection_count == 3)
+        house.until(lambda: house.listener.connection_count == 3)
         clients.pop().socket.close()
-        house.until(lambda: house.door.connection_count == 2)
+        house.until(lambda: house.listener.connection_count == 2)
         house.client()
 
 
@@ -447,5 +447,5 @@ def test_garbage_closes_its_own_connection_only(tmp_path: Path, seed: int) -> No
             garbage.socket.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # It was closed while it was still talking.
-        house.until(lambda: house.door.connection_count == 1)
+        house.until(lambda: house.listener.connection_count == 1)
         assert reader.receive_wal(received, BASE_LSN + 1000) == WAL[:1000]

@@ -1,4 +1,4 @@
-"""Who may log in at the replication door of a real process, by libpq: every right credential and every wrong one."""
+"""Logins at the replication listener of a real process, by libpq: every right credential and every wrong one."""
 
 from collections.abc import Iterator
 from pathlib import Path

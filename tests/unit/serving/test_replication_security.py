@@ -1,4 +1,4 @@
-"""Who may stream from the replication door, and over what; the clients are libpq's."""
+"""Who may stream from the replication listener, and over what; the clients are libpq's."""
 
 import random
 import select
@@ -89,7 +89,7 @@ def test_over_tls_with_a_password_bound_to_it_the_wal_arrives_whole(
         conninfo = f"sslmode=verify-full sslrootcert={authority.ca} password=secret channel_binding=require"
         with connected(house, conninfo) as connection:
             assert stream(connection, len(WAL)) == WAL
-            (reader,) = house.call(house.door.describe_readers)
+            (reader,) = house.call(house.listener.describe_readers)
             assert (reader["user"], reader["lag_bytes"]) == ("repl", 0)
 
 
@@ -99,7 +99,7 @@ def test_where_tls_is_wanted_plaintext_is_refused(tmp_path: Path, authority: Aut
         connected(house, "sslmode=disable") as connection,
     ):
         assert connection.status == BAD
-        assert b"this door takes TLS connections only" in connection.error_message
+        assert b"this listener takes TLS connections only" in connection.error_message
 
 
 def test_a_wrong_password_is_refused(tmp_path: Path, users: Users) -> None:
@@ -111,7 +111,7 @@ def test_a_wrong_password_is_refused(tmp_path: Path, users: Users) -> None:
                 assert b'password authentication failed for user "repl"' in connection.error_message
         with connected(house, "sslmode=disable password=secret") as connection:
             assert stream(connection, 1000)[:1000] == WAL[:1000]
-        house.until(lambda: house.door.connection_count == 0)
+        house.until(lambda: house.listener.connection_count == 0)
 
 
 def test_a_client_certificate_lets_in_the_user_that_it_names(tmp_path: Path, authority: Authority) -> None:
@@ -142,4 +142,4 @@ def test_a_slow_reader_over_tls_is_bounded_too(tmp_path: Path, authority: Author
 def test_a_client_from_elsewhere_is_sent_away(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path, networks=Networks.parse("192.0.2.0/24")) as house:
         assert house.stranger().is_closed()
-        assert house.call(lambda: house.door.connection_count) == 0
+        assert house.call(lambda: house.listener.connection_count) == 0

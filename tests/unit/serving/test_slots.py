@@ -82,7 +82,7 @@ def test_a_slot_is_used_by_one_connection_at_a_time(tmp_path: Path) -> None:
         first.end_copy()
         second.start(BASE_LSN, slot="s1")
         second.socket.close()
-        house.until(lambda: house.door.connection_count == 1)
+        house.until(lambda: house.listener.connection_count == 1)
         first.start(BASE_LSN, slot="s1")
 
 
@@ -94,7 +94,7 @@ def test_a_drop_can_wait_until_nobody_uses_the_slot(tmp_path: Path) -> None:
         for client in (dropper, impatient):
             client.send(b"Q", b"DROP_REPLICATION_SLOT s1 WAIT\0")
         impatient.socket.close()
-        house.until(lambda: house.door.connection_count == 2)
+        house.until(lambda: house.listener.connection_count == 2)
         assert house.client().query("READ_REPLICATION_SLOT s1").row[0] == "physical"
         user.socket.close()
         assert dropper.reply().tags == ["DROP_REPLICATION_SLOT"]
@@ -229,7 +229,7 @@ def test_a_broken_disk_under_the_slots_breaks_slots_only(tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def served(data_dir: Path, *options: str) -> Iterator[tuple[SafekeeperProcess, int]]:
-    """A safekeeper with a replication door, and the port of that."""
+    """A safekeeper with a replication listener, and the port of that."""
     with SafekeeperProcess(data_dir, "--pg-listen", "127.0.0.1:0", *options) as process:
         found = re.search(r"replication clients on 127.0.0.1:(\d+)", process.wait_for_line("listens for"))
         assert found is not None

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, StorageFull
-from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState, NodeId
+from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage.control_file import CONTROL_FILE_NAME, LOCK_FILE_NAME, ControlFile, DataDirectoryLock
@@ -75,7 +75,7 @@ def test_a_control_file_of_the_format_before_is_read_and_rewritten(tmp_path: Pat
     members = tuple(Member(i, str(i) * 32, address="") for i in (1, 2, 3))
     sizes = QuorumSizes("N/2+1", "N/2+1")
     assert control.membership == Membership(1, members, author=0, quorum_sizes=sizes, new_quorum_sizes=sizes)
-    assert (control.promised, control.commit_lsn, control.archive_id) == (NodeId(9, "r" * 32), 0x3000200, "a" * 32)
+    assert (control.promised, control.commit_lsn, control.archive_id) == (LeaderId(9, "r" * 32), 0x3000200, "a" * 32)
 
 
 def test_a_membership_with_quorums_of_another_size_is_of_a_newer_release(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from safekeeper.acceptor.effects import (
     WriteWal,
 )
 from safekeeper.base.errors import ConfigurationError
-from safekeeper.consensus.control_state import NodeId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -124,7 +124,7 @@ def with_two_segments_set_aside(fs: VirtualFileSystem, directory: Path) -> tuple
     fs.make_directory(directory.parent)
     directory.mkdir(exist_ok=True)
     safekeeper = Safekeeper(fs, directory)
-    leader = NodeId(1, "run")
+    leader = LeaderId(1, "run")
     history = (HistoryEntry(1, MIB, 1),)
     wal = random.Random(1).randbytes(MIB + 1000)
     for message in (
@@ -132,7 +132,7 @@ def with_two_segments_set_aside(fs: VirtualFileSystem, directory: Path) -> tuple
         VoteRequest(leader, 1),
         Elected(leader, OLD, 7, MIB, 150018, Membership(1, MEMBERS), history, (), MIB, 0),
         AppendRequest(leader, 1, MIB, 0, 0, 1, True, wal),
-        VoteRequest(NodeId(2, "run"), 1),  # It flushes.
+        VoteRequest(LeaderId(2, "run"), 1),  # It flushes.
         bootstrap(NEW, 2, replace=True),
     ):
         safekeeper.tell(message)
@@ -165,7 +165,7 @@ def test_an_undo_that_is_cut_short_anywhere_brings_back_every_byte(tmp_path: Pat
         assert safekeeper.acceptor.flush_lsn == MIB + len(wal)
         again = Safekeeper(fs, directory)
         assert again.folder.opened_storage().read(MIB, MIB + len(wal)) == wal
-        assert again.acceptor.control.promised == NodeId(2, "run")
+        assert again.acceptor.control.promised == LeaderId(2, "run")
         again.folder.close()
     assert crashes > 15, "each step of the undo was cut short once"
 

@@ -10,7 +10,7 @@ import pytest
 from safekeeper.base.lsn import Lsn
 from safekeeper.pgwire.backend import authentication_ok, error_response, ready_for_query
 from walproxy.wal_sources.source import SourceLacks, SourceUnavailable
-from walproxy.wal_sources.wal_fetch_client import ReplicationServer
+from walproxy.wal_sources.wal_fetch_client import WalFetchClient
 
 BEGIN_LSN: Lsn = 0x3000000
 
@@ -29,7 +29,7 @@ client.recv(1)  # until it has gone
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[ReplicationServer]:
+def answering(answer: bytes) -> Iterator[WalFetchClient]:
     """A server that lets one client in, and gives this answer to its first command."""
     answers = [authentication_ok() + ready_for_query(), answer]
     command = [sys.executable, "-c", SERVER, *(each.hex() for each in answers)]
@@ -37,7 +37,7 @@ def answering(answer: bytes) -> Iterator[ReplicationServer]:
         assert process.stdout is not None
         conninfo = f"host=127.0.0.1 port={int(process.stdout.readline())} user=x sslmode=disable gssencmode=disable"
         try:
-            yield ReplicationServer("it", conninfo, whose="its", application_name="test", timeout_s=30)
+            yield WalFetchClient("it", conninfo, whose="its", application_name="test", timeout_s=30)
         finally:
             process.kill()
 

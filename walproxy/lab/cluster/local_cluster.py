@@ -47,7 +47,7 @@ class LocalProcess:
         arguments: the command line behind the interpreter.
         http_port: where its /status is.
         log_path: its output.
-        http_tls: whom to trust at its HTTP door, None if that has no TLS.
+        http_tls: whom to trust at its HTTP listener, None if that has no TLS.
         outlives_us: it goes on when this process ends without having ended it.
     """
 
@@ -65,7 +65,7 @@ class LocalProcess:
 
     @property
     def url(self) -> str:
-        """The address of its HTTP door."""
+        """The address of its HTTP listener."""
         return f"{'https' if self.http_tls else 'http'}://127.0.0.1:{self.http_port}"
 
     @property
@@ -140,7 +140,7 @@ class LocalProcess:
 
 
 def read_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any] | None:
-    """Return the /status of a daemon by the address of its HTTP door, None if it does not answer.
+    """Return the /status of a daemon by the address of its HTTP listener, None if it does not answer.
 
     Args:
         tls: whom to trust there, None without TLS.

@@ -1,4 +1,4 @@
-"""What is checked when the beating is over: tables, bytes, standbys, logs."""
+"""What is checked when the stress is over: tables, bytes, standbys, logs."""
 
 import asyncio
 import time

@@ -45,7 +45,7 @@ _LOG_LINES: Final = 5
 _DIRECTIONS: Final[dict[str, Literal["both", "to", "from"]]] = {CUT_OFF: "both", DEAF: "to", MUTE: "from"}
 
 
-class BeatenCluster(Protocol):
+class StressedCluster(Protocol):
     """What the nemesis does to a cluster: see walproxy.lab.testing.WalproxyCluster."""
 
     @property
@@ -91,7 +91,7 @@ class Nemesis:
 
     def __init__(
         self,
-        cluster: BeatenCluster,
+        cluster: StressedCluster,
         commits: Commits,
         targets: Targets,
         clock: Callable[[], float],

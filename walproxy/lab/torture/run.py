@@ -62,7 +62,7 @@ class Plan:
     proxy_program: Sequence[str] | None = None
 
 
-class Beaten(NamedTuple):
+class Stressed(NamedTuple):
     """What is left of a run: everything that was seen, and how long commits took to come through behind each bout."""
 
     run: Run
@@ -81,7 +81,7 @@ class Watcher(Protocol):
         ...
 
 
-def beat(plan: Plan, watcher: Watcher) -> Beaten:
+def stress(plan: Plan, watcher: Watcher) -> Stressed:
     """Beat a cluster; return what was seen. Ctrl-C ends the bouts early, and the checks are made all the same.
 
     Raises:
@@ -124,7 +124,7 @@ class _Run:
         self._looked_through = 0
         self._doing = "waiting for the first commit"
 
-    def carry_out(self) -> Beaten:
+    def carry_out(self) -> Stressed:
         """Carry out the whole run."""
         with Sampler(self._cluster.process_ids, self._begun_at, _SAMPLE_EVERY_S) as sampler, self._watch:
             self._clients.start()
@@ -150,7 +150,7 @@ class _Run:
             sampler.samples,
             violations,
         )
-        return Beaten(run, self._nemesis.recoveries_s)
+        return Stressed(run, self._nemesis.recoveries_s)
 
     def _carry_out_bouts(self) -> bool:
         """Carry out one bout after the other, then the last power cut; return whether commits still come through."""

@@ -46,7 +46,7 @@ class SafeLsn:
         if status not in (None, NO_QUORUM) and not status.startswith((_STANDBY, "http://", "https://")):
             raise ConfigurationError(
                 f"{status!r} does not say where the quorum's position comes from: give the URL of walproxy's HTTP "
-                f"door, {_STANDBY}NAME, or {NO_QUORUM}"
+                f"listener, {_STANDBY}NAME, or {NO_QUORUM}"
             )
 
     def read(self, connection: Connection) -> Lsn:
@@ -70,7 +70,7 @@ class SafeLsn:
         if not may_read:
             raise SourceRefused(
                 f"this role may not see how far {name!r} is: GRANT pg_monitor to it, or name the URL of walproxy's "
-                "HTTP door as status"
+                "HTTP listener as status"
             )
         return min(flushed_lsn, parse_lsn(reported)) if reported else 0
 

@@ -1,4 +1,4 @@
-"""The door of the decoder: raw WAL in, arrays of records and block references out.
+"""The listener of the decoder: raw WAL in, arrays of records and block references out.
 
 WAL is decoded in pieces that know nothing of each other. A record belongs to the piece that holds its first byte: a
 piece begins by passing over what was under way, and ends with the record that straddles its end, for which it must

@@ -7,7 +7,7 @@
     archive_listing     what is in it, kept up to date; archived_bytes: one of its objects, or a part of it
     folder_input        a folder of segments, such as pg_wal or pg_receivewal's
     folder_listing      what is in it; valid_end: where the log ends in a segment that is being written
-    safekeeper_input    the safekeepers' replication doors
+    safekeeper_input    the safekeepers' replication listeners
     pieces              what a job reads, cut where tasks can share it, with the bytes that the last record needs beyond
     times               from a time to an LSN
 

@@ -3,7 +3,7 @@
 /dir, file:///dir           an archive if there is a manifest.json in it, a folder of segments otherwise
 s3://, gs://, az://         an archive; the options are those of its store, as in --archive-option
 safekeeper://HOST:PORT[,HOST:PORT...][?user=..&password=..&sslmode=..]
-                            replication doors, of one cluster; PG* variables and .pgpass count as with libpq
+                            replication listeners, of one cluster; PG* variables and .pgpass count as with libpq
 """
 
 from collections.abc import Mapping

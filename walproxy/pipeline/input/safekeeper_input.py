@@ -1,4 +1,4 @@
-"""Running safekeepers as an input, through their replication doors, which serve committed WAL and nothing else.
+"""Running safekeepers as an input, through their replication listeners, which serve committed WAL and nothing else.
 
 Any of them will do, and each knows the log up to where it has learned that it is committed. Which WAL there is, every
 one is asked that answers; one that does not is left alone for a while. Bytes come from one of them, and from the next
@@ -27,7 +27,7 @@ from walproxy.pipeline.input.segment_index import missing, union
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, SAFEKEEPER_SCHEME, Buffer, Extent, WalMissing, room_for
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.wal_sources.source import LogPath, Origin, SourceLacks, SourceUnavailable
-from walproxy.wal_sources.wal_fetch_client import ReplicationServer, ServedLog
+from walproxy.wal_sources.wal_fetch_client import ServedLog, WalFetchClient
 
 _WHOSE = "the safekeepers'"
 _CONNECT_S = 3
@@ -43,7 +43,7 @@ _NOT_TO_BE_SET = ("host", "hostaddr", "port", "dbname", "replication", "applicat
 class _Host:
     """One safekeeper, with a connection that is kept for questions."""
 
-    def __init__(self, server: ReplicationServer) -> None:
+    def __init__(self, server: WalFetchClient) -> None:
         self.server = server
         self.left_alone_until = float("-inf")
         self.problem = ""
@@ -102,7 +102,7 @@ class SafekeeperInput:
         self.name = f"the safekeepers {listed}"
         self._hosts = [
             _Host(
-                ReplicationServer(
+                WalFetchClient(
                     f"the safekeeper {host.name}",
                     host.conninfo,
                     whose=_WHOSE,

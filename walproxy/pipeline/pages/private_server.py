@@ -146,9 +146,9 @@ class PrivatePostgres(LocalPostgres):
         return said
 
     def _options(self) -> dict[str, str]:
-        # Without any door it would not start. This one is in the data folder, whose own name may be too long for it.
-        door = {"listen_addresses": "", "unix_socket_directories": ".", "unix_socket_permissions": "0700"}
-        return {**super()._options(), **door}
+        # PostgreSQL requires a listener. This one is in the data folder, whose own name may be too long for it.
+        listener = {"listen_addresses": "", "unix_socket_directories": ".", "unix_socket_permissions": "0700"}
+        return {**super()._options(), **listener}
 
     def _answers(self) -> bool:
         return True  # Nobody may connect, not even to see whether it is there.

@@ -1,4 +1,4 @@
-"""What is looked at when the beating is over, as far as it needs no database."""
+"""What is looked at when the stress is over, as far as it needs no database."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `walproxy torture` does without --soak: beats a cluster, and keeps its folder if a promise was broken."""
+"""What `walproxy torture` does without --soak: stresses a cluster, and keeps its folder if a promise was broken."""
 
 import shutil
 import tempfile
@@ -11,10 +11,10 @@ from rich.markup import escape
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.cli.progress import SecondsBar
-from walproxy.lab.torture.run import Beaten, Plan, beat
+from walproxy.lab.torture.run import Plan, Stressed, stress
 
 
-class BeatingBar(SecondsBar):
+class StressBar(SecondsBar):
     """A bar on a terminal; a line for each bout of faults, with or without one."""
 
     def show(self, passed_s: float, what: str) -> None:
@@ -27,9 +27,9 @@ class BeatingBar(SecondsBar):
         self._console.print(f"{passed_s:7.1f} s  {line}", markup=False, soft_wrap=True)
 
 
-def beat_and_keep(
+def stress_and_keep(
     make_plan: Callable[[Path], Plan], parent: Path | None, console: Console
-) -> tuple[Beaten, Path | None]:
+) -> tuple[Stressed, Path | None]:
     """Beat a cluster; return what was seen, and the folder with data, logs and history if a promise was broken.
 
     Args:
@@ -45,13 +45,13 @@ def beat_and_keep(
     keeps = False
     try:
         plan = make_plan(directory / "cluster")
-        with BeatingBar(console, plan.seconds) as bar:
-            beaten = beat(plan, bar)
-        if not beaten.run.violations:
-            return beaten, None
+        with StressBar(console, plan.seconds) as bar:
+            stressed = stress(plan, bar)
+        if not stressed.run.violations:
+            return stressed, None
         keeps = True
-        (directory / "run.json").write_bytes(msgspec.json.encode(beaten.run))
-        return beaten, directory
+        (directory / "run.json").write_bytes(msgspec.json.encode(stressed.run))
+        return stressed, directory
     except ConfigurationError:
         raise  # Nothing has begun.
     except WalproxyError as error:

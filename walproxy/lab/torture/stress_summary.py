@@ -1,4 +1,4 @@
-"""A beating in a few figures, for a terminal and as JSON."""
+"""A stress in a few figures, for a terminal and as JSON."""
 
 import msgspec
 from rich.table import Table
@@ -6,10 +6,10 @@ from rich.table import Table
 from walproxy.lab.bench.commit_load import percentile
 from walproxy.lab.torture.record import Outcome, Violation
 from walproxy.lab.torture.report_figures import figures_of
-from walproxy.lab.torture.run import Beaten
+from walproxy.lab.torture.run import Stressed
 
 
-class BeatSummary(msgspec.Struct, frozen=True):
+class StressSummary(msgspec.Struct, frozen=True):
     """What `--json` prints.
 
     Attributes:
@@ -32,13 +32,13 @@ class BeatSummary(msgspec.Struct, frozen=True):
     violations: list[Violation]
 
 
-def summarise_beating(beaten: Beaten) -> BeatSummary:
+def summarise_stress(stressed: Stressed) -> StressSummary:
     """Return a run's figures."""
-    run, recoveries_s = beaten
+    run, recoveries_s = stressed
     figures = figures_of(run)
     ordered = sorted(recoveries_s)
     recovery_s = {"p50": round(percentile(ordered, 50), 2), "max": round(ordered[-1], 2)} if ordered else {}
-    return BeatSummary(
+    return StressSummary(
         run.seed,
         round(run.seconds, 1),
         run.engine,
@@ -52,7 +52,7 @@ def summarise_beating(beaten: Beaten) -> BeatSummary:
     )
 
 
-def beat_table(summary: BeatSummary) -> Table:
+def stress_table(summary: StressSummary) -> Table:
     """Return the figures as a table."""
     title = (
         f"seed {summary.seed}: {summary.seconds:.0f} s, PostgreSQL {summary.postgres}, "

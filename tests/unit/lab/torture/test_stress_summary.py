@@ -4,20 +4,20 @@ from io import StringIO
 
 from rich.console import Console
 
-from walproxy.lab.torture.beat_summary import beat_table, summarise_beating
 from walproxy.lab.torture.record import Fault, Operation, Outcome, Run, Violation
-from walproxy.lab.torture.run import Beaten
+from walproxy.lab.torture.run import Stressed
+from walproxy.lab.torture.stress_summary import stress_table, summarise_stress
 
 
 def operation(workload: str, outcome: Outcome) -> Operation:
     return Operation(1, workload, 1.0, 1.1, outcome, "whatever")
 
 
-def beaten(*faults: Fault) -> Beaten:
+def stressed(*faults: Fault) -> Stressed:
     operations = [operation("bank", "ok"), operation("bank", "unknown"), operation("append", "fail")]
     violations = [Violation("Lost", "gone")]
     run = Run(7, 60.04, "processes", "18.1", 3, operations, list(faults), [], violations)
-    return Beaten(run, [0.1, 2.0, 0.3])
+    return Stressed(run, [0.1, 2.0, 0.3])
 
 
 FAULTS = (
@@ -29,7 +29,7 @@ FAULTS = (
 
 
 def test_a_summary_counts_operations_faults_and_recoveries() -> None:
-    summary = summarise_beating(beaten(*FAULTS))
+    summary = summarise_stress(stressed(*FAULTS))
     assert summary.operations == {
         "append": {"ok": 0, "fail": 1, "unknown": 0},
         "bank": {"ok": 1, "fail": 0, "unknown": 1},
@@ -39,14 +39,14 @@ def test_a_summary_counts_operations_faults_and_recoveries() -> None:
 
 
 def test_a_power_cut_of_everybody_is_one_fault() -> None:
-    summary = summarise_beating(beaten(*FAULTS))
+    summary = summarise_stress(stressed(*FAULTS))
     assert summary.faults == {"kill": 2, "power cut": 2}
     assert summary.fault_count == 4
 
 
 def test_the_table_says_what_matters() -> None:
     out = StringIO()
-    Console(file=out, width=120).print(beat_table(summarise_beating(beaten(*FAULTS))))
+    Console(file=out, width=120).print(stress_table(summarise_stress(stressed(*FAULTS))))
     shown = out.getvalue()
     assert "seed 7: 60 s, PostgreSQL 18.1, 3 safekeepers in processes" in shown
     assert "4: kill 2, power cut 2" in shown
@@ -55,5 +55,5 @@ def test_the_table_says_what_matters() -> None:
 
 def test_a_run_without_faults_has_a_table_too() -> None:
     out = StringIO()
-    Console(file=out, width=120).print(beat_table(summarise_beating(Beaten(beaten().run, []))))
+    Console(file=out, width=120).print(stress_table(summarise_stress(Stressed(stressed().run, []))))
     assert "none" in out.getvalue()

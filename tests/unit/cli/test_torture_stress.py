@@ -1,4 +1,4 @@
-"""`walproxy torture` without --soak: what it leaves behind, what it prints, how it exits. Nothing is beaten here."""
+"""`walproxy torture` without --soak: what it leaves behind, what it prints, how it exits. Nothing is stressed here."""
 
 import re
 import signal
@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
-from walproxy.cli import torture_beating
+from walproxy.cli import torture_stress
 from walproxy.cli.torture import torture
 from walproxy.lab.torture.record import Fault, Operation, Run, Violation
-from walproxy.lab.torture.run import Beaten, Plan, Watcher
+from walproxy.lab.torture.run import Plan, Stressed, Watcher
 
 LOST = Violation("Lost", "insert 7: acknowledged at 1.100 s, and not in the table")
 
 
-class Beating:
+class Stress:
     """In the place of a real one: notes the plan, leaves a file, and ends as it was told."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Beating:
         self.violations: list[Violation] = []
         self.error: Exception | None = None
 
-    def __call__(self, plan: Plan, watcher: Watcher) -> Beaten:
+    def __call__(self, plan: Plan, watcher: Watcher) -> Stressed:
         self.plans.append(plan)
         plan.directory.mkdir()
         (plan.directory / "safekeeper-1.log").write_text("INFO")
@@ -36,15 +36,15 @@ class Beating:
             raise self.error
         operations = [Operation(1, "unique", 1.0, 1.1, "ok", "insert 7")]
         faults = [Fault("kill", "safekeeper1", 1.0, 3.0)]
-        return Beaten(Run(plan.seed, 5.0, "processes", "18.1", 3, operations, faults, [], self.violations), [0.1])
+        return Stressed(Run(plan.seed, 5.0, "processes", "18.1", 3, operations, faults, [], self.violations), [0.1])
 
 
 @pytest.fixture
-def beating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Beating]:
-    beating = Beating()
-    monkeypatch.setattr(torture_beating, "beat", beating)
+def stress(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stress]:
+    stress = Stress()
+    monkeypatch.setattr(torture_stress, "stress", stress)
     handler = signal.getsignal(signal.SIGTERM)
-    yield beating
+    yield stress
     signal.signal(signal.SIGTERM, handler)
 
 
@@ -52,7 +52,7 @@ def run(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(torture, ["--seed", "7", "--minutes", "0.5", "--dir", str(folder), *words])
 
 
-def test_a_run_that_went_well_exits_with_0_and_leaves_nothing(beating: Beating, tmp_path: Path) -> None:
+def test_a_run_that_went_well_exits_with_0_and_leaves_nothing(stress: Stress, tmp_path: Path) -> None:
     result = run(tmp_path)
     assert result.exit_code == 0
     assert "1.0 s  kill [safekeeper1] for 2.0 s: commits again after 0.1 s" in result.stderr
@@ -60,8 +60,8 @@ def test_a_run_that_went_well_exits_with_0_and_leaves_nothing(beating: Beating, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_broken_promise_exits_with_1_and_names_it_the_seed_and_the_folder(beating: Beating, tmp_path: Path) -> None:
-    beating.violations = [LOST]
+def test_a_broken_promise_exits_with_1_and_names_it_the_seed_and_the_folder(stress: Stress, tmp_path: Path) -> None:
+    stress.violations = [LOST]
     result = run(tmp_path)
     assert result.exit_code == 1
     assert f"VIOLATION Lost: {LOST.message}" in result.stderr
@@ -72,35 +72,35 @@ def test_a_broken_promise_exits_with_1_and_names_it_the_seed_and_the_folder(beat
     assert (kept.seed, kept.violations, len(kept.operations)) == (7, [LOST], 1)
 
 
-def test_json_has_the_figures_and_the_violations(beating: Beating, tmp_path: Path) -> None:
-    beating.violations = [LOST]
+def test_json_has_the_figures_and_the_violations(stress: Stress, tmp_path: Path) -> None:
+    stress.violations = [LOST]
     content = msgspec.json.decode(run(tmp_path, "--json").stdout)
     assert content["violations"] == [{"rule": "Lost", "message": LOST.message}]
     assert content["operations"] == {"unique": {"ok": 1, "fail": 0, "unknown": 0}}
     assert (content["seed"], content["fault_count"]) == (7, 1)
 
 
-def test_the_options_become_the_plan(beating: Beating, tmp_path: Path) -> None:
+def test_the_options_become_the_plan(stress: Stress, tmp_path: Path) -> None:
     words = ("--clients", "3", "--rate", "50", "--safekeepers", "5", "--postgres", "17", "--engine", "processes")
     assert run(tmp_path, *words).exit_code == 0
-    [plan] = beating.plans
+    [plan] = stress.plans
     assert (plan.seed, plan.seconds, plan.clients, plan.rate) == (7, 30.0, 3, 50.0)
     assert (plan.safekeepers, plan.postgres, plan.engine) == (5, "17", "processes")
 
 
-def test_without_a_seed_one_is_chosen_and_printed(beating: Beating, tmp_path: Path) -> None:
+def test_without_a_seed_one_is_chosen_and_printed(stress: Stress, tmp_path: Path) -> None:
     result = CliRunner().invoke(torture, ["--dir", str(tmp_path)])
-    assert f"seed {beating.plans[0].seed}\n" in result.stderr
+    assert f"seed {stress.plans[0].seed}\n" in result.stderr
 
 
-def test_what_there_is_stays_when_the_torture_itself_fails(beating: Beating, tmp_path: Path) -> None:
-    beating.error = WalproxyError("the relay does not answer")
+def test_what_there_is_stays_when_the_torture_itself_fails(stress: Stress, tmp_path: Path) -> None:
+    stress.error = WalproxyError("the relay does not answer")
     result = run(tmp_path)
     [folder] = tmp_path.iterdir()
     assert str(result.exception) == f"the relay does not answer; what there is by then stays in {folder}"
 
 
-def test_nothing_stays_when_it_cannot_begin(beating: Beating, tmp_path: Path) -> None:
-    beating.error = ConfigurationError("there is no such PostgreSQL")
+def test_nothing_stays_when_it_cannot_begin(stress: Stress, tmp_path: Path) -> None:
+    stress.error = ConfigurationError("there is no such PostgreSQL")
     assert str(run(tmp_path).exception) == "there is no such PostgreSQL"
     assert list(tmp_path.iterdir()) == []
