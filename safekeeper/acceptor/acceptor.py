@@ -99,6 +99,8 @@ class Acceptor(AcceptorLog):
         self._told_write_lsn: Lsn = 0
         self._told_sequence = 0
         self._greeted: dict[int, str] = {}
+        self._checked = control
+        self._checked_lsns = (self.logs_adopted, self.commit_lsn, self.truncate_lsn)
         self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
             Bootstrap: self._bootstrap,
             PreVoteRequest: self._pre_vote,
@@ -194,6 +196,45 @@ class Acceptor(AcceptorLog):
             return
         if (yield from self._trim(request)):
             yield from self._report_archive()
+
+    def check(self) -> None:
+        """Check what is true between two events; the shell calls it after each one.
+
+        Raises:
+            InvariantViolation: a promise or a position has gone back, or two positions are not in order. Stop the
+                process.
+        """
+        control, checked = self.control, self._checked
+        commit_lsn, truncate_lsn, flush_lsn = self.commit_lsn, self.truncate_lsn, self.flush_lsn
+        if not flush_lsn <= self.write_lsn:
+            raise InvariantViolation(
+                f"flush_lsn {format_lsn(flush_lsn)} is above write_lsn {format_lsn(self.write_lsn)}"
+            )
+        if control is not checked:
+            promised, before = control.promised, checked.promised
+            # Of one term it may change: only the candidate that a quorum has voted for sends `Elected`.
+            if promised.term < before.term:
+                raise InvariantViolation(f"the promise has gone back from {before} to {promised} (S3)")
+            if last_term(control.history) > promised.term:
+                raise InvariantViolation(f"a term above the promise {promised} was adopted (S3)")
+            self._checked = control
+        logs_adopted, checked_commit_lsn, checked_truncate_lsn = self._checked_lsns
+        has_gone_back = commit_lsn < checked_commit_lsn or truncate_lsn < checked_truncate_lsn
+        if has_gone_back and logs_adopted == self.logs_adopted:
+            raise InvariantViolation(
+                f"commit_lsn {format_lsn(commit_lsn)} or truncate_lsn {format_lsn(truncate_lsn)} has gone back from "
+                f"{format_lsn(checked_commit_lsn)} or {format_lsn(checked_truncate_lsn)}, and no log was adopted"
+            )
+        self._checked_lsns = self.logs_adopted, commit_lsn, truncate_lsn
+        if truncate_lsn > commit_lsn:
+            raise InvariantViolation(
+                f"truncate_lsn {format_lsn(truncate_lsn)} is above commit_lsn {format_lsn(commit_lsn)} (S9)"
+            )
+        if self.leader is None:
+            if self.leader_connection is not None:
+                raise InvariantViolation("a connection leads without a leader")
+        elif self.leader_connection is None or self.leader != control.promised:
+            raise InvariantViolation(f"{self.leader} leads, and {control.promised} was promised (S3)")
 
     # ------------------------------------------------------------------ what a status page shows
 
@@ -446,6 +487,11 @@ class Acceptor(AcceptorLog):
             )
             yield Close(connection, reason)
             return
+        if message.truncate_lsn > message.commit_lsn:
+            raise RemoteProtocolError(
+                f"truncate_lsn {format_lsn(message.truncate_lsn)} of an append is above its commit_lsn "
+                f"{format_lsn(message.commit_lsn)}"
+            )
         self._hear_leader(now, message.healthy)
         self._sequence = message.sequence
         if message.payload:

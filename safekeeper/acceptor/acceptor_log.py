@@ -54,6 +54,7 @@ class AcceptorLog:
         write_lsn: end of the WAL that was handed to the operating system.
         flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
         commit_lsn, truncate_lsn, archived_lsn, archive_id: what this acceptor knows; `control` may hold older values.
+        logs_adopted: how often another log has replaced this one since the start: its positions may be lower.
         own_archive_id: the archive that is configured here, empty as long as nobody has looked.
     """
 
@@ -75,6 +76,7 @@ class AcceptorLog:
         self.truncate_lsn = control.truncate_lsn
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
+        self.logs_adopted = 0
         # The archive that is configured here, as far as somebody has looked.
         self.own_archive_id = ""
         # The newest segment's record that bears a time, among those below the other: see `_trim`.
@@ -487,6 +489,8 @@ class AcceptorLog:
 
     def _persist(self, **changes: Any) -> Effects:
         """Write the control file with `changes` and the newest lazy positions, then make it the state in memory."""
+        if "commit_lsn" in changes:
+            self.logs_adopted += 1  # Only another log has other positions.
         changes.setdefault("commit_lsn", self.commit_lsn)
         changes.setdefault("truncate_lsn", self.truncate_lsn)
         changes.setdefault("archived_lsn", self.archived_lsn)

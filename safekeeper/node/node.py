@@ -41,7 +41,13 @@ from safekeeper.acceptor.effects import (
     WriteWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
-from safekeeper.base.errors import RemoteProtocolError, ResourceShortage, StorageFailed, StorageFull
+from safekeeper.base.errors import (
+    InvariantViolation,
+    RemoteProtocolError,
+    ResourceShortage,
+    StorageFailed,
+    StorageFull,
+)
 from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.base.worker import Worker
 from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage, Standby
@@ -226,7 +232,9 @@ class Node:
             except Exception as error:
                 self._fail(error)
                 return
-            if effects is not None:
+            if effects is None:
+                self._check()
+            else:
                 self._effects = effects
                 self._step(None, None)
         if self._effects is not None or self.failed.done():
@@ -281,6 +289,14 @@ class Node:
             self._effects = None  # A checkpoint, which nobody waits for. `room` has noted it.
         except Exception as error:
             self._fail(error)
+        self._check()
+
+    def _check(self) -> None:
+        """Check the acceptor after an event."""
+        try:
+            self.acceptor.check()
+        except InvariantViolation as violation:
+            self._fail(violation)
 
     def _hand_to_disk(self, effect: Effect) -> None:
         flush: Flush | None = None

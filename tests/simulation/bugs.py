@@ -21,6 +21,7 @@ from walproxy.proposer import refusals
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.primary_stream import PrimaryStream
+from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.standbys import Standbys
@@ -41,6 +42,8 @@ class Bug:
         weights: of faults, where they differ from the profile's.
         rates: other values of the profile, where they differ. All WAL is kept unless it is about WAL that goes.
         scenario: the file that shows the harm, where chance would take too many seeds; empty if seeds show it.
+        checked: the checks after each event are on, which are to find it; else they are off, and the harm is to be
+            found.
     """
 
     rule: str
@@ -50,6 +53,7 @@ class Bug:
     weights: Mapping[str, int] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=lambda: {"trims": 0.0})
     scenario: str = ""
+    checked: bool = False
 
     @property
     def profile(self) -> Profile:
@@ -76,7 +80,7 @@ def swapped(swaps: Swaps) -> Iterator[None]:
 
 def planted(bug: Bug) -> AbstractContextManager[None]:
     """Plant a bug while the block runs."""
-    return swapped(bug.swaps)
+    return swapped(bug.swaps if bug.checked else bug.swaps + _UNCHECKED)
 
 
 def _acceptor(lying: type[Acceptor]) -> Swaps:
@@ -90,6 +94,7 @@ def _everywhere(name: str, value: Any) -> Swaps:
     return tuple((module, name, value) for module in modules if hasattr(module, name))
 
 
+_UNCHECKED: Swaps = tuple((kind, "check", dropped.nothing_required) for kind in (Acceptor, Proposer))
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}
 BUGS: dict[str, Bug] = {
@@ -184,7 +189,7 @@ BUGS: dict[str, Bug] = {
         "S7",
         "a commit goes to members with readers at once",
         "calm",
-        ((Leadership, "_tell_commit", dropped.not_by_itself),),
+        ((Leadership, "_send_commit", dropped.not_by_itself),),
     ),
     "archives_uncommitted": Bug(
         "S7",
@@ -409,5 +414,68 @@ BUGS: dict[str, Bug] = {
         "balanced",
         _acceptor(dropped.ComesBackWithoutItsLog),
         scenario="an_undo_finds_no_log",
+    ),
+    "promise_goes_back": Bug(
+        "checks",
+        "a promise is for a higher term",
+        "elections",
+        _acceptor(dropped.PromisesLowerTerms),
+        checked=True,
+    ),
+    "leader_stays_deposed": Bug(
+        "checks",
+        "a promise ends the following of the leader before",
+        "elections",
+        _acceptor(dropped.FollowsTheDeposed),
+        checked=True,
+    ),
+    "commit_goes_back_here": Bug(
+        "checks",
+        "an acceptor's commit_lsn only advances in one log",
+        "elections",
+        _acceptor(dropped.CommitAsTold),
+        checked=True,
+    ),
+    "truncate_above_commit_here": Bug(
+        "checks",
+        "an acceptor's truncate_lsn is the leader's",
+        "balanced",
+        _acceptor(dropped.TruncateAsFlushed),
+        checked=True,
+    ),
+    "commit_goes_back": Bug(
+        "checks",
+        "commit_lsn only advances in a term",
+        "balanced",
+        ((Leadership, "_advance", dropped.advance_by_connected),),
+        checked=True,
+    ),
+    "truncate_above_commit": Bug(
+        "checks",
+        "truncate_lsn is not above commit_lsn",
+        "balanced",
+        ((Leadership, "_update_truncate", dropped.truncate_to_what_is_sent),),
+        checked=True,
+    ),
+    "counts_before_adoption": Bug(
+        "checks",
+        "a member counts once it has adopted the term",
+        "balanced",
+        ((Progress, "become_streaming", dropped.become_streaming_unadopted),),
+        checked=True,
+    ),
+    "fetch_outlives_its_connection": Bug(
+        "checks",
+        "a member without a connection waits for no WAL",
+        "balanced",
+        ((Progress, "become_disconnected", dropped.become_disconnected_with_its_fetch),),
+        checked=True,
+    ),
+    "campaign_outlives_its_phase": Bug(
+        "checks",
+        "an attempt that is given up is over",
+        "elections",
+        ((Proposer, "_gather", dropped.gather_with_the_campaign),),
+        checked=True,
     ),
 }

@@ -284,7 +284,7 @@ class Checker:
                 progress.has_readers
                 # Of what was closed in this very instant the proposer hears a moment later.
                 and proxy.is_connected(safekeeper_id)
-                and progress.answered
+                and progress.follows
                 and progress.sent_lsn == leadership.received_lsn
                 and proxy.told_commit_lsn[safekeeper_id] < leadership.commit_lsn
             ):

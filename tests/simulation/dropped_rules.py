@@ -4,7 +4,6 @@ Subclasses of the state machines, and functions in the place of others. `tests/s
 that goes, and under which faults that is found.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -43,10 +42,10 @@ from tests.simulation.primary import SYSTEM_ID
 from tests.simulation.proxy import SimProxy
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
 from tests.simulation.world import World
-from walproxy.proposer.actions import Action
 from walproxy.proposer.campaign import Campaign
-from walproxy.proposer.leadership import Leadership, Progress
+from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.roster import Cluster, Peers, greetings_of
@@ -339,6 +338,39 @@ def nothing_committed(*_: Any) -> Lsn:
     return 0
 
 
+class PromisesLowerTerms(Acceptor):
+    """Votes for a candidate although it has promised a higher term."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        if message.leader_id.term < self.control.promised.term:
+            yield from self._persist(promised=message.leader_id)
+        yield from super()._vote(connection, message, now)
+
+
+class FollowsTheDeposed(Acceptor):
+    """Goes on to follow a leader after a vote for another candidate."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        leader, leader_connection = self.leader, self.leader_connection
+        yield from super()._vote(connection, message, now)
+        self.leader, self.leader_connection = leader, leader_connection
+
+
+class CommitAsTold(Acceptor):
+    """Takes a leader's commit_lsn for its own, also if it is lower."""
+
+    def _advance_commit(self) -> None:
+        self.commit_lsn = min(self._leader_commit_lsn, self.flush_lsn)
+
+
+class TruncateAsFlushed(Acceptor):
+    """Takes it for granted that every member has what is on its own disk."""
+
+    def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
+        yield from super()._append(connection, message, now)
+        self.truncate_lsn = max(self.truncate_lsn, self.flush_lsn)
+
+
 def known_commit(votes: Any, donor: int, *_: Any) -> Lsn:
     return max(0, *(int(vote.commit_lsn) for vote in votes.values()))
 
@@ -377,14 +409,51 @@ def voters_of_any_cluster(peers: Peers, cluster: Cluster) -> set[int]:
     return {i for i, greeting in greetings.items() if cluster.membership.is_voter(i, greeting.incarnation)}
 
 
-def not_by_itself(*_: Any) -> Iterator[Action]:
-    return iter(())
+def not_by_itself(*_: Any) -> None:
+    return None
 
 
 def newest_wal(leadership: Leadership, safekeeper_id: int, progress: Progress) -> Lsn:
     """Let a member that lags go on where others end, instead of where the oldest WAL begins that they keep."""
-    others = [p.flush_lsn for i, p in leadership.members.items() if i != safekeeper_id and p.answered]
+    others = [p.flush_lsn for i, p in leadership.members.items() if i != safekeeper_id and p.follows]
     return segment_start(max(others, default=0), SEGMENT_SIZE)
+
+
+_advance = Leadership._advance
+
+
+def advance_by_connected(leadership: Leadership, now: float) -> None:
+    """Count what the members hold that are connected, whatever was committed before."""
+    _advance(leadership, now)
+    flush_lsns = {i: p.flush_lsn for i, p in leadership.members.items() if p.voter and p.follows}
+    leadership.commit_lsn = quorum_lsn(flush_lsns, leadership.membership, leadership.term_start_lsn)
+
+
+def truncate_to_what_is_sent(leadership: Leadership, flush_lsns: dict[int, Lsn]) -> None:
+    leadership.truncate_lsn = max(leadership.truncate_lsn, *(p.sent_lsn for p in leadership.members.values()))
+
+
+_become_streaming, _become_disconnected = Progress.become_streaming, Progress.become_disconnected
+
+
+def become_streaming_unadopted(progress: Progress, log_end_lsn: Lsn) -> None:
+    _become_streaming(progress, log_end_lsn)
+    progress.adopted = False
+
+
+def become_disconnected_with_its_fetch(progress: Progress) -> None:
+    fetch = progress.fetch
+    _become_disconnected(progress)
+    progress.fetch = fetch
+
+
+_gather = Proposer._gather
+
+
+def gather_with_the_campaign(proposer: Proposer, now: float) -> None:
+    campaign = proposer.campaign
+    _gather(proposer, now)
+    proposer.campaign = campaign
 
 
 _slices = Window.slices

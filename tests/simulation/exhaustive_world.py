@@ -41,10 +41,11 @@ from safekeeper.consensus.messages import AppendResponse, ArchiveReport, VoteReq
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from tests.simulation.violation import Violation
 from tests.simulation.world import World
-from walproxy.proposer import campaign, leadership
+from walproxy.proposer import campaign, replication
 from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, SendAppend, SendMessage, StartReplication
 from walproxy.proposer.campaign import Campaign
-from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
@@ -67,9 +68,9 @@ _GONE = pickle.dumps(None)
 class _TakenOnTrust(Verification):
     """Believes every primary: its log is the donor's."""
 
-    def begin(self) -> Iterable[Action]:  # type: ignore[override]
+    def begin(self) -> None:
         plan = self.plan
-        yield self._stream.start(StartReplication(plan.start_lsn, plan.tli, plan.start_lsn, plan.tli))
+        self._out.append(self._stream.start(StartReplication(plan.start_lsn, plan.tli, plan.start_lsn, plan.tli)))
         self.is_passed = True
 
 
@@ -396,8 +397,8 @@ def _contents(machine: Any) -> Any:
     raise TypeError(f"{type(machine).__name__} is not part of this world")
 
 
-_LEFT_OUT = ("_handlers", "archiving", "_standbys")
-SWAPS = ((campaign, "Verification", _TakenOnTrust), (leadership, "READ_BYTES", 1))
+_LEFT_OUT = ("_handlers", "archiving", "_standbys", "_out")
+SWAPS = ((campaign, "Verification", _TakenOnTrust), (replication, "READ_BYTES", 1))
 
 
 def entry(term: int, records: int) -> HistoryEntry:

@@ -287,6 +287,8 @@ class SimSafekeeper:
                     world.clock.after(delay_s, self._resume_later, life, result)
                     return
         self._task = None
+        assert self.acceptor is not None  # its event has just ended
+        self.acceptor.check()
         world.checker.readers.on_handled(self)
         world.checker.truncate.on_handled(self)
         if world.archive is not None:

@@ -88,7 +88,7 @@ def shrink(task: Task, within_s: float, tell: Callable[[Shrunk], None] = lambda 
 
     Args:
         task: the seed.
-        within_s: how long it may take, in seconds; a trial that was begun is finished.
+        within_s: how much CPU time it may take, in seconds; a trial that was begun is finished.
         tell: is called after every trial.
 
     Returns:
@@ -97,7 +97,7 @@ def shrink(task: Task, within_s: float, tell: Callable[[Shrunk], None] = lambda 
     first = replay(plan(task))
     if first is None:
         return None
-    shrinking = _Shrinking(Shrunk(first, first), time.monotonic() + within_s, tell)
+    shrinking = _Shrinking(Shrunk(first, first), time.process_time() + within_s, tell)
     shrinking.run()
     return shrinking.shrunk
 
@@ -117,7 +117,7 @@ class _Shrinking:
 
     @property
     def _time_is_over(self) -> bool:
-        return time.monotonic() >= self._ends_at
+        return time.process_time() >= self._ends_at
 
     def run(self) -> None:
         """Take out whatever can be taken out."""

@@ -35,9 +35,9 @@ from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_time
 from tests.simulation.trace import figures, line
 from tests.simulation.violation import Violation
 from walproxy.proposer import archiving as archiving_module
-from walproxy.proposer import leadership as leadership_module
+from walproxy.proposer import replication as replication_module
 from walproxy.proposer.apply_rule import parse_apply_rule
-from walproxy.proposer.leadership import Timing
+from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import plan_log
 from walproxy.proposer.proposer import Proposer
@@ -481,9 +481,9 @@ def _quiet(profile: Profile) -> Profile:
 def _small_frames(history_entries_max: int) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small = (
-        (leadership_module, "APPEND_BYTES_MAX", 2000),
-        (leadership_module, "IN_FLIGHT_BYTES_MAX", 12000),
-        (leadership_module, "READ_BYTES", 3000),
+        (replication_module, "APPEND_BYTES_MAX", 2000),
+        (replication_module, "IN_FLIGHT_BYTES_MAX", 12000),
+        (replication_module, "READ_BYTES", 3000),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),

@@ -45,6 +45,8 @@ from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.world import World
 from tests.unit.test_layers import LAYERS, PURE, PURE_FOLDERS
 from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proxy.status import safekeeper_state
 
@@ -272,7 +274,8 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
 def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
-    kinds = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, Minority, World)
+    checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, Minority, World)
+    kinds = (*checkers, Acceptor, Proposer, Leadership, Progress)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
     assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files

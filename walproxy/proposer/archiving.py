@@ -66,7 +66,7 @@ class Archiving:
         candidate = self._candidates.get(self.archiver)
         return candidate.report.problem if candidate is not None else ""
 
-    def hear(self, safekeeper_id: int, report: ArchiveReport, now: float) -> str:
+    def on_report(self, safekeeper_id: int, report: ArchiveReport, now: float) -> str:
         """A safekeeper has reported; return what is wrong with its archive, empty if nothing is that is news."""
         candidate = self._candidates.setdefault(safekeeper_id, _Candidate(report, moved_at=now))
         if report.archived_lsn != candidate.report.archived_lsn:
@@ -88,7 +88,7 @@ class Archiving:
             )
         return ""
 
-    def parted(self, safekeeper_id: int, now: float) -> None:
+    def disconnected(self, safekeeper_id: int, now: float) -> None:
         """Its connection is gone."""
         candidate = self._candidates.get(safekeeper_id)
         if candidate is not None and candidate.connected:

@@ -5,7 +5,6 @@ verification.py). A campaign is born when there is a quorum to ask and a primary
 proposer acts on that.
 """
 
-from collections.abc import Iterator
 from enum import Enum
 
 from safekeeper.base.errors import Fenced, PrimaryRefused, WalproxyError
@@ -31,7 +30,7 @@ from walproxy.proposer.election import (
     highest_possible_commit,
     shorten_history,
 )
-from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig
+from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.roster import Cluster, Roster, bootstrap_of, highest_promise, voters_of
@@ -53,7 +52,6 @@ class Campaign:
     """The state of one attempt.
 
     Attributes:
-        phase: PRE_VOTING, VOTING or VERIFYING.
         outcome: WON once the term may be led, LOST once it will not be.
         reason: why it is lost, empty if that is no news.
         error: what lost it for good: this primary is refused, or this run is fenced.
@@ -71,14 +69,15 @@ class Campaign:
     def __init__(
         self,
         config: ProposerConfig,
+        stage: Stage,
         roster: Roster,
         stream: PrimaryStream,
         candidacy: Candidacy,
         cluster: Cluster,
         primary: PrimaryIdentity,
         now: float,
+        out: list[Action],
     ) -> None:
-        self.phase = Phase.PRE_VOTING
         self.outcome = Outcome.OPEN
         self.reason = ""
         self.error: WalproxyError | None = None
@@ -94,10 +93,17 @@ class Campaign:
         self.plan: LogPlan | None = None
         self.verification: Verification | None = None
         self._config = config
+        self._stage = stage
+        self._out = out
         self._roster = roster
         self._stream = stream
         self._candidacy = candidacy
         self._round_began_at = now
+
+    @property
+    def phase(self) -> Phase:
+        """PRE_VOTING, VOTING or VERIFYING."""
+        return self._stage.phase
 
     @property
     def membership(self) -> Membership:
@@ -116,15 +122,15 @@ class Campaign:
 
     # ------------------------------------------------------------------ events
 
-    def begin(self, now: float) -> Iterator[Action]:
+    def begin(self, now: float) -> None:
         """Ask for the pre-votes."""
         for safekeeper_id in sorted(self.asked):
             # Once: two that depose each other again and again would win terms without end.
             takeover = self._config.takeover and not self._candidacy.was_elected
             request = PreVoteRequest(self._config.proposer_id, takeover)
-            yield self._roster.ask(safekeeper_id, request, now)
+            self._out.append(self._roster.ask(safekeeper_id, request, now))
 
-    def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> Iterator[Action]:
+    def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> None:
         """A safekeeper has answered; what belongs to another campaign does not count.
 
         Raises:
@@ -134,7 +140,7 @@ class Campaign:
         if isinstance(message, PreVoteResponse):
             if self.phase is Phase.PRE_VOTING and safekeeper_id in self.asked:
                 self.pre_votes[safekeeper_id] = message
-                yield from self._judge(now)
+                self._judge(now)
         elif isinstance(message, VoteResponse):
             if self.phase is Phase.VOTING and message.leader_id == self.leader_id:
                 if message.granted:
@@ -142,30 +148,30 @@ class Campaign:
                     self.votes[safekeeper_id] = message
                 else:
                     self.refusals.add(safekeeper_id)
-                yield from self._judge(now)
+                self._judge(now)
         elif verification is not None and safekeeper_id == self.donor:
             if isinstance(message, DigestResponse):
-                yield from verification.on_digest(message)
+                verification.on_digest(message)
             elif isinstance(message, TailResponse):
-                yield from verification.on_tail(message, self.possible_commit_lsn())
+                verification.on_tail(message, self.possible_commit_lsn())
             self._follow_verification()
 
-    def greeted(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+    def greeted(self, safekeeper_id: int, now: float) -> None:
         """A safekeeper has greeted: it is asked for its vote if it is time for that."""
         if self.phase is Phase.VOTING:
-            yield from self._ask_for_vote(safekeeper_id, now)
+            self._ask_for_vote(safekeeper_id, now)
 
-    def refused(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+    def refused(self, safekeeper_id: int, now: float) -> None:
         """A safekeeper will give no vote."""
         self.refusals.add(safekeeper_id)
         if self.phase is not Phase.VERIFYING:
-            yield from self._judge(now)
+            self._judge(now)
 
-    def parted(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+    def disconnected(self, safekeeper_id: int, now: float) -> None:
         """A connection is gone, and the vote that came on it with it."""
         if self.phase is not Phase.VERIFYING:
             self.votes.pop(safekeeper_id, None)
-            yield from self.refused(safekeeper_id, now)
+            self.refused(safekeeper_id, now)
         elif safekeeper_id == self.donor:
             self._lose(f"donor {safekeeper_id} is gone")
 
@@ -174,16 +180,16 @@ class Campaign:
         if self.phase is Phase.VERIFYING and safekeeper_id == self.donor:
             self._lose(f"donor {safekeeper_id} refuses: {reason}")
 
-    def tick(self, now: float) -> Iterator[Action]:
+    def tick(self, now: float) -> None:
         """Time has passed: close the vote, or give up."""
         timing = self._config.timing
         verifying = self.phase is Phase.VERIFYING
         if self.phase is Phase.VOTING and self.quorum_at is not None:
-            yield from self._judge(now)
+            self._judge(now)
         elif now - self._round_began_at > (self._verify_timeout_s() if verifying else timing.vote_timeout_s):
             self._lose(f"{'the primary or the donor' if verifying else 'a quorum'} did not answer in time")
 
-    def primary_identified(self) -> Iterator[Action]:
+    def primary_identified(self) -> None:
         """The primary has said once more who it is: find where the term begins, and have the primary checked."""
         assert self.leader_id is not None  # a vote was asked for
         vote = self.votes[self.donor]
@@ -192,10 +198,12 @@ class Campaign:
         except PrimaryRefused as refused:
             self._fail(refused)
             return
-        yield Note(
-            Level.INFO,
-            f"term {self.leader_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
-            f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
+        self._out.append(
+            Note(
+                Level.INFO,
+                f"term {self.leader_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
+                f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
+            )
         )
         segment_size = self.primary.segment_size
         self.verification = Verification(
@@ -205,11 +213,12 @@ class Campaign:
             plan,
             segment_size,
             self._stream,
+            self._out,
             cannot_cut=self._cannot_cut(plan.start_lsn),
             allow_data_loss=self._config.allow_data_loss,
             allow_unverified=self._config.allow_unverified_primary,
         )
-        yield from self.verification.begin()
+        self.verification.begin()
         self._follow_verification()
 
     def primary_checked(self, page_crcs: tuple[int, ...]) -> None:
@@ -218,10 +227,10 @@ class Campaign:
             self.verification.on_primary_checked(page_crcs)
             self._follow_verification()
 
-    def segment_removed(self) -> Iterator[Action]:
+    def segment_removed(self) -> None:
         """The primary has recycled the segment to compare (S10)."""
         if self.verification is not None:
-            yield from self.verification.on_segment_removed()
+            self.verification.on_segment_removed()
             self._follow_verification()
 
     # ------------------------------------------------------------------ what the answers amount to
@@ -289,30 +298,30 @@ class Campaign:
 
     # ------------------------------------------------------------------ steps
 
-    def _judge(self, now: float) -> Iterator[Action]:
+    def _judge(self, now: float) -> None:
         if self.phase is Phase.PRE_VOTING:
-            yield from self._judge_pre_votes(now)
+            self._judge_pre_votes(now)
             return
         outcome = self.vote_outcome(now)
         if outcome is Outcome.WON:
-            yield from self._elect()
+            self._elect()
         elif outcome is Outcome.LOST:
             self._lose("a quorum did not vote for it")
 
-    def _judge_pre_votes(self, now: float) -> Iterator[Action]:
+    def _judge_pre_votes(self, now: float) -> None:
         outcome, rivals = self.pre_vote_outcome(), self.rivals()
         runs = ", ".join(sorted({run[:8] for run in rivals.values()}))
         if outcome is Outcome.WON:
-            yield from self._ask_for_votes(now)
+            self._ask_for_votes(now)
         elif self.membership.has_quorum(rivals) and self._candidacy.held_term:
             self._fail(Fenced(f"a majority of safekeepers follows another proxy (run {runs})"))
         elif outcome is Outcome.LOST:
             if rivals and not self._candidacy.is_spare:
                 self._candidacy.is_spare = True
-                yield Note(Level.INFO, f"another proxy serves (run {runs}): waiting as a spare")
+                self._out.append(Note(Level.INFO, f"another proxy serves (run {runs}): waiting as a spare"))
             self._lose("")
 
-    def _ask_for_votes(self, now: float) -> Iterator[Action]:
+    def _ask_for_votes(self, now: float) -> None:
         """Ask for the next term: above every promise that was seen and every term that this run has used (step 1)."""
         candidacy, peers = self._candidacy, self._roster.peers
         candidacy.term = max(candidacy.term, highest_promise(peers)) + 1
@@ -323,11 +332,11 @@ class Campaign:
         # greet is asked then.
         self.asked |= voters_of(peers, self.cluster)
         self.refusals = {i for i in self.asked if peers[i].greeting is None}
-        self.phase = Phase.VOTING
+        self._stage.enter(Phase.VOTING)
         for safekeeper_id in sorted(self.asked - self.refusals):
-            yield from self._ask_for_vote(safekeeper_id, now)
+            self._ask_for_vote(safekeeper_id, now)
 
-    def _ask_for_vote(self, safekeeper_id: int, now: float) -> Iterator[Action]:
+    def _ask_for_vote(self, safekeeper_id: int, now: float) -> None:
         greeting = self._roster.peers[safekeeper_id].greeting
         assert self.leader_id is not None and greeting is not None  # by the callers
         if safekeeper_id not in voters_of(self._roster.peers, self.cluster):
@@ -336,18 +345,18 @@ class Campaign:
         self.refusals.discard(safekeeper_id)
         if greeting.membership is None:
             # It missed the bootstrap's end; it is in it by name.
-            yield self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now)
-        yield self._roster.ask(safekeeper_id, VoteRequest(self.leader_id, self.membership.generation), now)
+            self._out.append(self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now))
+        self._out.append(self._roster.ask(safekeeper_id, VoteRequest(self.leader_id, self.membership.generation), now))
 
-    def _elect(self) -> Iterator[Action]:
+    def _elect(self) -> None:
         """A quorum has promised: choose the donor, and ask the primary once more who it is."""
-        self.phase = Phase.VERIFYING
+        self._stage.enter(Phase.VERIFYING)
         self._candidacy.was_elected = True
         self.donor = choose_donor(self.votes)
         vote, stream = self.votes[self.donor], self._stream
         if not stream.is_open:
             # What it said before the votes may be behind them.
-            yield IdentifyPrimary()
+            self._out.append(IdentifyPrimary())
             return
         same_log = stream.is_checked and self._has_written(vote) and vote.history[-1].tli == stream.tli
         if same_log and stream.window_begin_lsn <= vote.flush_lsn <= stream.received_lsn:

@@ -1,16 +1,17 @@
-"""One run of a proposer: which phase it is in, what an operator decided, what it remembers of its terms."""
+"""The phases of a proposer with the transitions between them, what an operator decided, and what lasts over terms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.lsn import Lsn
 from walproxy.proposer.apply_rule import ApplyRule
-from walproxy.proposer.leadership import Timing
+from walproxy.proposer.liveness import Timing
 
 
 class Phase(Enum):
-    """Where a proposer is; each comment says what moves it on."""
+    """Where a proposer is; each comment says which event moves it on."""
 
     GATHERING = "gathering"  # a quorum of members and a primary are there, and it is time: PRE_VOTING
     BOOTSTRAPPING = "bootstrapping"  # every member has confirmed: GATHERING
@@ -19,6 +20,38 @@ class Phase(Enum):
     VERIFYING = "verifying"  # the primary continues the log: LEADING; it does not: FINISHED, or GATHERING for another
     LEADING = "leading"  # a higher term, a lost start, a new timeline: GATHERING
     FINISHED = "finished"  # nothing
+
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.GATHERING: frozenset({Phase.BOOTSTRAPPING, Phase.PRE_VOTING, Phase.FINISHED}),
+    Phase.BOOTSTRAPPING: frozenset({Phase.GATHERING, Phase.FINISHED}),
+    Phase.PRE_VOTING: frozenset({Phase.VOTING, Phase.GATHERING, Phase.FINISHED}),
+    Phase.VOTING: frozenset({Phase.VERIFYING, Phase.GATHERING, Phase.FINISHED}),
+    Phase.VERIFYING: frozenset({Phase.LEADING, Phase.GATHERING, Phase.FINISHED}),
+    Phase.LEADING: frozenset({Phase.GATHERING, Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+class Stage:
+    """The present phase; the only place where it changes.
+
+    Attributes:
+        phase: see `Phase`.
+    """
+
+    def __init__(self) -> None:
+        self.phase = Phase.GATHERING
+
+    def enter(self, phase: Phase) -> None:
+        """Change to another phase.
+
+        Raises:
+            InvariantViolation: `TRANSITIONS` does not list it.
+        """
+        if phase not in TRANSITIONS[self.phase]:
+            raise InvariantViolation(f"a proposer cannot change from {self.phase.value} to {phase.value}")
+        self.phase = phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class PrimaryStream:
         self.is_open, self.tli, self.is_checked = True, leadership.tli, not self.compares
         return StartReplication(check.begin_lsn, check.tli, lsn, leadership.tli, resumes=True)
 
-    def part(self) -> None:
+    def disconnected(self) -> None:
         """The connection is gone."""
         self.is_open = self.awaits_link = False
         self.ended_lsn = None

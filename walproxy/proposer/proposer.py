@@ -15,9 +15,7 @@ Every public method is an event: it takes what happened and the time, and return
 Pure: jitter is an argument of `tick`.
 """
 
-from collections.abc import Iterable
-
-from safekeeper.base.errors import ConfigurationError, PrimaryRefused, WalproxyError
+from safekeeper.base.errors import ConfigurationError, InvariantViolation, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
@@ -45,7 +43,7 @@ from walproxy.proposer.actions import (
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.leadership import Leadership
-from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig
+from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.refusals import Refusals
@@ -85,9 +83,11 @@ class Proposer:
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config
         self.timing = config.timing
-        self.roster = Roster(config.proposer_id, config.safekeeper_ids)
+        self._out: list[Action] = []
+        self.roster = Roster(config.proposer_id, config.safekeeper_ids, self._out)
         self.peers = self.roster.peers
         self.candidacy = Candidacy()
+        self._stage = Stage()
         self.campaign: Campaign | None = None
         self.leadership: Leadership | None = None
         self.refusals = Refusals(config.timing.refused_wait_min_s, config.timing.refused_wait_max_s)
@@ -103,7 +103,6 @@ class Proposer:
         self._probe_sequence: int | None = None
         self._next_attempt_at = 0.0
         self._jitter = 0.5
-        self._out: list[Action] = []
 
     # ------------------------------------------------------------------ events: safekeepers
 
@@ -116,13 +115,14 @@ class Proposer:
     def disconnected(self, safekeeper_id: int, now: float) -> list[Action]:
         """A connection to a safekeeper is closed; why it was refused stays known until it greets again."""
         self.roster.disconnect(safekeeper_id)
-        self.standbys.parted(safekeeper_id)
+        self.standbys.disconnected(safekeeper_id)
         if self._bootstrap is not None:
             self._gather(now)
         elif self.campaign is not None:
-            self._follow_campaign(self.campaign, self.campaign.parted(safekeeper_id, now), now)
+            self.campaign.disconnected(safekeeper_id, now)
+            self._follow_campaign(self.campaign, now)
         elif self.leadership is not None:
-            self._out.extend(self.leadership.parted(safekeeper_id, now))
+            self.leadership.disconnected(safekeeper_id, now)
             self._check_start_is_there(now)
         return self._take()
 
@@ -141,18 +141,18 @@ class Proposer:
         if isinstance(message, AppendResponse):
             peer.told = ""  # All is well: the same reason is news again when it comes back.
             if leadership is not None:
-                self._out.extend(leadership.on_append_response(safekeeper_id, message, now))
+                leadership.on_append_response(safekeeper_id, message, now)
                 self._follow_leadership(now)
         elif isinstance(message, StandbyFeedback):
             # Without a leadership nobody asked: it is told anew with the next adoption.
             if leadership is not None:
-                self._out.extend(leadership.on_standby_feedback(safekeeper_id, message.standbys))
+                leadership.on_standby_feedback(safekeeper_id, message.standbys)
         elif isinstance(message, ArchiveReport):
             if leadership is not None:
-                self._out.extend(leadership.on_archive_report(safekeeper_id, message, now))
+                leadership.on_archive_report(safekeeper_id, message, now)
         elif isinstance(message, ReadResponse):
             if leadership is not None:
-                self._out.extend(leadership.on_read_response(safekeeper_id, message, now))
+                leadership.on_read_response(safekeeper_id, message, now)
         elif isinstance(message, AcceptorGreeting):
             self._on_greeting(safekeeper_id, message, now)
         elif isinstance(message, Refusal):
@@ -164,7 +164,8 @@ class Proposer:
             if isinstance(message, VoteResponse) and greeting and message.promised.term > greeting.promised.term:
                 self.roster.remember_promise(safekeeper_id, message.promised)
             if self.campaign is not None:
-                self._follow_campaign(self.campaign, self.campaign.message(safekeeper_id, message, now), now)
+                self.campaign.message(safekeeper_id, message, now)
+                self._follow_campaign(self.campaign, now)
         return self._take()
 
     # ------------------------------------------------------------------ events: the primary
@@ -190,14 +191,15 @@ class Proposer:
         self._stream.is_open = False
         if first:
             # What was greeted without an identity is greeted again with one, so that both sides check it.
-            self._out.extend(self.roster.greet_all(primary, now))
+            self.roster.greet_all(primary, now)
         campaign = self.campaign
         if self.leadership is not None:
             self._meet_primary_again(self.leadership, primary, now)
         elif campaign is not None:
             campaign.primary = primary
             if campaign.awaits_primary and not self._refuse_foreigners(primary, now):
-                self._follow_campaign(campaign, campaign.primary_identified(), now)
+                campaign.primary_identified()
+                self._follow_campaign(campaign, now)
         self._try_to_begin(now)
         return self._take()
 
@@ -212,7 +214,8 @@ class Proposer:
             self._end_term(now, "the primary has recycled the segment to compare")
             self._try_to_begin(now, due=True)
         elif self.campaign is not None:
-            self._follow_campaign(self.campaign, self.campaign.segment_removed(), now)
+            self.campaign.segment_removed()
+            self._follow_campaign(self.campaign, now)
         return self._take()
 
     def primary_lost(self, now: float) -> list[Action]:
@@ -233,7 +236,7 @@ class Proposer:
                 self._primary_is_ours(self.leadership)
         elif self.campaign is not None:
             self.campaign.primary_checked(page_crcs)
-            self._follow_campaign(self.campaign, (), now)
+            self._follow_campaign(self.campaign, now)
         return self._take()
 
     def primary_refused(self, reason: str, now: float) -> list[Action]:
@@ -256,7 +259,7 @@ class Proposer:
             stream.ended_lsn = end_lsn
         stream.is_open = False
         if self.leadership is not None:
-            self._out.append(self.leadership.set_streaming(False))
+            self.leadership.set_streaming(False)
             self._follow_leadership(now)
         return self._take()
 
@@ -270,7 +273,7 @@ class Proposer:
                 stream.awaits_link = False
                 # The first record links to our last one, else the shell would not have handed it on.
                 self._primary_is_ours(self.leadership)
-            self._out.extend(self.leadership.on_wal_received(end_lsn, now))
+            self.leadership.on_wal_received(end_lsn, now)
         return self._take()
 
     def wal_evicted(self, begin_lsn: Lsn) -> None:
@@ -284,12 +287,13 @@ class Proposer:
     def tick(self, now: float, jitter: float) -> list[Action]:
         """Time has passed. `jitter` is uniform in [0, 1): it keeps candidates from stepping on each other (step 2)."""
         self._jitter = jitter
-        self._out.extend(self.roster.give_up_on_silent(now, self.timing.response_timeout_s))
+        self.roster.give_up_on_silent(now, self.timing.response_timeout_s)
         if self.leadership is not None:
-            self._out.extend(self.leadership.tick(now))
+            self.leadership.tick(now)
             self._follow_leadership(now)
         elif self.campaign is not None:
-            self._follow_campaign(self.campaign, self.campaign.tick(now), now)
+            self.campaign.tick(now)
+            self._follow_campaign(self.campaign, now)
         elif self.phase is Phase.GATHERING and now >= self._next_attempt_at:
             # The next attempt is drawn anew each time, whether or not this one starts.
             self._next_attempt_at = now + self.timing.retry_interval_s * (0.5 + jitter)
@@ -304,7 +308,7 @@ class Proposer:
         before_lsn = self.standbys.apply_lsn(leadership.commit_lsn) if leadership is not None else 0
         self.standbys.set_rule(rule)
         if leadership is not None:
-            self._out.extend(leadership.report_apply(before_lsn))
+            leadership.report_apply(before_lsn)
         return self._take()
 
     def forget_refusals(self) -> None:
@@ -314,7 +318,7 @@ class Proposer:
     # ------------------------------------------------------------------ gathering (steps 0 and 1)
 
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
-        self._out.extend(self.roster.on_greeting(safekeeper_id, greeting))
+        self.roster.on_greeting(safekeeper_id, greeting)
         if self._bootstrap is not None and safekeeper_id not in self._bootstrapped:
             # A second greeting that was on its way is no answer to the bootstrap.
             self.peers[safekeeper_id].waiting_since = now
@@ -328,7 +332,7 @@ class Proposer:
             else:
                 self._welcome(leadership, safekeeper_id, greeting, now)
         elif self.campaign is not None:
-            self._out.extend(self.campaign.greeted(safekeeper_id, now))
+            self.campaign.greeted(safekeeper_id, now)
         else:
             self._try_to_begin(now)
 
@@ -338,15 +342,15 @@ class Proposer:
         later_reason = later_cluster_reason(greeting, ours)
         if later_reason:
             # Its greeting stays known: a quorum of that cluster ends the term.
-            self._out.extend(self.roster.leave_out(safekeeper_id, later_reason))
+            self.roster.leave_out(safekeeper_id, later_reason)
         elif greeting.cluster_id not in ("", ours.id) and not greeting.is_empty:
             reason = other_cluster_reason(greeting)
-            self._out.extend(self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason))
+            self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason)
         elif greeting.membership and greeting.membership.generation > leadership.membership.generation:
             self._end_term(now, "a member knows a newer membership")
         else:
             voter = leadership.membership.is_voter(safekeeper_id, greeting.incarnation)
-            self._out.extend(leadership.welcome(safekeeper_id, voter, now))
+            leadership.on_greeting(safekeeper_id, voter, now)
 
     def _try_to_begin(self, now: float, due: bool = False) -> None:
         """Start what can be started: the bootstrap, or an election."""
@@ -364,8 +368,11 @@ class Proposer:
             self.stuck = ""
             if self._is_refused_again(primary, now):
                 return
-            self.campaign = Campaign(self.config, self.roster, self._stream, self.candidacy, cluster, primary, now)
-            self._out.extend(self.campaign.begin(now))
+            self._stage.enter(Phase.PRE_VOTING)
+            self.campaign = Campaign(
+                self.config, self._stage, self.roster, self._stream, self.candidacy, cluster, primary, now, self._out
+            )
+            self.campaign.begin(now)
             return
         bootstrap = plan_bootstrap(self.peers, primary, self.config.addresses)
         stuck = stuck_reason(self.peers)
@@ -378,7 +385,7 @@ class Proposer:
                 # Another proxy may have finished its bootstrap, and made the slot, since these greetings came.
                 self._greeted_since_slot = True
                 self.roster.forget_greetings()
-                self._out.extend(self.roster.greet_all(primary, now))
+                self.roster.greet_all(primary, now)
                 return
         if stuck and stuck != self.stuck:
             self.stuck = stuck
@@ -392,7 +399,7 @@ class Proposer:
             # Logs may have changed since these greetings.
             self._greeted_for_refusal_at = self._next_attempt_at = now
             self.roster.forget_greetings()
-            self._out.extend(self.roster.greet_all(primary, now))
+            self.roster.greet_all(primary, now)
             return True
         is_awaited = any(peer.connected and peer.greeting is None and not peer.refused for peer in self.peers.values())
         if is_awaited and now - self._greeted_for_refusal_at < self.timing.vote_timeout_s:
@@ -404,15 +411,16 @@ class Proposer:
 
     def _refuse_foreigners(self, primary: PrimaryIdentity, now: float) -> bool:
         """Check S10's identity part before anybody is asked to vote. True if the primary is refused."""
-        self._out.extend(self.roster.refuse_foreigners(primary))
+        self.roster.refuse_foreigners(primary)
         reason = majority_against(self.peers)
         if reason:
             self._refuse_primary(reason, now)
-            self._out.extend(self.roster.forgive_foreigners())
+            self.roster.forgive_foreigners()
         return bool(reason)
 
     def _begin_bootstrap(self, bootstrap: Bootstrap, now: float) -> None:
         """Have the first membership written; an earlier half-done one is repeated."""
+        self._stage.enter(Phase.BOOTSTRAPPING)
         self._bootstrap = bootstrap
         self._bootstrapped = set()
         count = len(self.peers)
@@ -426,14 +434,14 @@ class Proposer:
         self._bootstrapped.add(safekeeper_id)
         if self._bootstrapped == self.peers.keys():
             # Only when all have it: a quorum's answer would let a member in that was wiped meanwhile.
+            self._stage.enter(Phase.GATHERING)
             self._bootstrap = None
-            self._out.extend(self.roster.greet_all(self.primary, now))
+            self.roster.greet_all(self.primary, now)
 
     # ------------------------------------------------------------------ campaigns (steps 2 to 4)
 
-    def _follow_campaign(self, campaign: Campaign, actions: Iterable[Action], now: float) -> None:
-        """Take the campaign's next step, and do what it has come to."""
-        self._out.extend(actions)
+    def _follow_campaign(self, campaign: Campaign, now: float) -> None:
+        """Do what the campaign has come to."""
         if campaign.outcome is Outcome.WON:
             self._lead(campaign, now)
         elif isinstance(campaign.error, PrimaryRefused):
@@ -457,6 +465,7 @@ class Proposer:
         self._gather(now)
 
     def _gather(self, now: float) -> None:
+        self._stage.enter(Phase.GATHERING)
         self.campaign = self._bootstrap = None
         wait_s = self.timing.retry_interval_s / 2
         if self.candidacy.failed:
@@ -469,7 +478,8 @@ class Proposer:
         elected, stream = campaign.elected(), self._stream
         term_start_lsn = elected.history[-1].start_lsn
         self.standbys.cut(term_start_lsn)
-        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now)
+        self._stage.enter(Phase.LEADING)
+        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now, self._out)
         leadership.received_lsn = stream.received_lsn
         leadership.window_begin_lsn = stream.window_begin_lsn
         stream.awaits_link = campaign.awaits_link
@@ -491,7 +501,7 @@ class Proposer:
             self._end_term(now, f"the primary is on timeline {primary.tli}, the term on {leadership.tli}")
         else:
             # S10: a primary is streamed only in a term that still stands.
-            self._out.extend(leadership.probe(now))
+            leadership.probe(now)
             self._probe_sequence = leadership.sequence
             self._follow_leadership(now)
 
@@ -524,7 +534,7 @@ class Proposer:
     def _primary_is_ours(self, leadership: Leadership) -> None:
         """The primary's bytes were found to be ours: it may be told what a quorum holds (S1, S10)."""
         self._stream.is_checked = True
-        self._out.append(leadership.set_streaming(True))
+        leadership.set_streaming(True)
 
     def _check_start_is_there(self, now: float) -> None:
         if self.leadership is not None and self.leadership.has_lost_its_start():
@@ -536,13 +546,14 @@ class Proposer:
         assert leadership is not None  # by the callers
         self._note(Level.INFO, f"term {leadership.leader_id.term} ends: {reason}")
         candidacy.held_commit_lsn = max(candidacy.held_commit_lsn, leadership.commit_lsn)
+        self._stage.enter(Phase.GATHERING)
         self.leadership = None
         self._stream.ended_lsn = self._probe_sequence = None
         self._out.append(ReportStatus(0, 0, 0))
         self._next_attempt_at = now
         # Fresh greetings: positions and promises may have moved since the last ones.
         self.roster.forget_greetings()
-        self._out.extend(self.roster.greet_all(self.primary, now))
+        self.roster.greet_all(self.primary, now)
 
     # ------------------------------------------------------------------ refusals
 
@@ -552,14 +563,14 @@ class Proposer:
         self.roster.remember_promise(safekeeper_id, refusal.promised)
         if self.campaign is not None:
             self.campaign.donor_refused(safekeeper_id, refusal.reason)
-            self._follow_campaign(self.campaign, (), now)
+            self._follow_campaign(self.campaign, now)
         if code is RefusalCode.STALE_TERM:
             if leadership is not None and refusal.promised.term > leadership.leader_id.term:
                 self._end_term(now, f"safekeeper {safekeeper_id} has promised {refusal.promised}")
         elif code is RefusalCode.RANGE and leadership is not None:
-            self._out.extend(leadership.on_range_refused(safekeeper_id, refusal.reason, now))
+            leadership.on_range_refused(safekeeper_id, refusal.reason, now)
         elif code is RefusalCode.STORAGE_FULL and leadership is not None:
-            self._out.extend(leadership.on_storage_full(safekeeper_id, refusal.reason))
+            leadership.on_storage_full(safekeeper_id, refusal.reason)
             self._out.append(Disconnect(safekeeper_id, refusal.reason))
         elif code in (RefusalCode.POSITION, RefusalCode.NOT_ADOPTED, RefusalCode.GENERATION, RefusalCode.STORAGE_FULL):
             # The connection is closed from the other side too; it greets anew.
@@ -567,11 +578,12 @@ class Proposer:
             self._out.append(Disconnect(safekeeper_id, refusal.reason))
         else:
             if code is not RefusalCode.NOT_A_MEMBER or self.campaign is None:
-                self._out.extend(self.roster.refuse(safekeeper_id, code, refusal.reason))
+                self.roster.refuse(safekeeper_id, code, refusal.reason)
             if self._bootstrap is not None:
                 self._gather(now)
             elif self.campaign is not None:
-                self._follow_campaign(self.campaign, self.campaign.refused(safekeeper_id, now), now)
+                self.campaign.refused(safekeeper_id, now)
+                self._follow_campaign(self.campaign, now)
             elif self.primary is not None:
                 self._refuse_foreigners(self.primary, now)
 
@@ -597,12 +609,13 @@ class Proposer:
     def _part_from_primary(self) -> None:
         self.primary = None
         self._probe_sequence = None
-        self._stream.part()
+        self._stream.disconnected()
         if self.leadership is not None:
             # The next connection may lead to another server: it is told nothing before it was checked (S10).
-            self._out.append(self.leadership.set_streaming(False))
+            self.leadership.set_streaming(False)
 
     def _finish(self, error: WalproxyError) -> None:
+        self._stage.enter(Phase.FINISHED)
         self.refusal = error
         self.campaign = self._bootstrap = None
         if self.leadership is not None:
@@ -619,14 +632,8 @@ class Proposer:
 
     @property
     def phase(self) -> Phase:
-        """Where this run is."""
-        if self.refusal is not None:
-            return Phase.FINISHED
-        if self.leadership is not None:
-            return Phase.LEADING
-        if self.campaign is not None:
-            return self.campaign.phase
-        return Phase.GATHERING if self._bootstrap is None else Phase.BOOTSTRAPPING
+        """The present phase."""
+        return self._stage.phase
 
     @property
     def term(self) -> int:
@@ -657,5 +664,25 @@ class Proposer:
         self._out.append(Note(level, text))
 
     def _take(self) -> list[Action]:
-        out, self._out = self._out, []
-        return out
+        """Check the state after an event, and return its actions."""
+        self.check()
+        taken = self._out.copy()
+        self._out.clear()
+        return taken
+
+    def check(self) -> None:
+        """Check that the phase and what belongs to it agree, and the positions of the term.
+
+        Raises:
+            InvariantViolation: they do not. Stop the process.
+        """
+        leadership, phase = self.leadership, self._stage.phase
+        if leadership is not None:
+            # 3 us of CPU time a commit, of the 200 that a proxy uses with one client: one append, three answers.
+            leadership.check()
+            fits = phase is Phase.LEADING and self.campaign is None
+        else:
+            is_campaign = phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING)
+            fits = phase is not Phase.LEADING and (self.campaign is not None) == is_campaign
+        if not fits:
+            raise InvariantViolation(f"a proposer that is {phase.value} has another phase's state")

@@ -5,7 +5,7 @@ function of the peers; the proposer acts on the answers. `Roster` holds the peer
 an answer, or counts as missing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,9 +58,10 @@ class Roster:
         peers: by id.
     """
 
-    def __init__(self, proposer_id: str, safekeeper_ids: tuple[int, ...]) -> None:
+    def __init__(self, proposer_id: str, safekeeper_ids: tuple[int, ...], out: list[Action]) -> None:
         self.peers: dict[int, Peer] = {i: Peer() for i in safekeeper_ids}
         self._proposer_id = proposer_id
+        self._out = out
 
     def connect(self, safekeeper_id: int) -> None:
         """A connection is open; why it was refused stays known until it greets again."""
@@ -90,18 +91,18 @@ class Roster:
         )
         return self.ask(safekeeper_id, greeting, now)
 
-    def greet_all(self, primary: PrimaryIdentity | None, now: float) -> Iterator[Action]:
+    def greet_all(self, primary: PrimaryIdentity | None, now: float) -> None:
         """Greet whoever is connected."""
         for safekeeper_id, peer in self.peers.items():
             if peer.connected:
-                yield self.greet(safekeeper_id, primary, now)
+                self._out.append(self.greet(safekeeper_id, primary, now))
 
     def forget_greetings(self) -> None:
         """What was greeted is out of date."""
         for peer in self.peers.values():
             peer.greeting = None
 
-    def on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting) -> Iterator[Action]:
+    def on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting) -> None:
         """It has greeted; it is refused if another one has the same data folder.
 
         Raises:
@@ -117,24 +118,24 @@ class Roster:
         twin = twin_of(self.peers, safekeeper_id, greeting.incarnation)
         if twin is not None:
             reason = f"its data folder is a copy of safekeeper {twin}'s: wipe one of the two"
-            yield from self.refuse(safekeeper_id, None, reason)
+            self.refuse(safekeeper_id, None, reason)
 
-    def refuse(self, safekeeper_id: int, code: RefusalCode | None, reason: str) -> Iterator[Action]:
+    def refuse(self, safekeeper_id: int, code: RefusalCode | None, reason: str) -> None:
         """Count it as missing until it greets again."""
         peer = self.peers[safekeeper_id]
         if peer.told != reason:
             peer.told = reason
-            yield Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}")
+            self._out.append(Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}"))
         peer.refused, peer.refused_code, peer.greeting = reason, code, None
-        yield Disconnect(safekeeper_id, reason)
+        self._out.append(Disconnect(safekeeper_id, reason))
 
-    def leave_out(self, safekeeper_id: int, reason: str) -> Iterator[Action]:
+    def leave_out(self, safekeeper_id: int, reason: str) -> None:
         """Count it as missing, and keep its greeting: others that say the same may become a quorum."""
         peer = self.peers[safekeeper_id]
         peer.problem = reason
         if peer.told != reason:
             peer.told = reason
-            yield Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}")
+            self._out.append(Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}"))
 
     def remember_promise(self, safekeeper_id: int, promised: LeaderId) -> None:
         """It has said whom it follows by now."""
@@ -142,29 +143,29 @@ class Roster:
         if peer.greeting is not None:
             peer.greeting = msgspec.structs.replace(peer.greeting, promised=promised)
 
-    def give_up_on_silent(self, now: float, timeout_s: float) -> Iterator[Action]:
+    def give_up_on_silent(self, now: float, timeout_s: float) -> None:
         """Close the connections on which no answer has come in time."""
         for safekeeper_id, peer in self.peers.items():
             waited_s = now - peer.waiting_since if peer.waiting_since is not None else 0.0
             if peer.connected and waited_s > timeout_s:
                 peer.waiting_since = None
-                yield Disconnect(safekeeper_id, f"no answer for {waited_s:.1f} s")
+                self._out.append(Disconnect(safekeeper_id, f"no answer for {waited_s:.1f} s"))
 
-    def refuse_foreigners(self, primary: PrimaryIdentity) -> Iterator[Action]:
+    def refuse_foreigners(self, primary: PrimaryIdentity) -> None:
         """Refuse those that have WAL of another PostgreSQL than this one (S10's identity part)."""
         for safekeeper_id, peer in self.peers.items():
             reason = foreign_reason(peer.greeting, primary) if peer.greeting is not None else ""
             if reason:
-                yield from self.refuse(safekeeper_id, RefusalCode.OTHER_SYSTEM, reason)
+                self.refuse(safekeeper_id, RefusalCode.OTHER_SYSTEM, reason)
 
-    def forgive_foreigners(self) -> Iterator[Action]:
+    def forgive_foreigners(self) -> None:
         """Another primary is to be tried: what was said of this one must not be held against that one."""
         for safekeeper_id, peer in self.peers.items():
             if peer.refused_code is RefusalCode.OTHER_SYSTEM:
                 peer.refused, peer.refused_code = "", None
             elif peer.connected and peer.greeting is None:
                 # It has yet to answer a greeting that may name this primary.
-                yield Disconnect(safekeeper_id, "another primary is tried")
+                self._out.append(Disconnect(safekeeper_id, "another primary is tried"))
 
 
 class Cluster(NamedTuple):

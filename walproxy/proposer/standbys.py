@@ -61,7 +61,7 @@ class Standbys:
 
     # ------------------------------------------------------------------ what happens
 
-    def hear(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
+    def on_report(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
         """A safekeeper speaks of all standbys that stream from it."""
         before = self._said.get(safekeeper_id, ())
         self._said[safekeeper_id] = standbys
@@ -86,7 +86,7 @@ class Standbys:
         for name in [name for name in self._gone if name not in self.rule.names][: max(0, surplus)]:
             del self._gone[name]
 
-    def parted(self, safekeeper_id: int) -> None:
+    def disconnected(self, safekeeper_id: int) -> None:
         """The connection to a safekeeper is gone."""
         self._heard.discard(safekeeper_id)
 

@@ -10,8 +10,6 @@ where that is gone, too, its first record must link to the log's last one, which
 Nothing of this changes anything. Nothing of a primary that is refused is taken.
 """
 
-from collections.abc import Iterator
-
 from safekeeper.base.errors import PrimaryRefused, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import LeaderId
@@ -116,6 +114,7 @@ class Verification:
         plan: LogPlan,
         segment_size: int,
         stream: PrimaryStream,
+        out: list[Action],
         *,
         cannot_cut: tuple[int, ...] = (),
         allow_data_loss: bool = False,
@@ -128,6 +127,7 @@ class Verification:
         self._donor = donor
         self._segment_size = segment_size
         self._stream = stream
+        self._out = out
         self._cannot_cut = cannot_cut
         self._allow_data_loss = allow_data_loss
         self._allow_unverified = allow_unverified
@@ -147,14 +147,14 @@ class Verification:
         """How much WAL is to be compared."""
         return self.plan.start_lsn - self._check.begin_lsn
 
-    def begin(self) -> Iterator[Action]:
+    def begin(self) -> None:
         """Ask what a cut would lose if there is one to be justified (S9), else compare at once."""
         if self.plan.cuts:
-            yield self._ask_for_tail()
+            self._out.append(self._ask_for_tail())
         else:
-            yield from self._compare()
+            self._compare()
 
-    def on_tail(self, response: TailResponse, possible_commit_lsn: Lsn) -> Iterator[Action]:
+    def on_tail(self, response: TailResponse, possible_commit_lsn: Lsn) -> None:
         """The donor says which records are around the term's start.
 
         Args:
@@ -164,14 +164,16 @@ class Verification:
         if response.lsn != plan.start_lsn:
             return
         if self._segment_is_gone:
-            yield self._stream.start(
-                StartReplication(
-                    plan.start_lsn,
-                    plan.tli,
-                    plan.start_lsn,
-                    plan.tli,
-                    previous_record_lsn=response.last_record_lsn,
-                    log_tail=response.log_tail,
+            self._out.append(
+                self._stream.start(
+                    StartReplication(
+                        plan.start_lsn,
+                        plan.tli,
+                        plan.start_lsn,
+                        plan.tli,
+                        previous_record_lsn=response.last_record_lsn,
+                        log_tail=response.log_tail,
+                    )
                 )
             )
             self.is_passed = self.awaits_link = True
@@ -186,12 +188,15 @@ class Verification:
                 )
             elif self._allow_data_loss:
                 self.gives_up = True
-                yield Note(
-                    Level.WARNING,
-                    f"WAL [{format_lsn(response.lsn)}, {format_lsn(possible_commit_lsn)}) may have been acknowledged "
-                    f"and is given up (--allow-data-loss): the primary's timeline {plan.tli} forked off before it",
+                self._out.append(
+                    Note(
+                        Level.WARNING,
+                        f"WAL [{format_lsn(response.lsn)}, {format_lsn(possible_commit_lsn)}) may have been "
+                        "acknowledged and is given up (--allow-data-loss): the primary's timeline "
+                        f"{plan.tli} forked off before it",
+                    )
                 )
-                yield from self._compare()
+                self._compare()
             else:
                 self.refusal = (
                     f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, but WAL up to "
@@ -200,9 +205,9 @@ class Verification:
                     "(--allow-data-loss gives it up)"
                 )
         else:
-            yield from self._compare()
+            self._compare()
 
-    def on_digest(self, response: DigestResponse) -> Iterator[Action]:
+    def on_digest(self, response: DigestResponse) -> None:
         """The donor's checksums have come, all or the next ones.
 
         Raises:
@@ -238,19 +243,21 @@ class Verification:
         self._donor_crcs += response.page_crcs
         self._donor_crcs_end_lsn = response.end_lsn
         if response.end_lsn < start_lsn:
-            yield SendMessage(
-                self._donor, DigestRequest(self._leader_id, self._leader_id.term, response.end_lsn, start_lsn)
+            self._out.append(
+                SendMessage(
+                    self._donor, DigestRequest(self._leader_id, self._leader_id.term, response.end_lsn, start_lsn)
+                )
             )
             return
         self._our_page_crcs = tuple(self._donor_crcs)
-        yield self._start_stream()
+        self._out.append(self._start_stream())
 
     def on_primary_checked(self, page_crcs: tuple[int, ...]) -> None:
         """The primary's checksums have come."""
         self._their_page_crcs = page_crcs
         self._judge()
 
-    def on_segment_removed(self) -> Iterator[Action]:
+    def on_segment_removed(self) -> None:
         """The primary has recycled WAL that is to be compared.
 
         Its own bytes alone prove that it is the right one (S10): without them an operator has to vouch for it. Then the
@@ -269,26 +276,26 @@ class Verification:
             assert self._our_page_crcs is not None  # the stream has begun with them
             skipped = (self._last_segment.begin_lsn - begin_lsn) // DIGEST_PAGE_SIZE
             self._check, self._our_page_crcs = self._last_segment, self._our_page_crcs[skipped:]
-            yield self._start_stream()
+            self._out.append(self._start_stream())
         elif self.plan.start_lsn % self._segment_size or self._segment_is_gone:
             self.refusal = recycled(self.plan.start_lsn)
         else:
             self._segment_is_gone = True
-            yield self._ask_for_tail()
+            self._out.append(self._ask_for_tail())
 
     def _ask_for_tail(self) -> SendMessage:
         return SendMessage(self._donor, TailRequest(self._leader_id, 0, self.plan.start_lsn))
 
-    def _compare(self) -> Iterator[Action]:
+    def _compare(self) -> None:
         """Have the primary's bytes before the term's start compared with the donor's."""
         plan, check = self.plan, self._check
         if check.begin_lsn < plan.start_lsn:
             term = self._leader_id.term
             request = DigestRequest(self._leader_id, term, check.begin_lsn, plan.start_lsn, back_to_timed=True)
-            yield SendMessage(self._donor, request)
+            self._out.append(SendMessage(self._donor, request))
         else:
             self._our_page_crcs = self._their_page_crcs = ()
-            yield self._start_stream()
+            self._out.append(self._start_stream())
             self._judge()
 
     def _start_stream(self) -> StartReplication:

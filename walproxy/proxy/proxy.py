@@ -39,7 +39,8 @@ from walproxy.proposer.actions import (
     StopReplication,
 )
 from walproxy.proposer.apply_rule import ApplyRule
-from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
@@ -246,14 +247,14 @@ class Proxy:
         """Return why a safekeeper counts as missing, empty if it does not."""
         if self.has_no_room(safekeeper_id):
             assert self.proposer.leadership is not None  # by has_no_room
-            return f"it refuses WAL: {self.proposer.leadership.members[safekeeper_id].refuses}"
+            return f"it refuses WAL: {self.proposer.leadership.members[safekeeper_id].refusal}"
         return member_problem(safekeeper_id, self.proposer.peers, self.links[safekeeper_id].problem)
 
     def has_no_room(self, safekeeper_id: int) -> bool:
         """Whether a safekeeper that can be reached refuses WAL for lack of room; each attempt costs its connection."""
         leadership = self.proposer.leadership
         progress = leadership.members.get(safekeeper_id) if leadership is not None else None
-        return progress is not None and bool(progress.refuses) and self.links[safekeeper_id].is_reachable
+        return progress is not None and bool(progress.refusal) and self.links[safekeeper_id].is_reachable
 
     def attendance(self, now: float) -> Attendance:
         """Return which members take part now."""

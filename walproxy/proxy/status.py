@@ -172,7 +172,7 @@ def safekeeper_state(proxy: Proxy, safekeeper_id: int) -> str:
         return "disconnected"
     if peer.greeting is None:
         return "greeting"
-    if leadership is None or progress is None or not progress.answered:
+    if leadership is None or progress is None or not progress.follows:
         return "waiting"
     if not progress.voter:
         return "learner"

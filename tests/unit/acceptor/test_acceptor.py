@@ -112,6 +112,7 @@ class Bench:
                     found = (lsn for lsn in self.timed_lsns if effect.begin_lsn <= lsn < effect.end_lsn)
                     result = max(found, default=0)
         except StopIteration:
+            self.acceptor.check()
             return self.effects
 
     def tell(self, message: Any, connection: int = 1) -> Any:

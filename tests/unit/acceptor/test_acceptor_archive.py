@@ -44,7 +44,7 @@ def archived(committed: int = SIZE) -> Bench:
     bench = following(SIZE)
     bench.record_end_of = lambda lsn: lsn + 1
     bench.timed_lsns = tuple(range(BASE, END, SEGMENT // 2))
-    bench.append(END, commit_lsn=BASE + committed, truncate_lsn=END)
+    bench.append(END, commit_lsn=BASE + committed, truncate_lsn=BASE + committed)
     bench.tell(ArchiveAssignment(P1, 2, END))
     return bench
 

@@ -33,7 +33,7 @@ class Table:
 
     def hears(self, safekeeper_id: int, **changes: Any) -> None:
         report = ArchiveReport(**{"wal_begin_lsn": BEGIN, "has_archive": True} | changes)
-        self.complaint = self.archiving.hear(safekeeper_id, report, self.now)
+        self.complaint = self.archiving.on_report(safekeeper_id, report, self.now)
 
     def looks(self, seconds: float = 0.0) -> int:
         """Let time pass; return who archives after a look."""
@@ -98,7 +98,7 @@ def test_one_whose_wal_reaches_back_further_is_named_first() -> None:
 def test_one_that_is_gone_for_long_is_replaced_and_not_named_again_when_it_returns() -> None:
     table = Table()
     table.names()
-    table.archiving.parted(1, table.now)
+    table.archiving.disconnected(1, table.now)
     assert table.looks(GONE_GRACE_S - 0.1) == 1
     assert table.looks(0.1) == 2
     assert table.news == "safekeeper 2 archives from now on: safekeeper 1 is gone"
@@ -110,7 +110,7 @@ def test_a_connection_that_breaks_for_a_moment_changes_nothing() -> None:
     table = Table()
     table.names()
     for _ in range(5):
-        table.archiving.parted(1, table.now)
+        table.archiving.disconnected(1, table.now)
         assert table.looks(GONE_GRACE_S - 0.1) == 1
         table.hears(1, is_archiver=True)
         assert table.looks() == 1
@@ -119,9 +119,9 @@ def test_a_connection_that_breaks_for_a_moment_changes_nothing() -> None:
 def test_one_that_parts_twice_is_gone_since_the_first_time() -> None:
     table = Table()
     table.names()
-    table.archiving.parted(1, table.now)
+    table.archiving.disconnected(1, table.now)
     table.now += GONE_GRACE_S - 1.0
-    table.archiving.parted(1, table.now)
+    table.archiving.disconnected(1, table.now)
     assert table.looks(1.0) == 2
 
 
@@ -135,7 +135,7 @@ def test_one_that_comes_back_without_an_archive_is_replaced() -> None:
 def test_nobody_takes_over_from_one_that_is_gone_if_there_is_nobody() -> None:
     table = Table()
     table.names(count=1)
-    table.archiving.parted(1, table.now)
+    table.archiving.disconnected(1, table.now)
     assert table.looks(100.0) == 1 and table.news == ""
     table.hears(2)
     assert table.looks() == 2
@@ -201,7 +201,7 @@ def test_whoever_was_replaced_rests_unless_there_is_nobody_else() -> None:
     table = Table()
     table.names(count=2)
     assert table.looks(STALL_S) == 2
-    table.archiving.parted(2, table.now)
+    table.archiving.disconnected(2, table.now)
     assert GONE_GRACE_S < REST_S and table.looks(GONE_GRACE_S) == 1
     table = Table()
     table.names(count=2)
@@ -236,7 +236,7 @@ def test_how_far_the_archive_is_stays_known_when_another_one_is_named() -> None:
     table = Table()
     table.names()
     table.hears(1, is_archiver=True, archived_lsn=BEGIN + 500)
-    table.archiving.parted(1, table.now)
+    table.archiving.disconnected(1, table.now)
     assert table.looks(GONE_GRACE_S) == 2
     assert table.archiving.archived_lsn == BEGIN + 500
 
@@ -254,9 +254,9 @@ def test_one_with_another_archive_is_told_of_once_and_never_named() -> None:
     assert table.complaint == ""
     table.hears(3, archive_id="a" * 32)
     assert table.complaint == ""
-    table.archiving.parted(1, table.now)
+    table.archiving.disconnected(1, table.now)
     assert table.looks(GONE_GRACE_S) == 3
-    table.archiving.parted(3, table.now)
+    table.archiving.disconnected(3, table.now)
     assert table.looks(GONE_GRACE_S) == 3, "its WAL would be spread over two archives"
 
 
@@ -276,5 +276,5 @@ def test_one_that_lacks_what_is_to_be_archived_next_is_not_named_if_another_has_
     table.hears(2, wal_begin_lsn=BEGIN + 2 * SEGMENT)
     table.hears(3)
     assert table.looks() == 1
-    table.archiving.parted(1, table.now)
+    table.archiving.disconnected(1, table.now)
     assert table.looks(GONE_GRACE_S) == 3

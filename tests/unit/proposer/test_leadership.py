@@ -1,14 +1,18 @@
 """What a leader tells PostgreSQL of standbys, how soon readers hear of commits, and how WAL is put into appends."""
 
 import msgspec
+import pytest
 
+from safekeeper.base.errors import InvariantViolation
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendResponse, Elected, Standby
 from safekeeper.consensus.term_history import HistoryEntry
 from walproxy.proposer.actions import Action, Note, ReportStatus, SendAppend
 from walproxy.proposer.apply_rule import parse_apply_rule
-from walproxy.proposer.leadership import APPEND_BYTES_MAX, Leadership, Timing
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.liveness import Timing
+from walproxy.proposer.replication import APPEND_BYTES_MAX
 from walproxy.proposer.standbys import Standbys
 
 START = 1 << 20
@@ -24,28 +28,40 @@ class Table:
 
     def __init__(self, rule: str = "", answers: bool = True) -> None:
         self.standbys = Standbys(parse_apply_rule(rule))
-        self.leadership = Leadership(ELECTED, 1, self.standbys, Timing(), 10.0)
+        self.out: list[Action] = []
+        self.leadership = Leadership(ELECTED, 1, self.standbys, Timing(), 10.0, self.out)
         self.said: list[Action] = []
         self.now = 10.0
         self.leadership.streaming = True
         for safekeeper_id in (1, 2, 3):
-            self.said = list(self.leadership.welcome(safekeeper_id, True, self.now))
+            self.leadership.on_greeting(safekeeper_id, True, self.now)
+            self.take()
             if answers:
                 self.acks(safekeeper_id, START)
+
+    def take(self) -> None:
+        """Check the positions after an event, as the proposer does, and keep what it asks for in `said`."""
+        self.leadership.check()
+        self.said = self.out.copy()
+        self.out.clear()
 
     def acks(self, safekeeper_id: int, lsn: int, *, readers: bool = False, flush_lsn: int | None = None) -> None:
         flushed = lsn if flush_lsn is None else flush_lsn
         response = AppendResponse(NODE_ID, lsn, flushed, 0, readers)
-        self.said = list(self.leadership.on_append_response(safekeeper_id, response, self.now))
+        self.leadership.on_append_response(safekeeper_id, response, self.now)
+        self.take()
 
     def receives(self, end_lsn: int) -> None:
-        self.said = list(self.leadership.on_wal_received(end_lsn, self.now))
+        self.leadership.on_wal_received(end_lsn, self.now)
+        self.take()
 
     def hears(self, safekeeper_id: int, *standbys: Standby) -> None:
-        self.said = list(self.leadership.on_standby_feedback(safekeeper_id, standbys))
+        self.leadership.on_standby_feedback(safekeeper_id, standbys)
+        self.take()
 
     def tick(self) -> None:
-        self.said = list(self.leadership.tick(self.now))
+        self.leadership.tick(self.now)
+        self.take()
 
     def heartbeats(self) -> list[int]:
         """Return who was just sent a word without WAL."""
@@ -116,8 +132,10 @@ def test_a_commit_that_came_between_elected_and_its_answer_is_told_with_the_answ
     table = Table()
     table.receives(START + 50)
     table.acks(1, START + 50)
-    table.said = list(table.leadership.parted(3, table.now))
-    table.said = list(table.leadership.welcome(3, True, table.now))
+    table.leadership.disconnected(3, table.now)
+    table.take()
+    table.leadership.on_greeting(3, True, table.now)
+    table.take()
     table.acks(2, START + 50)
     assert table.leadership.commit_lsn == START + 50
     table.acks(3, START + 50, readers=True)
@@ -179,13 +197,15 @@ def test_nothing_is_reported_while_the_primary_does_not_stream() -> None:
     table.acks(1, START, readers=True)
     table.hears(1, at(START))
     assert table.reports() == [] and table.leadership.status() == ReportStatus(0, 0, 0)
-    assert table.leadership.set_streaming(True) == ReportStatus(START, START, START)
+    table.leadership.set_streaming(True)
+    table.take()
+    assert table.reports() == [ReportStatus(START, START, START)]
 
 
 def test_feedback_of_a_safekeeper_that_has_not_adopted_the_term_says_nothing_of_its_log() -> None:
     table = Table("a")
-    list(table.leadership.parted(1, table.now))
-    list(table.leadership.welcome(1, True, table.now))
+    table.leadership.disconnected(1, table.now)
+    table.leadership.on_greeting(1, True, table.now)
     table.hears(1, at(START))
     assert table.standbys.rows() == [] and table.reports() == []
 
@@ -194,9 +214,9 @@ def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
     table = Table("a")
     table.acks(1, START, readers=True)
     table.hears(1, at(START), at(START, "other"))
-    table.standbys.parted(1)
-    list(table.leadership.parted(1, table.now))
-    list(table.leadership.welcome(1, True, table.now))
+    table.standbys.disconnected(1)
+    table.leadership.disconnected(1, table.now)
+    table.leadership.on_greeting(1, True, table.now)
     table.hears(2, at(START, "b"))
     table.acks(1, START)
     # They are gone, and what the designated one had replayed stays replayed.
@@ -209,7 +229,9 @@ def test_elected_carries_the_commit_that_is_known_by_then() -> None:
     table.receives(START + 50)
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START + 50)
-    (action,) = table.leadership.welcome(3, True, table.now)
+    table.leadership.on_greeting(3, True, table.now)
+    table.take()
+    (action,) = table.said
     expected = msgspec.structs.replace(ELECTED, commit_lsn=START + 50)
     assert getattr(action, "message", None) == expected
     table.acks(3, START + 50, readers=True)
@@ -258,13 +280,17 @@ def test_members_that_refuse_wal_are_no_quorum_until_an_append_has_succeeded() -
     leadership = table.leadership
     for safekeeper_id in (2, 3):
         assert leadership.is_served(table.now)
-        table.said = list(leadership.on_storage_full(safekeeper_id, "No space left on device"))
+        leadership.on_storage_full(safekeeper_id, "No space left on device")
+        table.take()
         assert [type(action) for action in table.said] == [Note]
-        assert list(leadership.on_storage_full(safekeeper_id, "No space left on device")) == [], "logged once"
+        leadership.on_storage_full(safekeeper_id, "No space left on device")
+        table.take()
+        assert table.said == [], "logged once"
     assert not leadership.is_served(table.now)
     # Each attempt begins well: it greets, adopts the term and answers.
-    list(leadership.parted(2, table.now))
-    table.said = list(leadership.welcome(2, True, table.now))
+    leadership.disconnected(2, table.now)
+    leadership.on_greeting(2, True, table.now)
+    table.take()
     table.acks(2, START)
     assert leadership.answers(table.now) and not leadership.is_served(table.now)
     table.acks(2, START + 10)
@@ -274,17 +300,19 @@ def test_members_that_refuse_wal_are_no_quorum_until_an_append_has_succeeded() -
 def test_a_member_that_had_no_room_to_adopt_takes_part_again_once_it_lacks_nothing() -> None:
     table = Table(answers=False)
     table.acks(1, START)
-    table.said = list(table.leadership.on_storage_full(2, "No space left on device"))
-    table.said = list(table.leadership.welcome(2, True, table.now))
+    table.leadership.on_storage_full(2, "No space left on device")
+    table.take()
+    table.leadership.on_greeting(2, True, table.now)
+    table.take()
     table.acks(2, START)
-    assert table.leadership.members[2].refuses == ""
+    assert table.leadership.members[2].refusal == ""
 
 
 def test_a_member_that_answers_and_refuses_does_not_stand_in_for_one_that_is_away() -> None:
     table = Table()
     table.receives(START + 50)
-    list(table.leadership.on_storage_full(2, "No space left on device"))
-    list(table.leadership.parted(3, table.now))
+    table.leadership.on_storage_full(2, "No space left on device")
+    table.leadership.disconnected(3, table.now)
     table.now += 2.0
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START)
@@ -297,8 +325,8 @@ def test_a_member_whose_connection_broke_with_wal_on_its_way_takes_part_once_an_
     table.acks(1, START + 50)
     for safekeeper_id in (2, 3):
         # Its refusal is lost with the connection that it closes.
-        list(table.leadership.parted(safekeeper_id, table.now))
-        list(table.leadership.welcome(safekeeper_id, True, table.now))
+        table.leadership.disconnected(safekeeper_id, table.now)
+        table.leadership.on_greeting(safekeeper_id, True, table.now)
         table.acks(safekeeper_id, START)
     assert table.leadership.answers(table.now) and not table.leadership.is_served(table.now)
     table.acks(2, START + 10)
@@ -307,11 +335,45 @@ def test_a_member_whose_connection_broke_with_wal_on_its_way_takes_part_once_an_
 
 def test_a_member_that_lacked_nothing_when_its_connection_broke_takes_part_at_once() -> None:
     table = Table()
-    list(table.leadership.parted(2, table.now))
-    list(table.leadership.parted(3, table.now))
+    table.leadership.disconnected(2, table.now)
+    table.leadership.disconnected(3, table.now)
     table.now += 2.0
     for safekeeper_id in (1, 2):
-        list(table.leadership.welcome(safekeeper_id, True, table.now))
+        table.leadership.on_greeting(safekeeper_id, True, table.now)
         table.receives(START + 50)
         table.acks(safekeeper_id, START)
     assert table.leadership.is_served(table.now)
+
+
+# What cannot be is noticed after the event, in production too.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"commit_lsn": START + 10}, "has gone back"),
+        ({"truncate_lsn": START}, "has gone back"),
+        ({"write_lsn": START + 10}, "are not in order"),
+        ({"commit_lsn": START + 200, "write_lsn": START + 200}, "are not in order"),
+        ({"truncate_lsn": START + 60}, "are not in order"),
+        ({"received_lsn": START + 20}, "are not in order"),
+    ],
+)
+def test_positions_that_cannot_be_are_noticed(change: dict[str, int], message: str) -> None:
+    table = Table()
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2, 3):
+        table.acks(safekeeper_id, START + 50)
+    table.tick()
+    assert (table.leadership.commit_lsn, table.leadership.truncate_lsn) == (START + 50, START + 50)
+    for name, value in change.items():
+        setattr(table.leadership, name, value)
+    with pytest.raises(InvariantViolation, match=message):
+        table.leadership.check()
+
+
+def test_a_commit_below_the_terms_start_is_noticed() -> None:
+    table = Table(answers=False)
+    table.leadership.commit_lsn = table.leadership.write_lsn = START - 1
+    with pytest.raises(InvariantViolation, match="commit_lsn 0/FFFFF is below the start of term 4, 0/100000"):
+        table.leadership.check()

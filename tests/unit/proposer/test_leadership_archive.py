@@ -1,7 +1,5 @@
 """A leader, members that lack WAL which nobody keeps any more, and the archive."""
 
-from collections.abc import Iterator
-
 import msgspec
 
 from safekeeper.consensus.messages import (
@@ -15,7 +13,8 @@ from tests.unit.proposer.test_leadership import ELECTED, NODE_ID
 from walproxy.proposer.actions import Action, Level, Note, SendAppend, SendMessage
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.archiving import GONE_GRACE_S, INCUMBENT_GRACE_S
-from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.liveness import Timing
 from walproxy.proposer.standbys import Standbys
 
 SEGMENT = 1 << 20
@@ -29,26 +28,33 @@ class Table:
     def __init__(self, settled_lsn: int = START) -> None:
         history = (msgspec.structs.replace(ELECTED.history[0], start_lsn=START),)
         elected = msgspec.structs.replace(ELECTED, history=history, base_lsn=BEGIN, settled_lsn=settled_lsn)
-        self.leadership = Leadership(elected, 1, Standbys(parse_apply_rule("")), Timing(), 10.0)
+        self.out: list[Action] = []
+        self.leadership = Leadership(elected, 1, Standbys(parse_apply_rule("")), Timing(), 10.0, self.out)
         self.now = 10.0
         self.said: list[Action] = []
 
-    def take(self, actions: Iterator[Action]) -> None:
-        self.said = list(actions)
+    def take(self) -> None:
+        """Check the positions after an event, as the proposer does, and keep what it asks for in `said`."""
+        self.leadership.check()
+        self.said = self.out.copy()
+        self.out.clear()
 
     def welcomes(self, safekeeper_id: int) -> Elected:
-        self.take(self.leadership.welcome(safekeeper_id, True, self.now))
+        self.leadership.on_greeting(safekeeper_id, True, self.now)
+        self.take()
         return self.elected(safekeeper_id)[0]
 
     def acks(self, safekeeper_id: int, lsn: int) -> None:
         response = AppendResponse(NODE_ID, lsn, lsn, self.leadership.sequence)
-        self.take(self.leadership.on_append_response(safekeeper_id, response, self.now))
+        self.leadership.on_append_response(safekeeper_id, response, self.now)
+        self.take()
 
     def hears(
         self, safekeeper_id: int, begin_lsn: int = BEGIN, archived_lsn: int = 0, is_archiver: bool = False
     ) -> None:
         report = ArchiveReport(begin_lsn, True, is_archiver, archived_lsn)
-        self.take(self.leadership.on_archive_report(safekeeper_id, report, self.now))
+        self.leadership.on_archive_report(safekeeper_id, report, self.now)
+        self.take()
 
     def joins(self, safekeeper_id: int, lsn: int, begin_lsn: int = BEGIN) -> None:
         self.welcomes(safekeeper_id)
@@ -57,7 +63,8 @@ class Table:
 
     def ticks(self, seconds: float = 1.0) -> None:
         self.now += seconds
-        self.take(self.leadership.tick(self.now))
+        self.leadership.tick(self.now)
+        self.take()
 
     def messages(self) -> list[tuple[int, object]]:
         return [(action.safekeeper_id, action.message) for action in self.said if isinstance(action, SendMessage)]
@@ -92,7 +99,8 @@ def test_a_log_begins_with_the_oldest_wal_that_another_member_is_there_to_give()
     table.joins(2, START, BEGIN + 2 * SEGMENT)
     assert table.welcomes(3).base_lsn == BEGIN + 2 * SEGMENT
     assert table.welcomes(2).base_lsn == BEGIN + 3 * SEGMENT
-    table.take(table.leadership.parted(1, table.now))
+    table.leadership.disconnected(1, table.now)
+    table.take()
     assert table.welcomes(2).base_lsn == BEGIN
     # Who has adopted the term and not said yet what it keeps is not waited for.
     table.joins(1, START, BEGIN + 3 * SEGMENT)
@@ -155,7 +163,7 @@ def test_a_member_does_not_skip_wal_while_words_to_it_are_unanswered() -> None:
     table = Table()
     table.joins(2, START, BEGIN)
     table.joins(3, BEGIN + SEGMENT)
-    table.leadership.members[3].read_request = None
+    table.leadership.members[3].end_fetch()
     table.leadership.members[3].waiting_since = table.now
     table.hears(2, BEGIN + 6 * SEGMENT)
     table.ticks(0.2)
@@ -230,7 +238,8 @@ def test_one_that_is_gone_is_replaced_and_all_that_are_there_are_told() -> None:
     table.ticks(INCUMBENT_GRACE_S)
     for safekeeper_id in (2, 3):
         table.acks(safekeeper_id, START)
-    table.take(table.leadership.parted(1, table.now))
+    table.leadership.disconnected(1, table.now)
+    table.take()
     table.ticks(GONE_GRACE_S - 1.0)
     assert table.orders() == {}
     table.ticks(1.0)

@@ -32,6 +32,6 @@ def test_what_comes_from_a_primary_that_is_not_to_be_streamed_is_our_own_mistake
         stream.require_open()
     stream.start(StartReplication(1024, 1, 1024, 1))
     stream.require_open()
-    stream.part()
+    stream.disconnected()
     with pytest.raises(InvariantViolation):
         stream.require_open()

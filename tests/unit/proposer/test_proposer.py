@@ -6,7 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from safekeeper.base.errors import ConfigurationError, Fenced, PrimaryRefused, RemoteProtocolError
+from safekeeper.base.errors import (
+    ConfigurationError,
+    Fenced,
+    InvariantViolation,
+    PrimaryRefused,
+    RemoteProtocolError,
+)
 from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
@@ -907,3 +913,17 @@ def test_a_safekeeper_that_falls_silent_in_a_bootstrap_is_connected_to_again() -
     table.now += table.proposer.timing.response_timeout_s + 1
     table.event(table.proposer.tick(table.now, 0.5))
     assert [action.safekeeper_id for action in table.did(Disconnect)] == [3]
+
+
+def test_a_state_that_does_not_fit_the_phase_is_noticed() -> None:
+    table = Table()
+    table.leads()
+    table.proposer.leadership = None
+    with pytest.raises(InvariantViolation, match="a proposer that is leading has another phase's state"):
+        table.ticks()
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.proposer.campaign = None
+    with pytest.raises(InvariantViolation, match="a proposer that is pre_voting has another phase's state"):
+        table.ticks()

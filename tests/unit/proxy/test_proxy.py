@@ -11,7 +11,8 @@ from safekeeper.consensus.messages import AppendRequest, Elected
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import PROPOSER_DIALECT, Buffers, FrameDecoder
 from walproxy.proposer.actions import SendAppend
-from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.liveness import Timing
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.safekeeper_link import SafekeeperLink
@@ -41,7 +42,7 @@ def leading() -> tuple[Proxy, Leadership, Link, Link]:
     proxy = Proxy(load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=config, environment={}, file=None))
     history = (HistoryEntry(4, START, 1),)
     elected = Elected(LeaderId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), START, 0)
-    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0)
+    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0, [])
     proxy.proposer.leadership = leadership
     links = Link(), Link()
     for safekeeper_id, link in enumerate(links, 1):

@@ -27,7 +27,9 @@ from safekeeper.consensus.term_history import HistoryEntry
 from walproxy.postgres.hosts import HostState
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.archiving import INCUMBENT_GRACE_S
-from walproxy.proposer.leadership import Leadership, Timing
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.liveness import Timing
+from walproxy.proposer.phase import Phase
 from walproxy.proposer.roster import Peer
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.member_problem import member_problem
@@ -229,21 +231,23 @@ def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> 
 # Standbys: what would be lost if one of them were promoted.
 
 
-def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900) -> Leadership:
+def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900, received_lsn: int = 1000) -> Leadership:
     """Let the proxy lead a term whose quorum holds `commit_lsn`; safekeeper 1 speaks of three standbys, 2 of one."""
     proxy.proposer.set_apply_rule(parse_apply_rule(rule))
     history = (HistoryEntry(4, 100, 1),)
     elected = Elected(LeaderId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
-    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0)
-    leadership.received_lsn, leadership.streaming = 1000, True
+    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0, proxy.proposer._out)
+    leadership.received_lsn, leadership.streaming = received_lsn, True
     proxy.proposer.leadership, proxy.proposer.candidacy.term = leadership, 4
+    proxy.proposer._stage.phase = Phase.LEADING
     for safekeeper_id in (1, 2, 3):
-        list(leadership.welcome(safekeeper_id, True, 1.0))
+        leadership.on_greeting(safekeeper_id, True, 1.0)
         answer = AppendResponse(elected.leader_id, commit_lsn, commit_lsn, 0, has_readers=True)
-        list(leadership.on_append_response(safekeeper_id, answer, 1.0))
+        leadership.on_append_response(safekeeper_id, answer, 1.0)
     archiver = Standby("pg_receivewal", 900, 900, 0)
-    list(leadership.on_standby_feedback(1, (Standby("a", 900, 900, 850), Standby("b", 900, 700, 600), archiver)))
-    list(leadership.on_standby_feedback(2, (Standby("new"),)))
+    leadership.on_standby_feedback(1, (Standby("a", 900, 900, 850), Standby("b", 900, 700, 600), archiver))
+    leadership.on_standby_feedback(2, (Standby("new"),))
+    proxy.proposer._out.clear()
     return leadership
 
 
@@ -276,8 +280,7 @@ def test_a_standby_has_everything_if_all_that_was_acknowledged_is_on_its_disk(pr
 
 
 def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy) -> None:
-    leadership = a_term_with_standbys(proxy)
-    leadership.received_lsn = 900
+    leadership = a_term_with_standbys(proxy, received_lsn=900)
     proxy.proposer.primary_lost(1.2)
     status = proxy_status(proxy, 1.5)
     assert (status["state"], status["commit_lsn"], status["flush_lsn"]) == ("waiting_for_primary", "0/384", "0/0")
@@ -285,7 +288,7 @@ def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy)
     # A quorum that goes on answering vouches for it.
     for safekeeper_id in (1, 2):
         answer = AppendResponse(leadership.leader_id, 900, 900, 1, has_readers=True)
-        list(leadership.on_append_response(safekeeper_id, answer, 60.0))
+        leadership.on_append_response(safekeeper_id, answer, 60.0)
     assert standby_rows(proxy, 60.5)["a"][0] is True
 
 
@@ -301,7 +304,7 @@ def test_what_a_standby_has_is_unknown_unless_this_proxy_knows_what_was_acknowle
     a_term_with_standbys(proxy)
     # No quorum has answered for a while: another proxy may have taken over, and have acknowledged more.
     assert {row[0] for row in standby_rows(proxy, 9.0).values()} == {None}
-    proxy.proposer.leadership = None
+    proxy.proposer.leadership, proxy.proposer._stage.phase = None, Phase.GATHERING
     assert {row[0] for row in standby_rows(proxy, 1.5).values()} == {None}
     # A term whose start is not on a quorum yet knows nothing of what went before.
     a_term_with_standbys(proxy, commit_lsn=50)
@@ -340,7 +343,7 @@ def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_an
     assert proxy.hot_standby_feedback() is None
     leadership.streaming = True
     assert proxy.hot_standby_feedback() == (0, 0)
-    list(leadership.on_standby_feedback(2, (Standby("new", xmin=77, catalog_xmin=66),)))
+    leadership.on_standby_feedback(2, (Standby("new", xmin=77, catalog_xmin=66),))
     assert proxy.hot_standby_feedback() == (77, 66)
     leadership.commit_lsn = 0
     assert proxy.hot_standby_feedback() is None
@@ -349,8 +352,8 @@ def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_an
 def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_columns(proxy: Proxy) -> None:
     leadership = a_term_with_standbys(proxy, "ANY 2 (a, gone)")
     archiver = Standby("pg_receivewal", 900, 900, 0)
-    list(leadership.on_standby_feedback(1, (Standby("[red]a", 900, 900, 850), archiver)))
-    list(leadership.on_standby_feedback(3, (Standby("b", 900, 700, 600),)))
+    leadership.on_standby_feedback(1, (Standby("[red]a", 900, 900, 850), archiver))
+    leadership.on_standby_feedback(3, (Standby("b", 900, 700, 600),))
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render(proxy_status(proxy, 1.5)))
     text = console.export_text()
@@ -371,13 +374,13 @@ def reports(
     leadership: Leadership, safekeeper_id: int, archived_lsn: int = 0, problem: str = "", *, is_archiver: bool = False
 ) -> None:
     report = ArchiveReport(50, True, is_archiver, archived_lsn, problem)
-    list(leadership.on_archive_report(safekeeper_id, report, 1.0))
+    leadership.on_archive_report(safekeeper_id, report, 1.0)
 
 
 def test_where_nobody_has_an_archive_nothing_is_shown_of_one(proxy: Proxy) -> None:
     assert proxy_status(proxy, 1.0)["archive"] is None
     leadership = a_term_with_standbys(proxy)
-    list(leadership.on_archive_report(1, ArchiveReport(50, has_archive=False), 1.0))
+    leadership.on_archive_report(1, ArchiveReport(50, has_archive=False), 1.0)
     status = proxy_status(proxy, 1.5)
     assert status["archive"] is None
     assert not [line for line in shown(status) if line.startswith("archive")]
@@ -390,7 +393,7 @@ def test_who_archives_and_how_far_the_archive_is_are_shown(proxy: Proxy) -> None
     status = proxy_status(proxy, 1.5)
     assert status["archive"] == {"archiver": None, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
     assert "archive: nobody archives" in shown(status) and summarise(status).endswith(" archive=nobody:-")
-    list(leadership.tick(1.5 + INCUMBENT_GRACE_S))
+    leadership.tick(1.5 + INCUMBENT_GRACE_S)
     status = proxy_status(proxy, 4.0)
     assert status["archive"] == {"archiver": 2, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
     assert "archive: safekeeper 2 has not said yet how far it is" in shown(status)
@@ -404,7 +407,7 @@ def test_who_archives_and_how_far_the_archive_is_are_shown(proxy: Proxy) -> None
 def test_what_keeps_the_archiver_from_archiving_is_shown(proxy: Proxy) -> None:
     leadership = a_term_with_standbys(proxy)
     reports(leadership, 2, 700, "no route to the store", is_archiver=True)
-    list(leadership.tick(1.5))
+    leadership.tick(1.5)
     status = proxy_status(proxy, 1.5)
     assert status["archive"]["problem"] == "no route to the store" and status["archive"]["lag_bytes"] == 200
     assert "archive: safekeeper 2 cannot archive: no route to the store" in shown(status)
@@ -414,7 +417,7 @@ def test_what_keeps_the_archiver_from_archiving_is_shown(proxy: Proxy) -> None:
 def test_an_archive_that_is_ahead_of_this_term_is_not_behind(proxy: Proxy) -> None:
     leadership = a_term_with_standbys(proxy)
     reports(leadership, 2, 1000, is_archiver=True)
-    list(leadership.tick(1.5))
+    leadership.tick(1.5)
     assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] == 0
     leadership.commit_lsn = 0
     assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] is None

@@ -1,0 +1,102 @@
+"""What an acceptor checks of itself after each event: everything that cannot be is noticed."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.messages import VoteRequest
+from safekeeper.consensus.term_history import HistoryEntry
+from tests.unit.acceptor.test_acceptor import BASE, P1, P2, Bench, elected, member
+
+
+def following() -> Bench:
+    """Return a member that follows P1, has promised it, and has committed 40 of its 100 bytes."""
+    bench = member()
+    bench.greet()
+    bench.tell(VoteRequest(P1, 1))
+    bench.tell(elected(P1, (1, BASE, 1)))
+    bench.append(BASE, b"x" * 100)
+    bench.flush()
+    bench.append(BASE + 100, commit_lsn=BASE + 40, truncate_lsn=BASE + 30)
+    assert (bench.acceptor.commit_lsn, bench.acceptor.truncate_lsn) == (BASE + 40, BASE + 30)
+    return bench
+
+
+def _flush_above_write(acceptor: Acceptor) -> None:
+    acceptor.flush_lsn = acceptor.write_lsn + 1
+
+
+def _promise_goes_back(acceptor: Acceptor) -> None:
+    acceptor.control = msgspec.structs.replace(acceptor.control, promised=LeaderId(0, ""))
+
+
+def _adopts_above_the_promise(acceptor: Acceptor) -> None:
+    history = (*acceptor.control.history, HistoryEntry(2, BASE + 100, 1))
+    acceptor.control = msgspec.structs.replace(acceptor.control, history=history)
+
+
+def _commit_goes_back(acceptor: Acceptor) -> None:
+    acceptor.commit_lsn -= 1
+
+
+def _truncate_goes_back(acceptor: Acceptor) -> None:
+    acceptor.truncate_lsn -= 1
+
+
+def _truncate_above_commit(acceptor: Acceptor) -> None:
+    acceptor.truncate_lsn = acceptor.commit_lsn + 1
+
+
+def _leader_without_a_connection(acceptor: Acceptor) -> None:
+    acceptor.leader_connection = None
+
+
+def _connection_without_a_leader(acceptor: Acceptor) -> None:
+    acceptor.leader = None
+
+
+def _deposed_leader(acceptor: Acceptor) -> None:
+    acceptor.leader = P2
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_flush_above_write, "flush_lsn 0/400065 is above write_lsn 0/400064"),
+        (_promise_goes_back, r"the promise has gone back from \(1, run1\) to \(none\)"),
+        (_adopts_above_the_promise, r"a term above the promise \(1, run1\) was adopted"),
+        (_commit_goes_back, "commit_lsn 0/400027 or truncate_lsn 0/40001E has gone back"),
+        (_truncate_goes_back, "truncate_lsn 0/40001D has gone back"),
+        (_truncate_above_commit, "truncate_lsn 0/400029 is above commit_lsn 0/400028"),
+        (_leader_without_a_connection, r"\(1, run1\) leads, and \(1, run1\) was promised"),
+        (_connection_without_a_leader, "a connection leads without a leader"),
+        (_deposed_leader, r"\(2, run2\) leads, and \(1, run1\) was promised"),
+    ],
+)
+def test_what_cannot_be_is_noticed(harm: Callable[[Acceptor], None], message: str) -> None:
+    bench = following()
+    bench.acceptor.check()
+    harm(bench.acceptor)
+    with pytest.raises(InvariantViolation, match=message):
+        bench.acceptor.check()
+
+
+def test_positions_may_go_back_with_the_log_that_replaces_theirs() -> None:
+    bench = following()
+    bench.greet(2)
+    bench.tell(VoteRequest(P2, 1), 2)
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 2)), 2)
+    assert (bench.acceptor.commit_lsn, bench.acceptor.truncate_lsn) == (BASE + 40, 0)
+
+
+def test_an_append_whose_positions_are_not_in_order_breaks_the_protocol_and_changes_nothing() -> None:
+    bench = following()
+    with pytest.raises(
+        RemoteProtocolError, match="truncate_lsn 0/400032 of an append is above its commit_lsn 0/400031"
+    ):
+        bench.append(BASE + 100, b"x", commit_lsn=BASE + 49, truncate_lsn=BASE + 50)
+    assert (bench.acceptor.commit_lsn, bench.acceptor.write_lsn) == (BASE + 40, BASE + 100)

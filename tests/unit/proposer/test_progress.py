@@ -1,0 +1,122 @@
+"""The states of a member in a term: which transitions are allowed, and what is true in each state."""
+
+from collections.abc import Callable
+
+import pytest
+
+from safekeeper.base.errors import InvariantViolation
+from walproxy.proposer.progress import TRANSITIONS, Fetch, Progress, State
+
+END = 1000
+
+
+def streaming(sent_lsn: int = 900, write_lsn: int = 800, flush_lsn: int = 700) -> Progress:
+    progress = Progress(voter=True)
+    progress.become_streaming(flush_lsn)
+    progress.sent_lsn, progress.write_lsn, progress.flush_lsn = sent_lsn, write_lsn, flush_lsn
+    progress.check(END)
+    return progress
+
+
+def fetching() -> Progress:
+    progress = streaming()
+    progress.become_fetching(Fetch(1, 2, 950))
+    progress.check(END)
+    return progress
+
+
+def skipping() -> Progress:
+    progress = streaming()
+    progress.become_skipping(960)
+    progress.check(END)
+    return progress
+
+
+def disconnected() -> Progress:
+    progress = streaming()
+    progress.become_disconnected()
+    progress.check(END)
+    return progress
+
+
+IN_STATE: dict[State, Callable[[], Progress]] = {
+    State.ADOPTING: lambda: Progress(voter=True),
+    State.STREAMING: streaming,
+    State.FETCHING: fetching,
+    State.SKIPPING: skipping,
+    State.DISCONNECTED: disconnected,
+}
+
+
+def enter(progress: Progress, state: State) -> None:
+    if state is State.STREAMING and progress.fetch is not None:
+        progress.end_fetch()
+    elif state is State.STREAMING:
+        progress.become_streaming(970)
+        progress.sent_lsn = progress.write_lsn = 970
+    elif state is State.FETCHING:
+        progress.become_fetching(Fetch(1, 2, 980))
+    elif state is State.SKIPPING:
+        progress.become_skipping(990)
+    else:
+        progress.become_disconnected()
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("other", [state for state in State if state is not State.ADOPTING])
+def test_the_table_lists_the_transitions_that_are_allowed(state: State, other: State) -> None:
+    progress = IN_STATE[state]()
+    assert progress.state is state
+    if other not in TRANSITIONS[state]:
+        with pytest.raises(InvariantViolation, match=f"cannot change from {state.value} to {other.value}"):
+            enter(progress, other)
+    else:
+        enter(progress, other)
+        assert progress.state is other
+        assert progress.follows == (other in (State.STREAMING, State.FETCHING))
+        progress.check(END)
+
+
+def test_only_what_is_durable_outlives_a_connection() -> None:
+    progress = fetching()
+    progress.become_disconnected()
+    assert (progress.write_lsn, progress.fetch, progress.waiting_since) == (700, None, None)
+    assert progress.is_doubted, "WAL was on its way"
+    again = Progress.of(True, progress)
+    assert (again.state, again.adopted, again.flush_lsn, again.write_lsn) == (State.ADOPTING, True, 700, 700)
+    assert again.is_doubted and again.sent_lsn == 0
+    # Its folder came back with another incarnation.
+    wiped = Progress.of(False, progress)
+    assert (wiped.adopted, wiped.flush_lsn) == (False, 0)
+
+
+def test_an_end_of_the_connection_doubts_nothing_when_no_wal_was_on_its_way() -> None:
+    progress = streaming(sent_lsn=800)
+    progress.become_disconnected()
+    assert not progress.is_doubted
+
+
+@pytest.mark.parametrize(
+    ("state", "change", "message"),
+    [
+        (State.STREAMING, {"flush_lsn": 801}, "streaming with flush_lsn 0/321, write_lsn 0/320"),
+        (State.STREAMING, {"write_lsn": 1001, "sent_lsn": 1001}, "sent_lsn 0/3E9 of 0/3E8"),
+        (State.STREAMING, {"write_lsn": 901}, "write_lsn 0/385, sent_lsn 0/384"),
+        (State.STREAMING, {"sent_lsn": 1001}, "sent_lsn 0/3E9 of 0/3E8"),
+        (State.STREAMING, {"adopted": False}, "adopted: False"),
+        (State.FETCHING, {"adopted": False}, "adopted: False"),
+        (State.ADOPTING, {"flush_lsn": 1, "write_lsn": 1}, "counts before it has adopted the term"),
+        (State.DISCONNECTED, {"flush_lsn": 701}, "disconnected with flush_lsn 0/2BD, write_lsn 0/2BC"),
+        (State.DISCONNECTED, {"write_lsn": 1001}, "write_lsn 0/3E9"),
+        (State.FETCHING, {"fetch": None}, "fetching .* request: None"),
+        (State.STREAMING, {"fetch": Fetch(1, 2, 3)}, "streaming .* request: Fetch"),
+        (State.SKIPPING, {"fetch": Fetch(1, 2, 3)}, "skipping .* request: Fetch"),
+        (State.DISCONNECTED, {"fetch": Fetch(1, 2, 3)}, "disconnected .* request: Fetch"),
+    ],
+)
+def test_what_cannot_be_is_noticed(state: State, change: dict[str, object], message: str) -> None:
+    progress = IN_STATE[state]()
+    for name, value in change.items():
+        setattr(progress, name, value)
+    with pytest.raises(InvariantViolation, match=message):
+        progress.check(END)

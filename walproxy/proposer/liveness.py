@@ -1,0 +1,84 @@
+"""The members of a term, and which of them answer.
+
+A quorum that has answered within the heartbeat timeout makes a leader alive: only then is it left alone by other
+candidates, and only then do commits go through. A member that answers and refuses WAL does not take part.
+
+Pure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from safekeeper.consensus.membership import Membership
+from walproxy.proposer.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The timeouts and intervals of a proposer, in seconds.
+
+    Attributes:
+        refused_wait_min_s, refused_wait_max_s: how long a host whose bytes were refused waits for its next election,
+            the first time and at most.
+        catchup_bytes_per_s: the rate at which WAL of before the window is fetched for one member.
+    """
+
+    heartbeat_interval_s: float = 0.25
+    heartbeat_timeout_s: float = 1.0
+    response_timeout_s: float = 5.0
+    vote_timeout_s: float = 2.0
+    vote_grace_s: float = 0.1
+    verify_timeout_s: float = 60.0
+    retry_interval_s: float = 0.2
+    refused_wait_min_s: float = 10.0
+    refused_wait_max_s: float = 300.0
+    catchup_bytes_per_s: int = 64 << 20
+
+
+class Liveness:
+    """The members of a term.
+
+    Attributes:
+        membership: which of them count.
+        members: by safekeeper id; learners too.
+        sequence: the number of the last round of messages; an answer repeats it.
+    """
+
+    def __init__(self, membership: Membership, timing: Timing, now: float) -> None:
+        self.membership = membership
+        self.members: dict[int, Progress] = {}
+        self.sequence = 0
+        self._timing = timing
+        self._began_at = now
+
+    def confirmed_since(self, sequence: int) -> bool:
+        """Whether a quorum has answered message number `sequence` or a later one, and still follows."""
+        return self.membership.has_quorum(
+            i for i, p in self.members.items() if p.voter and p.follows and p.acked_sequence >= sequence
+        )
+
+    def answers(self, now: float) -> bool:
+        """Whether a quorum has answered within the heartbeat timeout; its votes count as answers."""
+        return self.membership.has_quorum(self._answering(now))
+
+    def is_served(self, now: float) -> bool:
+        """Whether a quorum answers, of members that accept WAL: only then can a commit go through."""
+        return self.membership.has_quorum(self.taking_part(now))
+
+    def taking_part(self, now: float) -> set[int]:
+        """Return the ids of the members that answer and accept WAL."""
+        members = self.members
+        return {
+            i for i in self._answering(now) if i not in members or not (members[i].refusal or members[i].is_doubted)
+        }
+
+    def _answering(self, now: float) -> Iterator[int]:
+        """Return the voters that have answered within the heartbeat timeout; at the term's beginning all of them."""
+        timeout_s = self._timing.heartbeat_timeout_s
+        if now - self._began_at < timeout_s:
+            yield from self.membership.ids()
+            return
+        for safekeeper_id, progress in self.members.items():
+            answered_at = progress.last_response_at
+            if progress.voter and progress.is_connected and answered_at is not None and now - answered_at < timeout_s:
+                yield safekeeper_id

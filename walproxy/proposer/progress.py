@@ -1,0 +1,185 @@
+"""How far one safekeeper is in a term: its state, its positions, and the transitions between the states.
+
+    greeting ---> ADOPTING ---> STREAMING <---> FETCHING
+                                |      ^
+                                v      |
+                                SKIPPING              every state ---> DISCONNECTED
+
+A safekeeper that connects again gets a new `Progress` (`Progress.of`), which takes over what is durable in its folder.
+Each transition is one method here; `TRANSITIONS` lists those that are allowed, and `check` what is true in each state.
+
+Pure.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from safekeeper.base.errors import InvariantViolation
+from safekeeper.base.lsn import Lsn, format_lsn
+
+
+class State(Enum):
+    """What the leader does for a safekeeper; each comment says which event moves it on."""
+
+    ADOPTING = "adopting"  # `Elected` was sent; its first AppendResponse: STREAMING
+    STREAMING = "streaming"  # it is sent WAL of the window; WAL of before the window: FETCHING, or SKIPPING
+    FETCHING = "fetching"  # another member was asked for WAL; the answer, a refusal, or that one's end: STREAMING
+    SKIPPING = "skipping"  # `Elected` was sent again; an AppendResponse from there or beyond: STREAMING
+    DISCONNECTED = "disconnected"  # its connection is closed; a greeting replaces this Progress
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.ADOPTING: frozenset({State.STREAMING, State.DISCONNECTED}),
+    State.STREAMING: frozenset({State.FETCHING, State.SKIPPING, State.DISCONNECTED}),
+    State.FETCHING: frozenset({State.STREAMING, State.DISCONNECTED}),
+    State.SKIPPING: frozenset({State.STREAMING, State.DISCONNECTED}),
+    State.DISCONNECTED: frozenset({State.DISCONNECTED}),
+}
+
+
+class Fetch(NamedTuple):
+    """An outstanding request for WAL that a member lacks and the window no longer holds.
+
+    Attributes:
+        request_id: its number, which the answer repeats.
+        source: the safekeeper that was asked.
+        end_lsn: the end of the range.
+    """
+
+    request_id: int
+    source: int
+    end_lsn: Lsn
+
+
+@dataclass(slots=True)
+class Progress:
+    """One safekeeper in one term. All times are the proposer's monotonic clock, in seconds.
+
+    Attributes:
+        voter: whether it counts for the quorum; a learner receives WAL and does not.
+        state: see `State`; changed by the `become_` methods only.
+        follows: whether the state is STREAMING or FETCHING: it has answered `Elected` on this connection. It is stored
+            because the hot path reads it some twenty times a commit.
+        adopted: whether it has adopted the term's history, on any connection; then its flush_lsn counts.
+        sent_lsn, write_lsn, flush_lsn: the end of the WAL that was sent to it, that it has received, and that is
+            durable there. Without a connection, what it had only received does not count: write_lsn is flush_lsn.
+        last_begin_lsn: where the last append that it was sent out of the window begins.
+        adopted_lsn: the end of its log in its answer to `Elected` on this connection.
+        wal_begin_lsn: the first byte of WAL that it retains, as it has reported in this term; 0 before.
+        skipped_to_lsn: while SKIPPING, the base_lsn of the `Elected` that was sent again.
+        sent_commit_lsn: the commit_lsn in the last message to it.
+        acked_sequence: the highest sequence number that it has answered.
+        last_sent_at, last_response_at: when the last append was sent, and when the last answer came (None: never).
+        waiting_since: since when an answer is due, None if none is.
+        fetch: while FETCHING, the outstanding request.
+        fetch_allowed_at: when the rate of fetches for it allows the next one.
+        has_readers: replication clients stream from it, so commits are sent to it at once.
+        refusal: the reason for which it refused WAL, or `Elected`; empty if it has not, or if an append has succeeded
+            since.
+        is_doubted: a connection to it was lost with WAL on its way, and no append has succeeded since: a refusal may
+            have been lost with that connection.
+    """
+
+    voter: bool
+    state: State = State.ADOPTING
+    follows: bool = False
+    adopted: bool = False
+    sent_lsn: Lsn = 0
+    write_lsn: Lsn = 0
+    flush_lsn: Lsn = 0
+    last_begin_lsn: Lsn = 0
+    adopted_lsn: Lsn = 0
+    wal_begin_lsn: Lsn = 0
+    skipped_to_lsn: Lsn = 0
+    sent_commit_lsn: Lsn = 0
+    acked_sequence: int = -1
+    last_sent_at: float = 0.0
+    last_response_at: float | None = None
+    waiting_since: float | None = None
+    fetch: Fetch | None = None
+    fetch_allowed_at: float = 0.0
+    has_readers: bool = False
+    refusal: str = ""
+    is_doubted: bool = False
+
+    @classmethod
+    def of(cls, voter: bool, known: "Progress | None") -> "Progress":
+        """Return the progress of a safekeeper that has greeted; `known` is that of its connection before, if any.
+
+        What the same folder had on disk still counts. A folder with another incarnation is no voter (S8).
+        """
+        progress = cls(voter)
+        if known is not None:
+            progress.refusal, progress.is_doubted = known.refusal, known.is_doubted
+            if known.voter and voter:
+                progress.adopted = known.adopted
+                progress.write_lsn = progress.flush_lsn = known.flush_lsn
+        return progress
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `Elected` was sent on a connection that is still open."""
+        return self.state is not State.DISCONNECTED
+
+    # The transitions.
+
+    def become_streaming(self, log_end_lsn: Lsn) -> None:
+        """It has answered `Elected`: its log is a prefix of the term's, and ends at `log_end_lsn` (S5)."""
+        self._enter(State.STREAMING)
+        self.adopted = True
+        self.adopted_lsn = log_end_lsn
+        self.skipped_to_lsn = 0
+
+    def become_skipping(self, to_lsn: Lsn) -> None:
+        """`Elected` is sent to it again: its log is to continue at `to_lsn` (S6)."""
+        self._enter(State.SKIPPING)
+        self.skipped_to_lsn = to_lsn
+
+    def become_fetching(self, fetch: Fetch) -> None:
+        """Another member is asked for the WAL that it needs next."""
+        self._enter(State.FETCHING)
+        self.fetch = fetch
+
+    def end_fetch(self) -> Fetch:
+        """The request was answered, or will not be: STREAMING again. Returns the request."""
+        fetch = self.fetch
+        assert fetch is not None  # by the callers, and by check
+        self._enter(State.STREAMING)
+        self.fetch = None
+        return fetch
+
+    def become_disconnected(self) -> None:
+        """Its connection is closed."""
+        if self.follows and self.write_lsn < self.sent_lsn:
+            self.is_doubted = True
+        self._enter(State.DISCONNECTED)
+        self.write_lsn = self.flush_lsn
+        self.skipped_to_lsn = 0
+        self.waiting_since = self.fetch = None
+
+    def _enter(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise InvariantViolation(f"a member cannot change from {self.state.value} to {state.value}")
+        self.state = state
+        self.follows = state is State.STREAMING or state is State.FETCHING
+
+    def check(self, received_lsn: Lsn) -> None:
+        """Check what is true in each state; `received_lsn` is the end of the term's log.
+
+        Raises:
+            InvariantViolation: it is not.
+        """
+        has_fetch, is_fetching = self.fetch is not None, self.state is State.FETCHING
+        if self.follows and self.adopted and has_fetch is is_fetching:
+            if self.flush_lsn <= self.write_lsn <= self.sent_lsn <= received_lsn:
+                return  # The usual case, in one comparison: it is checked three times an event.
+        elif not self.follows and not has_fetch and self.flush_lsn <= self.write_lsn <= received_lsn:
+            if self.adopted or not self.flush_lsn:
+                return
+            raise InvariantViolation("a member counts before it has adopted the term")
+        raise InvariantViolation(
+            f"a member cannot be {self.state.value} with flush_lsn {format_lsn(self.flush_lsn)}, write_lsn "
+            f"{format_lsn(self.write_lsn)}, sent_lsn {format_lsn(self.sent_lsn)} of {format_lsn(received_lsn)}, "
+            f"adopted: {self.adopted}, request: {self.fetch}"
+        )
