@@ -236,6 +236,12 @@ class Checker:
     def on_commit_said(self, proxy: "SimProxy", leader_id: LeaderId, commit_lsn: Lsn) -> None:
         """A proposer tells a safekeeper what is committed."""
         won = self.won.get(leader_id.term)
+        leadership = proxy.proposer.leadership if proxy.proposer is not None else None
+        has_ended = leadership is None or leadership.leader_id != leader_id
+        if won is not None and won.leader_id == leader_id and commit_lsn > won.commit_lsn and has_ended:
+            # The event that counted it as committed has ended the term, too.
+            won.commit_lsn = commit_lsn
+            self._on_committed(won, proxy.name)
         if won is None or commit_lsn > won.commit_lsn:
             raise Violation(
                 "CommittedNotOverwritten", f"{proxy.name} says commit_lsn {format_lsn(commit_lsn)} too early"

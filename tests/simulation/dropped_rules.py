@@ -422,11 +422,12 @@ def newest_wal(leadership: Leadership, safekeeper_id: int, progress: Progress) -
 _advance = Leadership._advance
 
 
-def advance_by_connected(leadership: Leadership, now: float) -> None:
+def advance_by_connected(leadership: Leadership) -> bool:
     """Count what the members hold that are connected, whatever was committed before."""
-    _advance(leadership, now)
+    has_advanced = _advance(leadership)
     flush_lsns = {i: p.flush_lsn for i, p in leadership.members.items() if p.voter and p.follows}
     leadership.commit_lsn = quorum_lsn(flush_lsns, leadership.membership, leadership.term_start_lsn)
+    return has_advanced
 
 
 def truncate_to_what_is_sent(leadership: Leadership, flush_lsns: dict[int, Lsn]) -> None:

@@ -323,7 +323,7 @@ class Machines:
             elif isinstance(action, SendAppend):
                 assert proposer.leadership is not None  # whoever feeds leads
                 payload = proposer.config.proposer_id[0].encode() * (action.end_lsn - action.begin_lsn)
-                said.append((action.safekeeper_id, proposer.leadership.append_request(action.begin_lsn, 0.0, payload)))
+                said.append((action.safekeeper_id, msgspec.structs.replace(action.header, payload=payload)))
             elif isinstance(action, IdentifyPrimary):
                 todo += proposer.primary_identified(self._identity(), 0.0)
             elif isinstance(action, Disconnect):
@@ -397,7 +397,7 @@ def _contents(machine: Any) -> Any:
     raise TypeError(f"{type(machine).__name__} is not part of this world")
 
 
-_LEFT_OUT = ("_handlers", "archiving", "_standbys", "_out")
+_LEFT_OUT = ("_handlers", "archiving", "_standbys", "_out", "_last_header")
 SWAPS = ((campaign, "Verification", _TakenOnTrust), (replication, "READ_BYTES", 1))
 
 

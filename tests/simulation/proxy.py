@@ -237,14 +237,11 @@ class SimProxy:
 
     def _execute(self, action: Action, proposer: Proposer) -> None:
         if isinstance(action, SendAppend):
-            leadership = proposer.leadership
-            if leadership is not None:
-                if action.begin_lsn == action.end_lsn:
-                    self.world.counts.count("heartbeats")
-                # Also of an empty range, as the proxy does: the window may lie elsewhere (S14).
-                payload = b"".join(self._window.slices(action.begin_lsn, action.end_lsn))
-                message = leadership.append_request(action.begin_lsn, self.clock.now, payload)
-                self._send(action.safekeeper_id, message)
+            if action.begin_lsn == action.end_lsn:
+                self.world.counts.count("heartbeats")
+            # Also of an empty range, as the proxy does: the window may lie elsewhere (S14).
+            payload = b"".join(self._window.slices(action.begin_lsn, action.end_lsn))
+            self._send(action.safekeeper_id, msgspec.structs.replace(action.header, payload=payload))
             return
         if isinstance(action, SendMessage):
             self._send(action.safekeeper_id, action.message)

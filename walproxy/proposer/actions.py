@@ -5,7 +5,7 @@ from enum import Enum
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.messages import ProposerMessage
+from safekeeper.consensus.messages import AppendRequest, ProposerMessage
 from safekeeper.waldecode.records import LogTail
 
 
@@ -27,15 +27,22 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class SendAppend:
-    """Send the WAL [begin_lsn, end_lsn) out of the window; an empty range is a heartbeat.
+    """Send `header` and the WAL [begin_lsn, end_lsn) out of the window; an empty range is a heartbeat.
 
-    The rest of the frame is `Leadership.append_request`. Members that are equally far get equal frames: the shell
-    builds such a frame once.
+    Members that are equally far get the same header, one object, so that the shell encodes the frame once.
+
+    Attributes:
+        header: the append without its payload, as it is at the time of the event.
     """
 
     safekeeper_id: int
-    begin_lsn: Lsn
+    header: AppendRequest
     end_lsn: Lsn
+
+    @property
+    def begin_lsn(self) -> Lsn:
+        """Where the WAL begins."""
+        return self.header.begin_lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Replication(Liveness):
         self.streaming = False
         self._out = out
         self._request_id = 0
+        self._last_header: tuple[AppendRequest | None, float, bool] = (None, 0.0, False)
 
     def is_healthy(self, now: float) -> bool:
         """Whether other candidates leave this proposer alone: its primary streams and a quorum answers (step 2)."""
@@ -90,7 +91,7 @@ class Replication(Liveness):
         progress.fetch_allowed_at = max(now, progress.fetch_allowed_at) + size / self._timing.catchup_bytes_per_s
         self._mark_sent(progress, now)
         progress.sent_lsn += size
-        self._out.append(SendMessage(safekeeper_id, self.append_request(response.begin_lsn, now, response.payload)))
+        self._out.append(SendMessage(safekeeper_id, self._append(response.begin_lsn, now, response.payload)))
         self._feed(safekeeper_id, progress, now)
 
     def on_range_refused(self, source: int, reason: str, now: float) -> None:
@@ -112,8 +113,23 @@ class Replication(Liveness):
             if progress.follows:
                 self._heartbeat(safekeeper_id, progress, now)
 
-    def append_request(self, begin_lsn: Lsn, now: float, payload: bytes | memoryview = b"") -> AppendRequest:
-        """Return an append with the present positions; the shell sends the window's bytes after it."""
+    def _header(self, begin_lsn: Lsn, now: float) -> AppendRequest:
+        """Return an append at `begin_lsn` with the present positions; the same one as long as they are the same."""
+        header, made_at, made_streaming = self._last_header
+        if (
+            header is None
+            or header.begin_lsn != begin_lsn
+            or header.commit_lsn != self.commit_lsn
+            or header.sequence != self.sequence
+            or header.truncate_lsn != self.truncate_lsn
+            or made_at != now
+            or made_streaming != self.streaming
+        ):
+            header = self._append(begin_lsn, now)
+            self._last_header = header, now, self.streaming
+        return header
+
+    def _append(self, begin_lsn: Lsn, now: float, payload: bytes | memoryview = b"") -> AppendRequest:
         return AppendRequest(
             self.leader_id,
             self.membership.generation,
@@ -170,7 +186,7 @@ class Replication(Liveness):
                 return
             end_lsn = min(limit_lsn, progress.sent_lsn + APPEND_BYTES_MAX)
             self._mark_sent(progress, now)
-            self._out.append(SendAppend(safekeeper_id, progress.sent_lsn, end_lsn))
+            self._out.append(SendAppend(safekeeper_id, self._header(progress.sent_lsn, now), end_lsn))
             progress.last_begin_lsn, progress.sent_lsn = progress.sent_lsn, end_lsn
 
     def _fetch_for(self, safekeeper_id: int, progress: Progress, now: float) -> None:
@@ -224,11 +240,15 @@ class Replication(Liveness):
             progress.sent_commit_lsn = self.commit_lsn
             if progress.acked_sequence < self.sequence:
                 self._mark_sent(progress, now)  # Only a sequence that it has not answered yet will be.
-            self._out.append(SendAppend(safekeeper_id, progress.sent_lsn, progress.sent_lsn))
+            self._send_empty(safekeeper_id, progress, now)
 
     def _heartbeat(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         self._mark_sent(progress, now)
-        self._out.append(SendAppend(safekeeper_id, progress.sent_lsn, progress.sent_lsn))
+        self._send_empty(safekeeper_id, progress, now)
+
+    def _send_empty(self, safekeeper_id: int, progress: Progress, now: float) -> None:
+        """Send an append without WAL, which carries the present positions."""
+        self._out.append(SendAppend(safekeeper_id, self._header(progress.sent_lsn, now), progress.sent_lsn))
 
     def _mark_sent(self, progress: Progress, now: float) -> None:
         progress.last_sent_at = now

@@ -20,7 +20,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import ProblemLog, RateLimits
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.membership import quorum_size
-from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.consensus.messages import AcceptorMessage, AppendRequest
 from safekeeper.peers.codec import Buffers, encode, encode_append_header
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
@@ -39,7 +39,6 @@ from walproxy.proposer.actions import (
     StopReplication,
 )
 from walproxy.proposer.apply_rule import ApplyRule
-from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
@@ -402,18 +401,15 @@ class Proxy:
             self._executing = False
 
     def _execute_event(self, actions: list[Action]) -> None:
-        # Members that are equally far get the same frame: it is made once for each event, since another one may change
-        # what a frame says, as commit_lsn.
-        frame_key: tuple[Lsn, Lsn] | None = None
+        # Members that are equally far have the same header: their frame is made once.
+        header: AppendRequest | None = None
+        end_lsn: Lsn = 0
         frame: Buffers = []
         for action in actions:
             if isinstance(action, SendAppend):
-                leadership = self.proposer.leadership
-                if leadership is None:
-                    continue
-                if frame_key != (action.begin_lsn, action.end_lsn):
-                    frame_key = (action.begin_lsn, action.end_lsn)
-                    frame = self._append_frame(leadership, action)
+                if action.header is not header or action.end_lsn != end_lsn:
+                    header, end_lsn = action.header, action.end_lsn
+                    frame = self._append_frame(header, end_lsn)
                 self.links[action.safekeeper_id].send(frame)
             elif isinstance(action, ReportStatus):
                 self.status = action
@@ -447,18 +443,18 @@ class Proxy:
         elif isinstance(action, Finish):
             self._finish(action.error)
 
-    def _append_frame(self, leadership: Leadership, action: SendAppend) -> Buffers:
-        header = encode_append_header(
-            leadership.leader_id,
-            leadership.membership.generation,
-            action.begin_lsn,
-            leadership.commit_lsn,
-            leadership.truncate_lsn,
-            leadership.sequence,
-            leadership.is_healthy(self._loop.time()),
-            action.end_lsn - action.begin_lsn,
+    def _append_frame(self, header: AppendRequest, end_lsn: Lsn) -> Buffers:
+        encoded = encode_append_header(
+            header.leader_id,
+            header.generation,
+            header.begin_lsn,
+            header.commit_lsn,
+            header.truncate_lsn,
+            header.sequence,
+            header.healthy,
+            end_lsn - header.begin_lsn,
         )
-        return [header, *self.window.slices(action.begin_lsn, action.end_lsn)]
+        return [encoded, *self.window.slices(header.begin_lsn, end_lsn)]
 
     # ------------------------------------------------------------------ the window
 

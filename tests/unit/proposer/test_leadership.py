@@ -151,9 +151,33 @@ def test_where_wal_is_to_be_sent_it_brings_the_news() -> None:
     table.acks(2, START + 50)
     assert table.heartbeats() == []
     table.acks(3, START, readers=True)
-    assert [action for action in table.said if isinstance(action, SendAppend)] == [
-        SendAppend(3, START, START + 50),
-    ]
+    (append,) = [action for action in table.said if isinstance(action, SendAppend)]
+    assert (append.safekeeper_id, append.begin_lsn, append.end_lsn) == (3, START, START + 50)
+    assert append.header.commit_lsn == START + 50
+
+
+def test_wal_that_is_sent_with_an_answer_carries_the_commit_that_the_answer_has_made() -> None:
+    table = Table()
+    table.receives(START + 50)
+    table.acks(1, START + 50)
+    # Member 2 has two appends of a full size on their way, and more to get.
+    table.receives(START + 50 + 3 * APPEND_BYTES_MAX)
+    table.acks(2, START + 50)
+    sent = [a for a in table.said if isinstance(a, SendAppend) and a.safekeeper_id == 2]
+    assert table.leadership.commit_lsn == START + 50
+    assert all(append.header.commit_lsn == START + 50 for append in sent)
+
+
+def test_members_that_are_equally_far_get_the_same_header() -> None:
+    table = Table()
+    table.receives(START + 50)
+    first, second, third = (action for action in table.said if isinstance(action, SendAppend))
+    assert first.header is second.header is third.header
+    table.acks(1, START + 50)
+    table.acks(2, START + 50)
+    table.receives(START + 70)
+    (later, *_) = (action for action in table.said if isinstance(action, SendAppend))
+    assert (later.header.commit_lsn, later.header.begin_lsn) == (START + 50, START + 50)
 
 
 # The apply position (S1).

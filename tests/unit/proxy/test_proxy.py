@@ -10,7 +10,7 @@ from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendRequest, Elected
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import PROPOSER_DIALECT, Buffers, FrameDecoder
-from walproxy.proposer.actions import SendAppend
+from walproxy.proposer.actions import Action, SendAppend
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.liveness import Timing
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
@@ -26,12 +26,14 @@ class Link:
 
     def __init__(self) -> None:
         self.commits: list[int] = []
+        self.frames: list[Buffers] = []
         self.during_send: Callable[[], None] = lambda: None
 
     def send(self, frame: Buffers) -> None:
         (message,) = FrameDecoder(PROPOSER_DIALECT).feed(b"".join(bytes(buffer) for buffer in frame))
         assert isinstance(message, AppendRequest)
         self.commits.append(message.commit_lsn)
+        self.frames.append(frame)
         event, self.during_send = self.during_send, lambda: None
         event()
 
@@ -51,17 +53,20 @@ def leading() -> tuple[Proxy, Leadership, Link, Link]:
     return proxy, leadership, *links
 
 
-def test_a_frame_is_made_anew_for_an_event_that_came_while_another_one_was_carried_out() -> None:
+def test_a_frame_is_encoded_once_for_members_with_the_same_header_and_anew_for_another_event() -> None:
     async def story() -> None:
         proxy, leadership, first, second = leading()
-        heartbeats = [SendAppend(1, START, START), SendAppend(2, START, START)]
+
+        def heartbeats(commit_lsn: int) -> list[Action]:
+            header = AppendRequest(leadership.leader_id, 1, START, commit_lsn, 0, 0, True, b"")
+            return [SendAppend(1, header, START), SendAppend(2, header, START)]
 
         def commit() -> None:
-            leadership.commit_lsn = START
-            proxy._execute(list(heartbeats))
+            proxy._execute(heartbeats(START))
 
         first.during_send = commit
-        proxy._execute(list(heartbeats))
+        proxy._execute(heartbeats(0))
         assert (first.commits, second.commits) == ([0, START], [0, START])
+        assert first.frames[0] is second.frames[0] and first.frames[1] is second.frames[1]
 
     asyncio.run(story())
