@@ -91,6 +91,16 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = STEP
         time.sleep(_POLL_S)
 
 
+def _processes_of_session(session_id: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # After the command in brackets: state, parent, process group, session.
+            if int(path.read_text().rpartition(")")[2].split()[3]) == session_id:
+                found.append(int(path.parent.name))
+    return found
+
+
 class Terminal:
     """A bash in a pseudo-terminal, into which commands are typed."""
 
@@ -143,9 +153,10 @@ class Terminal:
         return True
 
     def close(self) -> None:
-        """Close the window: bash ends, and everything that still runs in it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGHUP)
+        """End bash and everything that still runs in its session; safekeepers take SIGHUP for a reload."""
+        for pid in _processes_of_session(self._pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         os.close(self._terminal)
         os.waitpid(self._pid, 0)
 

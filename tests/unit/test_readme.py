@@ -66,6 +66,13 @@ def test_a_command_that_there_is_not_is_found(text: str) -> None:
     assert problem_of(command)
 
 
+def test_the_readme_shows_its_pictures_and_says_in_words_what_is_on_them() -> None:
+    pictures = dict(re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", README))
+    assert sorted(pictures.values()) == ["docs/architecture.svg", "docs/demo.svg"]
+    assert all((ROOT / path).exists() for path in pictures.values())
+    assert all(len(words) > 40 for words in pictures)
+
+
 def test_the_code_blocks_of_the_five_minutes_are_those_that_are_followed() -> None:
     blocks = blocks_of(README)
     assert list(blocks) == [name for _, name in STEPS]
