@@ -29,7 +29,7 @@ DURATION_S: Final = 20.0
 DEMO: Final = ("demo", "--quick")
 PICTURE: Final = Path("docs/demo.svg")
 _CAST: Final = Path("build/demo.cast")
-_COLUMNS: Final = 96
+_COLUMNS: Final = 102
 _ROWS: Final = 32
 # The demo draws four times a second, and is played about twice as fast.
 _FRAME_MS_MIN: Final = 330
