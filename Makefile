@@ -9,7 +9,7 @@ SEED ?= 0
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test sim exhaustive fuzz majors torture soak bench clean
+.PHONY: help install demo recording walk lint check test sim exhaustive fuzz majors torture soak bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,12 @@ install: .venv/.dev ## make .venv and install the project with everything that i
 
 demo: .venv/.embedded ## the whole story on an embedded PostgreSQL: commits, crashes, losses, WAL as tables; QUICK=1: its first part
 	$(BIN)/walproxy demo $(if $(QUICK),--quick)
+
+recording: .venv/.dev ## run the quick demo and draw docs/demo.svg of what it prints
+	$(BIN)/python -m walproxy.lab.demo.recording
+
+walk: ## follow the README's five minutes on a fresh Debian 12, as root and as ordinary users; needs root and mmdebstrap
+	.ci/walk
 
 lint: .venv/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
