@@ -1,7 +1,7 @@
 """Words that a reader of the PostgreSQL manual would stumble over are in no message, and not in code or documents.
 
-Messages are what an operator reads: log lines, help, errors, pages. Their list is longer than that of other texts. What is
-right in its place is in `RIGHT`, with its path.
+Messages are what an operator reads: log lines, help, errors, pages. Their list is longer than that of other texts. What
+is right in its place is in `RIGHT`, with its path.
 """
 
 import ast
@@ -67,9 +67,9 @@ def messages(source: str) -> Iterator[str]:
         and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if " " in node.value:
-                yield node.value
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if is_text and " " in node.value:
+            yield node.value
 
 
 def found(text: str, words: dict[str, str], right: tuple[str, ...]) -> list[str]:
@@ -92,7 +92,9 @@ def test_documents_avoid_them(path: Path) -> None:
 
 
 def test_they_are_found_where_they_are_and_what_is_right_is_left_alone() -> None:
-    source = '"""Nobody reads this."""\n\ndef f():\n    """It says so."""\n    raise E(f"{x} says that it is no file (S2)")\n'
+    source = (
+        '"""Nobody reads."""\n\ndef f():\n    """It says so."""\n    raise E(f"{x} says that it is no file (S2)")\n'
+    )
     assert found(source, IN_ANY_TEXT, ()) == ["'Nobody': no member, no session, no client"]
     printed = "\n".join(messages(source))
     assert [line.split(":")[0] for line in found(printed, IN_MESSAGES, ())] == ["'says'", "'is no '", "'(S2)'"]
