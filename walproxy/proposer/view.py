@@ -1,0 +1,144 @@
+"""What a proposer shows of itself to its shell: one value, taken at one moment, for status pages, logs and readiness.
+
+The shell reads this and the actions, and nothing else of the state machine. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.membership import Membership
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.roster import Peer
+from walproxy.proposer.standbys import StandbyRow
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One safekeeper in the term that is led.
+
+    Attributes:
+        voter: whether it counts for the quorum; else it is a learner.
+        follows: whether it has adopted the term on its present connection.
+        write_lsn, flush_lsn: received by it, and durable there.
+        last_response_at: the proposer's time of its last answer, None if there was none.
+        refusal: why it refuses WAL, empty if it does not.
+        is_catching_up: whether it needs WAL that the window no longer holds, or may have refused WAL unnoticed.
+    """
+
+    voter: bool
+    follows: bool
+    write_lsn: Lsn
+    flush_lsn: Lsn
+    last_response_at: float | None
+    refusal: str
+    is_catching_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveView:
+    """The archive as the leader has it from its safekeepers.
+
+    Attributes:
+        archiver: the safekeeper that archives, 0 if none is named yet.
+        archived_lsn: the archive contains all WAL below it, 0 if unknown.
+        problem: why the archiver cannot archive, empty if it can.
+    """
+
+    archiver: int
+    archived_lsn: Lsn
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class TermView:
+    """The term that is led.
+
+    Attributes:
+        leader_id, cluster_id, membership, tli, term_start_lsn: of the term.
+        received_lsn, commit_lsn, truncate_lsn: see `Leadership`; 0 if unknown.
+        streaming: whether a primary that was verified streams.
+        answers: whether a quorum has answered within the heartbeat timeout.
+        is_served: whether a quorum answers and accepts WAL.
+        taking_part: the ids of the members that answer and accept WAL.
+        members: by safekeeper id.
+        archive: None if no safekeeper has reported an archive.
+    """
+
+    leader_id: LeaderId
+    cluster_id: str
+    membership: Membership
+    tli: int
+    term_start_lsn: Lsn
+    received_lsn: Lsn
+    commit_lsn: Lsn
+    truncate_lsn: Lsn
+    streaming: bool
+    answers: bool
+    is_served: bool
+    taking_part: frozenset[int]
+    members: Mapping[int, MemberView]
+    archive: ArchiveView | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerView:
+    """A proposer at one moment.
+
+    Attributes:
+        state: its public name, one of those that docs/guide/operations.md lists.
+        term: the last term that it asked for or leads, 0 if none.
+        is_spare: another proposer is alive.
+        stuck: why only an operator can help, empty if that is not so.
+        primary: the primary's identity, None without a connection.
+        peers: every configured safekeeper, by id.
+        led: the term that it leads, None if it leads none.
+        apply_rule: the designated standbys, as `--remote-apply-standbys` writes them; empty if there are none.
+        lacking: why remote_apply is blocked, empty if it is not.
+        standbys: every known standby.
+    """
+
+    state: str
+    term: int
+    is_spare: bool
+    stuck: str
+    primary: PrimaryIdentity | None
+    peers: Mapping[int, Peer]
+    led: TermView | None
+    apply_rule: str
+    lacking: str
+    standbys: tuple[StandbyRow, ...]
+
+
+def term_view(leadership: Leadership, now: float) -> TermView:
+    """Return the view of a term."""
+    archiving = leadership.archiving
+    return TermView(
+        leadership.leader_id,
+        leadership.elected.cluster_id,
+        leadership.membership,
+        leadership.tli,
+        leadership.term_start_lsn,
+        leadership.received_lsn,
+        leadership.commit_lsn,
+        leadership.truncate_lsn,
+        leadership.streaming,
+        leadership.answers(now),
+        leadership.is_served(now),
+        frozenset(leadership.taking_part(now)),
+        {
+            i: MemberView(
+                p.voter,
+                p.follows,
+                p.write_lsn,
+                p.flush_lsn,
+                p.last_response_at,
+                p.refusal,
+                p.is_doubted or p.sent_lsn < leadership.window_begin_lsn,
+            )
+            for i, p in leadership.members.items()
+        },
+        ArchiveView(archiving.archiver, archiving.archived_lsn, archiving.problem) if archiving.is_configured else None,
+    )
