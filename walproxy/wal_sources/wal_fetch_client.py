@@ -34,7 +34,7 @@ from walproxy.postgres.replication_protocol import (
     start_replication,
 )
 from walproxy.postgres.waiting import wait_blocking, wait_until_ready
-from walproxy.wal_sources.source import LogPath, Origin, SourceLacks, SourceUnavailable
+from walproxy.wal_sources.source import LogPath, Origin, SourceUnavailable, WalMissing
 
 _Answer = TypeVar("_Answer")
 
@@ -132,20 +132,20 @@ class ReplicationServer:
         """Return the history file of `tli`, None if it has none."""
         try:
             return self._ask(connection, read_timeline_history(connection, tli), f"TIMELINE_HISTORY {tli}") or None
-        except SourceLacks:
+        except WalMissing:
             return None
 
     def stream(self, connection: pq.abc.PGconn, tli: int, begin_lsn: Lsn, end_lsn: Lsn) -> Iterator[memoryview]:
         """Yield the bytes [begin_lsn, end_lsn) of `tli`. The connection is of no use afterwards.
 
         Raises:
-            SourceLacks: they are not there any more.
+            WalMissing: they are not there any more.
             SourceUnavailable: it shuts down, or anything else went wrong.
         """
         command = f"START_REPLICATION PHYSICAL {format_lsn(begin_lsn)} TIMELINE {tli}"
         timeline_end = self._ask(connection, start_replication(connection, begin_lsn, tli), command)
         if timeline_end is not None:
-            raise SourceLacks(f"{self.name} has nothing of timeline {tli} at {format_lsn(begin_lsn)}")
+            raise WalMissing(f"{self.name} has nothing of timeline {tli} at {format_lsn(begin_lsn)}")
         wal_stream = WalStream(connection, begin_lsn)
         has_waited, position_lsn, deadline = True, begin_lsn, time.monotonic() + self._stream_timeout_s
         while True:
@@ -159,7 +159,7 @@ class ReplicationServer:
             if arrived.is_over:
                 if self._ask(connection, end_copy(connection), command) is None:
                     raise SourceUnavailable(f"{self.name} has shut down")
-                raise SourceLacks(f"{self.name} ended timeline {tli} at {format_lsn(position_lsn)}")
+                raise WalMissing(f"{self.name} ended timeline {tli} at {format_lsn(position_lsn)}")
             if arrived.broken is not None:
                 raise arrived.broken
             if arrived.reply_requested:
@@ -174,7 +174,7 @@ class ReplicationServer:
         """Have a conversation that begins with `command`, and return its answer.
 
         Raises:
-            SourceLacks: it has not what was asked for.
+            WalMissing: it has not what was asked for.
             SourceUnavailable: anything else went wrong.
         """
         try:
@@ -187,7 +187,7 @@ class ReplicationServer:
             is_lack = refusal.sqlstate == _NO_SUCH_FILE or (
                 refusal.sqlstate == _WRONG_POSITION and not refusal.is_fatal
             )
-            raise (SourceLacks if is_lack else SourceUnavailable)(f"{self.name}: {problem.message}") from None
+            raise (WalMissing if is_lack else SourceUnavailable)(f"{self.name}: {problem.message}") from None
 
     def _wait(self, connection: pq.abc.PGconn, deadline: float) -> None:
         try:

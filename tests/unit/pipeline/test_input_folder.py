@@ -14,8 +14,8 @@ from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import extend, fork, make_log, write_history, write_segments
 from walproxy.pipeline.decoder.pages import content_position
 from walproxy.pipeline.input.opening import open_input
-from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt, SourceUnavailable
+from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, SourceUnavailable, WalMissing
 
 PATH = LogPath(1, (), MIB)
 

@@ -22,8 +22,8 @@ from walproxy.pipeline.input.pieces import (
     plan_pieces,
     safe_end,
 )
-from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing, room_for
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt
+from walproxy.pipeline.input.wal_input import Buffer, room_for
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, WalMissing
 
 PATH = LogPath(1, (), MIB)
 

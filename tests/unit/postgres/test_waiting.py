@@ -26,6 +26,7 @@ class Ends:
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
+        self.theirs.settimeout(TIMEOUT_S)
         self.waits: list[Wait] = []
         self.filled = 0
         while (sent := self._send(bytes(1 << 16))) > 0:

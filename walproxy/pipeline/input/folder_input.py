@@ -17,7 +17,6 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, segment_name, segment_start
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE
-from walproxy.pipeline.input.archived_bytes import read_at
 from walproxy.pipeline.input.folder_listing import (
     PARTIAL_SUFFIX,
     FolderListing,
@@ -26,10 +25,11 @@ from walproxy.pipeline.input.folder_listing import (
     parse_first_page,
     unreadable,
 )
-from walproxy.pipeline.input.segment_index import by_segment, extents_along, missing, union
 from walproxy.pipeline.input.valid_end import ValidEnd
-from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing, room_for
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt, SourceUnavailable
+from walproxy.pipeline.input.wal_input import Buffer
+from walproxy.wal_sources.archived_bytes import read_at
+from walproxy.wal_sources.ranges import by_segment, extents_along, missing, union
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, SourceUnavailable, WalMissing
 
 
 class _Inventory(NamedTuple):
@@ -45,7 +45,7 @@ class _Inventory(NamedTuple):
 
 
 class FolderInput:
-    """A folder of segments. See WalInput."""
+    """A folder of segments. See ByteSource."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -55,16 +55,13 @@ class FolderInput:
         self._inventories: dict[LogPath, _Inventory] = {}
         self._ends: dict[SegmentFile, ValidEnd] = {}
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return FolderInput, (self._folder,)
-
     def origin(self) -> Origin:
-        """See WalInput."""
+        """See WalSource."""
         with self._lock:
             return self._listing.origin()
 
     def log_path(self, tli: int | None = None) -> LogPath:
-        """See WalInput. A timeline without its history file is taken to have no ancestors, if that is all there can be.
+        """See ByteSource. A timeline without its history file counts as one without ancestors, if it can be one.
 
         A server that is promoted writes the first segment of its timeline before the history file.
         """
@@ -89,8 +86,8 @@ class FolderInput:
             raise WalMissing(f"{self.name} has no timeline {wanted}: there is {known}")
         return LogPath(wanted, (), segment_size)
 
-    def extents(self, path: LogPath) -> list[Extent]:
-        """See WalInput."""
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
+        """See WalSource."""
         with self._lock:
             self._refresh()
             inventory = self._inventories.get(path)
@@ -101,12 +98,10 @@ class FolderInput:
                 held.setdefault(file.tli, []).append(Extent(file.begin_lsn, _valid_end(file, known)))
             return extents_along(path, lambda tli: held.get(tli, []))
 
-    def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:
-        """See WalInput."""
-        room = room_for(begin_lsn, end_lsn, into)
-        for part in by_segment(begin_lsn, end_lsn, path.segment_size):
+    def read_into(self, path: LogPath, begin_lsn: Lsn, room: memoryview) -> None:
+        """See ByteSource."""
+        for part in by_segment(begin_lsn, begin_lsn + len(room), path.segment_size):
             self._read_segment(path, part, room[part.begin_lsn - begin_lsn : part.end_lsn - begin_lsn])
-        return room
 
     def _refresh(self) -> None:
         if self._listing.refresh():
@@ -130,7 +125,7 @@ class FolderInput:
                     unfinished.append((file, known))
         return _Inventory({tli: union(extents) for tli, extents in complete.items()}, unfinished)
 
-    def _read_segment(self, path: LogPath, part: Extent, into: Buffer) -> None:
+    def _read_segment(self, path: LogPath, part: Extent, into: memoryview) -> None:
         """Read a part of one segment from the first file that has it."""
         segment_lsn = segment_start(part.begin_lsn, path.segment_size)
         for tli, useful_end_lsn in path.names(segment_lsn):
@@ -142,7 +137,7 @@ class FolderInput:
                     return
         raise missing(self.name, path, *part)
 
-    def _read_file(self, file_path: Path, segment_lsn: Lsn, part: Extent, into: Buffer) -> bool:
+    def _read_file(self, file_path: Path, segment_lsn: Lsn, part: Extent, into: memoryview) -> bool:
         """Read a part of a segment; return whether the file is that segment, and long enough."""
         try:
             with file_path.open("rb", buffering=0) as file:
@@ -150,7 +145,7 @@ class FolderInput:
                 if first_page is None or first_page.address != segment_lsn:
                     return False
                 check_origin(file_path, first_page, self.origin())
-                return read_at(file.fileno(), part.begin_lsn - segment_lsn, into) == into.nbytes
+                return read_at(file.fileno(), part.begin_lsn - segment_lsn, into) == len(into)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -171,7 +166,7 @@ def _valid_end(file: SegmentFile, known: ValidEnd) -> Lsn:
 
     def read(begin_lsn: Lsn, end_lsn: Lsn) -> Buffer:
         wal = np.empty(end_lsn - begin_lsn, dtype=np.uint8)
-        return wal[: read_at(opened.fileno(), begin_lsn - file.begin_lsn, wal)]
+        return wal[: read_at(opened.fileno(), begin_lsn - file.begin_lsn, wal.data)]
 
     try:
         with file.path.open("rb", buffering=0) as opened:
