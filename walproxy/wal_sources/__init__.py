@@ -8,5 +8,7 @@ archived_bytes     one of its objects, or a part of it
 safekeeper         one running safekeeper, through its replication listener
 safekeeper_group   those of a cluster, whoever of them lives
 folder             the data folder of a safekeeper that is stopped
+segment_folder     a folder of segments, such as pg_wal or pg_receivewal's
+segment_listing    what is in it, kept up to date
 wal_fetch_client   a replication client that asks for WAL, blocking
 """

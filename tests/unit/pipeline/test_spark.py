@@ -39,7 +39,7 @@ FileNotFoundError: [Errno 2] No such file: '/wal/00000001'
 The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
-  File "/lib/walproxy/pipeline/input/folder_input.py", line 12, in read
+  File "/lib/walproxy/wal_sources/segment_folder.py", line 12, in read
 walproxy.wal_sources.source.WalMissing: 000000010000000000000003 is missing: no WAL from 0/3000000 on
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:595)

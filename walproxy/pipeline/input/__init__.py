@@ -1,12 +1,10 @@
-"""The pipeline's WAL: a source of `walproxy/wal_sources` or a folder of segments, read into arrays and cut for tasks.
+"""The pipeline's WAL: a source of `walproxy/wal_sources`, read into arrays and cut for tasks.
 
-wal_input        what an input is: a source that is read into arrays, and pickled as what opened it
-opening          which input a path names
-folder_input     a folder of segments, such as pg_wal or pg_receivewal's
-folder_listing   what is in it
-valid_end        where the log ends in a segment that is being written
-pieces           what a job reads, cut where tasks can share it, with the bytes that the last record needs beyond
-times            from a time to an LSN
+wal_input   what an input is: a source that is read into arrays, and pickled as what opened it
+opening     which input a path names
+valid_end   where the log ends in a segment that is being written
+pieces      what a job reads, cut where tasks can share it, with the bytes that the last record needs beyond
+times       from a time to an LSN
 
 An input is blocking, for several threads at once; each Spark task opens its own. No pyspark, no asyncio.
 """

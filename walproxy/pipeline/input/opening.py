@@ -16,10 +16,11 @@ from psycopg.conninfo import make_conninfo
 from safekeeper.archive.objects import MANIFEST_KEY
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.settings import address
-from walproxy.pipeline.input.folder_input import FolderInput
+from walproxy.pipeline.input.valid_end import DecodedEnd
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, SAFEKEEPER_SCHEME, OpenedInput, WalInput
 from walproxy.wal_sources.archive import ArchiveSource
 from walproxy.wal_sources.safekeeper_group import SafekeeperGroup
+from walproxy.wal_sources.segment_folder import SegmentFolder
 
 _REMOTE_SCHEMES = ("s3", "gs", "az")
 _CONNECT_S = 3
@@ -61,7 +62,7 @@ def _open_folder(folder: Path, options: Mapping[str, str]) -> WalInput:
         return OpenedInput(ArchiveSource, str(folder.absolute()), dict(options))
     if options:
         raise ConfigurationError(f"the folder {folder} has no options: remove {', '.join(options)}")
-    return OpenedInput(FolderInput, folder.absolute())
+    return OpenedInput(SegmentFolder, folder.absolute(), DecodedEnd)
 
 
 def connection_string(url: str, options: Mapping[str, str]) -> tuple[str, str]:

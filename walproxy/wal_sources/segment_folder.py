@@ -1,23 +1,25 @@
-"""A folder of segments as an input: a server's pg_wal, what pg_receivewal or an archive_command writes, a copy of any.
+"""A folder of segments as a source of WAL: a server's pg_wal, what pg_receivewal or an archive_command writes, a copy.
 
 A segment that another one of the log follows is complete. The last one, and one before a hole, holds as much as there
-are valid records in it; so does a `.partial`. What a server has written is taken for the log, committed or not.
+are valid records in it; so does a `.partial`. To find where those end records must be decoded, which is the pipeline's:
+it hands in a `ValidEnd`. What a server has written is taken for the log, committed or not.
 
 Whose WAL it is stands in the segments themselves. A folder with the WAL of two systems is refused.
 """
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, Protocol, TypeAlias
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, segment_name, segment_start
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE
-from walproxy.pipeline.input.folder_listing import (
+from walproxy.wal_sources.archived_bytes import read_at
+from walproxy.wal_sources.ranges import by_segment, extents_along, missing, union
+from walproxy.wal_sources.segment_listing import (
     PARTIAL_SUFFIX,
     FolderListing,
     SegmentFile,
@@ -25,11 +27,24 @@ from walproxy.pipeline.input.folder_listing import (
     parse_first_page,
     unreadable,
 )
-from walproxy.pipeline.input.valid_end import ValidEnd
-from walproxy.pipeline.input.wal_input import Buffer
-from walproxy.wal_sources.archived_bytes import read_at
-from walproxy.wal_sources.ranges import by_segment, extents_along, missing, union
 from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, SourceUnavailable, WalMissing
+
+
+class ValidEnd(Protocol):
+    """Where valid WAL ends in one segment that is still being written, or in the part of it that a file has."""
+
+    def look(self, read: Callable[[Lsn, Lsn], memoryview], end_lsn: Lsn) -> Lsn:
+        """Return where valid WAL ends, which is never before where it ended the last time.
+
+        Args:
+            read: returns the bytes [begin, end) of the segment, fewer where the file ends.
+            end_lsn: the file ends there, or the segment.
+        """
+        ...
+
+
+MakeValidEnd: TypeAlias = Callable[[Lsn, int], ValidEnd]
+"""Called with where a segment begins, and with the size of segments."""
 
 
 class _Inventory(NamedTuple):
@@ -44,11 +59,12 @@ class _Inventory(NamedTuple):
     open: list[tuple[SegmentFile, ValidEnd]]
 
 
-class FolderInput:
+class SegmentFolder:
     """A folder of segments. See ByteSource."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, make_valid_end: MakeValidEnd) -> None:
         self._folder = folder.absolute()
+        self._make_valid_end = make_valid_end
         self.name = f"the folder {self._folder}"
         self._lock = threading.Lock()
         self._listing = FolderListing(self._folder)
@@ -121,7 +137,7 @@ class FolderInput:
                 if is_followed and file.size == path.segment_size:
                     complete.setdefault(tli, []).append(Extent(begin_lsn, following_lsn))
                 else:
-                    known = self._ends.setdefault(file, ValidEnd(begin_lsn, path.segment_size))
+                    known = self._ends.setdefault(file, self._make_valid_end(begin_lsn, path.segment_size))
                     unfinished.append((file, known))
         return _Inventory({tli: union(extents) for tli, extents in complete.items()}, unfinished)
 
@@ -164,9 +180,9 @@ class FolderInput:
 def _valid_end(file: SegmentFile, known: ValidEnd) -> Lsn:
     """Return where valid WAL ends in a file, where it begins if the file is gone."""
 
-    def read(begin_lsn: Lsn, end_lsn: Lsn) -> Buffer:
-        wal = np.empty(end_lsn - begin_lsn, dtype=np.uint8)
-        return wal[: read_at(opened.fileno(), begin_lsn - file.begin_lsn, wal.data)]
+    def read(begin_lsn: Lsn, end_lsn: Lsn) -> memoryview:
+        wal = memoryview(bytearray(end_lsn - begin_lsn))
+        return wal[: read_at(opened.fileno(), begin_lsn - file.begin_lsn, wal)]
 
     try:
         with file.path.open("rb", buffering=0) as opened:

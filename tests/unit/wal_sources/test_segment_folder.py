@@ -1,4 +1,4 @@
-"""A folder of segments as an input of the pipeline: where its log ends, above all."""
+"""A folder of segments as a source, as the pipeline reads it: where its log ends, above all."""
 
 import os
 import pickle
