@@ -44,7 +44,7 @@ class BuiltInput:
     def log_path(self, tli: int | None = None) -> LogPath:
         return PATH
 
-    def extents(self, path: LogPath) -> list[Extent]:
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
         return self._extents
 
     def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safekeeper.base.lsn import Lsn
-from walproxy.wal_sources.source import ByteSource, Extent, LogPath, Origin
+from walproxy.wal_sources.source import ByteSource, LogPath, WalSource
 
 Buffer = NDArray[np.uint8]
 
@@ -16,25 +16,11 @@ NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 SAFEKEEPER_SCHEME = "safekeeper"
 
 
-class WalInput(Protocol):
-    """One input. Blocking, thread-safe, picklable: the copy opens it anew. Errors are those of `ByteSource`.
-
-    Attributes:
-        name: how messages call it, without credentials.
-    """
-
-    name: str
-
-    def origin(self) -> Origin:
-        """See WalSource."""
-        ...
+class WalInput(WalSource, Protocol):
+    """One input. Blocking, thread-safe, picklable: the copy opens it anew. Errors are those of `ByteSource`."""
 
     def log_path(self, tli: int | None = None) -> LogPath:
         """See ByteSource."""
-        ...
-
-    def extents(self, path: LogPath) -> list[Extent]:
-        """See WalSource."""
         ...
 
     def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:
