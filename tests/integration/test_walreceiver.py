@@ -16,7 +16,8 @@ from safekeeper.base.timelines import format_timeline_history, tli_of_byte
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
 from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
-from walproxy.postgres.walreceiver import ReplicationConnection, TimelineEnd
+from walproxy.postgres.replication_protocol import TimelineEnd
+from walproxy.postgres.walreceiver import ReplicationConnection
 
 SEGMENT_SIZE = 16 << 20
 DEADLINE_S = 20.0

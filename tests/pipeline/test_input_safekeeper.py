@@ -19,10 +19,9 @@ from tests.integration.refusal_fixtures import temporary_folder
 from tests.integration.serve_fixtures import wait_for_everything
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece, plan_pieces, safe_end
-from walproxy.pipeline.input.safekeeper_input import SafekeeperInput
-from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing
+from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.postgres.local_server import LocalPostgres, find_servers
-from walproxy.wal_sources.source import LogPath, Origin, SourceUnavailable
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceUnavailable, WalMissing
 
 LIMIT_BYTES = 6 * MIB
 SMALL = ("--wal-keep", "0", "--wal-limit", f"{LIMIT_BYTES >> 20}MiB", "--archive-partial-interval", "0.5")
@@ -120,7 +119,7 @@ def test_when_nobody_answers_or_has_it_that_is_said(cluster: Gated, monkeypatch:
     wal_input = open_input(url_of(cluster, 1))
     path = wal_input.log_path()
     extent = wal_input.extents(path)[-1]
-    monkeypatch.setattr("walproxy.pipeline.input.safekeeper_input._PATIENCE_S", 0.5)
+    monkeypatch.setattr("walproxy.wal_sources.safekeeper_group._PATIENCE_S", 0.5)
     far_lsn = extent.end_lsn + 100 * MIB
     with pytest.raises(SourceUnavailable, match=r"the safekeeper 127\..* knows the log of timeline 1 only up to 0/"):
         wal_input.read(path, extent.begin_lsn, far_lsn)
@@ -136,7 +135,7 @@ def test_when_nobody_answers_or_has_it_that_is_said(cluster: Gated, monkeypatch:
 
 
 def test_the_log_is_followed_over_a_promotion(cluster: Gated) -> None:
-    wal_input: WalInput = SafekeeperInput(url_of(cluster))
+    wal_input = open_input(url_of(cluster))
     before = wal_input.log_path()
     heir = cluster.add_standby("heir")
     write_wal(cluster, 3)

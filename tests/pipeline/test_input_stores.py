@@ -11,8 +11,8 @@ from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import ArchiveMaker, extend, make_log
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces, safe_end
-from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing
-from walproxy.wal_sources.source import LogPath, SourceUnavailable
+from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.wal_sources.source import Extent, LogPath, SourceUnavailable, WalMissing
 
 PATH = LogPath(1, (), MIB)
 

@@ -13,11 +13,10 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
 from tests.pipeline.small_wal import FIRST_TIME, decoded_rows, small_wal, write_wal
 from tests.unit.wal_builder import MIB, WalBuilder
-from walproxy.pipeline.input.wal_input import WalMissing
 from walproxy.pipeline.schemas import VIEWS
 from walproxy.pipeline.source.data_source import PgwalDataSource
 from walproxy.pipeline.spark_errors import spark_errors
-from walproxy.wal_sources.source import SourceCorrupt
+from walproxy.wal_sources.source import SourceCorrupt, WalMissing
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,16 @@
 """PostgreSQL as a client sees it.
 
-walreceiver          the replication connection of the proxy: identify, checksum, stream
-replication          replication messages as bytes
-command_connection   replication commands, one at a time
-hosts                several hosts of one conninfo
-problems             what is wrong with a server, and whether waiting helps
-sql                  the few statements that are sent over SQL
-conninfo             connection strings
-page_checksums       CRC-32C of each page of a range of WAL
-binaries             installed servers on this machine
-local_server         a server that this process starts and stops
-process_table        which processes run
+walreceiver            the replication connection of the proxy: identify, checksum, stream
+command_connection     replication commands on the event loop, one at a time
+replication_protocol   commands, the stream and its end, without waiting
+waiting                the two ways to wait for them: on the event loop, and blocking
+replication            replication messages as bytes
+hosts                  several hosts of one conninfo
+problems               what is wrong with a server, and whether waiting helps
+sql                    the few statements that are sent over SQL
+conninfo               connection strings
+page_checksums         CRC-32C of each page of a range of WAL
+binaries               installed servers on this machine
+local_server           a server that this process starts and stops
+process_table          which processes run
 """

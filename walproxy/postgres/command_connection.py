@@ -1,24 +1,27 @@
 """A physical replication connection of libpq on the event loop, for one command after the other.
 
-psycopg makes the connection (TLS, SCRAM, service and password files, several hosts, names resolved off the loop); its
-`pgconn` is then driven from here, non-blocking, by the readiness of its socket. Every failure of the server or of the
-way to it is raised as a PrimaryProblem; after one the connection may be broken, and every later command says so.
+psycopg makes the connection (TLS, SCRAM, service and password files, several hosts, names resolved off the loop). What
+is sent then and what the answers mean is in `replication_protocol`; `waiting` waits for the socket. Every failure of
+the server or of the way to it is raised as a PrimaryProblem; after one the connection may be broken, and every later
+command says so.
 """
 
 import asyncio
-import contextlib
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Self
+from collections.abc import Mapping
+from typing import Self, TypeVar
 
 import psycopg
-from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from safekeeper.base.errors import LocalProtocolError, RemoteProtocolError
+from safekeeper.base.errors import LocalProtocolError
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import problem_of_connect, problem_of_error
+from walproxy.postgres.replication_protocol import Conversation, ServerRefused, read_row, run_command, show
+from walproxy.postgres.waiting import wait_on_loop
+
+_Answer = TypeVar("_Answer")
 
 # A primary whose machine is gone sends no reset: these find it within about 20 seconds where the operator says nothing.
 _TCP_DEFAULTS = {
@@ -108,75 +111,35 @@ class CommandConnection:
         self._pgconn.finish()
 
     async def _show(self, setting: str) -> str:
-        row = await self._row(f"SHOW {setting}", f"read the setting {setting}")
-        return row[0] or ""
+        return await self._ask(show(self._pgconn, setting), f"read the setting {setting}")
 
     async def _row(self, command: str, doing: str) -> list[str | None]:
         """Run a command that answers with one row."""
-        results = await self._command(command, doing)
-        if not results or results[0].ntuples != 1:
-            raise RemoteProtocolError(f"PostgreSQL answered {command} without a row")
-        return texts(results[0])
+        return await self._ask(read_row(self._pgconn, command), doing)
 
-    async def _command(self, command: str, doing: str) -> list[pq.abc.PGresult]:
-        """Run a replication command and return its results; `doing` follows "cannot" in an error."""
+    async def _command(self, command: str, doing: str) -> None:
+        """Run a command of whose answer only matters whether it is an error."""
+        await self._ask(run_command(self._pgconn, command), doing)
+
+    async def _ask(self, conversation: Conversation[_Answer], doing: str) -> _Answer:
+        """Have a conversation that begins with a command; `doing` follows "cannot" in an error."""
         if self._in_copy:
-            raise LocalProtocolError(f"{command} cannot be sent inside a stream")
+            raise LocalProtocolError(f"cannot {doing} inside a stream")
         if self._broken is not None:
             raise problem_of_error(doing, None, self._broken)
-        results: list[pq.abc.PGresult] = []
-        try:
-            async with self._answer_in_time(doing):
-                self._pgconn.send_query(command.encode())
-                await self._flushed()
-                while (result := await self._next_result()) is not None:
-                    results.append(result)
-                    if result.status == pq.ExecStatus.COPY_BOTH:
-                        break
-        except psycopg.Error as error:
-            self._broken = str(error)
-            if not results:
-                raise problem_of_error(doing, None, self._broken) from None
-        for result in results:
-            if result.status in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE):
-                raise problem_of_error(doing, sqlstate_of(result), result.get_error_message())
-        return results
+        return await self._have(conversation, doing, doing)
 
-    @contextlib.asynccontextmanager
-    async def _answer_in_time(self, doing: str) -> AsyncIterator[None]:
+    async def _have(self, conversation: Conversation[_Answer], doing: str, timeout_doing: str) -> _Answer:
+        """Have a conversation with the server, and return its answer."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                yield
+                return await wait_on_loop(conversation, self._pgconn)
         except TimeoutError:
             self.close()
-            raise problem_of_error(doing, None, f"PostgreSQL gave no answer within {self._timeout_s:g} s") from None
-
-    async def _next_result(self) -> pq.abc.PGresult | None:
-        while self._pgconn.is_busy():
-            await self._ready(self._loop.add_reader, self._loop.remove_reader)
-            self._pgconn.consume_input()
-        return self._pgconn.get_result()
-
-    async def _flushed(self) -> None:
-        while self._pgconn.flush() == 1:
-            await self._ready(self._loop.add_writer, self._loop.remove_writer)
-
-    async def _ready(self, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
-        """Wait until the socket is readable or writable, once."""
-        ready = asyncio.Event()
-        add(self._socket, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            remove(self._socket)
-
-
-def texts(result: pq.abc.PGresult) -> list[str | None]:
-    """Return the first row of `result` as text."""
-    values = (result.get_value(0, column) for column in range(result.nfields if result.ntuples else 0))
-    return [None if value is None else value.decode(errors="replace") for value in values]
-
-
-def sqlstate_of(result: pq.abc.PGresult) -> str | None:
-    field = result.error_field(pq.DiagnosticField.SQLSTATE)
-    return None if field is None else field.decode()
+            reason = f"PostgreSQL gave no answer within {self._timeout_s:g} s"
+            raise problem_of_error(timeout_doing, None, reason) from None
+        except ServerRefused as refusal:
+            raise problem_of_error(doing, refusal.sqlstate, refusal.message) from None
+        except psycopg.Error as error:
+            self._broken = str(error)
+            raise problem_of_error(doing, None, self._broken) from None

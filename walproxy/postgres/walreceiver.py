@@ -1,9 +1,9 @@
 """The replication client: libpq's connection on the event loop.
 
-psycopg makes the connection (TLS, SCRAM, service and password files, several hosts); its `pgconn` is then driven from
-here, non-blocking, by the readiness of its socket. Commands are awaited one after the other. Inside COPY each wake-up
-hands over all WAL that libpq holds, as one list of views into libpq's own buffers: nothing is copied, nothing is
-queued. The only waiting output is the newest status update and the newest hot standby feedback.
+psycopg makes the connection (TLS, SCRAM, service and password files, several hosts); what is sent then and what the
+answers mean is in `replication_protocol`. Commands are awaited one after the other. Inside COPY each wake-up hands over
+all WAL that libpq holds, as one list of views into libpq's own buffers: nothing is copied, nothing is queued. The only
+waiting output is the newest status update and the newest hot standby feedback.
 
     connection = await ReplicationConnection.connect(conninfo)
     identity = await connection.identify()
@@ -22,26 +22,28 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import psycopg
-from psycopg import pq
 
-from safekeeper.base.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from safekeeper.base.errors import ConfigurationError, LocalProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from safekeeper.base.timelines import parse_timeline_history
-from walproxy.postgres.command_connection import CommandConnection, sqlstate_of, texts
+from walproxy.postgres.command_connection import CommandConnection
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
 from walproxy.postgres.replication import (
     PrimaryFacts,
-    XLogData,
     build_hot_standby_feedback,
     build_status_update,
-    parse_copy_message,
-    parse_identify_system,
     parse_segment_size,
-    parse_timeline_end,
+)
+from walproxy.postgres.replication_protocol import (
+    TimelineEnd,
+    WalStream,
+    end_copy,
+    identify_system,
+    read_timeline_history,
+    start_replication,
 )
 from walproxy.postgres.sql import is_in_recovery, read_slot
 
@@ -54,19 +56,8 @@ OnKeepalive: TypeAlias = Callable[[Lsn, bool], None]
 """Called with how far the walsender has sent, and whether it asks for a status update now."""
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
-# OpenSSL may hold the rest of a record that the socket does not show any more. Two passes in a row that completed no
-# message have read it: libpq leaves a rest only when its buffer is full, and then makes room for the whole message.
-_IDLE_PASSES_TLS = 2
 _XID_MAX = (1 << 32) - 1
 _PASSES_MAX = 16  # per wake-up, so that a fast server does not keep the loop to itself
-
-
-@dataclass(frozen=True)
-class TimelineEnd:
-    """The stream of a TLI is over: `next_tli` goes on at `next_begin_lsn`."""
-
-    next_tli: int
-    next_begin_lsn: Lsn
 
 
 class ReplicationConnection(CommandConnection):
@@ -84,10 +75,9 @@ class ReplicationConnection(CommandConnection):
         self.received_lsn: Lsn = 0
         self.server_end_lsn: Lsn = 0
         self.last_message_s = self._loop.time()
-        self._tls = bool(self._pgconn.ssl_in_use)
-        self._messages = 0  # how often something was handed over
         self._paused = False
         self._ended: asyncio.Future[None] | None = None  # of the COPY that `stream` reads
+        self._wal_stream: WalStream | None = None  # the same COPY
         self._skipped: TimelineEnd | None = None  # START at the end of a TLI: there is nothing to stream
         self._output_blocked = False
         self._waiting_status: tuple[Lsn, Lsn, Lsn, bool] | None = None
@@ -111,8 +101,7 @@ class ReplicationConnection(CommandConnection):
             PrimaryProblem: an error, or no answer.
             RemoteProtocolError: the answer makes no sense.
         """
-        row = await self._row("IDENTIFY_SYSTEM", "identify PostgreSQL")
-        system_id, tli, flush_lsn = parse_identify_system(row)
+        system_id, tli, flush_lsn = await self._ask(identify_system(self._pgconn), "identify PostgreSQL")
         history = await self.timeline_history(tli)
         server_version = self._pgconn.server_version
         if server_version >= 140000:
@@ -139,8 +128,7 @@ class ReplicationConnection(CommandConnection):
         """Return the content of the history file of `tli`, empty for TLI 1, which has none."""
         if tli == 1:
             return b""
-        answer = await self._command(f"TIMELINE_HISTORY {tli}", f"read the history of TLI {tli}")
-        return (answer[0].get_value(0, 1) if answer and answer[0].ntuples else None) or b""
+        return await self._ask(read_timeline_history(self._pgconn, tli), f"read the history of TLI {tli}")
 
     async def has_slot(self, name: str) -> bool:
         """Tell whether there is a slot `name`, without an SQL session, which the role need not be allowed.
@@ -153,14 +141,15 @@ class ReplicationConnection(CommandConnection):
         if self._pgconn.server_version >= 150000:
             row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
             return row[0] is not None
+        doing = f'look for slot "{name}"'
         try:
             # Without RESERVE_WAL it holds nothing back; a session that ends takes it along.
-            await self._command(f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY PHYSICAL', f'look for slot "{name}"')
+            await self._command(f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY PHYSICAL', doing)
         except PrimaryProblem as problem:
             if problem.sqlstate == "42710":  # duplicate_object
                 return True
             raise
-        await self._command(f'DROP_REPLICATION_SLOT "{name}"', f'look for slot "{name}"')
+        await self._command(f'DROP_REPLICATION_SLOT "{name}"', doing)
         return False
 
     async def still_has_slot(self, name: str) -> bool:
@@ -225,21 +214,12 @@ class ReplicationConnection(CommandConnection):
         Raises:
             PrimaryProblem: the slot is in use (SLOT_IN_USE) or not usable, or the primary has no such TLI.
         """
-        by_slot = ""
         if slot is not None:
             _check_slot_name(slot)
-            by_slot = f'SLOT "{slot}" '
-        command = f"START_REPLICATION {by_slot}PHYSICAL {format_lsn(begin_lsn)} TIMELINE {tli}"
         doing = f"stream TLI {tli} from {format_lsn(begin_lsn)}" + (f' with slot "{slot}"' if slot else "")
         self.received_lsn = self.server_end_lsn = begin_lsn
-        self._skipped = None
-        for result in await self._command(command, doing):
-            if result.status == pq.ExecStatus.COPY_BOTH:
-                self._in_copy = True
-            elif result.status == pq.ExecStatus.TUPLES_OK:
-                self._skipped = TimelineEnd(*parse_timeline_end(texts(result)))
-        if not self._in_copy and self._skipped is None:
-            raise RemoteProtocolError("PostgreSQL answered START_REPLICATION with neither WAL nor the TLI's end")
+        self._skipped = await self._ask(start_replication(self._pgconn, begin_lsn, tli, slot), doing)
+        self._in_copy = self._skipped is None
 
     # The stream.
 
@@ -261,6 +241,7 @@ class ReplicationConnection(CommandConnection):
             raise LocalProtocolError("stream() needs a start_replication() of its own")
         self._on_wal, self._on_keepalive = on_wal, on_keepalive
         self._ended = self._loop.create_future()
+        self._wal_stream = WalStream(self._pgconn, self.received_lsn)
         try:
             if not self._paused:
                 self._watch()
@@ -273,7 +254,7 @@ class ReplicationConnection(CommandConnection):
         finally:
             self._stop_watching()
             self._in_copy = False
-            self._ended = self._on_wal = self._on_keepalive = None
+            self._ended = self._wal_stream = self._on_wal = self._on_keepalive = None
             self._waiting_status = self._waiting_feedback = None
 
     def pause_reading(self) -> None:
@@ -384,21 +365,28 @@ class ReplicationConnection(CommandConnection):
             self._on_readable()
 
     def _on_readable(self) -> None:
-        if self._ended is None or self._ended.done() or self._paused:
+        wal_stream = self._wal_stream
+        if wal_stream is None or self._ended is None or self._ended.done() or self._paused:
             return
-        idle_passes = 0
         try:
-            for _ in range(_PASSES_MAX):
-                before = self._messages
-                broken = self._consume()
-                if self._hand_over():
+            for passes in range(_PASSES_MAX):
+                arrived = wal_stream.read(not passes)
+                # Handed over here and not by a method: measured, a call less pays for the object that `read` returns.
+                if arrived.server_end_lsn is not None:
+                    self.server_end_lsn = arrived.server_end_lsn
+                    self.last_message_s = self._loop.time()
+                    if arrived.chunks and self._on_wal is not None:
+                        begin_lsn, self.received_lsn = self.received_lsn, arrived.end_lsn
+                        self._on_wal(begin_lsn, arrived.chunks)
+                    if arrived.sent_lsn is not None and self._on_keepalive is not None:
+                        self._on_keepalive(arrived.sent_lsn, arrived.reply_requested)
+                if arrived.is_over:
                     self._ended.set_result(None)
                     return
-                if broken is not None:
-                    self._break(broken)
+                if arrived.broken is not None:
+                    self._break(str(arrived.broken))
                     return
-                idle_passes = idle_passes + 1 if self._messages == before else 0
-                if not self._tls or self._paused or idle_passes == _IDLE_PASSES_TLS:
+                if arrived.is_drained or self._paused:
                     return
             self._loop.call_soon(self._on_readable)
         except psycopg.Error as error:
@@ -408,77 +396,11 @@ class ReplicationConnection(CommandConnection):
             if not self._ended.done():
                 self._ended.set_exception(error)
 
-    def _consume(self) -> str | None:
-        """Read the socket; return why the connection broke, if it did. What came before is still there to be read."""
-        try:
-            self._pgconn.consume_input()
-        except psycopg.Error as error:
-            return str(error)
-        return None
-
-    def _hand_over(self) -> bool:
-        """Pass on all complete messages that libpq holds, and return whether the COPY is over."""
-        get_copy_data = self._pgconn.get_copy_data
-        chunks: list[memoryview] = []
-        begin_lsn = expected_lsn = self.received_lsn
-        keepalive = False
-        reply_requested = False
-        sent_lsn = 0
-        while True:
-            size, data = get_copy_data(1)
-            if size <= 0:
-                break
-            message = parse_copy_message(data)
-            if isinstance(message, XLogData):
-                if message.begin_lsn != expected_lsn:
-                    raise RemoteProtocolError(
-                        f"PostgreSQL sent WAL from {format_lsn(message.begin_lsn)}, but {format_lsn(expected_lsn)} "
-                        f"comes next"
-                    )
-                expected_lsn += len(message.payload)
-                chunks.append(message.payload)
-            else:
-                keepalive = True
-                sent_lsn = message.server_end_lsn
-                reply_requested = reply_requested or message.reply_requested
-            self.server_end_lsn = message.server_end_lsn
-        if chunks or keepalive:
-            self.last_message_s = self._loop.time()
-            self._messages += 1
-        if chunks and self._on_wal is not None:
-            self.received_lsn = expected_lsn
-            self._on_wal(begin_lsn, chunks)
-        if keepalive and self._on_keepalive is not None:
-            self._on_keepalive(sent_lsn, reply_requested)
-        return size == -1
-
     async def _end_of_copy(self) -> TimelineEnd:
         """Find out why the COPY ended, and answer the end of a TLI."""
         if self._broken is not None:
             raise problem_of_error("stream WAL", None, self._broken)
-        timeline_end: TimelineEnd | None = None
-        completed = False
-        async with self._answer_in_time("end the stream"):
-            while True:
-                try:
-                    result = await self._next_result()
-                except psycopg.Error as error:
-                    if completed:
-                        break
-                    raise problem_of_error("stream WAL", None, str(error)) from None
-                if result is None:
-                    break
-                if result.status == pq.ExecStatus.COPY_IN:  # CopyDone came; it wants ours
-                    self._pgconn.put_copy_end()
-                    await self._flushed()
-                elif result.status == pq.ExecStatus.TUPLES_OK:
-                    timeline_end = TimelineEnd(*parse_timeline_end(texts(result)))
-                elif result.status == pq.ExecStatus.COMMAND_OK:
-                    completed = True
-                else:
-                    if completed and sqlstate_of(result) is None:
-                        break
-                    raise problem_of_error("stream WAL", sqlstate_of(result), result.get_error_message())
+        timeline_end = await self._have(end_copy(self._pgconn), "stream WAL", "end the stream")
         if timeline_end is None:
             raise PrimaryProblem(ProblemKind.SHUT_DOWN, "PostgreSQL has shut down; waiting for it")
         return timeline_end

@@ -32,8 +32,9 @@ from safekeeper.waldecode.continuity import LinkCheck
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
 from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
+from walproxy.postgres.replication_protocol import TimelineEnd
 from walproxy.postgres.sql import terminate_slot_holder
-from walproxy.postgres.walreceiver import ReplicationConnection, TimelineEnd
+from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safekeeper.base.settings import key_values, option, optional, seconds, text, yes_or_no
 
 if TYPE_CHECKING:
-    from walproxy.wal_sources.source import WalSource
+    from walproxy.wal_sources.source import SegmentSource
 
 ENVIRONMENT_PREFIX = "WALPROXY"
 DEFAULT_PREFETCH = 4
@@ -119,7 +119,7 @@ class FetchConfig(SourceConfig):
     )
 
 
-def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list[WalSource]":
+def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list[SegmentSource]":
     """Return the sources that are named: data folders, the archive, safekeepers. None of them is asked anything yet.
 
     Args:
@@ -136,7 +136,7 @@ def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list
     from walproxy.wal_sources.folder import FolderSource, choose_uncommitted
     from walproxy.wal_sources.safekeeper import safekeeper_sources
 
-    sources: list[WalSource] = []
+    sources: list[SegmentSource] = []
     if config.archive is not None:
         patience: dict[str, Any] = {"timeout_s": _SHORT_TIMEOUT_S, "retries": 0} if is_asked_again else {}
         sources.append(ArchiveSource(config.archive, config.archive_options, **patience))

@@ -22,7 +22,16 @@ from safekeeper.base.errors import ArchiveRefused, ConfigurationError, RemotePro
 from safekeeper.base.lsn import Lsn, format_lsn, segment_name
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from walproxy.recovery.pages import check_pages
-from walproxy.wal_sources.source import LogPath, Offer, Origin, SourceCorrupt, SourceLacks, SourceUnavailable, WalSource
+from walproxy.wal_sources.ranges import next_of, reach_of
+from walproxy.wal_sources.source import (
+    LogPath,
+    Offer,
+    Origin,
+    SegmentSource,
+    SourceCorrupt,
+    SourceUnavailable,
+    WalMissing,
+)
 
 _PIECE_BYTES = 1 << 20
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
@@ -61,7 +70,7 @@ class Fetcher:
 
     def __init__(
         self,
-        sources: Sequence[WalSource],
+        sources: Sequence[SegmentSource],
         *,
         system_id: int = 0,
         timeout_s: float = 0.0,
@@ -129,12 +138,12 @@ class Fetcher:
         return self.until_answered(lambda: self._history(tli))
 
     def reach(self, path: LogPath, begin_lsn: Lsn) -> Lsn:
-        """Return how far the source that reaches furthest has the bytes of `path` from `begin_lsn` on; see WalSource.
+        """Return how far the source that reaches furthest has the bytes of `path` from `begin_lsn` on.
 
         Raises:
             SourceUnavailable: one of them does not answer.
         """
-        return max(self._ask_each(lambda source: source.reach(path, begin_lsn)))
+        return max(self._ask_each(lambda source: reach_of(source.extents(path, begin_lsn), begin_lsn)))
 
     def next_after(self, path: LogPath, lsn: Lsn) -> Lsn | None:
         """Return the first byte of `path` at or behind `lsn` that a source has; None if there is none.
@@ -142,10 +151,10 @@ class Fetcher:
         Raises:
             SourceUnavailable: one of them does not answer.
         """
-        found = self._ask_each(lambda source: source.next_after(path, lsn))
+        found = self._ask_each(lambda source: next_of(source.extents(path, lsn), lsn))
         return min((each for each in found if each is not None), default=None)
 
-    def _ask_each(self, question: Callable[[WalSource], _Answer]) -> list[_Answer]:
+    def _ask_each(self, question: Callable[[SegmentSource], _Answer]) -> list[_Answer]:
         def ask() -> list[_Answer]:
             for source in self.sources:
                 self._admit(source)
@@ -170,7 +179,7 @@ class Fetcher:
 
     # Sources.
 
-    def _admit(self, source: WalSource) -> Origin:
+    def _admit(self, source: SegmentSource) -> Origin:
         """Make sure that a source has the WAL of our PostgreSQL; return whose that is."""
         if self._origin is not None and source.name in self._admitted:
             return self._origin
@@ -210,7 +219,7 @@ class Fetcher:
             except (SourceCorrupt, RemoteProtocolError) as error:
                 _log.error("%s of %s cannot be used: %s", timeline_history_name(tli), source.name, error)
                 corrupt.append(str(error))
-            except SourceLacks:
+            except WalMissing:
                 continue
         if silent:
             raise SourceUnavailable("; ".join(silent))
@@ -258,7 +267,7 @@ class Fetcher:
                 if not offer.is_committed and not self._continues_committed(offer, offers, tli, target):
                     continue
                 self._take(offer, tli, target)
-            except SourceLacks as error:
+            except WalMissing as error:
                 _log.info("%s: %s", name, error)
                 if _contents(self._offers(tli, begin_lsn, silent, corrupt)) != _contents(offers):
                     raise _OffersChanged from error

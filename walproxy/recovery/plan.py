@@ -17,7 +17,8 @@ from safekeeper.base.timelines import parse_timeline_history
 from walproxy.recovery.base_backup import BackupFacts
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.record_times import Commit, Scanned, scan
-from walproxy.wal_sources.source import LogPath, Pieces, reach_of
+from walproxy.wal_sources.ranges import extents_of_files, reach_of
+from walproxy.wal_sources.source import Extent, LogPath
 
 LATEST, CURRENT = "latest", "current"
 _SCANNED_SEGMENTS_MAX = 16
@@ -76,7 +77,7 @@ def make_plan(fetcher: Fetcher, backup: BackupFacts, own_wal: Mapping[str, int],
     """
     path = choose_path(fetcher, backup, target.timeline)
     begin_lsn = segment_start(backup.start_lsn, path.segment_size)
-    own = _own_pieces(own_wal, backup.end_lsn, path.segment_size)
+    own = _own_extents(own_wal, path, backup.end_lsn)
     reach_lsn, needs_own_wal = _reach(fetcher, path, begin_lsn, own)
     hole_lsn = fetcher.next_after(path, reach_lsn)
     if reach_lsn <= backup.start_lsn or reach_lsn < backup.end_lsn:
@@ -155,30 +156,30 @@ def _pieces(file: Path, size: int) -> Iterator[bytes]:
             yield stream.read(min(_PIECE_BYTES, size - offset))
 
 
-def _reach(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, own: Pieces) -> tuple[Lsn, bool]:
+def _reach(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, own: list[Extent]) -> tuple[Lsn, bool]:
     """Return how far the sources reach together, and whether the backup's own WAL was needed for it."""
     reach_lsn, needs_own_wal = begin_lsn, False
     while True:
         longest_lsn = fetcher.reach(path, reach_lsn)
         if longest_lsn <= reach_lsn:
-            longest_lsn = reach_of(own, path, reach_lsn)
+            longest_lsn = reach_of(own, reach_lsn)
             needs_own_wal = needs_own_wal or longest_lsn > reach_lsn
         if longest_lsn <= reach_lsn:
             return reach_lsn, needs_own_wal
         reach_lsn = longest_lsn
 
 
-def _own_pieces(own_wal: Mapping[str, int], end_lsn: Lsn, segment_size: int) -> Pieces:
+def _own_extents(own_wal: Mapping[str, int], path: LogPath, end_lsn: Lsn) -> list[Extent]:
     """Return what WAL came with the backup. Its last segment is filled up with zeros, so it counts up to end_lsn."""
+    segment_size = path.segment_size
     names = {name: parse_segment_name(name, segment_size) for name, size in own_wal.items() if size == segment_size}
     segments = sorted(parsed for parsed in names.values() if parsed is not None)
-    if not segments:
-        return {}
-    last_lsn = max(begin_lsn for _, begin_lsn in segments)
-    return {
+    last_lsn = max((begin_lsn for _, begin_lsn in segments), default=0)
+    ends = {
         (tli, begin_lsn): begin_lsn + segment_size if begin_lsn < last_lsn else max(end_lsn, begin_lsn)
         for tli, begin_lsn in segments
     }
+    return extents_of_files(path, ends)
 
 
 def _check_target(plan: Plan, backup: BackupFacts, target: Target) -> None:

@@ -1,9 +1,14 @@
 """Where WAL is, for recovery and for the pipeline.
 
 source             the interface: what a source of WAL can answer
-archive            an archive
-archive_access     the archive's store, opened once
-safekeeper         running safekeepers, through their replication listeners
+ranges             which bytes of a log files and ranges hold together
+archive            the archive that safekeepers write, local or remote
+archive_listing    what is in it, kept up to date
+archived_bytes     one of its objects, or a part of it
+safekeeper         one running safekeeper, through its replication listener
+safekeeper_group   those of a cluster, whoever of them lives
 folder             the data folder of a safekeeper that is stopped
-wal_fetch_client   a replication client that fetches whole segments
+segment_folder     a folder of segments, such as pg_wal or pg_receivewal's
+segment_listing    what is in it, kept up to date
+wal_fetch_client   a replication client that asks for WAL, blocking
 """

@@ -1,91 +1,233 @@
-"""The archive as a source of WAL: every byte that it returns has been compared with its receipt."""
+"""The archive that safekeepers write, as a source of WAL: local or in an object store.
+
+Whole objects are compared with their receipts. Of several objects of one segment, plain and compressed or the parent's
+and the child's of a fork, the next is tried when one is corrupt. Archivers remove partials when something longer is
+there, so an object that is gone is looked for once more.
+"""
 
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from safekeeper.archive.catalog import Catalog
-from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.fetch import ArchiveReader, conflict
 from safekeeper.archive.location import REQUEST_RETRIES
-from safekeeper.archive.objects import ArchivedObject
-from safekeeper.archive.store import ObjectStore
-from safekeeper.base.lsn import Lsn
-from walproxy.wal_sources.archive_access import archive_origin, ask_archive
+from safekeeper.archive.objects import HISTORY_FOLDER, MANIFEST_KEY, ArchivedObject, parse_keys
+from safekeeper.archive.store import NO_OPTIONS, ObjectStore
+from safekeeper.base.errors import (
+    ArchiveConflict,
+    ArchiveCorrupt,
+    ArchiveRefused,
+    ArchiveUnavailable,
+    ObjectMissing,
+    RemoteProtocolError,
+    WalproxyError,
+)
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
+from safekeeper.base.timelines import Lineage, parse_timeline_history, timeline_history_name
+from walproxy.wal_sources.archive_listing import ArchiveListing
+from walproxy.wal_sources.archived_bytes import read_object
+from walproxy.wal_sources.ranges import by_segment, check_first_page, extents_along, later_of, missing
 from walproxy.wal_sources.source import (
+    Extent,
     LogPath,
     Offer,
     Origin,
-    Pieces,
-    SourceLacks,
-    later_of,
-    next_of,
-    reach_of,
+    SourceCorrupt,
+    SourceUnavailable,
+    WalMissing,
 )
 
+_ATTEMPTS = 3
 _Result = TypeVar("_Result")
 
 
 class ArchiveSource:
-    """An archive. Its listing as a whole is read once, when it is needed; single files are looked for each time."""
+    """An archive. See SegmentSource and ByteSource.
+
+    Which files there are to offer is looked up each time. `extents` and `has_later` use a listing that is kept up to
+    date.
+    """
 
     def __init__(
-        self, url: str, options: Mapping[str, str], *, timeout_s: float = 30.0, retries: int = REQUEST_RETRIES
+        self,
+        url: str,
+        options: Mapping[str, str] = NO_OPTIONS,
+        *,
+        timeout_s: float = 30.0,
+        retries: int = REQUEST_RETRIES,
     ) -> None:
+        """Open it; nothing is asked yet.
+
+        Raises:
+            ConfigurationError: the URL or an option cannot work, or the local folder does not exist.
+        """
         store = ObjectStore.open(url, options=options, timeout_s=timeout_s, retries=retries)
         self.name = f"the archive {store.url}"
         self.store = store
         self._reader = ArchiveReader(store)
         self._lock = threading.Lock()
-        self._origin: Origin | None = None
-        self._catalog: Catalog | None = None
+        self._known_origin: Origin | None = None
+        self._known_listing: ArchiveListing | None = None
+        self._histories: dict[int, Lineage] = {}
+        self._known_ends: dict[LogPath, Lsn] = {}
 
     def origin(self) -> Origin:
-        """See WalSource."""
+        """See WalSource. It does not change, so one answer is enough."""
         with self._lock:
-            if self._origin is None:
-                self._origin = archive_origin(self.name, self._reader)
-            return self._origin
+            if self._known_origin is None:
+                manifest = _ask(self._reader.manifest, ArchiveRefused)
+                if manifest is None:
+                    raise ArchiveRefused(
+                        f"{self.name} has no {MANIFEST_KEY}: nothing was ever archived there; correct the URL"
+                    )
+                self._known_origin = Origin(manifest.system_id, manifest.segment_size)
+            return self._known_origin
+
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
+        """See WalSource."""
+        listing = self._listing()
+        known_end_lsn = self._known_ends.get(path, 0)
+        extents = extents_along(path, _ask(lambda: listing.extents(path, known_end_lsn)))
+        if extents:
+            self._known_ends[path] = extents[-1].end_lsn
+        return extents
+
+    # Files.
 
     def offers(self, tli: int, begin_lsn: Lsn) -> list[Offer]:
-        """See WalSource."""
+        """See SegmentSource."""
         self.origin()
-        found = self._ask(lambda: self._reader.candidates(tli, begin_lsn))
+        found = _ask(lambda: self._reader.candidates(tli, begin_lsn))
         return [Offer(self.name, begin_lsn, each.file.end_lsn, each.file.end_lsn, self._writer(each)) for each in found]
 
     def history(self, tli: int) -> bytes | None:
-        """See WalSource."""
+        """See SegmentSource."""
         self.origin()
-        return self._ask(lambda: self._reader.history(tli))
+        return _ask(lambda: self._reader.history(tli))
 
     def has_later(self, tli: int, begin_lsn: Lsn) -> str | None:
-        """See WalSource."""
-        return later_of(self.pieces(), tli, begin_lsn, self.origin().segment_size)
-
-    def reach(self, path: LogPath, begin_lsn: Lsn) -> Lsn:
-        """See WalSource."""
-        return reach_of(self.pieces(), path, begin_lsn)
-
-    def next_after(self, path: LogPath, lsn: Lsn) -> Lsn | None:
-        """See WalSource."""
-        return next_of(self.pieces(), path, lsn)
-
-    def pieces(self) -> Pieces:
-        """Return all WAL that is in the archive."""
-        self.origin()
-        with self._lock:
-            if self._catalog is None:
-                self._catalog = self._ask(self._reader.catalog)
-            found: dict[tuple[int, Lsn], Lsn] = {}
-            for each in self._catalog.listing.objects:
-                if each.file.kind != "history":
-                    segment_lsn = each.file.begin_lsn
-                    key = (each.file.tli, segment_lsn)
-                    found[key] = max(found.get(key, 0), each.file.end_lsn)
-            return found
+        """See SegmentSource."""
+        listing = self._listing()
+        return later_of(_ask(listing.segments), tli, begin_lsn, self.origin().segment_size)
 
     def _writer(self, archived: ArchivedObject) -> Callable[[Path], None]:
-        return lambda path: self._ask(lambda: self._reader.fetch(archived, path))
+        return lambda path: _ask(lambda: self._reader.fetch(archived, path))
 
-    def _ask(self, question: Callable[[], _Result]) -> _Result:
-        return ask_archive(question, SourceLacks)
+    # Bytes.
+
+    def log_path(self, tli: int | None = None) -> LogPath:
+        """See ByteSource."""
+        segment_size = self.origin().segment_size
+        listing = self._listing()
+        # In this order: a timeline's history file is archived before anything of it.
+        timelines = _ask(listing.timelines)
+        archived = _ask(lambda: parse_keys(self.store.list(HISTORY_FOLDER), segment_size)).objects
+        files = {each.file.tli: each for each in archived}
+        timelines |= files.keys()
+        if not timelines:
+            raise WalMissing(f"{self.name} has no WAL yet")
+        wanted = max(timelines) if tli is None else tli
+        if wanted == 1 and 1 in timelines | {each for lineage in self._lineages(files) for each, _ in lineage}:
+            return LogPath(1, (), segment_size)
+        if wanted not in files:
+            if wanted in timelines:
+                raise WalMissing(
+                    f"{self.name} has WAL of timeline {wanted}, but no {timeline_history_name(wanted)}, which says "
+                    "where it begins: archive that file, or name another timeline"
+                )
+            known = ", ".join(str(each) for each in sorted(timelines))
+            raise WalMissing(f"{self.name} has no timeline {wanted}: there is {known}")
+        return LogPath(wanted, self._lineage(files[wanted]), segment_size)
+
+    def read_into(self, path: LogPath, begin_lsn: Lsn, room: memoryview) -> None:
+        """See ByteSource."""
+        for part in by_segment(begin_lsn, begin_lsn + len(room), path.segment_size):
+            self._read_segment(path, part, room[part.begin_lsn - begin_lsn : part.end_lsn - begin_lsn])
+
+    def _read_segment(self, path: LogPath, part: Extent, into: memoryview) -> None:
+        """Read a part of one segment from the first object that turns out to have it."""
+        segment_lsn = segment_start(part.begin_lsn, path.segment_size)
+        problem: Exception | None = None
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                for tli, _ in path.names(segment_lsn):
+                    _ask(lambda tli=tli: self._listing().reload(tli, segment_lsn))  # type: ignore[misc]
+            for archived in self._holders(path, part):
+                try:
+                    self._fill(archived, part, into)
+                except ArchiveCorrupt as error:
+                    problem = problem or SourceCorrupt(f"{error}; {format_lsn(part.begin_lsn)} was to be read")
+                except ObjectMissing as error:
+                    problem = problem or WalMissing(str(error))
+                else:
+                    return
+            if isinstance(problem, SourceCorrupt):
+                raise problem
+        raise problem or self._missing(path, part)
+
+    def _holders(self, path: LogPath, part: Extent) -> list[ArchivedObject]:
+        """Return the objects that hold all of a part of a segment, those of the newest timeline first."""
+        listing = self._listing()
+        return [
+            archived
+            for tli, useful_end_lsn in path.names(segment_start(part.begin_lsn, path.segment_size))
+            if part.end_lsn <= useful_end_lsn
+            for archived in _ask(lambda tli=tli: listing.find(tli, part.begin_lsn))  # type: ignore[misc]
+            if part.end_lsn <= archived.file.end_lsn
+        ]
+
+    def _fill(self, archived: ArchivedObject, part: Extent, into: memoryview) -> None:
+        begin = part.begin_lsn - archived.file.begin_lsn
+        try:
+            read_object(self.store, archived, begin, begin + len(into), into)
+        except ArchiveUnavailable as error:
+            raise SourceUnavailable(str(error)) from error
+        if begin == 0:
+            what = f"{self.store.url.rstrip('/')}/{archived.key}"
+            check_first_page(into, archived.file.begin_lsn, archived.file.tli, self.origin(), what)
+
+    def _missing(self, path: LogPath, part: Extent) -> Exception:
+        for tli, _ in path.names(segment_start(part.begin_lsn, path.segment_size)):
+            disputed = self._listing().conflict(tli, part.begin_lsn)
+            if disputed is not None:
+                return SourceCorrupt(str(conflict(self.store, *disputed)))
+        return missing(self.name, path, *part)
+
+    def _listing(self) -> ArchiveListing:
+        segment_size = self.origin().segment_size
+        with self._lock:
+            if self._known_listing is None:
+                self._known_listing = ArchiveListing(self.store, segment_size)
+            return self._known_listing
+
+    def _lineages(self, files: Mapping[int, ArchivedObject]) -> list[Lineage]:
+        return [self._lineage(file) for file in files.values()]
+
+    def _lineage(self, archived: ArchivedObject) -> Lineage:
+        """Return the ancestors that a history file lists. It never changes, so it is read once."""
+        tli = archived.file.tli
+        if tli not in self._histories:
+            content = _ask(lambda: self._reader.fetch_bytes(archived))
+            try:
+                self._histories[tli] = parse_timeline_history(tli, content)
+            except RemoteProtocolError as error:
+                raise SourceCorrupt(f"{self.name}: {error}") from error
+        return self._histories[tli]
+
+
+def _ask(question: Callable[[], _Result], missing_error: type[WalproxyError] = WalMissing) -> _Result:
+    """Ask the archive; return its answer. Its failures are raised as what they mean to a reader.
+
+    Raises:
+        SourceUnavailable, SourceCorrupt
+        missing_error: an object is not there.
+    """
+    try:
+        return question()
+    except ArchiveUnavailable as error:
+        raise SourceUnavailable(str(error)) from error
+    except (ArchiveConflict, ArchiveCorrupt) as error:
+        raise SourceCorrupt(str(error)) from error
+    except ObjectMissing as error:
+        raise missing_error(str(error)) from error

@@ -18,16 +18,8 @@ from safekeeper.storage.data_folder import WAL_FOLDER
 from safekeeper.storage.filesystem import RealFileSystem
 from safekeeper.storage.recovery import SegmentFacts, end_of_chain, inspect
 from safekeeper.storage.segment_file import read_pieces
-from walproxy.wal_sources.source import (
-    LogPath,
-    Offer,
-    Origin,
-    Pieces,
-    SourceCorrupt,
-    later_of,
-    next_of,
-    reach_of,
-)
+from walproxy.wal_sources.ranges import extents_of_files, later_of
+from walproxy.wal_sources.source import Extent, LogPath, Offer, Origin, SourceCorrupt
 
 
 class FolderSource:
@@ -69,30 +61,26 @@ class FolderSource:
         return Origin(self._control.system_id, self._control.segment_size)
 
     def offers(self, tli: int, begin_lsn: Lsn) -> list[Offer]:
-        """See WalSource."""
-        end_lsn = self.pieces().get((tli, begin_lsn), 0)
+        """See SegmentSource."""
+        end_lsn = self._ends().get((tli, begin_lsn), 0)
         if end_lsn <= begin_lsn:
             return []
         return [Offer(self.name, begin_lsn, end_lsn, self.commit_lsn, self._writer(tli, begin_lsn, end_lsn))]
 
     def history(self, tli: int) -> bytes | None:
-        """See WalSource."""
+        """See SegmentSource."""
         return next((file.content for file in self._control.tli_histories if file.tli == tli), None)
 
     def has_later(self, tli: int, begin_lsn: Lsn) -> str | None:
-        """See WalSource."""
-        return later_of(self.pieces(), tli, begin_lsn, self._control.segment_size)
+        """See SegmentSource."""
+        return later_of(self._ends(), tli, begin_lsn, self._control.segment_size)
 
-    def reach(self, path: LogPath, begin_lsn: Lsn) -> Lsn:
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
         """See WalSource."""
-        return reach_of(self.pieces(), path, begin_lsn)
+        return extents_of_files(path, self._ends())
 
-    def next_after(self, path: LogPath, lsn: Lsn) -> Lsn | None:
-        """See WalSource."""
-        return next_of(self.pieces(), path, lsn)
-
-    def pieces(self) -> Pieces:
-        """Return all WAL that is served."""
+    def _ends(self) -> dict[tuple[int, Lsn], Lsn]:
+        """Return all WAL that is served: (TLI, start of the segment) to the end of its bytes."""
         return {
             (segment.tli, segment.begin_lsn): min(segment.valid_end_lsn or 0, self.end_lsn)
             for segment in self._served()

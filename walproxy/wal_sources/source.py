@@ -1,14 +1,17 @@
-"""What a source of WAL is: the archive, a running safekeeper, or the data folder of a stopped one.
+"""What a source of WAL is: an archive, running safekeepers, the data folder of a stopped one, a folder of segments.
 
-A source is asked for a segment and answers with offers, the best first: which bytes of it there are, and how to get
-them. It answers "nothing" only when it is sure; when it cannot be asked it raises SourceUnavailable, because recovery
-that takes "cannot say" for "not there" ends early and loses commits.
+Each source says whose WAL it has, and which bytes of a log are there. It answers "nothing" only when it is sure; when
+it cannot be asked it raises SourceUnavailable, because recovery that takes "cannot say" for "not there" ends early and
+loses commits. Beyond that there are two ways to ask:
+
+- Recovery asks as PostgreSQL does, by the names of files: for offers of one segment, the best first.
+- The pipeline asks for bytes of a log, wherever they are.
 
 `LogPath` is the WAL of one timeline together with its ancestors: what one recovery replays. A segment of it can bear
 the name of several timelines, since the segment with a fork inside exists under the parent's name and the child's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -25,8 +28,8 @@ class SourceCorrupt(WalproxyError):
     """A source has the file, but not the bytes that it should have."""
 
 
-class SourceLacks(WalproxyError):
-    """A source turns out not to have what it offered: it was removed meanwhile."""
+class WalMissing(WalproxyError):
+    """WAL that was asked for is not there: never written yet, removed, also since it was offered, or a hole."""
 
 
 class Origin(NamedTuple):
@@ -34,6 +37,13 @@ class Origin(NamedTuple):
 
     system_id: int
     segment_size: int
+
+
+class Extent(NamedTuple):
+    """Bytes [begin_lsn, end_lsn) of a log that are all there."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
 
 
 class Offer(NamedTuple):
@@ -44,7 +54,7 @@ class Offer(NamedTuple):
         begin_lsn, end_lsn: which bytes; begin_lsn is the segment's start.
         committed_lsn: bytes below it are known to be committed; end_lsn or more if all of them are.
         write: writes exactly these bytes to a new file of that path. Raises SourceUnavailable, SourceCorrupt,
-            SourceLacks; whatever it has left at the path then means nothing.
+            WalMissing; whatever it has left at the path then means nothing.
     """
 
     source: str
@@ -57,10 +67,6 @@ class Offer(NamedTuple):
     def is_committed(self) -> bool:
         """Whether no byte of it may have been given up by the cluster."""
         return self.end_lsn <= self.committed_lsn
-
-
-Pieces = Mapping[tuple[int, Lsn], Lsn]
-"""What a source has: (TLI, start of the segment) to the end of the bytes that it has of it."""
 
 
 class LogPath(NamedTuple):
@@ -92,6 +98,10 @@ class LogPath(NamedTuple):
             began_lsn = left_lsn
         return found[::-1]
 
+    def ancestor(self, tli: int) -> "LogPath":
+        """Return the path of an ancestor, whose own ancestors are the first of these."""
+        return self._replace(tli=tli, lineage=tuple((each, left_lsn) for each, left_lsn in self.lineage if each < tli))
+
     def common_end(self, other: "LogPath") -> Lsn:
         """Return the LSN up to which every byte of this path belongs to the same timeline as in `other`."""
         ours, theirs = ((*path.lineage, (path.tli, LSN_MAX)) for path in (self, other))
@@ -108,8 +118,11 @@ class LogPath(NamedTuple):
 class WalSource(Protocol):
     """One source. Blocking; may be used by several threads at once.
 
-    All methods raise SourceUnavailable if it cannot be asked, and ConfigurationError or ArchiveRefused if asking again
-    is of no use.
+    All methods raise SourceUnavailable if it cannot be asked now, and ConfigurationError or ArchiveRefused if asking
+    again is of no use.
+
+    Attributes:
+        name: how messages call it, without credentials.
     """
 
     name: str
@@ -117,6 +130,18 @@ class WalSource(Protocol):
     def origin(self) -> Origin:
         """Return whose WAL it has."""
         ...
+
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
+        """Return which bytes of `path` are there now, ascending, with holes between them. May be asked each second.
+
+        Args:
+            begin_lsn: what lies before may be left out, where that is less work.
+        """
+        ...
+
+
+class SegmentSource(WalSource, Protocol):
+    """A source that can be asked for files, as PostgreSQL asks a restore_command."""
 
     def offers(self, tli: int, begin_lsn: Lsn) -> list[Offer]:
         """Return what it has of the segment that timeline `tli` calls its own, the best first.
@@ -138,39 +163,28 @@ class WalSource(Protocol):
         """Return the name of a file of `tli` behind the segment that begins at `begin_lsn`; None if it has none."""
         ...
 
-    def reach(self, path: LogPath, begin_lsn: Lsn) -> Lsn:
-        """Return how far the bytes of `path` are here without a hole from `begin_lsn` on: that if there is none."""
+
+class ByteSource(WalSource, Protocol):
+    """A source that can be asked for the bytes of a log, again and again while the log grows.
+
+    What it has once said to be there is committed, as far as that can be known: an archive holds committed WAL only,
+    and safekeepers serve nothing else; a folder has what its server has written.
+    """
+
+    def log_path(self, tli: int | None = None) -> LogPath:
+        """Return a timeline with its ancestors; the newest one if none is named. Asked anew at each call.
+
+        Raises:
+            WalMissing: there is no such timeline, or no WAL at all.
+            SourceCorrupt: its history cannot be used.
+        """
         ...
 
-    def next_after(self, path: LogPath, lsn: Lsn) -> Lsn | None:
-        """Return the first byte of `path` at or behind `lsn` that is here; None if there is none."""
+    def read_into(self, path: LogPath, begin_lsn: Lsn, room: memoryview) -> None:
+        """Fill `room`, a writable view of bytes, with the bytes of `path` from `begin_lsn` on, raw.
+
+        Raises:
+            WalMissing: some of them are not there; the message names the file.
+            SourceCorrupt: a file does not have the bytes that it should.
+        """
         ...
-
-
-def reach_of(pieces: Pieces, path: LogPath, begin_lsn: Lsn) -> Lsn:
-    """Return how far `pieces` hold the bytes of `path` without a hole from `begin_lsn` on."""
-    reached_lsn = begin_lsn
-    while True:
-        segment_lsn = segment_start(reached_lsn, path.segment_size)
-        ends = [min(pieces.get((tli, segment_lsn), 0), end_lsn) for tli, end_lsn in path.names(segment_lsn) if end_lsn]
-        longest_lsn = max(ends, default=0)
-        if longest_lsn <= reached_lsn:
-            return reached_lsn
-        reached_lsn = longest_lsn
-
-
-def next_of(pieces: Pieces, path: LogPath, lsn: Lsn) -> Lsn | None:
-    """Return the first byte of `path` at or behind `lsn` that `pieces` hold; None if there is none."""
-    found = [
-        max(begin_lsn, lsn)
-        for (tli, begin_lsn), end_lsn in pieces.items()
-        for name_tli, useful_end_lsn in path.names(begin_lsn)
-        if name_tli == tli and min(end_lsn, useful_end_lsn) > max(begin_lsn, lsn)
-    ]
-    return min(found, default=None)
-
-
-def later_of(pieces: Pieces, tli: int, begin_lsn: Lsn, segment_size: int) -> str | None:
-    """Return the name of the first file of `tli` behind the segment at `begin_lsn`; None if there is none."""
-    later = [each_lsn for each_tli, each_lsn in pieces if each_tli == tli and each_lsn > begin_lsn]
-    return segment_name(tli, min(later), segment_size) if later else None

@@ -1,14 +1,14 @@
 """A conversation with a replication server, one question after the other: whose WAL it has, histories, bytes.
 
 For safekeepers' replication listeners and, since these answer in the same way, for PostgreSQL's own servers. Blocking:
-a connection is made for a task, and used by one thread.
+a connection is made for a task, and used by one thread. What is sent and what the answers mean is in
+`walproxy.postgres.replication_protocol`; here is what they mean to a reader of WAL.
 """
 
 import contextlib
-import select
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -18,17 +18,25 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.timelines import parse_timeline_history
-from walproxy.postgres.command_connection import replication_conninfo, sqlstate_of, texts
+from walproxy.postgres.command_connection import replication_conninfo
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import problem_of_connect, problem_of_error
-from walproxy.postgres.replication import (
-    XLogData,
-    build_status_update,
-    parse_copy_message,
-    parse_identify_system,
-    parse_segment_size,
+from walproxy.postgres.replication import build_status_update, parse_segment_size
+from walproxy.postgres.replication_protocol import (
+    Conversation,
+    ServerRefused,
+    Wait,
+    WalStream,
+    end_copy,
+    identify_system,
+    read_timeline_history,
+    show,
+    start_replication,
 )
-from walproxy.wal_sources.source import LogPath, Origin, SourceLacks, SourceUnavailable
+from walproxy.postgres.waiting import wait_blocking, wait_until_ready
+from walproxy.wal_sources.source import LogPath, Origin, SourceUnavailable, WalMissing
+
+_Answer = TypeVar("_Answer")
 
 _NO_SUCH_FILE = "58P01"
 _WRONG_POSITION = "XX000"
@@ -110,99 +118,82 @@ class WalFetchClient:
 
     def identify(self, connection: pq.abc.PGconn) -> tuple[int, int, Lsn]:
         """Return (system id, TLI, end of the readable WAL)."""
-        return parse_identify_system(self._row(connection, "IDENTIFY_SYSTEM"))
+        return self._ask(connection, identify_system(connection), "IDENTIFY_SYSTEM")
 
     def log(self, connection: pq.abc.PGconn) -> ServedLog:
         """Return what it says of its WAL."""
         system_id, tli, readable_lsn = self.identify(connection)
-        segment_size = parse_segment_size(self._row(connection, "SHOW wal_segment_size")[0] or "")
+        setting = self._ask(connection, show(connection, "wal_segment_size"), "SHOW wal_segment_size")
+        segment_size = parse_segment_size(setting)
         lineage = parse_timeline_history(tli, (self.history(connection, tli) or b"") if tli > 1 else b"")
         return ServedLog(Origin(system_id, segment_size), LogPath(tli, lineage, segment_size), readable_lsn)
 
     def history(self, connection: pq.abc.PGconn, tli: int) -> bytes | None:
         """Return the history file of `tli`, None if it has none."""
         try:
-            result = self._command(connection, f"TIMELINE_HISTORY {tli}")
-        except SourceLacks:
+            return self._ask(connection, read_timeline_history(connection, tli), f"TIMELINE_HISTORY {tli}") or None
+        except WalMissing:
             return None
-        return (result.get_value(0, 1) if result.ntuples else None) or None
 
     def stream(self, connection: pq.abc.PGconn, tli: int, begin_lsn: Lsn, end_lsn: Lsn) -> Iterator[memoryview]:
         """Yield the bytes [begin_lsn, end_lsn) of `tli`. The connection is of no use afterwards.
 
         Raises:
-            SourceLacks: they are not there any more.
+            WalMissing: they are not there any more.
+            SourceUnavailable: it shuts down, or anything else went wrong.
         """
         command = f"START_REPLICATION PHYSICAL {format_lsn(begin_lsn)} TIMELINE {tli}"
-        if self._command(connection, command).status != pq.ExecStatus.COPY_BOTH:
-            raise SourceLacks(f"{self.name} has nothing of timeline {tli} at {format_lsn(begin_lsn)}")
-        position_lsn, deadline = begin_lsn, time.monotonic() + self._stream_timeout_s
-        while position_lsn < end_lsn:
-            size, data = connection.get_copy_data(1)
-            if size == 0:
+        timeline_end = self._ask(connection, start_replication(connection, begin_lsn, tli), command)
+        if timeline_end is not None:
+            raise WalMissing(f"{self.name} has nothing of timeline {tli} at {format_lsn(begin_lsn)}")
+        wal_stream = WalStream(connection, begin_lsn)
+        has_waited, position_lsn, deadline = True, begin_lsn, time.monotonic() + self._stream_timeout_s
+        while True:
+            arrived = wal_stream.read(has_waited)
+            for chunk in arrived.chunks:
+                yield chunk[: end_lsn - position_lsn]
+                position_lsn += len(chunk)
+                deadline = time.monotonic() + self._stream_timeout_s
+                if position_lsn >= end_lsn:
+                    return
+            if arrived.is_over:
+                if self._ask(connection, end_copy(connection), command) is None:
+                    raise SourceUnavailable(f"{self.name} has shut down")
+                raise WalMissing(f"{self.name} ended timeline {tli} at {format_lsn(position_lsn)}")
+            if arrived.broken is not None:
+                raise arrived.broken
+            if arrived.reply_requested:
+                # Nothing is said of positions: whoever waits for standbys must not wait for us.
+                connection.put_copy_data(build_status_update(0, 0, 0, time.time_ns() // 1000))
+                connection.flush()
+            has_waited = arrived.is_drained
+            if has_waited:
                 self._wait(connection, deadline)
-            elif size < 0:
-                result = self._next_result(connection)
-                if result is not None:
-                    self._check(result, command)
-                raise SourceLacks(f"{self.name} ended timeline {tli} at {format_lsn(position_lsn)}")
-            else:
-                message = parse_copy_message(data)
-                if isinstance(message, XLogData):
-                    if message.begin_lsn != position_lsn:
-                        raise RemoteProtocolError(
-                            f"WAL from {format_lsn(message.begin_lsn)} came where {format_lsn(position_lsn)} is next"
-                        )
-                    yield message.payload[: end_lsn - position_lsn]
-                    position_lsn += len(message.payload)
-                    deadline = time.monotonic() + self._stream_timeout_s
-                elif message.reply_requested:
-                    # Nothing is said of positions: whoever waits for standbys must not wait for us.
-                    connection.put_copy_data(build_status_update(0, 0, 0, time.time_ns() // 1000))
-                    connection.flush()
 
-    def _row(self, connection: pq.abc.PGconn, command: str) -> list[str | None]:
-        result = self._command(connection, command)
-        if result.ntuples != 1:
-            raise RemoteProtocolError(f"{command} was answered without a row")
-        return texts(result)
-
-    def _command(self, connection: pq.abc.PGconn, command: str) -> pq.abc.PGresult:
-        """Send a command and return its first result.
+    def _ask(self, connection: pq.abc.PGconn, conversation: Conversation[_Answer], command: str) -> _Answer:
+        """Have a conversation that begins with `command`, and return its answer.
 
         Raises:
-            SourceLacks: it has not what was asked for.
+            WalMissing: it has not what was asked for.
             SourceUnavailable: anything else went wrong.
         """
-        connection.send_query(command.encode())
-        result = self._next_result(connection)
-        if result is None:
-            raise SourceUnavailable(f"{self.name} gave no answer to {command}")
-        self._check(result, command)
-        if result.status != pq.ExecStatus.COPY_BOTH:
-            while self._next_result(connection) is not None:
-                pass  # What belongs to the same answer.
-        return result
-
-    def _check(self, result: pq.abc.PGresult, command: str) -> None:
-        if result.status not in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE):
-            return
-        code, text = sqlstate_of(result), result.get_error_message()
-        problem = problem_of_error(command, code, text)
-        # A server that ends the connection with this code has failed, and knows nothing of the position.
-        is_fatal = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) != b"ERROR"
-        if code == _NO_SUCH_FILE or (code == _WRONG_POSITION and not is_fatal):
-            raise SourceLacks(f"{self.name}: {problem.message}")
-        raise SourceUnavailable(f"{self.name}: {problem.message}")
-
-    def _next_result(self, connection: pq.abc.PGconn) -> pq.abc.PGresult | None:
-        deadline = time.monotonic() + self._timeout_s
-        while connection.flush() == 1 or connection.is_busy():
-            self._wait(connection, deadline)
-        return connection.get_result()
+        try:
+            return wait_blocking(conversation, connection, self._timeout_s)
+        except TimeoutError:
+            raise self._no_answer() from None
+        except ServerRefused as refusal:
+            problem = problem_of_error(command, refusal.sqlstate, refusal.message)
+            # A server that ends the connection with this code has failed, and knows nothing of the position.
+            is_lack = refusal.sqlstate == _NO_SUCH_FILE or (
+                refusal.sqlstate == _WRONG_POSITION and not refusal.is_fatal
+            )
+            raise (WalMissing if is_lack else SourceUnavailable)(f"{self.name}: {problem.message}") from None
 
     def _wait(self, connection: pq.abc.PGconn, deadline: float) -> None:
-        """Wait until there is something to read, and read it."""
-        if not select.select([connection.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise SourceUnavailable(f"{self.name} gave no answer in time")
-        connection.consume_input()
+        try:
+            wait_until_ready(connection, Wait.READ, deadline)
+        except TimeoutError:
+            raise self._no_answer() from None
+
+    def _no_answer(self) -> SourceUnavailable:
+        return SourceUnavailable(f"{self.name} gave no answer in time")

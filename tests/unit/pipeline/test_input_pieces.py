@@ -22,8 +22,8 @@ from walproxy.pipeline.input.pieces import (
     plan_pieces,
     safe_end,
 )
-from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing, room_for
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt
+from walproxy.pipeline.input.wal_input import Buffer, room_for
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, WalMissing
 
 PATH = LogPath(1, (), MIB)
 
@@ -44,7 +44,7 @@ class BuiltInput:
     def log_path(self, tli: int | None = None) -> LogPath:
         return PATH
 
-    def extents(self, path: LogPath) -> list[Extent]:
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
         return self._extents
 
     def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:

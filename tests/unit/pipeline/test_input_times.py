@@ -10,7 +10,7 @@ from tests.unit.pipeline.test_input_pieces import PATH, BuiltInput
 from tests.unit.record_bodies import body, of_length
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.input.times import MARGIN_S, begin_of_time, end_of_time
-from walproxy.pipeline.input.wal_input import Extent
+from walproxy.wal_sources.source import Extent
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

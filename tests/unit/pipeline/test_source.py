@@ -13,10 +13,10 @@ from safekeeper.waldecode.format import PAGE_SIZE
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import extend, fork, make_log, write_history, write_segments
 from walproxy.pipeline.input.pieces import PlannedPiece
-from walproxy.pipeline.input.wal_input import WalMissing
 from walproxy.pipeline.source.options import SourceOptions
 from walproxy.pipeline.source.stream import PgwalStreamReader
 from walproxy.pipeline.source.tasks import WalPartition, grouped, input_of, prefetched
+from walproxy.wal_sources.source import WalMissing
 
 BIG = 16 * MIB
 

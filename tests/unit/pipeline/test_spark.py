@@ -22,11 +22,11 @@ from walproxy.cli.pipeline import missing_extra_is_one_line, pipeline
 from walproxy.pipeline import spark_home as homes
 from walproxy.pipeline import spark_session as spark_sessions
 from walproxy.pipeline.choices import VIEW_NAMES
-from walproxy.pipeline.input.wal_input import WalMissing
 from walproxy.pipeline.schemas import VIEWS
 from walproxy.pipeline.spark_errors import SparkFailed, error_of, spark_errors
 from walproxy.pipeline.spark_home import SparkHome, spark_home
 from walproxy.pipeline.spark_session import find_java, spark_session
+from walproxy.wal_sources.source import WalMissing
 
 OURS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure: Task 0 in stage
 3.0 failed 1 times, most recent failure: Lost task 0.0 (TID 6): org.apache.spark.api.python.PythonException:
@@ -39,8 +39,8 @@ FileNotFoundError: [Errno 2] No such file: '/wal/00000001'
 The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
-  File "/lib/walproxy/pipeline/input/folder_input.py", line 12, in read
-walproxy.pipeline.input.wal_input.WalMissing: 000000010000000000000003 is missing: no WAL from 0/3000000 on
+  File "/lib/walproxy/wal_sources/segment_folder.py", line 12, in read
+walproxy.wal_sources.source.WalMissing: 000000010000000000000003 is missing: no WAL from 0/3000000 on
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:595)
 \tat java.base/java.lang.Thread.run(Thread.java:840)

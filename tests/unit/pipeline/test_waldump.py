@@ -22,10 +22,9 @@ from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import fork, write_history, write_segments
 from walproxy.cli.pipeline import pipeline
 from walproxy.pipeline.input.opening import open_input
-from walproxy.pipeline.input.wal_input import WalMissing
 from walproxy.pipeline.jobs.waldump import LogForked, Scan
 from walproxy.pipeline.jobs.waldump_selection import Selection
-from walproxy.wal_sources.source import SourceCorrupt
+from walproxy.wal_sources.source import SourceCorrupt, WalMissing
 
 HEAP, HEAP2, CUSTOM = 10, 9, 200
 TIME = datetime(2026, 2, 28, 23, 59, 59, 7, tzinfo=UTC)

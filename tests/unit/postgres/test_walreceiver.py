@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, cast
 
 import psycopg
@@ -20,9 +21,8 @@ BEGIN_LSN = 1 << 24
 class FakeLibpq:
     """What ReplicationConnection uses of a PGconn in COPY. `arrive` puts messages on the wire."""
 
-    ssl_in_use = False
-
     def __init__(self) -> None:
+        self.ssl_in_use = False
         self._ours, self._wire = socket.socketpair()
         self._ours.setblocking(False)
         self.socket = self._ours.fileno()
@@ -80,8 +80,9 @@ class FakeConnection:
 class Stream:
     """A stream over a fake libpq, and what it handed over."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_tls: bool = False) -> None:
         fake = FakeConnection()
+        fake.pgconn.ssl_in_use = is_tls
         self.libpq = fake.pgconn
         self.connection = ReplicationConnection(cast(psycopg.AsyncConnection, fake), "", 1.0)
         self.connection._in_copy = True
@@ -106,11 +107,11 @@ class Stream:
             await asyncio.sleep(0)
 
 
-def streaming(test: Callable[[Stream], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def streaming(test: Callable[[Stream], Coroutine[Any, Any, None]], is_tls: bool = False) -> Callable[[], None]:
     """Run `test` with a stream."""
 
     async def run() -> None:
-        stream = Stream()
+        stream = Stream(is_tls)
         try:
             await test(stream)
         finally:
@@ -290,10 +291,9 @@ async def test_error_of_libpq_inside_the_stream_is_a_lost_connection(stream: Str
     assert caught.value.kind is ProblemKind.LOST
 
 
-@streaming
+@partial(streaming, is_tls=True)
 async def test_tls_is_read_until_nothing_more_comes_though_the_socket_shows_nothing(stream: Stream) -> None:
     await stream.settle()
-    stream.connection._tls = True
     late = [[], [wal(BEGIN_LSN + 3, b"de")], [], [wal(BEGIN_LSN + 5, b"f")]]  # what each further pass finds
     plain_consume = stream.libpq.consume_input
 

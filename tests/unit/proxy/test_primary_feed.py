@@ -16,7 +16,7 @@ from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.replication import PrimaryFacts
-from walproxy.postgres.walreceiver import TimelineEnd
+from walproxy.postgres.replication_protocol import TimelineEnd
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed

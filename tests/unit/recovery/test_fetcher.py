@@ -15,17 +15,16 @@ from safekeeper.storage.segment_file import create_segment
 from tests.unit.wal_builder import WalBuilder
 from walproxy.recovery.fetcher import Fetcher, HoleFound
 from walproxy.wal_sources.folder import FolderSource
+from walproxy.wal_sources.ranges import extents_of_files, later_of
 from walproxy.wal_sources.source import (
+    Extent,
     LogPath,
     Offer,
     Origin,
+    SegmentSource,
     SourceCorrupt,
-    SourceLacks,
     SourceUnavailable,
-    WalSource,
-    later_of,
-    next_of,
-    reach_of,
+    WalMissing,
 )
 
 MIB = 1 << 20
@@ -59,7 +58,7 @@ class FakeSource:
 
         def write(path: Path) -> None:
             if self.removed:
-                raise SourceLacks(f"{self.name} has it no more")
+                raise WalMissing(f"{self.name} has it no more")
             content = bytearray(WAL.data[begin_lsn - MIB : end_lsn - MIB])
             self.change(content)
             path.write_bytes(content)
@@ -74,11 +73,8 @@ class FakeSource:
         self._answer()
         return later_of(self.pieces, tli, begin_lsn, MIB)
 
-    def reach(self, path: LogPath, begin_lsn: Lsn) -> Lsn:
-        return reach_of(self.pieces, path, begin_lsn)
-
-    def next_after(self, path: LogPath, lsn: Lsn) -> Lsn | None:
-        return next_of(self.pieces, path, lsn)
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
+        return extents_of_files(path, self.pieces)
 
     def _answer(self) -> None:
         self.questions += 1
@@ -86,7 +82,7 @@ class FakeSource:
             raise SourceUnavailable(f"{self.name} does not answer")
 
 
-def fetch(target: Path, *sources: WalSource, lsn: Lsn = 2 * MIB, **options: bool) -> tuple[str, Lsn] | None:
+def fetch(target: Path, *sources: SegmentSource, lsn: Lsn = 2 * MIB, **options: bool) -> tuple[str, Lsn] | None:
     """Fetch the segment at `lsn`; return from where it came and where it ends. What came is compared."""
     found = Fetcher(sources, system_id=SYSTEM_ID).fetch_segment(1, lsn, target, **options)
     if found is None:
@@ -158,7 +154,7 @@ class ReplacedPart(FakeSource):
         def write(path: Path) -> None:
             if self.replacements:
                 self.pieces[tli, begin_lsn] = self.committed_lsn = self.replacements.pop(0)
-                raise SourceLacks(f"{self.name} has replaced it")
+                raise WalMissing(f"{self.name} has replaced it")
             offer.write(path)
 
         (offer,) = super().offers(tli, begin_lsn)

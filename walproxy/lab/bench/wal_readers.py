@@ -27,13 +27,16 @@ from psycopg import pq
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
-from walproxy.postgres.replication import XLogData, build_status_update, parse_copy_message
+from walproxy.postgres.replication import build_status_update
+from walproxy.postgres.replication_protocol import ServerRefused, WalStream, identify_system, start_replication
+from walproxy.postgres.waiting import wait_blocking
 
 READING, SLOW, STOPPED = "reading", "slow", "stopped"
 READY = "ready"
 
 _RATES_BYTES_S = {READING: float("inf"), SLOW: 200e3, STOPPED: 0.0}
 _TICK_S = 0.01
+_ANSWER_S = 10.0
 _STATUS_EVERY_S = 1.0
 # A reader that does not read holds what the kernel takes for it: little, so that the server feels it at once.
 _RECEIVE_BUFFER_BYTES = 64 << 10
@@ -58,10 +61,16 @@ class Reader:
         if kind != READING:
             with socket.socket(fileno=os.dup(self._connection.socket)) as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-        answer = self._connection.exec_(f"START_REPLICATION PHYSICAL {format_lsn(start_lsn)}".encode())
-        if answer.status != pq.ExecStatus.COPY_BOTH:
-            raise WalproxyError(f"a reader could not start: {self._problem()}")
         self._connection.nonblocking = 1
+        try:
+            pgconn = self._connection
+            _, tli, _ = wait_blocking(identify_system(pgconn), pgconn, _ANSWER_S)
+            wait_blocking(start_replication(pgconn, start_lsn, tli), pgconn, _ANSWER_S)
+        except ServerRefused as refusal:
+            raise WalproxyError(f"a reader could not start: {one_line(refusal.message.strip())}") from None
+        except (psycopg.Error, TimeoutError):
+            raise WalproxyError(f"a reader could not start: {self._problem()}") from None
+        self._wal_stream = WalStream(self._connection, start_lsn)
         self._began_at = time.monotonic()
 
     def take(self, now: float) -> None:
@@ -73,14 +82,13 @@ class Reader:
         if self.received_bytes >= self._rate_bytes_s * (now - self._began_at):
             return
         try:
-            self._connection.consume_input()
-            while (answer := self._connection.get_copy_data(1))[0] > 0:
-                message = parse_copy_message(answer[1])
-                if isinstance(message, XLogData):
-                    self.received_bytes += len(message.payload)
-                    self.end_lsn = message.begin_lsn + len(message.payload)
-            if answer[0] < 0:
+            arrived = self._wal_stream.read(True)
+            self.received_bytes += arrived.end_lsn - self.end_lsn
+            self.end_lsn = arrived.end_lsn
+            if arrived.is_over:
                 raise WalproxyError(f"the server ended a reader's stream at {format_lsn(self.end_lsn)}")
+            if arrived.broken is not None:
+                raise arrived.broken
             if now >= self._next_status_at:
                 self._next_status_at = now + _STATUS_EVERY_S
                 self._connection.put_copy_data(

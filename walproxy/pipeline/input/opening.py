@@ -8,16 +8,23 @@ safekeeper://HOST:PORT[,HOST:PORT...][?user=..&password=..&sslmode=..]
 
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import psycopg
+from psycopg.conninfo import make_conninfo
 
 from safekeeper.archive.objects import MANIFEST_KEY
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.input.archive_input import ArchiveInput
-from walproxy.pipeline.input.folder_input import FolderInput
-from walproxy.pipeline.input.safekeeper_input import SafekeeperInput
-from walproxy.pipeline.input.wal_input import NO_OPTIONS, SAFEKEEPER_SCHEME, WalInput
+from safekeeper.base.settings import address
+from walproxy.pipeline.input.valid_end import DecodedEnd
+from walproxy.pipeline.input.wal_input import NO_OPTIONS, SAFEKEEPER_SCHEME, OpenedInput, WalInput
+from walproxy.wal_sources.archive import ArchiveSource
+from walproxy.wal_sources.safekeeper_group import SafekeeperGroup
+from walproxy.wal_sources.segment_folder import SegmentFolder
 
 _REMOTE_SCHEMES = ("s3", "gs", "az")
+_CONNECT_S = 3
+_NOT_TO_BE_SET = ("host", "hostaddr", "port", "dbname", "replication", "application_name")
 
 
 def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
@@ -28,30 +35,70 @@ def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
     """
     scheme, has_scheme, _ = path.partition("://")
     if not has_scheme:
-        return _open_folder(path, Path(path), options)
+        return _open_folder(Path(path), options)
     if scheme == SAFEKEEPER_SCHEME:
-        return SafekeeperInput(path, options)
+        return OpenedInput(SafekeeperGroup, *connection_string(path, options), "walproxy_pipeline")
     if scheme == "file":
         parts = urlsplit(path)
         if parts.netloc not in ("", "localhost"):
             raise ConfigurationError(f"{path} names another host: write file:///path")
-        return _open_folder(path, Path(unquote(parts.path)), options)
+        return _open_folder(Path(unquote(parts.path)), options)
     if scheme not in _REMOTE_SCHEMES:
         raise ConfigurationError(
             f"{scheme}:// is no input of WAL: give a folder, s3://, gs://, az:// or {SAFEKEEPER_SCHEME}://HOST:PORT"
         )
-    return ArchiveInput(path, options)
+    return OpenedInput(ArchiveSource, path, dict(options))
 
 
-def _open_folder(path: str, folder: Path, options: Mapping[str, str]) -> WalInput:
+def _open_folder(folder: Path, options: Mapping[str, str]) -> WalInput:
     try:
         if not folder.is_dir():
             raise ConfigurationError(f"{folder} is no folder: correct the input's path")
         is_archive = (folder / MANIFEST_KEY).exists()
     except OSError as error:
         raise ConfigurationError(f"cannot read {folder}: {error.strerror}") from error
+    # A copy may be opened where the working directory is another one.
     if is_archive:
-        return ArchiveInput(path, options)
+        return OpenedInput(ArchiveSource, str(folder.absolute()), dict(options))
     if options:
         raise ConfigurationError(f"the folder {folder} has no options: remove {', '.join(options)}")
-    return FolderInput(folder)
+    return OpenedInput(SegmentFolder, folder.absolute(), DecodedEnd)
+
+
+def connection_string(url: str, options: Mapping[str, str]) -> tuple[str, str]:
+    """Return the hosts of a safekeeper:// URL as they are written, and libpq's connection string.
+
+    Args:
+        options: further parameters of libpq.
+
+    Raises:
+        ConfigurationError: it cannot be used. No value of a parameter is shown: one may be a password.
+    """
+    listed, _, query = url.removeprefix(f"{SAFEKEEPER_SCHEME}://").partition("?")
+    listed = listed.removesuffix("/")
+    if "@" in listed or "/" in listed:
+        raise ConfigurationError(
+            f"the input's URL has more than hosts before its parameters: write {SAFEKEEPER_SCHEME}://HOST:PORT, and "
+            "user and password as ?user=..&password=.., PGUSER and PGPASSWORD, or in .pgpass"
+        )
+    if not all(listed.split(",")):
+        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed} lacks a host: write {SAFEKEEPER_SCHEME}://HOST:PORT")
+    try:
+        addresses = [address(part) for part in listed.split(",")]
+    except ValueError as error:
+        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed}: {error}") from None
+    try:
+        given = {**dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))), **options}
+    except ValueError:
+        raise ConfigurationError(
+            f"{SAFEKEEPER_SCHEME}://{listed}: parameters are written ?KEY=VALUE&KEY=VALUE"
+        ) from None
+    taken = [key for key in given if key in _NOT_TO_BE_SET]
+    if taken:
+        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed} has no parameter {taken[0]}: leave it out")
+    hosts, ports = (",".join(str(each) for each in column) for column in zip(*addresses, strict=True))
+    try:
+        return listed, make_conninfo("", **{"connect_timeout": str(_CONNECT_S), **given, "host": hosts, "port": ports})
+    except psycopg.Error:
+        unknown = ", ".join(given)
+        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed}: libpq does not know all of {unknown}") from None

@@ -16,9 +16,9 @@ import numpy as np
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.waldecode.format import ALIGNMENT, PAGE_SIZE, page_header_size
-from walproxy.pipeline.input.segment_index import by_segment
-from walproxy.pipeline.input.wal_input import Buffer, Extent, WalInput, WalMissing
-from walproxy.wal_sources.source import LogPath, SourceCorrupt
+from walproxy.pipeline.input.wal_input import Buffer, WalInput
+from walproxy.wal_sources.ranges import by_segment
+from walproxy.wal_sources.source import Extent, LogPath, SourceCorrupt, WalMissing
 
 if TYPE_CHECKING:
     from walproxy.pipeline.decoder.decode import Decoded, Workspace

@@ -22,9 +22,9 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.waldecode.format import RM_XACT
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
-from walproxy.pipeline.input.segment_index import by_segment
-from walproxy.pipeline.input.wal_input import Extent, WalInput
-from walproxy.wal_sources.source import LogPath
+from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.wal_sources.ranges import by_segment
+from walproxy.wal_sources.source import Extent, LogPath
 
 MARGIN_S = 10
 

@@ -7,17 +7,16 @@ and the next look begins on the page of the last record.
 
 from collections.abc import Callable
 
+import numpy as np
+
 from safekeeper.base.lsn import Lsn
 from safekeeper.waldecode.format import PAGE_HEADER_SIZE, PAGE_SIZE
-from walproxy.pipeline.input.wal_input import Buffer
 
 _CHUNK_BYTES = 1 << 20
 
-Read = Callable[[Lsn, Lsn], Buffer]
 
-
-class ValidEnd:
-    """Of one segment, or of the part of it that a file has.
+class DecodedEnd:
+    """Of one segment, or of the part of it that a file has. See segment_folder.ValidEnd.
 
     Attributes:
         lsn: up to there the WAL is valid, as far as was last looked.
@@ -28,20 +27,15 @@ class ValidEnd:
         self._begin_lsn = begin_lsn
         self._segment_size = segment_size
 
-    def look(self, read: Read, end_lsn: Lsn) -> Lsn:
-        """Return where valid WAL ends, which is never before where it ended the last time.
-
-        Args:
-            read: returns the bytes [begin, end) of the segment, fewer where the file ends.
-            end_lsn: the file ends there, or the segment.
-        """
+    def look(self, read: Callable[[Lsn, Lsn], memoryview], end_lsn: Lsn) -> Lsn:
+        """See segment_folder.ValidEnd."""
         from walproxy.pipeline.decoder.decode import decode, straddler_end
 
         begin_lsn = max(self._begin_lsn, self.lsn - 1 & -PAGE_SIZE)
         size, limit_lsn = _CHUNK_BYTES, end_lsn
         while begin_lsn < limit_lsn:
             wanted_lsn = min(begin_lsn + size, limit_lsn)
-            wal = read(begin_lsn, wanted_lsn)
+            wal = np.frombuffer(read(begin_lsn, wanted_lsn), dtype=np.uint8)
             reach_lsn = begin_lsn + wal.nbytes
             if reach_lsn < wanted_lsn:
                 limit_lsn = reach_lsn

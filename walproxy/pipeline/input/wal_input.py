@@ -1,20 +1,14 @@
-"""What an input of WAL is.
+"""What the pipeline asks of a source of WAL: a `ByteSource` that is read into arrays, and pickled as what opened it."""
 
-An input is asked again and again while a stream runs: `extents` says each time what is there now. What it has once
-said to be there is committed, as far as that can be known: an archive holds committed WAL only, and safekeepers serve
-nothing else; a folder has what its server has written.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
-from walproxy.wal_sources.source import LogPath, Origin
+from walproxy.wal_sources.source import ByteSource, LogPath, WalSource
 
 Buffer = NDArray[np.uint8]
 
@@ -22,44 +16,11 @@ NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 SAFEKEEPER_SCHEME = "safekeeper"
 
 
-class WalMissing(WalproxyError):
-    """WAL that was asked for is not there: never written yet, removed, or a hole."""
-
-
-class Extent(NamedTuple):
-    """Bytes [begin_lsn, end_lsn) of a log that are all there."""
-
-    begin_lsn: Lsn
-    end_lsn: Lsn
-
-
-class WalInput(Protocol):
-    """One input. Blocking, thread-safe, picklable: the copy opens it anew.
-
-    All methods raise SourceUnavailable if it cannot be asked now, and ConfigurationError or ArchiveRefused if asking
-    again is of no use.
-
-    Attributes:
-        name: how messages call it, without credentials.
-    """
-
-    name: str
-
-    def origin(self) -> Origin:
-        """Return whose WAL it has."""
-        ...
+class WalInput(WalSource, Protocol):
+    """One input. Blocking, thread-safe, picklable: the copy opens it anew. Errors are those of `ByteSource`."""
 
     def log_path(self, tli: int | None = None) -> LogPath:
-        """Return a timeline with its ancestors; the newest one if none is named. Asked anew at each call.
-
-        Raises:
-            WalMissing: there is no such timeline, or no WAL at all.
-            SourceCorrupt: its history cannot be used.
-        """
-        ...
-
-    def extents(self, path: LogPath) -> list[Extent]:
-        """Return which bytes of `path` are there now, ascending, with holes between them. May be asked each second."""
+        """See ByteSource."""
         ...
 
     def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:
@@ -69,10 +30,34 @@ class WalInput(Protocol):
             into: where to put them, of exactly that size; a new array if None.
 
         Raises:
-            WalMissing: some of them are not there; the message names the file.
-            SourceCorrupt: a file does not have the bytes that it should.
+            As ByteSource.read_into.
         """
         ...
+
+
+class OpenedInput:
+    """A source as an input. See WalInput.
+
+    Args:
+        opener: what makes the source: it is called again with the same arguments where a copy is unpickled.
+    """
+
+    def __init__(self, opener: Callable[..., ByteSource], *arguments: object) -> None:
+        self._opened_with = (opener, *arguments)
+        self._source = opener(*arguments)
+        self.name = self._source.name
+        self.origin = self._source.origin
+        self.log_path = self._source.log_path
+        self.extents = self._source.extents
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OpenedInput, self._opened_with
+
+    def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:
+        """See WalInput."""
+        room = room_for(begin_lsn, end_lsn, into)
+        self._source.read_into(path, begin_lsn, room.data)
+        return room
 
 
 def room_for(begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None) -> Buffer:

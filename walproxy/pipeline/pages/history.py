@@ -17,11 +17,11 @@ from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.decoder.opcodes import operation_name, rmgr_name
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
-from walproxy.pipeline.input.wal_input import Extent, WalInput
+from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.pages.relation import PageId
 from walproxy.pipeline.schemas import arrow_schema
 from walproxy.pipeline.tables import open_table
-from walproxy.wal_sources.source import LogPath
+from walproxy.wal_sources.source import Extent, LogPath
 
 _VIEW: Final = "page_versions"
 # A record of this kind refers to a page of the heap whose LSN it leaves alone, unless the cluster has checksums or

@@ -23,7 +23,7 @@ from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece, plan_pieces
 from walproxy.pipeline.input.times import end_of_time
-from walproxy.pipeline.input.wal_input import Extent, WalInput
+from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.catalog import RelationId
 from walproxy.pipeline.pages.history import History, LogReader, Record, history_of
 from walproxy.pipeline.pages.page import PageHeader, header_of
@@ -35,7 +35,7 @@ from walproxy.recovery.config import SourceConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.plan import LATEST, Plan, Target, choose_path, make_plan
 from walproxy.recovery.restore import Owner, recovery_settings, write_data_folder
-from walproxy.wal_sources.source import LogPath
+from walproxy.wal_sources.source import Extent, LogPath
 
 _REMOVAL_TIMEOUT_S: Final = 10.0
 _RELATION_QUERY: Final = """

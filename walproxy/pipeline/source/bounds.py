@@ -9,9 +9,9 @@ from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.arrays import BlockArrays, RecordArrays
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.input.times import begin_of_time, end_of_time
-from walproxy.pipeline.input.wal_input import Extent, WalInput
+from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.source.options import SourceOptions
-from walproxy.wal_sources.source import LogPath
+from walproxy.wal_sources.source import Extent, LogPath
 
 
 def bounds_of(

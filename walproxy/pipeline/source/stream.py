@@ -21,12 +21,12 @@ from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.waldecode.format import PAGE_SIZE
 from walproxy.pipeline.input.pieces import plan_pieces, safe_end
-from walproxy.pipeline.input.wal_input import SAFEKEEPER_SCHEME, Extent, WalMissing
+from walproxy.pipeline.input.wal_input import SAFEKEEPER_SCHEME
 from walproxy.pipeline.source.bounds import bounds_of
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import SourceOptions
 from walproxy.pipeline.source.tasks import WalPartition, input_of, partitions_of, read_partition
-from walproxy.wal_sources.source import LogPath, SourceUnavailable
+from walproxy.wal_sources.source import Extent, LogPath, SourceUnavailable, WalMissing
 
 _log = logging.getLogger(__name__)
 

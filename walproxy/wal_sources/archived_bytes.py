@@ -1,4 +1,4 @@
-"""Bytes of one object of an archive, into an array: the whole object, or a part of it.
+"""Bytes of one object of an archive, into memory: the whole object, or a part of it.
 
 Who asks for half of an object or more reads all of it, which is then compared with its receipt. Less than that is read
 by itself, and not compared: records have checksums of their own. A compressed object is decompressed from its beginning
@@ -7,6 +7,7 @@ until enough has come.
 A local folder is read through the operating system's cache, for whoever asks the same question again.
 """
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,19 +15,17 @@ from pathlib import Path
 from typing import Protocol
 
 import google_crc32c
-import numpy as np
 import zstandard
 
 from safekeeper.archive.objects import ArchivedObject
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.store_errors import translated
 from safekeeper.base.errors import ArchiveCorrupt
-from walproxy.pipeline.input.wal_input import Buffer
 
 _READ_BYTES = 1 << 20
 
 
-def read_object(store: ObjectStore, archived: ArchivedObject, begin: int, end: int, into: Buffer) -> None:
+def read_object(store: ObjectStore, archived: ArchivedObject, begin: int, end: int, into: memoryview) -> None:
     """Put the plain bytes [begin, end) of an object into `into`.
 
     Raises:
@@ -36,7 +35,7 @@ def read_object(store: ObjectStore, archived: ArchivedObject, begin: int, end: i
     if end - begin == archived.plain_bytes:
         _read_whole(store, archived, into)
     elif (end - begin) * 2 >= archived.plain_bytes:
-        whole = np.empty(archived.plain_bytes, dtype=np.uint8)
+        whole = memoryview(bytearray(archived.plain_bytes))
         _read_whole(store, archived, whole)
         into[:] = whole[begin:end]
     elif archived.compressed:
@@ -45,46 +44,46 @@ def read_object(store: ObjectStore, archived: ArchivedObject, begin: int, end: i
         _read_plain(store, archived, begin, into)
 
 
-def _read_whole(store: ObjectStore, archived: ArchivedObject, into: Buffer) -> None:
+def _read_whole(store: ObjectStore, archived: ArchivedObject, into: memoryview) -> None:
     if archived.compressed:
         _decompress(store, archived, 0, into)
     elif store.folder is None:
         filled = 0
         for piece in store.pieces(archived.key):
-            room = into[filled : filled + len(piece)]
-            if room.nbytes < len(piece):
+            if filled + len(piece) > len(into):
                 raise _too_long(store, archived)
-            room[:] = np.frombuffer(piece, dtype=np.uint8)
+            into[filled : filled + len(piece)] = piece
             filled += len(piece)
-        if filled < into.nbytes:
+        if filled < len(into):
             raise _too_short(store, archived, filled)
     else:
         _read_plain(store, archived, 0, into)
-    crc32c = google_crc32c.value(into)
+    # It takes neither a memoryview nor a bytearray; an array of ctypes over the same memory costs no copy.
+    crc32c = google_crc32c.value((ctypes.c_ubyte * len(into)).from_buffer(into))
     if crc32c != archived.crc32c:
         raise _has(store, archived, f"the CRC-32C {crc32c:08X}, but its receipt says {archived.crc32c:08X}")
 
 
-def _read_plain(store: ObjectStore, archived: ArchivedObject, begin: int, into: Buffer) -> None:
+def _read_plain(store: ObjectStore, archived: ArchivedObject, begin: int, into: memoryview) -> None:
     if store.folder is None:
-        found = store.part(archived.key, begin, begin + into.nbytes)
-        if len(found) < into.nbytes:
+        found = store.part(archived.key, begin, begin + len(into))
+        if len(found) < len(into):
             raise _too_short(store, archived, begin + len(found))
-        into[:] = np.frombuffer(found, dtype=np.uint8)
+        into[:] = found
         return
     with _opened(store, archived.key) as descriptor:
         if os.fstat(descriptor).st_size > archived.plain_bytes:
             raise _too_long(store, archived)
         filled = read_at(descriptor, begin, into)
-    if filled < into.nbytes:
+    if filled < len(into):
         raise _too_short(store, archived, begin + filled)
 
 
-def read_at(descriptor: int, offset: int, into: Buffer) -> int:
+def read_at(descriptor: int, offset: int, into: memoryview) -> int:
     """Fill `into` from a file's `offset` on; return how many bytes there were. Raises OSError."""
-    room, filled = into.data, 0
-    while filled < into.nbytes:
-        count = os.preadv(descriptor, [room[filled:]], offset + filled)
+    filled = 0
+    while filled < len(into):
+        count = os.preadv(descriptor, [into[filled:]], offset + filled)
         if not count:
             break
         filled += count
@@ -105,7 +104,7 @@ class _Pieces:
         return next(self._pieces, b"")
 
 
-def _decompress(store: ObjectStore, archived: ArchivedObject, begin: int, into: Buffer) -> None:
+def _decompress(store: ObjectStore, archived: ArchivedObject, begin: int, into: memoryview) -> None:
     """Decompress until `into` is full, passing over the first `begin` bytes."""
     if store.folder is None:
         stream = store.stream(archived.key)
@@ -128,7 +127,7 @@ class _Descriptor:
         return os.read(self._descriptor, size)
 
 
-def _inflate(store: ObjectStore, archived: ArchivedObject, source: _Readable, begin: int, into: Buffer) -> None:
+def _inflate(store: ObjectStore, archived: ArchivedObject, source: _Readable, begin: int, into: memoryview) -> None:
     try:
         with zstandard.ZstdDecompressor().stream_reader(source, read_size=_READ_BYTES) as reader:  # type: ignore[arg-type]
             skipped, scratch = 0, bytearray(min(begin, _READ_BYTES))
@@ -137,9 +136,9 @@ def _inflate(store: ObjectStore, archived: ArchivedObject, source: _Readable, be
                 if not count:
                     raise _too_short(store, archived, skipped)
                 skipped += count
-            filled, room = 0, into.data
-            while filled < into.nbytes:
-                count = reader.readinto(room[filled:])
+            filled = 0
+            while filled < len(into):
+                count = reader.readinto(into[filled:])
                 if not count:
                     raise _too_short(store, archived, begin + filled)
                 filled += count

@@ -1,24 +1,25 @@
-"""A folder of segments as an input: a server's pg_wal, what pg_receivewal or an archive_command writes, a copy of any.
+"""A folder of segments as a source of WAL: a server's pg_wal, what pg_receivewal or an archive_command writes, a copy.
 
 A segment that another one of the log follows is complete. The last one, and one before a hole, holds as much as there
-are valid records in it; so does a `.partial`. What a server has written is taken for the log, committed or not.
+are valid records in it; so does a `.partial`. To find where those end records must be decoded, which is the pipeline's:
+it hands in a `ValidEnd`. What a server has written is taken for the log, committed or not.
 
 Whose WAL it is stands in the segments themselves. A folder with the WAL of two systems is refused.
 """
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, Protocol, TypeAlias
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, segment_name, segment_start
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE
-from walproxy.pipeline.input.archived_bytes import read_at
-from walproxy.pipeline.input.folder_listing import (
+from walproxy.wal_sources.archived_bytes import read_at
+from walproxy.wal_sources.ranges import by_segment, extents_along, missing, union
+from walproxy.wal_sources.segment_listing import (
     PARTIAL_SUFFIX,
     FolderListing,
     SegmentFile,
@@ -26,10 +27,24 @@ from walproxy.pipeline.input.folder_listing import (
     parse_first_page,
     unreadable,
 )
-from walproxy.pipeline.input.segment_index import by_segment, extents_along, missing, union
-from walproxy.pipeline.input.valid_end import ValidEnd
-from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing, room_for
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt, SourceUnavailable
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, SourceUnavailable, WalMissing
+
+
+class ValidEnd(Protocol):
+    """Where valid WAL ends in one segment that is still being written, or in the part of it that a file has."""
+
+    def look(self, read: Callable[[Lsn, Lsn], memoryview], end_lsn: Lsn) -> Lsn:
+        """Return where valid WAL ends, which is never before where it ended the last time.
+
+        Args:
+            read: returns the bytes [begin, end) of the segment, fewer where the file ends.
+            end_lsn: the file ends there, or the segment.
+        """
+        ...
+
+
+MakeValidEnd: TypeAlias = Callable[[Lsn, int], ValidEnd]
+"""Called with where a segment begins, and with the size of segments."""
 
 
 class _Inventory(NamedTuple):
@@ -44,27 +59,25 @@ class _Inventory(NamedTuple):
     open: list[tuple[SegmentFile, ValidEnd]]
 
 
-class FolderInput:
-    """A folder of segments. See WalInput."""
+class SegmentFolder:
+    """A folder of segments. See ByteSource."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, make_valid_end: MakeValidEnd) -> None:
         self._folder = folder.absolute()
+        self._make_valid_end = make_valid_end
         self.name = f"the folder {self._folder}"
         self._lock = threading.Lock()
         self._listing = FolderListing(self._folder)
         self._inventories: dict[LogPath, _Inventory] = {}
         self._ends: dict[SegmentFile, ValidEnd] = {}
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return FolderInput, (self._folder,)
-
     def origin(self) -> Origin:
-        """See WalInput."""
+        """See WalSource."""
         with self._lock:
             return self._listing.origin()
 
     def log_path(self, tli: int | None = None) -> LogPath:
-        """See WalInput. A timeline without its history file is taken to have no ancestors, if that is all there can be.
+        """See ByteSource. A timeline without its history file counts as one without ancestors, if it can be one.
 
         A server that is promoted writes the first segment of its timeline before the history file.
         """
@@ -89,8 +102,8 @@ class FolderInput:
             raise WalMissing(f"{self.name} has no timeline {wanted}: there is {known}")
         return LogPath(wanted, (), segment_size)
 
-    def extents(self, path: LogPath) -> list[Extent]:
-        """See WalInput."""
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
+        """See WalSource."""
         with self._lock:
             self._refresh()
             inventory = self._inventories.get(path)
@@ -101,12 +114,10 @@ class FolderInput:
                 held.setdefault(file.tli, []).append(Extent(file.begin_lsn, _valid_end(file, known)))
             return extents_along(path, lambda tli: held.get(tli, []))
 
-    def read(self, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn, into: Buffer | None = None) -> Buffer:
-        """See WalInput."""
-        room = room_for(begin_lsn, end_lsn, into)
-        for part in by_segment(begin_lsn, end_lsn, path.segment_size):
+    def read_into(self, path: LogPath, begin_lsn: Lsn, room: memoryview) -> None:
+        """See ByteSource."""
+        for part in by_segment(begin_lsn, begin_lsn + len(room), path.segment_size):
             self._read_segment(path, part, room[part.begin_lsn - begin_lsn : part.end_lsn - begin_lsn])
-        return room
 
     def _refresh(self) -> None:
         if self._listing.refresh():
@@ -126,11 +137,11 @@ class FolderInput:
                 if is_followed and file.size == path.segment_size:
                     complete.setdefault(tli, []).append(Extent(begin_lsn, following_lsn))
                 else:
-                    known = self._ends.setdefault(file, ValidEnd(begin_lsn, path.segment_size))
+                    known = self._ends.setdefault(file, self._make_valid_end(begin_lsn, path.segment_size))
                     unfinished.append((file, known))
         return _Inventory({tli: union(extents) for tli, extents in complete.items()}, unfinished)
 
-    def _read_segment(self, path: LogPath, part: Extent, into: Buffer) -> None:
+    def _read_segment(self, path: LogPath, part: Extent, into: memoryview) -> None:
         """Read a part of one segment from the first file that has it."""
         segment_lsn = segment_start(part.begin_lsn, path.segment_size)
         for tli, useful_end_lsn in path.names(segment_lsn):
@@ -142,7 +153,7 @@ class FolderInput:
                     return
         raise missing(self.name, path, *part)
 
-    def _read_file(self, file_path: Path, segment_lsn: Lsn, part: Extent, into: Buffer) -> bool:
+    def _read_file(self, file_path: Path, segment_lsn: Lsn, part: Extent, into: memoryview) -> bool:
         """Read a part of a segment; return whether the file is that segment, and long enough."""
         try:
             with file_path.open("rb", buffering=0) as file:
@@ -150,7 +161,7 @@ class FolderInput:
                 if first_page is None or first_page.address != segment_lsn:
                     return False
                 check_origin(file_path, first_page, self.origin())
-                return read_at(file.fileno(), part.begin_lsn - segment_lsn, into) == into.nbytes
+                return read_at(file.fileno(), part.begin_lsn - segment_lsn, into) == len(into)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -169,8 +180,8 @@ class FolderInput:
 def _valid_end(file: SegmentFile, known: ValidEnd) -> Lsn:
     """Return where valid WAL ends in a file, where it begins if the file is gone."""
 
-    def read(begin_lsn: Lsn, end_lsn: Lsn) -> Buffer:
-        wal = np.empty(end_lsn - begin_lsn, dtype=np.uint8)
+    def read(begin_lsn: Lsn, end_lsn: Lsn) -> memoryview:
+        wal = memoryview(bytearray(end_lsn - begin_lsn))
         return wal[: read_at(opened.fileno(), begin_lsn - file.begin_lsn, wal)]
 
     try:

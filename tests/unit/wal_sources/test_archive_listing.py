@@ -11,9 +11,8 @@ from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ArchiveUnavailable
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import ArchiveMaker, make_log
-from walproxy.pipeline.input.archive_listing import ArchiveListing
-from walproxy.pipeline.input.wal_input import Extent
-from walproxy.wal_sources.source import LogPath
+from walproxy.wal_sources.archive_listing import ArchiveListing
+from walproxy.wal_sources.source import Extent, LogPath
 
 PATH = LogPath(1, (), MIB)
 

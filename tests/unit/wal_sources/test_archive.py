@@ -1,4 +1,4 @@
-"""An archive as an input of the pipeline: its timelines, what there is, and the bytes."""
+"""An archive as a source of WAL: its timelines, what there is, the bytes as the pipeline reads them, and the files."""
 
 import pickle
 import re
@@ -8,12 +8,13 @@ import pytest
 
 from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ArchiveRefused, ConfigurationError
+from safekeeper.base.timelines import format_timeline_history
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import ArchiveMaker, extend, fork, make_log
-from walproxy.pipeline.input.archive_input import ArchiveInput
 from walproxy.pipeline.input.opening import open_input
-from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt, SourceUnavailable
+from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.wal_sources.archive import ArchiveSource
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, SourceUnavailable, WalMissing
 
 PATH = LogPath(1, (), MIB)
 
@@ -193,7 +194,7 @@ def test_what_cannot_be_an_input_is_refused(tmp_path: Path, archive: ArchiveMake
     assert open_input(f"file://{archive.store.url}").origin() == Origin(7, MIB)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArchiveRefused, match=r"has no manifest\.json"):
-        ArchiveInput(str(tmp_path / "empty")).origin()
+        ArchiveSource(str(tmp_path / "empty")).origin()
 
 
 def test_an_archive_that_cannot_be_listed_is_unavailable(archive: ArchiveMaker, tmp_path: Path) -> None:
@@ -205,3 +206,46 @@ def test_an_archive_that_cannot_be_listed_is_unavailable(archive: ArchiveMaker, 
     wal.symlink_to("wal")
     with pytest.raises(SourceUnavailable, match="could not list"):
         wal_input.extents(PATH)
+
+
+def test_files_are_offered_the_best_first_as_they_are_now(archive: ArchiveMaker, tmp_path: Path) -> None:
+    wal = make_log(4 * MIB)
+    source = ArchiveSource(archive.store.url)
+    assert source.offers(1, MIB) == []
+    archive.put_partial(wal, MIB, MIB + 5000)
+    archive.put_segment(wal, MIB, compressed=True)
+    whole, part = source.offers(1, MIB)
+    assert (whole.source, whole.begin_lsn, whole.end_lsn, whole.is_committed) == (source.name, MIB, 2 * MIB, True)
+    assert part.end_lsn == MIB + 5000
+    whole.write(tmp_path / "segment")
+    assert (tmp_path / "segment").read_bytes() == wal.read(MIB, 2 * MIB)
+    archive.store.delete([info.key for info in archive.store.list("wal")])
+    with pytest.raises(WalMissing):
+        whole.write(tmp_path / "gone")
+    assert source.offers(1, MIB) == []
+
+
+def test_a_later_file_is_noticed_as_soon_as_it_is_archived(archive: ArchiveMaker) -> None:
+    wal = make_log(4 * MIB)
+    source = ArchiveSource(archive.store.url)
+    archive.put_segment(wal, MIB)
+    assert source.has_later(1, MIB) is None
+    archive.put_segment(wal, 3 * MIB)
+    assert source.has_later(1, MIB) == source.has_later(1, 2 * MIB) == "000000010000000000000003"
+    assert source.has_later(1, 3 * MIB) is None
+    assert source.has_later(2, MIB) is None
+    assert source.extents(PATH, MIB) == [Extent(MIB, 2 * MIB), Extent(3 * MIB, 4 * MIB)]
+
+
+def test_a_history_is_returned_as_it_was_archived(archive: ArchiveMaker) -> None:
+    source = ArchiveSource(archive.store.url)
+    assert source.history(2) is None
+    archive.put_history(2, ((1, 3 * MIB),))
+    assert source.history(2) == format_timeline_history(((1, 3 * MIB),))
+
+
+def test_a_file_whose_receipts_contradict_each_other_is_not_offered(archive: ArchiveMaker) -> None:
+    archive.put_segment(make_log(2 * MIB), MIB)
+    archive.put_segment(make_log(2 * MIB, seed=5), MIB, compressed=True)
+    with pytest.raises(SourceCorrupt, match="contradicts itself about 000000010000000000000001"):
+        ArchiveSource(archive.store.url).offers(1, MIB)

@@ -1,4 +1,4 @@
-"""Safekeepers as an input: their URL, and how the beginning of their log is found. The rest needs a cluster."""
+"""Which input a URL of safekeepers names, and what is pickled of it. The rest needs a cluster."""
 
 import pickle
 import re
@@ -7,8 +7,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.input.opening import open_input
-from walproxy.pipeline.input.safekeeper_input import SafekeeperInput, connection_string, first_of
+from walproxy.pipeline.input.opening import connection_string, open_input
 from walproxy.wal_sources.source import SourceUnavailable
 
 
@@ -49,26 +48,7 @@ def test_a_url_that_cannot_be_used_is_told_without_its_secrets(url: str, problem
 
 
 def test_an_input_is_pickled_as_what_it_was_opened_with_and_shows_no_password() -> None:
-    wal_input = pickle.loads(pickle.dumps(SafekeeperInput("safekeeper://127.0.0.1:1?password=x", {"user": "me"})))
+    wal_input = pickle.loads(pickle.dumps(open_input("safekeeper://127.0.0.1:1?password=x", {"user": "me"})))
     assert wal_input.name == "the safekeepers 127.0.0.1:1"
     with pytest.raises(SourceUnavailable, match=r"the safekeeper 127\.0\.0\.1:1: .*refused"):
         wal_input.origin()
-
-
-@pytest.mark.parametrize("first", [1, 2, 17, 999, 1000])
-@pytest.mark.parametrize("guess", [None, 1, 16, 17, 1200])
-def test_the_first_segment_is_found_with_few_questions(first: int, guess: int | None) -> None:
-    asked: list[int] = []
-
-    def has(number: int) -> bool:
-        asked.append(number)
-        return number >= first
-
-    assert first_of(has, 1000, guess) == first
-    assert len(asked) <= 14
-    if guess == first:
-        assert len(asked) <= 3
-
-
-def test_a_log_without_a_segment_has_no_first_one() -> None:
-    assert first_of(lambda number: False, 1000, None) is None

@@ -1,4 +1,4 @@
-"""A folder of segments as an input of the pipeline: where its log ends, above all."""
+"""A folder of segments as a source, as the pipeline reads it: where its log ends, above all."""
 
 import os
 import pickle
@@ -14,8 +14,8 @@ from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import extend, fork, make_log, write_history, write_segments
 from walproxy.pipeline.decoder.pages import content_position
 from walproxy.pipeline.input.opening import open_input
-from walproxy.pipeline.input.wal_input import Extent, WalInput, WalMissing
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt, SourceUnavailable
+from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, SourceUnavailable, WalMissing
 
 PATH = LogPath(1, (), MIB)
 

@@ -31,9 +31,8 @@ from safekeeper.archive.objects import (
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.store_errors import translated
 from safekeeper.base.lsn import Lsn, segment_name, segment_start
-from walproxy.pipeline.input.segment_index import union
-from walproxy.pipeline.input.wal_input import Extent
-from walproxy.wal_sources.source import LogPath
+from walproxy.wal_sources.ranges import union
+from walproxy.wal_sources.source import Extent, LogPath
 
 _UNSETTLED_NS = 2_000_000_000
 _LIST_ALL_AFTER_S = 60.0
@@ -74,11 +73,14 @@ class ArchiveListing:
     def timelines(self) -> set[int]:
         """Return the timelines that have a segment or a partial. Everything is listed if it never was."""
         with self._lock:
-            if self._store.folder is not None:
-                self._look_at_folders()
-            elif self._clock() >= self._listed_all_until:
-                self._list_all()
+            self._look_at_all()
             return {folder.tli for folder in self._folders.values() if folder.tli}
+
+    def segments(self) -> list[tuple[int, Lsn]]:
+        """Return (TLI, start) of each segment of which something is there. Everything is listed if it never was."""
+        with self._lock:
+            self._look_at_all()
+            return [(folder.tli, begin_lsn) for folder in self._folders.values() for begin_lsn in folder.objects]
 
     def extents(self, path: LogPath, known_end_lsn: Lsn) -> Callable[[int], list[Extent]]:
         """Bring up to date what is known of `path`; return what the files of a timeline hold.
@@ -130,6 +132,12 @@ class ArchiveListing:
         except OSError:
             return 0  # The listing says why, or is empty.
         return changed_at if changed_at < time.time_ns() - _UNSETTLED_NS else 0
+
+    def _look_at_all(self) -> None:
+        if self._store.folder is not None:
+            self._look_at_folders()
+        elif self._clock() >= self._listed_all_until:
+            self._list_all()
 
     def _look_at_folders(self) -> None:
         """List the folders of a local archive that have changed."""

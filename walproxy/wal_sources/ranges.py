@@ -7,9 +7,9 @@ child's file has the parent's bytes below the fork, so it is as good as the pare
 Pure.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_name, segment_start
 from safekeeper.waldecode.format import (
     LONG_HEADER,
     LONG_PAGE_HEADER_SIZE,
@@ -17,8 +17,7 @@ from safekeeper.waldecode.format import (
     PAGE_HEADER,
     PAGE_SIZE,
 )
-from walproxy.pipeline.input.wal_input import Buffer, Extent, WalMissing
-from walproxy.wal_sources.source import LogPath, Origin, SourceCorrupt
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, WalMissing
 
 
 def union(ranges: Iterable[Extent]) -> list[Extent]:
@@ -38,12 +37,45 @@ def extents_along(path: LogPath, extents_of: Callable[[int], Iterable[Extent]]) 
     Args:
         extents_of: what the files of one timeline hold, whoever's bytes these are.
     """
-    return union(
-        Extent(extent.begin_lsn, min(extent.end_lsn, left_lsn))
-        for tli, left_lsn in (*path.lineage, (path.tli, LSN_MAX))
-        for extent in extents_of(tli)
-        if extent.begin_lsn < left_lsn
+    found, began_lsn = [], 0
+    for tli, left_lsn in (*path.lineage, (path.tli, LSN_MAX)):
+        first_lsn = segment_start(began_lsn, path.segment_size)  # A file of this timeline that begins before is no use.
+        for extent in extents_of(tli):
+            begin_lsn, end_lsn = max(extent.begin_lsn, first_lsn), min(extent.end_lsn, left_lsn)
+            if begin_lsn < end_lsn:
+                found.append(Extent(begin_lsn, end_lsn))
+        began_lsn = left_lsn
+    return union(found)
+
+
+def extents_of_files(path: LogPath, ends: Mapping[tuple[int, Lsn], Lsn]) -> list[Extent]:
+    """Return which bytes of `path` are in files.
+
+    Args:
+        ends: (TLI, start of the segment) to the end of the bytes that there are of it.
+    """
+    by_tli: dict[int, list[Extent]] = {}
+    for (tli, begin_lsn), end_lsn in ends.items():
+        by_tli.setdefault(tli, []).append(Extent(begin_lsn, end_lsn))
+    return extents_along(path, lambda tli: by_tli.get(tli, ()))
+
+
+def later_of(segments: Iterable[tuple[int, Lsn]], tli: int, begin_lsn: Lsn, segment_size: int) -> str | None:
+    """Return the name of the first of these files that is one of `tli` behind the segment at `begin_lsn`."""
+    later_lsn = min((each for each_tli, each in segments if each_tli == tli and each > begin_lsn), default=None)
+    return segment_name(tli, later_lsn, segment_size) if later_lsn is not None else None
+
+
+def reach_of(extents: Iterable[Extent], begin_lsn: Lsn) -> Lsn:
+    """Return how far the bytes from `begin_lsn` on are there without a hole: that if there is none."""
+    return max(
+        (extent.end_lsn for extent in extents if extent.begin_lsn <= begin_lsn < extent.end_lsn), default=begin_lsn
     )
+
+
+def next_of(extents: Iterable[Extent], lsn: Lsn) -> Lsn | None:
+    """Return the first byte at or behind `lsn` that is there; None if there is none."""
+    return min((max(extent.begin_lsn, lsn) for extent in extents if extent.end_lsn > lsn), default=None)
 
 
 def by_segment(begin_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> Iterator[Extent]:
@@ -61,7 +93,7 @@ def missing(name: str, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn) -> WalMissin
     )
 
 
-def check_first_page(segment: Buffer, begin_lsn: Lsn, tli: int, origin: Origin, what: str) -> None:
+def check_first_page(segment: memoryview, begin_lsn: Lsn, tli: int, origin: Origin, what: str) -> None:
     """Check that a segment that begins with these bytes is one of this system, and the one that it is called.
 
     Args:
@@ -72,7 +104,7 @@ def check_first_page(segment: Buffer, begin_lsn: Lsn, tli: int, origin: Origin, 
     Raises:
         SourceCorrupt: it is not.
     """
-    if segment.nbytes < LONG_PAGE_HEADER_SIZE:
+    if len(segment) < LONG_PAGE_HEADER_SIZE:
         return
     header = segment[:LONG_PAGE_HEADER_SIZE].tobytes()
     _, flags, page_tli, address, _ = PAGE_HEADER.unpack_from(header)
