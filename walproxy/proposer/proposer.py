@@ -61,6 +61,7 @@ from walproxy.proposer.roster import (
 )
 from walproxy.proposer.standbys import Standbys
 from walproxy.proposer.verification import difference, recycled, refusal_in_term
+from walproxy.proposer.view import ProposerView, term_view
 
 BACKOFF_DOUBLINGS_MAX = 5
 
@@ -629,6 +630,47 @@ class Proposer:
     def knows_a_cluster(self) -> bool:
         """Whether a member of a cluster has greeted, or a term was asked for."""
         return bool(self.term) or any(p.greeting is not None and p.greeting.membership for p in self.peers.values())
+
+    @property
+    def committed_lsns(self) -> tuple[Lsn, Lsn]:
+        """commit_lsn and truncate_lsn of the term that is led, 0 for what is unknown: what the window may drop."""
+        leadership = self.leadership
+        return (leadership.commit_lsn, leadership.truncate_lsn) if leadership is not None else (0, 0)
+
+    @property
+    def quorum_end_lsn(self) -> Lsn:
+        """commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
+        leadership = self.leadership
+        if leadership is not None and leadership.commit_lsn:
+            return leadership.commit_lsn
+        greetings = [peer.greeting for peer in self.peers.values()]
+        return max((greeting.flush_lsn for greeting in greetings if greeting is not None), default=0)
+
+    def hot_standby_feedback(self) -> tuple[int, int] | None:
+        """Return the oldest (xmin, catalog_xmin) that the standbys need, 0 for none.
+
+        None while no verified primary streams, and before a quorum follows, which then has reported its standbys.
+        """
+        leadership = self.leadership
+        if leadership is None or not leadership.streaming or not leadership.commit_lsn:
+            return None
+        return self.standbys.oldest_xmins()
+
+    def view(self, now: float) -> ProposerView:
+        """Return what status pages, logs and readiness show of this proposer."""
+        leadership = self.leadership
+        return ProposerView(
+            self.state(now),
+            self.term,
+            self.is_spare,
+            self.stuck,
+            self.primary,
+            self.peers,
+            term_view(leadership, now) if leadership is not None else None,
+            self.standbys.rule.text,
+            self.standbys.lacking() if leadership is not None and leadership.commit_lsn else None,
+            tuple(self.standbys.rows()),
+        )
 
     @property
     def phase(self) -> Phase:

@@ -96,7 +96,7 @@ class ProposerView:
         peers: every configured safekeeper, by id.
         led: the term that it leads, None if it leads none.
         apply_rule: the designated standbys, as `--remote-apply-standbys` writes them; empty if there are none.
-        lacking: why remote_apply is blocked, empty if it is not.
+        lacking: why remote_apply is blocked, empty if it is not; None while nothing is committed in a term.
         standbys: every known standby.
     """
 
@@ -108,7 +108,7 @@ class ProposerView:
     peers: Mapping[int, Peer]
     led: TermView | None
     apply_rule: str
-    lacking: str
+    lacking: str | None
     standbys: tuple[StandbyRow, ...]
 
 

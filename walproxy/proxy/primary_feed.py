@@ -9,10 +9,10 @@ Of several hosts it tries one after the other (walproxy/postgres/hosts.py). A st
 refuses (`refuse`) is put aside: nothing that it has sent is handed on from then on. When every host is refused, the
 feed has failed.
 
-What it says back to PostgreSQL is the owner's `positions`, at most once per turn of the event loop when they change,
-every second in any case, and every 20 ms while the walsender catches up: acknowledgements release nobody before that.
-A reply that PostgreSQL asks for although nothing has changed waits a moment, because each such reply makes a walsender
-that is shutting down ask again at once.
+What it sends back to PostgreSQL are the positions of `report`, at most once per turn of the event loop when they
+change, every second in any case, and every 20 ms while the walsender catches up: acknowledgements release nobody before
+that. A reply that PostgreSQL asks for although nothing has changed waits a moment, because each such reply makes a
+walsender that is shutting down ask again at once.
 
 Hot standby feedback is looked at as often. It is sent when it has changed, in any case once in each COPY, because the
 slot remembers what an earlier run has said, and from time to time while it holds anything back.
@@ -87,12 +87,6 @@ class FeedOwner(Protocol):
     def quorum_end_lsn(self) -> Lsn:
         """Return where the quorum's WAL ends as far as is known, 0 if it has none."""
 
-    def positions(self) -> tuple[Lsn, Lsn, Lsn]:
-        """Return (write, flush, apply) as PostgreSQL may know them now (S1)."""
-
-    def hot_standby_feedback(self) -> tuple[int, int] | None:
-        """Return the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while nothing is known of them."""
-
 
 @dataclass(frozen=True)
 class FeedConfig:
@@ -127,6 +121,8 @@ class PrimaryFeed:
         self._wanted: asyncio.Queue[StartReplication | None] = asyncio.Queue()
         self._refusal = ""  # why the present connection is to be left
         self._pause_s = PAUSE_MIN_S
+        self._positions: tuple[Lsn, Lsn, Lsn] = (0, 0, 0)
+        self._feedback: tuple[int, int] | None = None
         self._told_positions = (0, 0, 0)
         self._told_positions_at = 0.0
         self._told_feedback: tuple[int, int] | None = None
@@ -194,11 +190,16 @@ class PrimaryFeed:
         """Whether reading is held back."""
         return self._paused
 
-    def positions_changed(self) -> None:
-        """Tell PostgreSQL at the end of this turn of the event loop."""
+    def report(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
+        """Report the quorum's positions to PostgreSQL, at the end of this turn of the event loop (S1)."""
+        self._positions = (write_lsn, flush_lsn, apply_lsn)
         if self.streams and not self._status_scheduled:
             self._status_scheduled = True
             asyncio.get_running_loop().call_soon(self._send_changed_status)
+
+    def report_standbys(self, oldest_xmins: tuple[int, int] | None) -> None:
+        """Report the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while nothing is known of them."""
+        self._feedback = oldest_xmins
 
     # ------------------------------------------------------------------ the connection
 
@@ -237,6 +238,8 @@ class PrimaryFeed:
     async def _connect(self) -> None:
         self._drop_orders()
         self._refusal = ""
+        # Those of a connection are reported once it was verified (S10).
+        self._positions = (0, 0, 0)
         connection = self._connection = await self._open()
         identity = await self._identify(connection)
         # A standby, which raises above, is left as it is.
@@ -536,7 +539,7 @@ class PrimaryFeed:
         """Return what may be said on this stream: never more than was received on it."""
         connection = self._connection
         received_lsn = connection.received_lsn if connection is not None else 0
-        write_lsn, flush_lsn, apply_lsn = self._owner.positions()
+        write_lsn, flush_lsn, apply_lsn = self._positions
         return min(write_lsn, received_lsn), min(flush_lsn, received_lsn), min(apply_lsn, received_lsn)
 
     def _send_changed_status(self) -> None:
@@ -554,7 +557,7 @@ class PrimaryFeed:
             self._note_that_it_fits()
 
     def _send_feedback_if_due(self, connection: ReplicationConnection, now: float) -> None:
-        feedback = self._owner.hot_standby_feedback()
+        feedback = self._feedback
         if feedback is None:
             return
         repeat = any(feedback) and now - self._told_feedback_at >= FEEDBACK_INTERVAL_S

@@ -40,9 +40,10 @@ from walproxy.proposer.actions import (
 )
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.liveness import Timing
-from walproxy.proposer.phase import ProposerConfig
+from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.view import ProposerView
 from walproxy.proxy.config import ProxyConfig
 from walproxy.proxy.member_problem import known_membership, member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
@@ -157,7 +158,7 @@ class Proxy:
         self._stopping = True
         self.feed.pause()
         deadline = self._loop.time() + self.config.drain_timeout
-        while self._loop.time() < deadline and self._uncommitted_bytes() and self.proposer.leadership is not None:
+        while self._loop.time() < deadline and self._uncommitted_bytes() and self.proposer.phase is Phase.LEADING:
             await asyncio.sleep(TICK_S)
         self.feed.close_politely()
         self._finish(None)
@@ -197,28 +198,29 @@ class Proxy:
     async def _tick_for_ever(self) -> None:
         while True:
             self._execute(self.proposer.tick(self._loop.time(), random.random()))
+            self.feed.report_standbys(self.proposer.hot_standby_feedback())
             self._trim_window()
             self._watch_state()
             await asyncio.sleep(TICK_S)
 
     def _watch_state(self) -> None:
         now = self._loop.time()
-        state = self.public_state(now)
+        view = self.view(now)
+        state = self.public_state(view)
+        problems = {i: self.member_problem(view, i) for i in sorted(self.links)}
         if state != self.state:
-            missing = [
-                f"safekeeper {i}: {self.member_problem(i)}" for i in sorted(self.links) if self.member_problem(i)
-            ]
+            missing = [f"safekeeper {i}: {problem}" for i, problem in problems.items() if problem]
             note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
             self._log_line(logging.INFO, f"{self.state} -> {state} after {now - self.state_since:.1f} s{note}")
             self.state, self.state_since = state, now
-        self.readiness.observe(state in SERVING_STATES, now, is_spare=self.proposer.is_spare)
+        self.readiness.observe(state in SERVING_STATES, now, is_spare=view.is_spare)
         for safekeeper_id, link in self.links.items():
             # What the link or a refusal has to say was logged by them.
-            if link.is_up and not self.proposer.peers[safekeeper_id].refused:
-                problem = self.member_problem(safekeeper_id)
-                if problem and not self.has_no_room(safekeeper_id):
+            if link.is_up and not view.peers[safekeeper_id].refused:
+                problem = problems[safekeeper_id]
+                if problem and not self.has_no_room(view, safekeeper_id):
                     self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
-        apply_problem = self.apply_problem()
+        apply_problem = view.lacking
         if apply_problem:
             self._apply_problem.note(apply_problem, "remote_apply waits: %s", apply_problem)
         elif apply_problem is not None:
@@ -230,56 +232,55 @@ class Proxy:
         if addition is not None:
             logger.log(level, "%s%s", line, addition)
 
-    def apply_problem(self) -> str | None:
-        """Return why remote_apply waits for standbys that are not there, empty if it does not; None without a term."""
-        leadership = self.proposer.leadership
-        return self.proposer.standbys.lacking() if leadership is not None and leadership.commit_lsn else None
+    def view(self, now: float) -> ProposerView:
+        """Return what the proposer shows of itself now."""
+        return self.proposer.view(now)
 
-    def public_state(self, now: float) -> str:
-        """Return the state as /status shows it. It streams only if PostgreSQL hears of commits, too."""
-        state, leadership = self.proposer.state(now), self.proposer.leadership
-        if state == "streaming" and not (self.feed.streams and leadership is not None and leadership.streaming):
+    def public_state(self, view: ProposerView) -> str:
+        """Return the state as /status shows it. It streams only if PostgreSQL receives positions, too."""
+        led = view.led
+        if view.state == "streaming" and not (self.feed.streams and led is not None and led.streaming):
             return "waiting_for_primary"
-        return state
+        return view.state
 
-    def member_problem(self, safekeeper_id: int) -> str:
+    def member_problem(self, view: ProposerView, safekeeper_id: int) -> str:
         """Return why a safekeeper counts as missing, empty if it does not."""
-        if self.has_no_room(safekeeper_id):
-            assert self.proposer.leadership is not None  # by has_no_room
-            return f"it refuses WAL: {self.proposer.leadership.members[safekeeper_id].refusal}"
-        return member_problem(safekeeper_id, self.proposer.peers, self.links[safekeeper_id].problem)
+        if self.has_no_room(view, safekeeper_id):
+            assert view.led is not None  # by has_no_room
+            return f"it refuses WAL: {view.led.members[safekeeper_id].refusal}"
+        return member_problem(safekeeper_id, view.peers, self.links[safekeeper_id].problem)
 
-    def has_no_room(self, safekeeper_id: int) -> bool:
-        """Whether a safekeeper that can be reached refuses WAL for lack of room; each attempt costs its connection."""
-        leadership = self.proposer.leadership
-        progress = leadership.members.get(safekeeper_id) if leadership is not None else None
-        return progress is not None and bool(progress.refusal) and self.links[safekeeper_id].is_reachable
+    def has_no_room(self, view: ProposerView, safekeeper_id: int) -> bool:
+        """Whether a safekeeper that can be reached refuses WAL; each attempt costs its connection."""
+        member = view.led.members.get(safekeeper_id) if view.led is not None else None
+        return member is not None and bool(member.refusal) and self.links[safekeeper_id].is_reachable
 
     def attendance(self, now: float) -> Attendance:
         """Return which members take part now."""
-        proposer, leadership = self.proposer, self.proposer.leadership
-        known = leadership.membership if leadership is not None else known_membership(proposer.peers)
+        view = self.view(now)
+        led = view.led
+        known = led.membership if led is not None else known_membership(view.peers)
         ids = known.ids() if known is not None else frozenset(self.links)
-        if leadership is not None:
-            present = leadership.taking_part(now) & ids
-        else:
-            present = {i for i in ids if i in self.links and proposer.peers[i].greeting and not self.member_problem(i)}
+        present = (
+            led.taking_part & ids
+            if led is not None
+            else {i for i in ids if i in self.links and view.peers[i].greeting and not self.member_problem(view, i)}
+        )
         is_quorum: bool | None = None
-        if leadership is not None and leadership.commit_lsn and leadership.is_served(now):
+        if led is not None and led.commit_lsn and led.is_served:
             is_quorum = True
-        elif proposer.state(now) == "waiting_for_quorum":
+        elif view.state == "waiting_for_quorum":
             is_quorum = False
-        missing = {i: self._absence(i, now) for i in ids - present}
-        return Attendance(is_quorum, proposer.is_spare, len(present), len(ids), quorum_size(len(ids)), missing)
+        missing = {i: self._absence(view, i, now) for i in ids - present}
+        return Attendance(is_quorum, view.is_spare, len(present), len(ids), quorum_size(len(ids)), missing)
 
-    def _absence(self, safekeeper_id: int, now: float) -> str:
+    def _absence(self, view: ProposerView, safekeeper_id: int, now: float) -> str:
         """Return why a member does not take part."""
         if safekeeper_id not in self.links:
             return "it is not listed in --safekeepers"
-        leadership = self.proposer.leadership
-        progress = leadership.members.get(safekeeper_id) if leadership is not None else None
-        answered_at = progress.last_response_at if progress is not None else None
-        if not (problem := self.member_problem(safekeeper_id)) and answered_at is not None:
+        member = view.led.members.get(safekeeper_id) if view.led is not None else None
+        answered_at = member.last_response_at if member is not None else None
+        if not (problem := self.member_problem(view, safekeeper_id)) and answered_at is not None:
             return f"no answer for {now - answered_at:.1f} s"
         return problem or "it has not answered yet"
 
@@ -324,7 +325,7 @@ class Proxy:
             digest.let_go()
             self._digest = digest
         self._execute(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
-        self.feed.positions_changed()
+        self._report()
 
     def segment_removed(self, reason: str) -> None:
         """The primary has recycled the WAL to compare."""
@@ -361,30 +362,17 @@ class Proxy:
 
     def quorum_end_lsn(self) -> Lsn:
         """Return commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
-        leadership = self.proposer.leadership
-        if leadership is not None and leadership.commit_lsn:
-            return leadership.commit_lsn
-        greetings = [peer.greeting for peer in self.proposer.peers.values()]
-        return max((greeting.flush_lsn for greeting in greetings if greeting is not None), default=0)
+        return self.proposer.quorum_end_lsn
 
-    def positions(self) -> tuple[Lsn, Lsn, Lsn]:
-        """Return what PostgreSQL may be told (S1); nothing before this very connection was checked (S10)."""
-        leadership = self.proposer.leadership
-        if leadership is None or not leadership.streaming:
-            return 0, 0, 0
+    def _report(self) -> None:
+        """Hand the quorum's positions to the feed (S1)."""
         status, digest = self.status, self._digest
-        if digest is None or not status.flush_lsn:
-            return status.write_lsn, status.flush_lsn, status.apply_lsn
-        # Told as flushed is never more than leaves the slot where a comparison of this primary must begin (S10).
-        flush_lsn = digest.slot_lsn(status.flush_lsn)
-        return status.write_lsn, flush_lsn, min(status.apply_lsn, flush_lsn)
-
-    def hot_standby_feedback(self) -> tuple[int, int] | None:
-        """Return what the standbys need; None before a quorum follows, which then has told of its standbys."""
-        leadership = self.proposer.leadership
-        if leadership is None or not leadership.streaming or not leadership.commit_lsn:
-            return None
-        return self.proposer.standbys.oldest_xmins()
+        flush_lsn, apply_lsn = status.flush_lsn, status.apply_lsn
+        if digest is not None and flush_lsn:
+            # The slot stays where a comparison of this primary must begin (S10).
+            flush_lsn = digest.slot_lsn(flush_lsn)
+            apply_lsn = min(apply_lsn, flush_lsn)
+        self.feed.report(status.write_lsn, flush_lsn, apply_lsn)
 
     # ------------------------------------------------------------------ actions
 
@@ -413,7 +401,7 @@ class Proxy:
                 self.links[action.safekeeper_id].send(frame)
             elif isinstance(action, ReportStatus):
                 self.status = action
-                self.feed.positions_changed()
+                self._report()
                 self._trim_window()
             elif isinstance(action, SendMessage):
                 self.links[action.safekeeper_id].send(encode(action.message))
@@ -459,13 +447,12 @@ class Proxy:
     # ------------------------------------------------------------------ the window
 
     def _uncommitted_bytes(self) -> int:
-        leadership = self.proposer.leadership
-        commit_lsn = leadership.commit_lsn if leadership is not None else 0
+        commit_lsn, _ = self.proposer.committed_lsns
         return self.window.end_lsn - max(commit_lsn, self.window.begin_lsn)
 
     def _trim_window(self) -> None:
-        leadership = self.proposer.leadership
-        if leadership is not None and self.window.evict(leadership.truncate_lsn, leadership.commit_lsn):
+        commit_lsn, truncate_lsn = self.proposer.committed_lsns
+        if self.window.evict(truncate_lsn, commit_lsn):
             self.proposer.wal_evicted(self.window.begin_lsn)
         if self.feed.is_paused and not self._stopping and self._uncommitted_bytes() < self.window.capacity_bytes // 2:
             self.feed.resume()

@@ -8,8 +8,8 @@ from typing import Any
 
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.membership import quorum_size
-from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.standbys import StandbyRow
+from walproxy.proposer.view import ProposerView, TermView
 from walproxy.proxy.member_problem import known_membership
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.readiness import SERVING_STATES
@@ -21,29 +21,29 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     Args:
         now: the event loop's time.
     """
-    proposer, leadership = proxy.proposer, proxy.proposer.leadership
-    primary = proposer.primary
-    received_lsn = leadership.received_lsn if leadership is not None else proxy.window.end_lsn
-    membership = leadership.membership if leadership is not None else None
-    known = membership or known_membership(proposer.peers)
+    view = proxy.view(now)
+    led, primary = view.led, view.primary
+    received_lsn = led.received_lsn if led is not None else proxy.window.end_lsn
+    membership = led.membership if led is not None else None
+    known = membership or known_membership(view.peers)
     members = known.ids() if known is not None else None
-    safekeepers = [_safekeeper_status(proxy, i, received_lsn, members, now) for i in sorted(proxy.links)]
-    needed_lsn = promotable_lsn(leadership, now)
+    safekeepers = [_safekeeper_status(proxy, view, i, received_lsn, members, now) for i in sorted(proxy.links)]
+    needed_lsn = promotable_lsn(led)
     not_ready_s = proxy.readiness.not_ready_s(now)
     return {
-        "state": proxy.public_state(now),
-        "term": proposer.term,
+        "state": proxy.public_state(view),
+        "term": view.term,
         "system_id": str(primary.system_id) if primary is not None else None,
-        "tli": leadership.tli if leadership is not None else primary.tli if primary is not None else None,
+        "tli": led.tli if led is not None else primary.tli if primary is not None else None,
         "received_lsn": format_lsn(received_lsn),
         "write_lsn": format_lsn(proxy.status.write_lsn),
         "flush_lsn": format_lsn(proxy.status.flush_lsn),
         "apply_lsn": format_lsn(proxy.status.apply_lsn),
-        "commit_lsn": format_lsn(leadership.commit_lsn if leadership is not None else 0),
+        "commit_lsn": format_lsn(led.commit_lsn if led is not None else 0),
         "quorum": quorum_size(len(members if members is not None else proxy.links)),
         "safekeepers": safekeepers,
-        "run": proposer.config.proposer_id,
-        "spare": proposer.is_spare,
+        "run": proxy.proposer.config.proposer_id,
+        "spare": view.is_spare,
         "state_since_s": round(now - proxy.state_since, 3),
         "not_ready_s": round(not_ready_s, 3) if not_ready_s is not None else None,
         "members": sorted(members) if members is not None else None,
@@ -51,16 +51,16 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
             each["state"] == "streaming" and each["id"] in (members or ()) for each in safekeepers
         ),
         "generation": membership.generation if membership is not None else None,
-        "cluster_id": leadership.elected.cluster_id if leadership is not None else None,
-        "term_start_lsn": format_lsn(leadership.term_start_lsn) if leadership is not None else None,
-        "truncate_lsn": format_lsn(leadership.truncate_lsn if leadership is not None else 0),
+        "cluster_id": led.cluster_id if led is not None else None,
+        "term_start_lsn": format_lsn(led.term_start_lsn) if led is not None else None,
+        "truncate_lsn": format_lsn(led.truncate_lsn if led is not None else 0),
         "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
         "backpressure": proxy.feed.is_paused,
         "quorum_lost": quorum_status(proxy, now),
-        "apply_rule": proposer.standbys.rule.text,
-        "apply_problem": proxy.apply_problem() or None,
-        "archive": archive_status(leadership),
-        "standbys": [_standby_status(row, needed_lsn) for row in proposer.standbys.rows()],
+        "apply_rule": view.apply_rule,
+        "apply_problem": view.lacking or None,
+        "archive": archive_status(led),
+        "standbys": [_standby_status(row, needed_lsn) for row in view.standbys],
         "primary": {
             "connected": primary is not None,
             "streams": proxy.feed.streams,
@@ -74,23 +74,22 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
 
 
 def _safekeeper_status(
-    proxy: Proxy, safekeeper_id: int, received_lsn: Lsn, members: frozenset[int] | None, now: float
+    proxy: Proxy, view: ProposerView, safekeeper_id: int, received_lsn: Lsn, members: frozenset[int] | None, now: float
 ) -> dict[str, Any]:
-    leadership = proxy.proposer.leadership
-    progress = leadership.members.get(safekeeper_id) if leadership is not None else None
-    greeting = proxy.proposer.peers[safekeeper_id].greeting
-    write_lsn = progress.write_lsn if progress is not None else greeting.flush_lsn if greeting is not None else 0
-    flush_lsn = progress.flush_lsn if progress is not None else greeting.flush_lsn if greeting is not None else 0
-    answered_at = progress.last_response_at if progress is not None else None
+    member = view.led.members.get(safekeeper_id) if view.led is not None else None
+    greeting = view.peers[safekeeper_id].greeting
+    write_lsn = member.write_lsn if member is not None else greeting.flush_lsn if greeting is not None else 0
+    flush_lsn = member.flush_lsn if member is not None else greeting.flush_lsn if greeting is not None else 0
+    answered_at = member.last_response_at if member is not None else None
     return {
         "id": safekeeper_id,
-        "state": safekeeper_state(proxy, safekeeper_id),
+        "state": safekeeper_state(proxy, view, safekeeper_id),
         "write_lsn": format_lsn(write_lsn),
         "flush_lsn": format_lsn(flush_lsn),
         "lag_bytes": max(0, received_lsn - flush_lsn) if flush_lsn else None,
         "last_response_s": round(now - answered_at, 3) if answered_at is not None else None,
         "address": str(proxy.links[safekeeper_id].address),
-        "problem": proxy.member_problem(safekeeper_id) or None,
+        "problem": proxy.member_problem(view, safekeeper_id) or None,
         "member": safekeeper_id in members if members is not None else None,
     }
 
@@ -111,21 +110,21 @@ def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
     }
 
 
-def archive_status(leadership: Leadership | None) -> dict[str, Any] | None:
-    """Return who archives and how far the archive is; None if no safekeeper is known to have one."""
-    if leadership is None or not leadership.archiving.is_configured:
+def archive_status(led: TermView | None) -> dict[str, Any] | None:
+    """Return the archiver and how far the archive is; None if no safekeeper is known to have an archive."""
+    if led is None or led.archive is None:
         return None
-    archiving, commit_lsn = leadership.archiving, leadership.commit_lsn
-    is_known = archiving.archived_lsn and commit_lsn
+    archive, commit_lsn = led.archive, led.commit_lsn
+    is_known = archive.archived_lsn and commit_lsn
     return {
-        "archiver": archiving.archiver or None,
-        "archived_lsn": format_lsn(archiving.archived_lsn),
-        "lag_bytes": max(0, commit_lsn - archiving.archived_lsn) if is_known else None,
-        "problem": archiving.problem,
+        "archiver": archive.archiver or None,
+        "archived_lsn": format_lsn(archive.archived_lsn),
+        "lag_bytes": max(0, commit_lsn - archive.archived_lsn) if is_known else None,
+        "problem": archive.problem,
     }
 
 
-def promotable_lsn(leadership: Leadership | None, now: float) -> Lsn | None:
+def promotable_lsn(led: TermView | None) -> Lsn | None:
     """Return what a standby must have for its promotion to lose nothing, and to be followed; None if it is not known.
 
     While the primary streams, that is what may have been acknowledged: commit_lsn. Without a primary, nothing more is
@@ -135,9 +134,9 @@ def promotable_lsn(leadership: Leadership | None, now: float) -> Lsn | None:
     It is known to whoever leads, from the time on when a quorum has the term's start (S4), and as long as a quorum
     answers: another proxy may have taken over otherwise, and have acknowledged more.
     """
-    if leadership is None or not leadership.commit_lsn or not leadership.answers(now):
+    if led is None or not led.commit_lsn or not led.answers:
         return None
-    return leadership.commit_lsn if leadership.streaming else leadership.received_lsn
+    return led.commit_lsn if led.streaming else led.received_lsn
 
 
 def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
@@ -158,40 +157,41 @@ def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
     }
 
 
-def safekeeper_state(proxy: Proxy, safekeeper_id: int) -> str:
+def safekeeper_state(proxy: Proxy, view: ProposerView, safekeeper_id: int) -> str:
     """Return one word: `disconnected`, `refused`, `storage_full`, `greeting`, `waiting`, `learner`, `catching_up` or
     `streaming`."""
-    peer = proxy.proposer.peers[safekeeper_id]
-    leadership = proxy.proposer.leadership
-    progress = leadership.members.get(safekeeper_id) if leadership is not None else None
+    peer = view.peers[safekeeper_id]
+    member = view.led.members.get(safekeeper_id) if view.led is not None else None
     if peer.refused:
         return "refused"
-    if proxy.has_no_room(safekeeper_id):
+    if proxy.has_no_room(view, safekeeper_id):
         return "storage_full"
     if not proxy.links[safekeeper_id].is_up:
         return "disconnected"
     if peer.greeting is None:
         return "greeting"
-    if leadership is None or progress is None or not progress.follows:
+    if member is None or not member.follows:
         return "waiting"
-    if not progress.voter:
+    if not member.voter:
         return "learner"
-    if progress.is_doubted or progress.sent_lsn < leadership.window_begin_lsn:
+    if member.is_catching_up:
         return "catching_up"
     return "streaming"
 
 
 def not_ready_reason(proxy: Proxy, now: float) -> str:
     """Return why commits do not go through now, empty if they do: for /readyz."""
-    state = proxy.public_state(now)
+    view = proxy.view(now)
+    state = proxy.public_state(view)
     if state in SERVING_STATES:
         wait_s = proxy.readiness.waits_s(now)
         return f"{state} again, ready in {wait_s:.1f} s if that lasts" if wait_s else ""
-    if proxy.proposer.is_spare:
+    if view.is_spare:
         return "another proxy serves; this one waits as a spare"
     if state == "waiting_for_primary":
         return f"{state}: {proxy.feed.problem}" if proxy.feed.problem else state
-    if proxy.proposer.stuck:
-        return f"{state}: {proxy.proposer.stuck}"
-    problems = [f"safekeeper {i}: {proxy.member_problem(i)}" for i in sorted(proxy.links) if proxy.member_problem(i)]
+    if view.stuck:
+        return f"{state}: {view.stuck}"
+    all_problems = {i: proxy.member_problem(view, i) for i in sorted(proxy.links)}
+    problems = [f"safekeeper {i}: {problem}" for i, problem in all_problems.items() if problem]
     return f"{state}: {'; '.join(problems)}" if problems else state

@@ -170,10 +170,8 @@ class Owner:
         self.received: list[tuple[int, bytes]] = []
         self.checked: list[tuple[int, int]] = []
         self.removed: list[str] = []
-        self.may_tell = (0, 0, 0)
         self.knows_a_cluster = True
         self.quorum_lsn = 0
-        self.needs: tuple[int, int] | None = None
         self.when_checked: Callable[[], None] | None = None
         self.when_removed: Callable[[], None] | None = None
 
@@ -210,12 +208,6 @@ class Owner:
 
     def failed(self, error: WalproxyError) -> None:
         self.failures.append(error)
-
-    def positions(self) -> tuple[int, int, int]:
-        return self.may_tell
-
-    def hot_standby_feedback(self) -> tuple[int, int] | None:
-        return self.needs
 
 
 class House:
@@ -387,9 +379,8 @@ async def test_postgresql_is_told_at_most_what_was_received_and_once_per_turn(ho
         connection = await house.stream()
         connection.arrive(b"x" * 100)
         connection.told.clear()
-        house.owner.may_tell = (BEGIN_LSN + 200, BEGIN_LSN + 50, BEGIN_LSN + 50)
-        for _ in range(10):
-            house.feed.positions_changed()
+        for flush_lsn in range(BEGIN_LSN + 41, BEGIN_LSN + 51):
+            house.feed.report(BEGIN_LSN + 200, flush_lsn, flush_lsn)
         await until(lambda: bool(connection.told))
         await asyncio.sleep(0)
         assert connection.told == [(BEGIN_LSN + 100, BEGIN_LSN + 50, BEGIN_LSN + 50)]
@@ -404,13 +395,13 @@ async def test_feedback_is_told_when_it_is_known_once_in_each_copy_and_again_whi
         connection.last_message_s += 100  # It is not silent.
         await asyncio.sleep(0.05)
         assert connection.feedback == []
-        house.owner.needs = (0, 0)
+        house.feed.report_standbys((0, 0))
         await until(lambda: connection.feedback == [(0, 0)])
-        house.owner.needs = ((7 << 32) + 5, 9)
+        house.feed.report_standbys(((7 << 32) + 5, 9))
         await until(lambda: connection.feedback[1:] == [((7 << 32) + 5, 9)])
         monkeypatch.setattr(walproxy.proxy.primary_feed, "FEEDBACK_INTERVAL_S", 0.05)
         await until(lambda: connection.feedback[2:3] == [((7 << 32) + 5, 9)])
-        house.owner.needs = (0, 0)
+        house.feed.report_standbys((0, 0))
         await until(lambda: connection.feedback[-1] == (0, 0))
         count = len(connection.feedback)
         await asyncio.sleep(0.2)

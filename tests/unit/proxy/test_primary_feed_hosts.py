@@ -122,8 +122,7 @@ async def test_a_refused_host_is_tried_again_after_a_while_if_no_other_serves(
         # It is the right one after all: the next refusal is news.
         connection = await house.stream()
         connection.arrive(b"x" * 10)
-        house.owner.may_tell = (BEGIN_LSN + 5, BEGIN_LSN + 5, BEGIN_LSN + 5)
-        house.feed.positions_changed()
+        house.feed.report(BEGIN_LSN + 5, BEGIN_LSN + 5, BEGIN_LSN + 5)
         await until(lambda: "the primary at old:1 is not refused any more" in caplog.text)
         house.feed.refuse("it is old")
         await until(lambda: caplog.text.count("is refused: it is old") == 2)

@@ -152,7 +152,7 @@ def test_a_single_host_is_shown_only_if_something_is_wrong_with_it(proxy: Proxy)
 def test_a_refused_safekeeper_shows_the_reason_also_while_it_is_disconnected(proxy: Proxy) -> None:
     proxy.proposer.connected(2, 1.0)
     proxy.proposer.message(2, Refusal(RefusalCode.WRONG_ID, "this is safekeeper 1, not 2", LeaderId(0, "")), 1.0)
-    assert safekeeper_state(proxy, 2) == "refused"
+    assert safekeeper_state(proxy, proxy.view(1.0), 2) == "refused"
     proxy.proposer.disconnected(2, 1.0)
     status = proxy_status(proxy, 1.0)["safekeepers"][1]
     assert (status["state"], status["problem"]) == ("refused", "this is safekeeper 1, not 2")
@@ -337,16 +337,16 @@ def test_a_changed_rule_is_taken_while_the_proxy_runs(proxy: Proxy, caplog: pyte
 def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_and_a_quorum_follows(
     proxy: Proxy,
 ) -> None:
-    assert proxy.hot_standby_feedback() is None
+    assert proxy.proposer.hot_standby_feedback() is None
     leadership = a_term_with_standbys(proxy)
     leadership.streaming = False
-    assert proxy.hot_standby_feedback() is None
+    assert proxy.proposer.hot_standby_feedback() is None
     leadership.streaming = True
-    assert proxy.hot_standby_feedback() == (0, 0)
+    assert proxy.proposer.hot_standby_feedback() == (0, 0)
     leadership.on_standby_feedback(2, (Standby("new", xmin=77, catalog_xmin=66),))
-    assert proxy.hot_standby_feedback() == (77, 66)
+    assert proxy.proposer.hot_standby_feedback() == (77, 66)
     leadership.commit_lsn = 0
-    assert proxy.hot_standby_feedback() is None
+    assert proxy.proposer.hot_standby_feedback() is None
 
 
 def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_columns(proxy: Proxy) -> None:
