@@ -18,6 +18,7 @@ import psycopg
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.waiting import entry
 from tests.waiting import wait_for as wait_for
+from walproxy.lab import process_resources
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
@@ -341,12 +342,10 @@ class Commit:
 def cpu_seconds(process: LocalProcess) -> float:
     """Return the processor time that a process has used."""
     assert process.pid is not None
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return process_resources.cpu_seconds([process.pid])
 
 
 def resident_bytes(process: LocalProcess) -> int:
     """Return the memory that a process holds."""
     assert process.pid is not None
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
+    return process_resources.memory_of(process.pid).resident_bytes

@@ -26,10 +26,10 @@ import msgspec
 
 from walproxy.lab.bench.arms import make_server
 from walproxy.lab.bench.members import wait_until_caught_up
-from walproxy.lab.bench.process_time import cpu_seconds
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
+from walproxy.lab.process_resources import cpu_seconds
 from walproxy.postgres.binaries import ServerBinaries
 
 NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG = (
