@@ -1,6 +1,7 @@
 """What clients make of a connection string, and of a server that is not there."""
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qsl, urlsplit
@@ -67,7 +68,17 @@ def test_the_first_problem_of_clients_that_measure_is_the_callers(
 
 
 def test_an_error_of_the_program_ends_all_clients_and_is_named() -> None:
-    clients = Clients(lambda: "user=nobody port=x", 2, lambda client: INSERT)
+    may_connect = threading.Event()
+
+    def conninfo() -> str:
+        assert may_connect.wait(20)
+        return "user=nobody port=x"
+
+    clients = Clients(conninfo, 2, lambda client: INSERT)
     clients.start()
+    # Most probably while it is waited for.
+    threading.Timer(0.05, may_connect.set).start()
+    began_at = time.monotonic()
     with pytest.raises(WalproxyError, match="a client of the load has ended: ValueError: "):
-        clients.wait_for_commit(time.monotonic())
+        clients.wait_for_commit(began_at)
+    assert time.monotonic() - began_at < 30

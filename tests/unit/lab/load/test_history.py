@@ -1,6 +1,7 @@
 """What a history answers about acknowledgements."""
 
 import threading
+import time
 
 import pytest
 
@@ -76,5 +77,7 @@ def test_what_failed_is_neither_acknowledged_nor_in_doubt(history: Inserts) -> N
 
 def test_who_waits_for_a_condition_wakes_at_each_entry_and_gives_up_in_time(history: Inserts) -> None:
     threading.Timer(0.01, history.add, [ended(7, 5.0, 6.0)]).start()
+    began_at = time.monotonic()
     assert history.wait_for(lambda: history.first_begun_since(5.0), 20.0)
+    assert time.monotonic() - began_at < 10
     assert not history.wait_for(lambda: history.first_begun_since(7.0), 0.01)
