@@ -271,8 +271,9 @@ class Load:
         self.verify()
 
     def stop(self, timeout_s: float = 20.0) -> None:
-        """End the clients; a commit that still waits must come to its end first."""
-        assert self._clients.stop(timeout_s) == 0, "a commit of the load still waits"
+        """End the clients; a commit that still waits must come to its end first, unless `timeout_s` is under 2."""
+        waiting = self._clients.stop(timeout_s, hang_up=False)
+        assert not waiting or timeout_s < 2, "a commit of the load still waits"
 
     def verify(self) -> None:
         """Every acknowledged row is there, once."""

@@ -90,26 +90,34 @@ class Clients(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.stop()
-        else:
-            self._end(0.0)
+        self.stop(0.0 if error else _ENDS_WITHIN_S)
 
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread.start()
 
-    def stop(self, timeout_s: float = _ENDS_WITHIN_S) -> int:
-        """Let each client finish its transaction, and end; return how many hung up, waiting still after `timeout_s`.
+    def stop(self, timeout_s: float = _ENDS_WITHIN_S, *, hang_up: bool = True) -> int:
+        """Let each client finish its transaction, and end; return how many still waited after `timeout_s`.
+
+        Args:
+            hang_up: let those that still waited hang up; otherwise they end once they are answered.
 
         Raises:
             WalproxyError: a client has ended by an error, or does not end.
         """
-        hung_up = self._end(timeout_s)
+        waiting = 0
         if self._thread.is_alive():
-            raise WalproxyError(f"clients of the load do not end; the last problem was: {self.history.problem}")
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            waiting = len(self._connections)
+            if hang_up:
+                self._loop.call_soon_threadsafe(self._hang_up)
+                self._thread.join(_ENDS_WITHIN_S)
+                if self._thread.is_alive():
+                    raise WalproxyError(f"clients of the load do not end; the last problem was: {self.history.problem}")
         self.check()
-        return hung_up
+        return waiting
 
     def finish(self) -> None:
         """Wait until clients that measure have ended by themselves.
@@ -142,18 +150,6 @@ class Clients(Generic[T]):
             self.check()
             raise WalproxyError(f"no commit was acknowledged for {timeout_s:g} s")
         return first
-
-    def _end(self, timeout_s: float) -> int:
-        """Let the clients end, and return how many of them had to hang up."""
-        hung_up = 0
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            hung_up = len(self._connections)
-            self._loop.call_soon_threadsafe(self._hang_up)
-            self._thread.join(_ENDS_WITHIN_S)
-        return hung_up
 
     def _hang_up(self) -> None:
         for connection in list(self._connections):
