@@ -7,6 +7,7 @@ HTML reports is used by both of them only.
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def distribution_of(module: str) -> str:
     return names.pop()
 
 
+@cache
 def distributions_of(module: str) -> set[str]:
     """Return what a module of ours imports of others, anywhere in it."""
     tops = {imported.partition(".")[0] for imported in imports(MODULES[module])}

@@ -24,6 +24,9 @@ class Tried:
         lsn: where the log ended before its COMMIT: the commit's record begins there or behind it.
     """
 
+    # A soak keeps hundreds of thousands of them.
+    __slots__ = ("attempt", "lsn", "workload")
+
     def __init__(self, workload: str, attempt: Attempt) -> None:
         self.workload = workload
         self.attempt = attempt
