@@ -79,7 +79,7 @@ clean: ## remove .venv and every cache
 
 # A stamp for each set of extras: dev has all that embedded has.
 .venv/.embedded: pyproject.toml | .venv/bin/pip
-	$(BIN)/pip install --quiet --editable '.[embedded,pipeline]'
+	$(BIN)/pip install --quiet --editable '.[embedded,lab,pipeline]'
 	$(BIN)/python -m walproxy.pipeline.decoder.warm
 	@touch $@
 

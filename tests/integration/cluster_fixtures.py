@@ -5,6 +5,7 @@ each safekeeper holds exactly the primary's bytes up to commit_lsn. `Load` does 
 """
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ import psycopg
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.waiting import entry
 from tests.waiting import wait_for as wait_for
+from walproxy.lab import process_resources
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.load.transactions import SingleStatement
 from walproxy.lab.testing.faulty_disk import DiskFaults, write_faults
 from walproxy.lab.wal_compare import WalDiffers, compare_wal, list_segments
 from walproxy.postgres.local_server import LocalPostgres
@@ -211,24 +215,40 @@ class SlowDisk:
             write_faults(self.control_file, DiskFaults())
 
 
+class Row(SingleStatement):
+    """A row of the table `ledger`."""
+
+    def __init__(self, worker: int, number: int) -> None:
+        super().__init__("INSERT INTO ledger VALUES ($1, $2)", worker, number)
+        self.worker = worker
+        self.number = number
+
+
 class Load:
-    """Threads that insert rows, one per commit, and remember which commits were acknowledged, and when.
+    """Clients that insert rows, one per commit, and what they were told.
 
-    A thread whose connection breaks connects anew and goes on with the next number: a commit without an answer may or
-    may not have happened, and is not in the books. Leaving the `with` block stops the threads and verifies the cluster.
-
-    Attributes:
-        acknowledged: (time.monotonic(), worker, number) in the order in which the answers came.
+    Leaving the `with` block stops the clients and verifies the cluster.
     """
 
-    _worker_ids = iter(range(1, 1 << 30))
+    _worker_ids = itertools.count(1)
 
     def __init__(self, cluster: Gated, workers: int) -> None:
         self.cluster = cluster
-        self.acknowledged: list[tuple[float, int, int]] = []
-        self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, args=(next(Load._worker_ids),), daemon=True) for _ in range(workers)
+        rows = [(worker, itertools.count(1)) for worker in itertools.islice(Load._worker_ids, workers)]
+
+        def next_row(client: int) -> Row:
+            worker, numbers = rows[client - 1]
+            return Row(worker, next(numbers))
+
+        self._clients = Clients(lambda: cluster.postgres.conninfo(), workers, next_row)
+        self._history = self._clients.history
+
+    @property
+    def acknowledged(self) -> list[tuple[float, int, int]]:
+        """(time.monotonic(), worker, number) of each commit that was, in the order in which the answers came."""
+        return [
+            (operation.ended_at, operation.transaction.worker, operation.transaction.number)
+            for operation in self._history.acknowledged
         ]
 
     def __enter__(self) -> Self:
@@ -236,26 +256,24 @@ class Load:
 
     def start(self) -> Self:
         """Begin, outside of a `with` statement: for a cluster that will not be there to be verified."""
-        for thread in self._threads:
-            thread.start()
+        self._clients.start()
         self.wait_for_commits()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop(timeout_s=20.0 if error is None else 1.0)
-        if error is None:
-            self.cluster.verify()
-            self.verify()
+        if error is not None:
+            self._clients.stop(1.0)
+            return
+        self.stop()
+        self.cluster.verify()
+        self.verify()
 
     def stop(self, timeout_s: float = 20.0) -> None:
-        """End the threads; a commit that still waits must come to its end first."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(timeout_s)
-        alive = [thread for thread in self._threads if thread.is_alive()]
-        assert not alive or timeout_s < 2, "a commit of the load still waits"
+        """End the clients; a commit that still waits must come to its end first, unless `timeout_s` is under 2."""
+        waiting = self._clients.stop(timeout_s, hang_up=False)
+        assert not waiting or timeout_s < 2, "a commit of the load still waits"
 
     def verify(self) -> None:
         """Every acknowledged row is there, once."""
@@ -264,50 +282,31 @@ class Load:
 
     def lost_in(self, server: LocalPostgres) -> list[tuple[float, int, int]]:
         """Return which of the acknowledged rows a server has not, in the order in which they were acknowledged."""
-        workers = sorted({worker for _, worker, _ in self.acknowledged})
+        acknowledged = self.acknowledged
+        workers = sorted({worker for _, worker, _ in acknowledged})
         found = server.execute("SELECT worker, number FROM ledger WHERE worker = ANY (%s)", workers)
         assert len(found) == len(set(found))
         there = set(found)
-        return [entry for entry in self.acknowledged if entry[1:] not in there]
+        return [entry for entry in acknowledged if entry[1:] not in there]
 
     def wait_for_commits(self, count: int = 1, since: float | None = None, timeout_s: float = 20.0) -> float:
         """Wait for `count` acknowledged commits that began after `since`, by default now; return how long it took."""
-        since = time.monotonic() if since is None else since
-        # A commit that began before may still be answered: one per worker.
-        needed = count + len(self._threads)
-
-        def newer() -> int:
-            number = 0
-            for answered_at, _, _ in reversed(self.acknowledged):
-                if answered_at < since or number >= needed:
-                    break
-                number += 1
-            return number
-
-        wait_for(lambda: newer() >= needed, f"{count} commits were acknowledged", timeout_s)
-        return time.monotonic() - since
+        begin = time.monotonic() if since is None else since
+        wait_for(
+            lambda: len(list(itertools.islice(self._history.begun_since(begin), count))) == count,
+            lambda: f"{count} commits were acknowledged; a client's last problem: {self._history.problem or 'none'}",
+            timeout_s,
+        )
+        return time.monotonic() - begin
 
     def assert_stalled(self, for_s: float = 0.5) -> None:
         """What was on its way when the quorum was lost may still be answered; then nothing is for `for_s`."""
         began_at = time.monotonic()
         wait_for(
-            lambda: time.monotonic() - max(began_at, self.acknowledged[-1][0]) > for_s,
+            lambda: time.monotonic() - max(began_at, self._history.acknowledged[-1].ended_at) > for_s,
             f"nothing is acknowledged for {for_s:g} s",
             for_s + 1,
         )
-
-    def _work(self, worker: int) -> None:
-        number = 0
-        while not self._stopping.is_set():
-            try:
-                conninfo = self.cluster.postgres.conninfo()
-                with psycopg.connect(conninfo, autocommit=True, connect_timeout=5) as connection:
-                    while not self._stopping.is_set():
-                        number += 1
-                        connection.execute("INSERT INTO ledger VALUES (%s, %s)", (worker, number))
-                        self.acknowledged.append((time.monotonic(), worker, number))
-            except psycopg.Error:
-                self._stopping.wait(0.02)
 
 
 class Commit:
@@ -344,12 +343,10 @@ class Commit:
 def cpu_seconds(process: LocalProcess) -> float:
     """Return the processor time that a process has used."""
     assert process.pid is not None
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return process_resources.cpu_seconds([process.pid])
 
 
 def resident_bytes(process: LocalProcess) -> int:
     """Return the memory that a process holds."""
     assert process.pid is not None
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
+    return process_resources.memory_of(process.pid).resident_bytes

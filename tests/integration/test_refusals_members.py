@@ -3,13 +3,11 @@
 import re
 import shutil
 import subprocess
-import threading
 from pathlib import Path
-
-import psycopg
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED
 from safekeeper.consensus.messages import Bootstrap
+from tests.integration.cluster_fixtures import Commit
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import (
     Relay,
@@ -53,27 +51,6 @@ def rebootstrap(stand: Stand, *options: str, safekeepers: str = "") -> subproces
     )
 
 
-class WaitingCommit:
-    """A commit in a thread: whether it has returned can be asked."""
-
-    def __init__(self, stand: Stand, number: int) -> None:
-        self._thread = threading.Thread(target=self._run, args=(stand.postgres.conninfo(), number), daemon=True)
-        self._thread.start()
-        wait_for(lambda: not self._thread.is_alive() or _waiters(stand) > 0, "the commit waits or is over")
-
-    def _run(self, conninfo: str, number: int) -> None:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute("INSERT INTO ledger VALUES (%s)", (number,))
-
-    @property
-    def waits(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self) -> None:
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-
 def _waiters(stand: Stand) -> int:
     rows = stand.postgres.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
     return int(rows[0][0])
@@ -93,11 +70,12 @@ def test_an_empty_folder_among_members_is_fed_and_does_not_count(new_stand: NewS
     # Two of three answer, and the learner is no quorum with one of them.
     stand.safekeepers[1].kill9()
     stand.wait_for_state("waiting_for_quorum")
-    commit = WaitingCommit(stand, 3)
+    commit = Commit(stand.postgres, "INSERT INTO ledger VALUES (3)")
+    wait_for(lambda: not commit.waits or _waiters(stand) > 0, "the commit waits or is over")
     wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_lsn(), "the learner has the commit's WAL")
     assert commit.waits
     stand.safekeepers[1].start()
-    commit.join()
+    commit.wait()
     stand.verify()
 
 

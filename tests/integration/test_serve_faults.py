@@ -22,6 +22,7 @@ from tests.integration.serve_fixtures import (
     receivewal_command,
 )
 from walproxy.lab.cluster.local_standby import current_lsn
+from walproxy.lab.process_resources import file_descriptors_of, memory_of
 
 pytestmark = NEWEST
 TIMEOUT_S = 2.0
@@ -171,8 +172,8 @@ def test_client_that_does_not_read_costs_no_memory_and_is_closed_while_commits_f
 
 def peak_bytes(pid: int | None) -> int:
     """Return the most memory that a process has held so far."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+    assert pid is not None
+    return memory_of(pid).peak_bytes
 
 
 def names_of_readers(cluster: Gated, safekeeper_id: int) -> list[str]:
@@ -208,4 +209,5 @@ def test_a_thousand_clients_that_come_and_go_leave_nothing_behind_while_commits_
 
 def open_files(pid: int | None) -> int:
     """Return how many files and sockets a process has open."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    assert pid is not None
+    return file_descriptors_of(pid)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.integration.conftest import NEWEST, NewCluster
 from walproxy.lab.torture.aftermath import check_tables, wait_for_sessions
-from walproxy.lab.torture.clients import Clients
+from walproxy.lab.torture.clients import TortureClients
 from walproxy.lab.torture.workloads import WORKLOADS
 from walproxy.postgres.local_server import LocalPostgres
 
@@ -15,10 +15,10 @@ pytestmark = NEWEST
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
-def clients_of(server: LocalPostgres, count: int = 4) -> Clients:
+def clients_of(server: LocalPostgres, count: int = 4) -> TortureClients:
     for workload in WORKLOADS:
         server.execute(workload.tables)
-    return Clients(server.conninfo(), count, 400.0, WORKLOADS, 7, time.monotonic)
+    return TortureClients(server.conninfo(), count, 400.0, WORKLOADS, 7, 0.0)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -32,14 +32,14 @@ def test_commits_are_acknowledged_and_the_tables_agree(new_cluster: NewCluster) 
     server = new_cluster()
     clients = clients_of(server)
     clients.start()
-    wait_until(lambda: len(clients.history) > 200)
+    wait_until(lambda: len(clients.history.operations) > 200)
     clients.stop()
-    assert {operation.outcome for operation in clients.history} == {"ok"}
-    assert {operation.workload for operation in clients.history} == {"bank", "append", "unique"}
+    assert {operation.outcome for operation in clients.ended_since(0)} == {"ok"}
+    assert {operation.workload for operation in clients.ended_since(0)} == {"bank", "append", "unique"}
     assert clients.acknowledged_lsn > 0
-    assert asyncio.run(check_tables(server.conninfo(), clients.history)) == []
+    assert asyncio.run(check_tables(server.conninfo(), clients.ended_since(0))) == []
     server.execute("DELETE FROM inserted WHERE number = (SELECT max(number) FROM inserted)")
-    [violation] = asyncio.run(check_tables(server.conninfo(), clients.history))
+    [violation] = asyncio.run(check_tables(server.conninfo(), clients.ended_since(0)))
     assert violation.rule == "Lost"
 
 
@@ -51,14 +51,14 @@ def test_a_commit_that_no_standby_confirms_is_unknown_and_never_ok(new_cluster: 
     wait_until(lambda: server.execute("SHOW synchronous_standby_names") == [("nobody",)])
     clients.start()
     wait_until(lambda: server.execute(WAITING) == [(4,)])
-    clients.stop(timeout_s=0.5)
-    assert Counter(operation.outcome for operation in clients.history) == {"unknown": 4}
+    assert clients.stop(timeout_s=0.5) == 4
+    assert Counter(operation.outcome for operation in clients.ended_since(0)) == {"unknown": 4}
     assert server.execute(WAITING) == [(4,)], "whoever hangs up does not cancel"
     server.configure({"synchronous_standby_names": ""})
     server.reload()
     wait_for_sessions(server.conninfo())
     assert server.execute(WAITING) == [(0,)]
-    assert asyncio.run(check_tables(server.conninfo(), clients.history)) == []
+    assert asyncio.run(check_tables(server.conninfo(), clients.ended_since(0))) == []
 
 
 def test_clients_go_on_when_the_server_has_crashed(new_cluster: NewCluster) -> None:
@@ -71,5 +71,5 @@ def test_clients_go_on_when_the_server_has_crashed(new_cluster: NewCluster) -> N
     server.start()
     wait_until(lambda: clients.last_ok_begun_s > crashed_s)
     clients.stop()
-    assert any(operation.outcome != "ok" for operation in clients.history)
-    assert asyncio.run(check_tables(server.conninfo(), clients.history)) == []
+    assert any(operation.outcome != "ok" for operation in clients.ended_since(0))
+    assert asyncio.run(check_tables(server.conninfo(), clients.ended_since(0))) == []

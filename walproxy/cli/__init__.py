@@ -11,12 +11,15 @@ import sys
 import click
 
 from safekeeper.base.command import run_command
+from safekeeper.base.errors import ConfigurationError
+from walproxy.cli.extras import CommandWithoutExtra, missing_extra_is_one_line
 from walproxy.failure_codes import failure_code
 
 _COMMANDS = (
     *("run", "status", "check", "archive", "restore", "wal-fetch", "recovery-end", "rebootstrap"),
     *("demo", "bench", "torture", "pipeline"),
 )
+_OF_LAB = ("demo", "bench", "torture")
 
 
 class _Commands(click.Group):
@@ -28,10 +31,20 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        module = name.replace("-", "_")
-        command = getattr(importlib.import_module(f"walproxy.cli.{module}"), module)
-        assert isinstance(command, click.Command)  # by the naming above
-        return command
+        if name not in _OF_LAB:
+            return _imported(name)
+        try:
+            with missing_extra_is_one_line(f"walproxy {name}", "lab"):
+                return _imported(name)
+        except ConfigurationError as error:
+            return CommandWithoutExtra(name, error)
+
+
+def _imported(name: str) -> click.Command:
+    module = name.replace("-", "_")
+    command = getattr(importlib.import_module(f"walproxy.cli.{module}"), module)
+    assert isinstance(command, click.Command)  # by the naming above
+    return command
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,17 +4,14 @@ The libraries that they need come with an extra, and Spark needs Java. A command
 one line; `--help` and the list of commands need none.
 """
 
-import contextlib
 import importlib
-import importlib.util
-from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 
-from safekeeper.base.errors import ConfigurationError
+from walproxy.cli.extras import missing_extra_is_one_line
 
-INSTALL: Final = "pip install 'walproxy[pipeline]'"
+_EXTRA: Final = ("the pipeline", "pipeline")
 
 _COMMANDS: Final[dict[str, str]] = {
     "run": "write WAL into tables, and go on as it grows",
@@ -29,19 +26,6 @@ _COMMANDS: Final[dict[str, str]] = {
 }
 """What each command does, in one line: asking each of them would import all their libraries."""
 
-_MODULES: Final = (
-    "deltalake",
-    "jinja2",
-    "llvmlite",
-    "numba",
-    "numpy",
-    "pandas",
-    "plotly",
-    "pyarrow",
-    "pyiceberg",
-    "pyspark",
-)
-
 
 class _Commands(click.Group):
     """Commands that are imported from `walproxy.cli.pipeline_commands.NAME` when they are needed."""
@@ -52,34 +36,18 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        with missing_extra_is_one_line():
+        with missing_extra_is_one_line(*_EXTRA):
             command = getattr(importlib.import_module(f"walproxy.cli.pipeline_commands.{name}"), name)
         assert isinstance(command, click.Command)  # by the naming above
         return command
 
     def invoke(self, context: click.Context) -> Any:
-        with missing_extra_is_one_line():
+        with missing_extra_is_one_line(*_EXTRA):
             return super().invoke(context)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
-
-
-@contextlib.contextmanager
-def missing_extra_is_one_line() -> Iterator[None]:
-    """Turn the absence of a library of the extra into one line that says how to get it.
-
-    Raises:
-        ConfigurationError: a library is missing.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        if library not in _MODULES:
-            raise
-        raise ConfigurationError(f"the pipeline needs {library}, which is not installed: {INSTALL}") from error
 
 
 def check_pipeline() -> None:
@@ -88,7 +56,7 @@ def check_pipeline() -> None:
     Raises:
         ConfigurationError: a library is missing, or Java.
     """
-    with missing_extra_is_one_line():
+    with missing_extra_is_one_line(*_EXTRA):
         from walproxy.pipeline.spark_session import find_java
     find_java()
 

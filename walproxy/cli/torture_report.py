@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Final
 
 from safekeeper.base.errors import ConfigurationError
+from walproxy.cli.extras import missing_library
 from walproxy.lab.torture.record import Run
 
 _MODULES: Final = ("jinja2", "plotly")
-_INSTALL: Final = "pip install 'walproxy[testing]'"
 
 
 def check_report(path: Path) -> None:
@@ -19,7 +19,7 @@ def check_report(path: Path) -> None:
     """
     for module in _MODULES:
         if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(f"the report needs {module}, which is not installed: {_INSTALL}")
+            raise ConfigurationError(missing_library("the report", module, "lab"))
     if not path.absolute().parent.is_dir():
         raise ConfigurationError(f"could not write {path}: there is no such folder; correct --report")
 

@@ -1,6 +1,7 @@
-"""What processes hold of the machine: memory in RAM, and open files."""
+"""What processes use of the machine: memory in RAM, open files, CPU time; as /proc tells."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -49,3 +50,15 @@ def file_descriptors_of(pid: int) -> int:
         return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except FileNotFoundError:
         raise ProcessLookupError(f"process {pid} has ended") from None
+
+
+def cpu_seconds(process_ids: Iterable[int]) -> float:
+    """Return the user and system time that the processes have used; 0 where /proc is not there to tell."""
+    if not Path("/proc/self/stat").exists():
+        return 0.0
+    ticks = 0
+    for pid in process_ids:
+        # pid (name) state ...: utime and stime are fields 14 and 15.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

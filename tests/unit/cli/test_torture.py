@@ -35,5 +35,5 @@ def test_a_report_without_its_libraries_is_refused_before_the_run(
         return None if name == missing else find_spec(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    with pytest.raises(ConfigurationError, match=rf"needs {missing}.*pip install 'walproxy\[testing\]'"):
+    with pytest.raises(ConfigurationError, match=rf"needs {missing}.*pip install 'walproxy\[lab\]'"):
         check_report(tmp_path / "report.html")

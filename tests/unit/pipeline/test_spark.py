@@ -18,7 +18,7 @@ from pyspark.conf import SparkConf
 from pyspark.errors import PySparkException
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
-from walproxy.cli.pipeline import missing_extra_is_one_line, pipeline
+from walproxy.cli.pipeline import pipeline
 from walproxy.pipeline import spark_home as homes
 from walproxy.pipeline import spark_session as spark_sessions
 from walproxy.pipeline.choices import VIEW_NAMES
@@ -242,14 +242,6 @@ def test_of_what_is_logged_only_the_stacks_of_libraries_are_left_out() -> None:
     assert spark_sessions._is_not_of_py4j(record("/lib/python3.11/site-packages/walproxy/pipeline/jobs/run.py"))
 
 
-def test_a_missing_library_is_one_line() -> None:
-    needs = r"the pipeline needs numba, .*: pip install 'walproxy\[pipeline\]'$"
-    with pytest.raises(ConfigurationError, match=needs), missing_extra_is_one_line():
-        raise ModuleNotFoundError("No module named 'numba.core'", name="numba.core")
-    with pytest.raises(ModuleNotFoundError), missing_extra_is_one_line():
-        raise ModuleNotFoundError("No module named 'walproxy.nothing'", name="walproxy.nothing")
-
-
 def test_the_commands_are_listed_with_what_they_do_and_can_all_be_imported() -> None:
     result = click.testing.CliRunner().invoke(pipeline, ["--help"])
     assert result.exit_code == 0
@@ -269,11 +261,11 @@ def test_help_of_a_command_needs_no_library_of_the_extra(name: str) -> None:
     program = f"""
 import sys
 from walproxy.cli import main
-from walproxy.cli.pipeline import _MODULES
+from walproxy.cli.extras import MODULES
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in _MODULES:
+        if name.partition(".")[0] in MODULES["pipeline"]:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())

@@ -3,14 +3,11 @@
 pgbench measures throughput; this keeps every time, so that the slowest commits can be told from the usual ones.
 """
 
-import asyncio
-import math
-import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import asyncpg
-
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.load.percentiles import percentile
+from walproxy.lab.load.transactions import SingleStatement
 from walproxy.postgres.local_server import LocalPostgres
 
 # A kilobyte a row: at a few hundred commits a second that is more WAL than the slow reader takes.
@@ -20,6 +17,7 @@ _TABLE = f"""
     CREATE TABLE commit_load (payload text);
     INSERT INTO commit_load SELECT '{_PAYLOAD}' FROM generate_series(1, 40000)
 """
+_INSERT = SingleStatement("INSERT INTO commit_load VALUES ($1)", _PAYLOAD)
 
 
 class CommitTimes(NamedTuple):
@@ -36,36 +34,12 @@ def prepare(postgres: LocalPostgres) -> None:
 
 
 def measure(postgres: LocalPostgres, clients: int, seconds: float) -> CommitTimes:
-    """Let `clients` connections insert a row and commit it, again and again."""
-    times_s = asyncio.run(_load(postgres.port, clients, seconds))
-    return CommitTimes(len(times_s) / seconds, percentile(times_s, 50) * 1000, percentile(times_s, 99) * 1000)
+    """Let `clients` connections insert a row and commit it, again and again.
 
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest of `values` that `percent` per cent of them do not exceed (the nearest rank)."""
-    return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
-
-
-async def _load(port: int, clients: int, seconds: float) -> list[float]:
-    connections = [
-        await asyncpg.connect(host="127.0.0.1", port=port, user="postgres", database="postgres", ssl=False)
-        for _ in range(clients)
-    ]
-    try:
-        inserts = [await connection.prepare("INSERT INTO commit_load VALUES ($1)") for connection in connections]
-        lists = await asyncio.gather(*(_commit_until(time.perf_counter() + seconds, insert) for insert in inserts))
-        return [time_s for times_s in lists for time_s in times_s]
-    finally:
-        for connection in connections:
-            connection.terminate()
-
-
-async def _commit_until(end: float, insert: "asyncpg.prepared_stmt.PreparedStatement") -> list[float]:
-    times_s = []
-    now = time.perf_counter()
-    while now < end:
-        began_at = now
-        await insert.fetch(_PAYLOAD)
-        now = time.perf_counter()
-        times_s.append(now - began_at)
-    return times_s
+    Raises:
+        WalproxyError: a client has failed.
+    """
+    with Clients(postgres.conninfo, clients, lambda client: _INSERT, measures_s=seconds) as load:
+        load.finish()
+    times_ms = [operation.seconds * 1000 for operation in load.history.acknowledged]
+    return CommitTimes(len(times_ms) / seconds, percentile(times_ms, 50), percentile(times_ms, 99))

@@ -13,6 +13,7 @@ way does not count, because its acknowledgement may have been under way, too. A 
 time on the CPU, with its imports: its CPU time tells a slow proxy from a machine that is busy with something else.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from walproxy.lab.bench import steady_commits
 from walproxy.lab.bench.arms import make_server
 from walproxy.lab.bench.members import wait_until_caught_up
-from walproxy.lab.bench.process_time import cpu_seconds
-from walproxy.lab.bench.steady_commits import SteadyCommits
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.load.transactions import SingleStatement
+from walproxy.lab.process_resources import cpu_seconds
 from walproxy.postgres.binaries import ServerBinaries
 
 NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG = (
@@ -45,6 +46,8 @@ COMMIT_GOAL_S = 2.0
 _WITH_SPARE = (SPARE, HUNG)
 _VICTIM = 2
 _COMMITS_BEFORE_S = 0.3
+_TABLE = "CREATE TABLE IF NOT EXISTS steady_commits (payload text)"
+_INSERT = SingleStatement("INSERT INTO steady_commits VALUES (repeat('x', 100))")
 
 
 class CrashCell(NamedTuple):
@@ -103,9 +106,10 @@ class CrashSite:
             WalproxyError: a process has failed, or there are no commits any more.
         """
         self._settle(case)
-        with SteadyCommits(self.cluster.postgres) as commits:
+        postgres = self.cluster.postgres
+        with Clients(postgres.conninfo, 1, lambda client: _INSERT, measures_s=math.inf) as commits:
             if case != START:
-                commits.next_commit(monotonic() + _COMMITS_BEFORE_S)
+                commits.wait_for_commit(monotonic() + _COMMITS_BEFORE_S)
             cpu_before_s = self._spare_cpu_s()
             began_at = monotonic()
             server = self._strike(case)
@@ -114,9 +118,9 @@ class CrashSite:
                 self.cluster.wait_for_state("streaming", proxy=server)
                 streaming_s = monotonic() - began_at
                 cpu_s = cpu_seconds([server.pid or 0]) - cpu_before_s
-            commit_s = commits.next_commit(began_at).ended_at - began_at
-            commits.next_commit(began_at + seconds)
-            longest_s = commits.longest_s(began_at)
+            commit_s = commits.wait_for_commit(began_at).ended_at - began_at
+            commits.wait_for_commit(began_at + seconds)
+            longest_s = commits.history.longest_since(began_at)
         # One that hangs would go on in the next turn.
         if case == HUNG:
             self.cluster.proxy.kill9()
@@ -174,7 +178,7 @@ def crash_site(directory: Path, binaries: ServerBinaries) -> Iterator[CrashSite]
         spare = cluster.make_proxy("spare")
         cluster.proxies.append(spare)
         cluster.start()
-        steady_commits.prepare(postgres)
+        postgres.execute(_TABLE)
         yield CrashSite(cluster, spare)
 
 

@@ -8,9 +8,8 @@ import msgspec
 
 from walproxy.lab.bench import pgbench
 from walproxy.lab.bench.arms import Arm
-from walproxy.lab.bench.process_time import cpu_seconds
 from walproxy.lab.bench.rounds import median, ratio
-from walproxy.lab.process_resources import resident_bytes
+from walproxy.lab.process_resources import cpu_seconds, resident_bytes
 
 
 class ArmCell(NamedTuple):

@@ -28,10 +28,10 @@ from safekeeper.archiving.archiver import UPLOADS_AT_ONCE
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn, segment_start
 from walproxy.lab.bench.arms import make_server
-from walproxy.lab.bench.process_time import cpu_seconds
 from walproxy.lab.bench.rounds import ratio
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
 from walproxy.lab.cluster.local_standby import current_lsn
+from walproxy.lab.process_resources import cpu_seconds
 from walproxy.postgres.binaries import ServerBinaries
 
 DISK, PLAIN, ZSTD = "disk", "none", "zstd"

@@ -6,6 +6,10 @@ clients were told.
 
 from typing import NamedTuple, Protocol
 
+import asyncpg
+
+from walproxy.lab.load.transactions import commit_block
+
 ACCOUNTS = 1000
 OPENING_BALANCE = 10_000
 
@@ -33,6 +37,17 @@ class Transfer(NamedTuple):
     source: int
     target: int
     amount: int
+
+    def __str__(self) -> str:
+        return f"transfer {self.id}: {self.source} -> {self.target}, {self.amount}"
+
+    async def carry_out(self, connection: asyncpg.Connection) -> None:
+        """Send all but the COMMIT."""
+        await connection.execute(self.statements())
+
+    async def commit(self, connection: asyncpg.Connection) -> bool:
+        """Send the COMMIT; return whether PostgreSQL has committed."""
+        return await commit_block(connection)
 
     def statements(self) -> str:
         """Return the transaction without its COMMIT. Rows are locked in the order of their ids: no deadlocks."""

@@ -10,8 +10,8 @@ def compare_books(stage: Stage) -> str:
     Raises:
         StepFailed: something is lost, made up, or wrong.
     """
-    acknowledged = {entry.transfer for entry in stage.ledger.acknowledged}
-    found = audit(stage.cluster.postgres, acknowledged, set(stage.ledger.in_doubt))
+    acknowledged = {each.transaction for each in stage.history.acknowledged}
+    found = audit(stage.cluster.postgres, acknowledged, {each.transaction for each in stage.history.in_doubt})
     stage.require(
         not found.missing, f"{len(found.missing)} acknowledged transfers are lost, the first is {found.missing[:1]}"
     )
@@ -21,5 +21,5 @@ def compare_books(stage: Stage) -> str:
     stage.require(found.total_balance == total, f"the total balance is {found.total_balance}, not {total}")
     return (
         f"all {len(acknowledged):,} acknowledged transfers are there, and {found.in_doubt_found} of "
-        f"{len(stage.ledger.in_doubt)} in doubt; total balance {total:,}, unchanged"
+        f"{len(stage.history.in_doubt)} in doubt; total balance {total:,}, unchanged"
     )

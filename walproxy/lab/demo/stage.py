@@ -1,16 +1,18 @@
-"""What the steps play on: the cluster, the load, and the clients' ledger, with the waits and commands that steps share.
+"""What the steps play on: the cluster, the load, and its history, with the waits and commands that steps share.
 
 A step makes something happen, checks what clients saw, and returns it as one line. A step that returns has held; one
 that has not raises. The bounds are those that the project promises on an idle machine (see docs/guide/operations.md),
 or, where it promises no number, far above what is usual.
 """
 
+import itertools
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +21,10 @@ from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.storage.data_folder import WAL_FOLDER
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
-from walproxy.lab.demo.ledger import Ledger
-from walproxy.lab.demo.workload import APPLICATION_NAME, Workload
+from walproxy.lab.demo.bank import Transfer
+from walproxy.lab.demo.workload import APPLICATION_NAME, transfer_clients
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.load.history import History
 
 TAKEOVER_S_MAX = 3.0
 RESUME_S_MAX = 10.0
@@ -30,6 +34,7 @@ SHORT_WATCH_S = 1.0
 COMMAND_S_MAX = 180.0
 
 _POLL_S = 0.005
+_STOP_S_MAX = 10.0
 _WAITING_CLIENTS = f"""
     SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), count(*) FILTER (WHERE wait_event_type = 'Lock')
     FROM pg_stat_activity WHERE application_name = '{APPLICATION_NAME}'
@@ -47,8 +52,9 @@ class Stage:
     Attributes:
         cluster: the processes.
         clients: how many of them the load has.
-        ledger: what the clients were told.
-        workload: the load, or the last one.
+        history: what the clients were told.
+        transfer_ids: of the transfers that clients will try.
+        load: the clients, or the last ones.
         dead_since_lsn: commit_lsn when each dead safekeeper was killed, by its id.
         segment_size: of the WAL, in bytes.
         backed_up_lsn: the base backup is older than this.
@@ -61,8 +67,9 @@ class Stage:
 
     cluster: LocalCluster
     clients: int
-    ledger: Ledger = field(default_factory=Ledger)
-    workload: Workload | None = None
+    history: History[Transfer] = field(default_factory=History)
+    transfer_ids: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    load: Clients[Transfer] | None = None
     dead_since_lsn: dict[int, Lsn] = field(default_factory=dict)
     segment_size: int = 0
     backed_up_lsn: Lsn = 0
@@ -73,18 +80,24 @@ class Stage:
     report: Path = Path("report.html")
 
     def start_load(self) -> None:
-        """Let new clients commit at the primary."""
-        self.workload = Workload(self.cluster.postgres.port, self.clients, self.ledger)
-        self.workload.start()
+        """Let new clients commit at the primary, whichever server that is."""
+        self.load = transfer_clients(
+            lambda: self.cluster.postgres.conninfo(), self.clients, self.history, self.transfer_ids
+        )
+        self.load.start()
 
     def stop_load(self) -> None:
         """Let every client finish its transfer, and end.
 
         Raises:
-            WalproxyError: see Workload.stop.
+            WalproxyError: see Clients.stop.
+            StepFailed: commits still waited after 10 s.
         """
-        assert self.workload is not None  # start_load made it
-        self.workload.stop()
+        assert self.load is not None  # start_load made it
+        waiting = self.load.stop(_STOP_S_MAX)
+        self.require(
+            not waiting, f"{waiting} commits of the load still waited after {_STOP_S_MAX:g} s: look at the proxy's log"
+        )
 
     def require(self, holds: bool, otherwise: str) -> None:
         """Raise StepFailed with the message `otherwise` unless `holds`."""
@@ -106,7 +119,7 @@ class Stage:
         begin = time.monotonic()
         while not condition():
             if time.monotonic() - begin > timeout_s:
-                problem = f"; a client's last error: {self.ledger.last_error}" if self.ledger.last_error else ""
+                problem = f"; a client's last error: {self.history.problem}" if self.history.problem else ""
                 raise StepFailed(f"waited {timeout_s:g} s in vain until {what}{problem}")
             time.sleep(_POLL_S)
         return time.monotonic() - begin
@@ -118,11 +131,11 @@ class Stage:
             StepFailed: they are more than `within_s`.
         """
         self.wait_until(
-            lambda: self.ledger.first_begun_after(begun_after) is not None, "a new transfer was acknowledged", within_s
+            lambda: self.history.first_begun_since(begun_after) is not None, "a new transfer was acknowledged", within_s
         )
-        first = self.ledger.first_begun_after(begun_after)
+        first = self.history.first_begun_since(begun_after)
         assert first is not None  # it was there just now
-        seconds = first.returned_at - since
+        seconds = first.ended_at - since
         self.require(seconds <= within_s, f"the first new commit took {seconds:.2f} s, more than {within_s:g} s")
         return seconds
 

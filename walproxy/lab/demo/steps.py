@@ -39,9 +39,9 @@ def _start(stage: Stage) -> str:
     assert status is not None  # required above
     stage.segment_size = status["segment_size"]
     stage.start_load()
-    stage.wait_until(lambda: bool(stage.ledger.acknowledged), "a transfer was acknowledged", RESUME_S_MAX)
+    stage.wait_until(lambda: bool(stage.history.acknowledged), "a transfer was acknowledged", RESUME_S_MAX)
     begin, end = stage.observe(_WATCH_S)
-    rate = stage.ledger.returned_between(begin, end) / (end - begin)
+    rate = stage.history.acknowledged_between(begin, end) / (end - begin)
     return (
         f"PostgreSQL {cluster.postgres.binaries.version}, {len(cluster.safekeepers)} safekeepers, a proxy; "
         f"{stage.clients} clients commit {rate:,.0f} transfers/s"
@@ -51,9 +51,9 @@ def _start(stage: Stage) -> str:
 def _kill_one_safekeeper(stage: Stage) -> str:
     stage.kill_safekeeper(1)
     begin, end = stage.observe(_WATCH_S)
-    committed = stage.ledger.returned_between(begin, end)
-    pause_s = stage.ledger.longest_pause_s(begin, end)
-    stage.require(stage.ledger.first_begun_after(begin) is not None, "no commit went through with two of three")
+    committed = stage.history.acknowledged_between(begin, end)
+    pause_s = stage.history.longest_pause_s(begin, end)
+    stage.require(stage.history.first_begun_since(begin) is not None, "no commit went through with two of three")
     stage.require(pause_s < SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
     return f"{committed:,} commits in {end - begin:.1f} s went on; the longest pause was {pause_s * 1000:.0f} ms"
 
@@ -64,10 +64,10 @@ def _kill_second_safekeeper(stage: Stage) -> str:
     stage.wait_until_all_wait()
     begin, end = stage.observe(_WATCH_S)
     for_quorum, for_locks = stage.waiting_clients()
-    acknowledged = stage.ledger.returned_between(begin, end)
+    acknowledged = stage.history.acknowledged_between(begin, end)
     stage.require(acknowledged == 0, f"{acknowledged} commits were acknowledged with one safekeeper of three")
     stage.require(
-        stage.ledger.first_begun_after(killed) is None, "a commit begun after the quorum was lost was acknowledged"
+        stage.history.first_begun_since(killed) is None, "a commit begun after the quorum was lost was acknowledged"
     )
     stage.require(for_quorum > 0, "no commit waits with wait_event SyncRep")
     behind_locks = f" ({for_locks} more behind their locks)" if for_locks else ""
@@ -126,13 +126,13 @@ def _take_over(stage: Stage) -> str:
 
 def _crash_postgres(stage: Stage) -> str:
     before = time.monotonic()
-    doubtful = len(stage.ledger.in_doubt)
+    doubtful = len(stage.history.in_doubt)
     stage.cluster.postgres.kill9()
     killed = time.monotonic()
     stage.cluster.postgres.start()
     seconds = stage.seconds_to_new_commit(before, killed, CATCH_UP_S_MAX)
     stage.observe(SHORT_WATCH_S)
-    lost = len(stage.ledger.in_doubt) - doubtful
+    lost = len(stage.history.in_doubt) - doubtful
     return f"the first new commit {seconds:.2f} s after the kill, recovery included; {lost} clients were left in doubt"
 
 

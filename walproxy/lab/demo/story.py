@@ -107,7 +107,7 @@ def play(stage: Stage, steps: Sequence[Step], console: Console) -> Outcome:
     """Play the steps up to the first that does not hold. The processes are left as they are then."""
     outcome = Outcome()
     begin = time.monotonic()
-    with View(console, stage.cluster, stage.ledger) as view:
+    with View(console, stage.cluster, stage.history) as view:
         for number, step in enumerate(steps, 1):
             view.say(Text(f"{number:2}. {step.title}", style="bold"))
             try:
@@ -135,7 +135,9 @@ def summary(outcome: Outcome, steps: Sequence[Step], stage: Stage) -> Table:
         else:
             result, seen = Text("not run"), ""
         table.add_row(f"{number:2}. {step.title}", result, Text(seen))
-    table.caption = f"{len(stage.ledger.acknowledged):,} transfers acknowledged, {len(stage.ledger.in_doubt)} in doubt"
+    table.caption = (
+        f"{len(stage.history.acknowledged):,} transfers acknowledged, {len(stage.history.in_doubt)} in doubt"
+    )
     return table
 
 

@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from walproxy.lab.cluster.local_cluster import LocalCluster
-from walproxy.lab.demo.ledger import Ledger
+from walproxy.lab.demo.bank import Transfer
 from walproxy.lab.demo.stage import leading_proxy
+from walproxy.lab.load.history import History
 from walproxy.proxy.status_table import format_bytes, render
 
 _SAMPLE_S = 0.25
@@ -29,10 +30,10 @@ _BARS_SHOWN = 48
 class View:
     """The live view, as a context manager; `say` prints a line above it."""
 
-    def __init__(self, console: Console, cluster: LocalCluster, ledger: Ledger) -> None:
+    def __init__(self, console: Console, cluster: LocalCluster, history: History[Transfer]) -> None:
         self._console = console
         self._cluster = cluster
-        self._ledger = ledger
+        self._history = history
         self._rates: deque[float] = deque([0.0] * _BARS_SHOWN, maxlen=_BARS_SHOWN)
         self._status: dict[str, Any] | None = None
         self._sampled_at = time.monotonic()
@@ -61,7 +62,7 @@ class View:
         samples = 0
         while not self._ended.wait(_SAMPLE_S):
             now = time.monotonic()
-            self._rates.append(self._ledger.returned_between(self._sampled_at, now) / (now - self._sampled_at))
+            self._rates.append(self._history.acknowledged_between(self._sampled_at, now) / (now - self._sampled_at))
             self._sampled_at = now
             leading = leading_proxy(self._cluster)
             self._status = leading[1] if leading is not None else None
@@ -79,14 +80,14 @@ class View:
         return f"{load}  {status['state']}  commit_lsn {status['commit_lsn']}  {lags}"
 
     def _picture(self) -> RenderableType:
-        ledger = self._ledger
+        history = self._history
         top = max(*self._rates, 1.0)
         heights = _BARS if self._console.encoding.startswith("utf") else _ASCII_BARS
         bars = "".join(heights[round(rate / top * (len(heights) - 1))] for rate in self._rates)
         load = Text.assemble(
             (f"\n{self._rates[-1]:7,.0f} commits/s ", "bold"),
             (bars, "green"),
-            f"  {len(ledger.acknowledged):,} acknowledged, {len(ledger.in_doubt)} in doubt",
+            f"  {len(history.acknowledged):,} acknowledged, {len(history.in_doubt)} in doubt",
         )
         cluster = render(self._status) if self._status is not None else Text("no proxy answers", style="red")
         return Group(load, cluster)

@@ -11,7 +11,8 @@ import asyncpg
 import psycopg
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
-from walproxy.lab.torture.clients import APPLICATION_NAME, asyncpg_options
+from walproxy.lab.load.clients import asyncpg_options
+from walproxy.lab.torture.clients import APPLICATION_NAME
 from walproxy.lab.torture.record import Operation, Violation
 from walproxy.lab.torture.wal_check import LEFT_BEHIND, check_safekeepers, wait_until_reached
 from walproxy.lab.torture.workloads import WORKLOADS, Workload
@@ -48,7 +49,7 @@ async def check_tables(
     conninfo: str, history: Sequence[Operation], workloads: Sequence[Workload] = WORKLOADS
 ) -> list[Violation]:
     """Compare the tables of a server with the history. No client may commit any more."""
-    connection = await asyncpg.connect(**asyncpg_options(conninfo))
+    connection = await asyncpg.connect(**asyncpg_options(conninfo, APPLICATION_NAME))
     try:
         return [
             violation

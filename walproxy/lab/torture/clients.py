@@ -1,178 +1,102 @@
-"""Clients that commit, each at its own pace, and write down what they were told.
+"""The clients of the torture: they try transactions of the workloads by chance."""
 
-They run on an event loop in a thread of their own; the nemesis has the main thread. A client that loses its connection
-makes a new one and goes on with another transaction: it never repeats one, so each is acknowledged ("ok"), certainly
-not committed ("fail": COMMIT was not sent, or answered with ROLLBACK), or "unknown".
-
-A client that waits for too long hangs up. It never cancels: PostgreSQL answers a cancelled wait for its standbys with
-COMMIT and a warning, although no standby has it. The session that it leaves behind waits on, and may commit later;
-before the tables are read, such sessions are waited for (`run.py`).
-"""
-
-import asyncio
 import itertools
-import random
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
 
 import asyncpg
-from psycopg.conninfo import conninfo_to_dict
 
-from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.lab.demo.workload import CONNECTION_ERRORS
-from walproxy.lab.torture.record import Operation, Outcome
+from walproxy.lab.load import history
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.torture.record import Operation
 from walproxy.lab.torture.workloads import Attempt, Workload
 
 APPLICATION_NAME = "walproxy torture"
 
-_CONNECT_TIMEOUT_S = 2.0
-_RECONNECT_PAUSE_S = 0.1
 _HANGS_UP_AFTER_S = 20.0
 
-Clock = Callable[[], float]
-"""Seconds since the run began."""
 
-
-class Clients:
-    """`count` connections that try transactions of the workloads in turn, by chance.
+class Tried:
+    """An attempt at a workload's transaction.
 
     Attributes:
-        history: what has come to an end so far; entries are only ever appended, in the order of their ends.
-        acknowledged_lsn: the log must reach beyond it wherever all that was acknowledged is.
-        last_ok_begun_s: when the youngest transaction that was acknowledged had begun.
-        problem: why a client last had to connect anew.
+        lsn: where the log ended before its COMMIT: the commit's record begins there or behind it.
+    """
+
+    # A soak keeps hundreds of thousands of them.
+    __slots__ = ("attempt", "lsn", "workload")
+
+    def __init__(self, workload: str, attempt: Attempt) -> None:
+        self.workload = workload
+        self.attempt = attempt
+        self.lsn: Lsn = 0
+
+    async def carry_out(self, connection: asyncpg.Connection) -> None:
+        await self.attempt.carry_out(connection)
+        self.lsn = parse_lsn(await connection.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
+
+    async def commit(self, connection: asyncpg.Connection) -> bool:
+        return await self.attempt.commit(connection)
+
+
+class TortureClients(Clients[Tried]):
+    """`count` clients that try transactions of the workloads.
 
     Args:
         conninfo: libpq's connection string of the primary.
         rate: transactions a second of all clients together, while nothing makes them wait.
+        begun_at: when the run began, on the clock of `time.monotonic`.
     """
 
     def __init__(
-        self, conninfo: str, count: int, rate: float, workloads: Sequence[Workload], seed: int, clock: Clock
+        self, conninfo: str, count: int, rate: float, workloads: Sequence[Workload], seed: int, begun_at: float
     ) -> None:
-        self.history: list[Operation] = []
-        self.acknowledged_lsn: Lsn = 0
-        self.last_ok_begun_s = -1.0
-        self.problem = ""
-        self._where = asyncpg_options(conninfo)
-        self._count = count
-        self._interval_s = count / rate
-        self._workloads = workloads
-        self._seed = seed
-        self._clock = clock
-        self._numbers = itertools.count(1)
-        self._connections: set[asyncpg.Connection] = set()
-        self._thread = threading.Thread(target=self._run, name="clients of the torture", daemon=True)
-        self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
-        self._death: BaseException | None = None
+        self._begun_at = begun_at
+        super().__init__(
+            lambda: conninfo,
+            count,
+            _chooser(workloads, seed),
+            application_name=APPLICATION_NAME,
+            rate=rate,
+            hangs_up_after_s=_HANGS_UP_AFTER_S,
+        )
 
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
+    @property
+    def acknowledged_lsn(self) -> Lsn:
+        """The log must reach beyond it wherever all that was acknowledged is."""
+        return max((operation.transaction.lsn for operation in self.history.acknowledged), default=0)
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Let every client finish its transaction, and end; those that still wait after `timeout_s` hang up.
+    @property
+    def last_ok_begun_s(self) -> float:
+        """When the youngest transaction that was acknowledged had begun, since the run began."""
+        return self.history.last_begun_at - self._begun_at
 
-        Raises:
-            WalproxyError: a client has ended by an error of its own, or does not end.
-        """
-        for action in (self._stopping.set, self._hang_up):
-            if self._thread.is_alive():
-                self._loop.call_soon_threadsafe(action)
-                self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise WalproxyError(f"clients of the torture do not end; the last problem was: {self.problem}")
-        self.check()
+    @property
+    def problem(self) -> str:
+        """Why a client last had to reconnect."""
+        return self.history.problem
 
-    def check(self) -> None:
-        """Do nothing while the clients do what they should.
-
-        Raises:
-            WalproxyError: one has ended by an error of its own.
-        """
-        if self._death is not None:
-            raise WalproxyError(f"a client of the torture has ended: {self.problem}") from self._death
-
-    def _hang_up(self) -> None:
-        for connection in list(self._connections):
-            connection.terminate()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._run_clients())
-            except Exception as error:
-                self.problem = f"{type(error).__name__}: {error}"
-                self._death = error
-
-    async def _run_clients(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for client in range(1, self._count + 1):
-                group.create_task(self._run_client(client, random.Random(f"{self._seed}/client {client}")))
-
-    async def _run_client(self, client: int, chance: random.Random) -> None:
-        while not self._stopping.is_set():
-            try:
-                connection = await asyncpg.connect(**self._where, timeout=_CONNECT_TIMEOUT_S)
-            except CONNECTION_ERRORS as error:
-                self.problem = f"{type(error).__name__}: {error}"
-                await asyncio.sleep(_RECONNECT_PAUSE_S)
-                continue
-            self._connections.add(connection)
-            try:
-                while not self._stopping.is_set():
-                    begun_s = self._clock()
-                    await self._try(client, connection, chance)
-                    await asyncio.sleep(max(0.0, self._interval_s - (self._clock() - begun_s)))
-            except CONNECTION_ERRORS as error:
-                self.problem = f"{type(error).__name__}: {error}"
-            finally:
-                self._connections.discard(connection)
-                connection.terminate()
-
-    async def _try(self, client: int, connection: asyncpg.Connection, chance: random.Random) -> None:
-        """Try one transaction, and write down what has become of it.
-
-        Raises:
-            one of CONNECTION_ERRORS: the connection is of no use any more.
-        """
-        workload = chance.choice(self._workloads)
-        attempt = workload.attempt(next(self._numbers), chance)
-        begun_s = self._clock()
-        outcome: Outcome = "fail"
-        hang_up = self._loop.call_later(_HANGS_UP_AFTER_S, connection.terminate)
-        try:
-            lsn = await _carry_out(attempt, connection)
-            # From here on nobody knows what has become of it, until it is answered.
-            outcome = "unknown"
-            answer = await connection.execute("COMMIT")
-            outcome = "ok" if answer == "COMMIT" else "fail"
-            if outcome == "ok":
-                self.acknowledged_lsn = max(self.acknowledged_lsn, lsn)
-                self.last_ok_begun_s = max(self.last_ok_begun_s, begun_s)
-        finally:
-            hang_up.cancel()
-            self.history.append(Operation(client, workload.name, begun_s, self._clock(), outcome, str(attempt)))
+    def ended_since(self, number: int) -> list[Operation]:
+        """Return what is to be kept of the transactions that have ended, without the first `number` of them."""
+        return list(_kept(self.history.operations[number:], self._begun_at))
 
 
-async def _carry_out(attempt: Attempt, connection: asyncpg.Connection) -> Lsn:
-    """Do all but COMMIT; return where the log ended then: the commit's record begins there or behind it."""
-    await attempt.carry_out(connection)
-    return parse_lsn(await connection.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
+def _chooser(workloads: Sequence[Workload], seed: int) -> Callable[[int], Tried]:
+    """Return what chooses a client's next transaction: each client has a chance of its own."""
+    numbers = itertools.count(1)
+    chances: dict[int, Random] = {}
+
+    def choose(client: int) -> Tried:
+        chance = chances.setdefault(client, Random(f"{seed}/client {client}"))
+        workload = chance.choice(workloads)
+        return Tried(workload.name, workload.attempt(next(numbers), chance))
+
+    return choose
 
 
-def asyncpg_options(conninfo: str) -> dict[str, Any]:
-    """Return a libpq connection string as asyncpg wants it."""
-    words = conninfo_to_dict(conninfo)
-    return {
-        "host": words["host"],
-        "port": int(words.get("port") or 5432),
-        "user": words["user"],
-        "password": words.get("password"),
-        "database": words.get("dbname") or words["user"],
-        "ssl": False,
-        "server_settings": {"application_name": APPLICATION_NAME},
-    }
+def _kept(operations: Iterable[history.Operation[Tried]], begun_at: float) -> Iterable[Operation]:
+    for each in operations:
+        tried = each.transaction
+        times_s = each.begun_at - begun_at, each.ended_at - begun_at
+        yield Operation(each.client, tried.workload, *times_s, each.outcome, str(tried.attempt))

@@ -66,7 +66,7 @@ class StressedCluster(Protocol):
 
 
 class Commits(Protocol):
-    """What the nemesis knows of the clients: see walproxy.lab.torture.clients.Clients."""
+    """What the nemesis knows of the clients: see walproxy.lab.torture.clients.TortureClients."""
 
     @property
     def acknowledged_lsn(self) -> Lsn: ...

@@ -5,11 +5,9 @@ report reads all of them. All times are seconds since the run began, on a clock 
 has not come before the run was over.
 """
 
-from typing import Literal
-
 import msgspec
 
-Outcome = Literal["ok", "fail", "unknown"]
+from walproxy.lab.load.history import Outcome
 
 
 class Operation(msgspec.Struct, frozen=True):

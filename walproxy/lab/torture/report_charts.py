@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from walproxy.html_page.charts import OTHER_SLOT, SLOTS, Chart, label_of, rounded
 from walproxy.html_page.units import duration_text
-from walproxy.lab.torture.record import Outcome, Run, Sample
+from walproxy.lab.load.history import Outcome
+from walproxy.lab.torture.record import Run, Sample
 from walproxy.lab.torture.report_figures import Figures, fault_end_s
 
 _MINUTES_FROM_S: Final = 600.0

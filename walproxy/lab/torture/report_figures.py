@@ -12,9 +12,10 @@ from typing import Final
 import msgspec
 
 from walproxy.html_page.units import bin_width_us
-from walproxy.lab.bench.commit_load import percentile
+from walproxy.lab.load.history import Outcome
+from walproxy.lab.load.percentiles import percentile
 from walproxy.lab.torture.plan import POWER_CUT
-from walproxy.lab.torture.record import Fault, Operation, Outcome, Run
+from walproxy.lab.torture.record import Fault, Operation, Run
 
 BINS_MAX: Final = 300
 OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "fail", "unknown")

@@ -19,11 +19,11 @@ import psycopg
 
 from walproxy.lab.testing import EngineName, WalproxyCluster
 from walproxy.lab.torture.aftermath import check_copies, check_logs, check_tables, keep_logs, wait_for_sessions
-from walproxy.lab.torture.clients import Clients
+from walproxy.lab.torture.clients import TortureClients
 from walproxy.lab.torture.nemesis import DIED, Nemesis
 from walproxy.lab.torture.plan import Bout, Targets, plan_bout, plan_power_cut
 from walproxy.lab.torture.quorum_check import check_quorum
-from walproxy.lab.torture.record import Run, Violation
+from walproxy.lab.torture.record import Operation, Run, Violation
 from walproxy.lab.torture.sampling import Sampler
 from walproxy.lab.torture.standby_watch import StandbyWatch
 from walproxy.lab.torture.workloads import WORKLOADS
@@ -117,11 +117,11 @@ class _Run:
             tuple(name for name in cluster.members if name.startswith("safekeeper")),
             tuple(name for name in cluster.members if name.startswith("walproxy")),
         )
-        self._clients = Clients(cluster.conninfo, plan.clients, plan.rate, WORKLOADS, plan.seed, self._passed_s)
+        self._clients = TortureClients(cluster.conninfo, plan.clients, plan.rate, WORKLOADS, plan.seed, self._begun_at)
         self._nemesis = Nemesis(cluster, self._clients, self._targets, self._passed_s, self._wait)
         self._watch = StandbyWatch(cluster.status_of, self._targets.proxies)
         self._early: list[Violation] = []
-        self._looked_through = 0
+        self._operations: list[Operation] = []
         self._doing = "waiting for the first commit"
 
     def carry_out(self) -> Stressed:
@@ -145,7 +145,7 @@ class _Run:
             self._cluster.engine,
             self._postgres,
             self._plan.safekeepers,
-            self._clients.history,
+            self._operations,
             self._nemesis.faults,
             sampler.samples,
             violations,
@@ -181,9 +181,8 @@ class _Run:
 
     def _look_through_history(self) -> None:
         """Look for commits without a quorum among those that have ended since the last time."""
-        end = len(self._clients.history)
-        new = self._clients.history[self._looked_through : end]
-        self._looked_through = end
+        new = self._clients.ended_since(len(self._operations))
+        self._operations += new
         self._early += check_quorum(new, self._nemesis.faults, self._targets.safekeepers)
 
     def _check_what_is_left(self, catches_up: bool) -> list[Violation]:
@@ -192,10 +191,10 @@ class _Run:
         self._doing = "checking tables, bytes and logs"
         self._wait(0.0)
         wait_for_sessions(cluster.conninfo)
-        violations = asyncio.run(check_tables(cluster.conninfo, self._clients.history))
+        violations = asyncio.run(check_tables(cluster.conninfo, self._operations))
         if catches_up:
             standbys = [name for name in cluster.members if name.startswith("standby")]
-            violations += check_copies(cluster, self._targets.safekeepers, standbys, self._clients.history)
+            violations += check_copies(cluster, self._targets.safekeepers, standbys, self._operations)
         return violations + check_logs(cluster)
 
     def _passed_s(self) -> float:

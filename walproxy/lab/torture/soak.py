@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import psycopg
 
 from walproxy.lab.torture.aftermath import check_tables
-from walproxy.lab.torture.clients import Clients
+from walproxy.lab.torture.clients import TortureClients
 from walproxy.lab.torture.growth import violations_of
 from walproxy.lab.torture.record import Operation, Run, Violation
 from walproxy.lab.torture.sampling import Sampler
@@ -83,7 +83,7 @@ def soak(
     def passed_s() -> float:
         return time.monotonic() - begun_at
 
-    clients = Clients(cluster.conninfo, load.clients, load.commits_per_s, _WORKLOADS, 0, passed_s)
+    clients = TortureClients(cluster.conninfo, load.clients, load.commits_per_s, _WORKLOADS, 0, begun_at)
     every_s = min(max(seconds / _SAMPLES_MAX, _SAMPLE_EVERY_S_MIN), _SAMPLE_EVERY_S_MAX)
     is_interrupted = False
     with Sampler(cluster.process_ids, begun_at, every_s) as sampler:
@@ -94,19 +94,20 @@ def soak(
             is_interrupted = True
         end_s = passed_s()
         clients.stop()
+    operations = clients.ended_since(0)
     # What was late is written down as well; the run is over all the same.
     samples = [sample for sample in sampler.samples if sample.at_s <= end_s]
     violations = violations_of(samples, end_s, is_judged)
-    violations += commit_violations(clients.history, end_s, load.commits_per_s, clients.problem)
-    violations += asyncio.run(check_tables(cluster.conninfo, clients.history, _WORKLOADS))
+    violations += commit_violations(operations, end_s, load.commits_per_s, clients.problem)
+    violations += asyncio.run(check_tables(cluster.conninfo, operations, _WORKLOADS))
     if is_interrupted:
         violations.append(Violation("Interrupted", f"ended by hand after {end_s:.0f} of {seconds:.0f} s"))
-    return Run(0, end_s, cluster.engine, version.split()[0], safekeepers, clients.history, [], samples, violations)
+    return Run(0, end_s, cluster.engine, version.split()[0], safekeepers, operations, [], samples, violations)
 
 
 def _let_pass(
     cluster: SoakedCluster,
-    clients: Clients,
+    clients: TortureClients,
     seconds: float,
     passed_s: Callable[[], float],
     progress: Callable[[float, str], None],
@@ -119,7 +120,7 @@ def _let_pass(
             status_due_s = passed_s() + _STATUS_EVERY_S
             for name in filter(is_judged, cluster.process_ids()):
                 cluster.status_of(name)  # Whether it answers is seen elsewhere.
-        progress(passed_s(), f"{len(clients.history):,} commits")
+        progress(passed_s(), f"{len(clients.history.operations):,} commits")
         time.sleep(min(_STEP_S, left_s))
 
 

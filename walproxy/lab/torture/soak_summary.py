@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from walproxy.lab.bench.commit_load import percentile
+from walproxy.lab.load.percentiles import percentile
 from walproxy.lab.torture.growth import Growth, growth_of
 from walproxy.lab.torture.record import Run, Violation
 from walproxy.lab.torture.soak import is_judged

@@ -3,8 +3,9 @@
 import msgspec
 from rich.table import Table
 
-from walproxy.lab.bench.commit_load import percentile
-from walproxy.lab.torture.record import Outcome, Violation
+from walproxy.lab.load.history import Outcome
+from walproxy.lab.load.percentiles import percentile
+from walproxy.lab.torture.record import Violation
 from walproxy.lab.torture.report_figures import figures_of
 from walproxy.lab.torture.run import Stressed
 

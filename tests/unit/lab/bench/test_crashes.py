@@ -17,22 +17,8 @@ from walproxy.lab.bench.crashes import (
     compare_crashes,
 )
 from walproxy.lab.bench.memory import PROXY, MemoryTurn, compare_memory
-from walproxy.lab.bench.steady_commits import Commit, first_since, longest_since
 from walproxy.lab.bench.tables import crashes_table, memory_table
 from walproxy.lab.process_resources import memory_of, resident_bytes
-
-# One that waited from 2 to 5, between quick ones.
-COMMITS = [Commit(0.0, 1.0), Commit(1.0, 2.0), Commit(2.0, 5.0), Commit(5.0, 5.5)]
-
-
-@pytest.mark.parametrize(("since", "expected"), [(-1.0, 0), (1.0, 1), (1.5, 2), (2.5, 3), (5.0, 3), (5.1, None)])
-def test_a_commit_that_was_under_way_is_not_the_next_one(since: float, expected: int | None) -> None:
-    assert first_since(COMMITS, since) == (None if expected is None else COMMITS[expected])
-
-
-@pytest.mark.parametrize(("since", "expected_s"), [(0.0, 3.0), (4.0, 3.0), (5.0, 0.5), (5.5, 0.0)])
-def test_the_longest_commit_since_then_may_have_been_under_way(since: float, expected_s: float) -> None:
-    assert longest_since(COMMITS, since) == expected_s
 
 
 def test_the_figures_of_each_case_are_the_median_and_the_range_over_the_rounds() -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from walproxy.lab.bench.commit_cases import cells_of
-from walproxy.lab.bench.commit_load import percentile
 from walproxy.lab.bench.measure import ArmCell, Turn, compare
 from walproxy.lab.bench.pgbench import parse_log
 from walproxy.lab.bench.readers import CASES, NOBODY, ReaderTurn, compare_readers
@@ -48,20 +47,6 @@ def test_the_memory_of_each_process_is_the_median_of_what_it_had_in_the_rounds()
 
 def test_the_time_of_a_transaction_is_the_third_word_of_its_line_in_microseconds() -> None:
     assert parse_log(["0 199 2241 0 1175850568 995598", "1 4 507 0 1175850568 1000"]) == [2.241, 0.507]
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [([5.0], 50, 5.0), ([3.0, 1.0, 2.0], 50, 2.0), ([4.0, 1.0, 3.0, 2.0], 50, 2.0), ([2.0, 1.0], 0, 1.0)],
-)
-def test_a_percentile_is_one_of_the_values(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == expected
-
-
-def test_one_commit_of_a_hundred_may_exceed_the_99th_percentile() -> None:
-    values = [float(number) for number in range(1, 101)]
-    assert percentile(values, 99) == 99.0
-    assert percentile(values, 100) == 100.0
 
 
 def test_readers_are_compared_with_nobody_reading_at_the_same_number_of_clients() -> None:

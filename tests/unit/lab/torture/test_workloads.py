@@ -10,7 +10,7 @@ from walproxy.lab.demo.bank import ACCOUNTS, OPENING_BALANCE, Transfer
 from walproxy.lab.torture.record import Operation, Outcome, Violation
 from walproxy.lab.torture.workloads import WORKLOADS
 from walproxy.lab.torture.workloads.append import Append, AppendAttempt, Appended, Lists, parse_append
-from walproxy.lab.torture.workloads.bank import Bank, Books, TransferAttempt, parse_transfer
+from walproxy.lab.torture.workloads.bank import Bank, Books, parse_transfer
 from walproxy.lab.torture.workloads.interface import shortened
 from walproxy.lab.torture.workloads.unique import InsertAttempt, Unique, parse_insert, payload
 
@@ -40,9 +40,7 @@ def books(*transfers: Transfer, **wrong: int) -> Books:
 
 
 def transfers(*outcomes: Outcome) -> list[Operation]:
-    return [
-        operation("bank", TransferAttempt(each), outcome) for each, outcome in zip(TRANSFERS, outcomes, strict=True)
-    ]
+    return [operation("bank", each, outcome) for each, outcome in zip(TRANSFERS, outcomes, strict=True)]
 
 
 def test_a_bank_whose_book_is_what_clients_were_told_is_fine() -> None:
@@ -179,8 +177,8 @@ def test_one_row_in_twenty_is_larger_than_two_pages() -> None:
 def test_what_an_attempt_says_of_itself_can_be_read_again() -> None:
     chance = Random(7)
     transfer, append_attempt, insert = (workload.attempt(12, chance) for workload in WORKLOADS)
-    assert isinstance(transfer, TransferAttempt)
-    assert parse_transfer(str(transfer)) == transfer.transfer
+    assert isinstance(transfer, Transfer)
+    assert parse_transfer(str(transfer)) == transfer
     assert isinstance(append_attempt, AppendAttempt)
     parsed = parse_append(str(append_attempt))
     assert (parsed.value, parsed.position) == (12, None)

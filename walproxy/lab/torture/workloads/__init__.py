@@ -1,9 +1,8 @@
 """What the clients do, and what must be true of it afterwards: one module for each workload.
 
-A workload makes attempts: transactions without their COMMIT, which the clients send (`clients.py`), because what
-becomes of a COMMIT is the same for all. An attempt describes itself in one line, which goes into the history; the
-checker reads these lines, so that a history that was kept can be checked once more. A check is a pure function of what
-the tables hold in the end and of the history.
+A workload makes attempts: transactions that the clients try (`clients.py`). An attempt describes itself in one line,
+which goes into the history; the checker reads these lines, so that a history that was kept can be checked once more. A
+check is a pure function of what the tables hold in the end and of the history.
 """
 
 from walproxy.lab.torture.workloads.append import Append

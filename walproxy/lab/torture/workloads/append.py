@@ -14,6 +14,7 @@ from typing import NamedTuple
 import asyncpg
 
 from safekeeper.base.errors import ConfigurationError
+from walproxy.lab.load.transactions import Block
 from walproxy.lab.torture.record import Operation, Violation
 from walproxy.lab.torture.workloads.interface import CHANGED, LOST, REORDERED, STRANGER, TWICE, Attempt, shortened
 
@@ -36,7 +37,7 @@ class Lists(NamedTuple):
     elements: list[Appended]
 
 
-class AppendAttempt:
+class AppendAttempt(Block):
     """An append that a client tries."""
 
     def __init__(self, key: int, value: int) -> None:

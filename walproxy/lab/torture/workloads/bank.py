@@ -6,7 +6,6 @@ The bank is the demo's (walproxy/lab/demo/bank.py).
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -28,20 +27,6 @@ class Books(NamedTuple):
     transfers: list[Transfer]
 
 
-@dataclass(frozen=True)
-class TransferAttempt:
-    """A transfer that a client tries."""
-
-    transfer: Transfer
-
-    async def carry_out(self, connection: asyncpg.Connection) -> None:
-        await connection.execute(self.transfer.statements())
-
-    def __str__(self) -> str:
-        number, source, target, amount = self.transfer
-        return f"transfer {number}: {source} -> {target}, {amount}"
-
-
 class Bank:
     """Money goes from account to account."""
 
@@ -50,7 +35,7 @@ class Bank:
 
     def attempt(self, number: int, chance: Random) -> Attempt:
         source, target = chance.sample(range(1, ACCOUNTS + 1), 2)
-        return TransferAttempt(Transfer(number, source, target, chance.randint(1, _AMOUNT_MAX)))
+        return Transfer(number, source, target, chance.randint(1, _AMOUNT_MAX))
 
     async def read(self, connection: asyncpg.Connection) -> Books:
         accounts = await connection.fetch("SELECT id, balance FROM account")
@@ -71,12 +56,12 @@ class Bank:
             if operation.outcome == "ok" and number not in booked
         ]
         changed = [
-            f"{tried[number][1].what}: the book says {TransferAttempt(transfer)}"
+            f"{tried[number][1].what}: the book says {transfer}"
             for number, transfer in booked.items()
             if number in tried and tried[number][0] != transfer
         ]
         strangers = [
-            f"{TransferAttempt(transfer)}: in the book, and {'it had failed' if number in tried else 'nobody tried it'}"
+            f"{transfer}: in the book, and {'it had failed' if number in tried else 'nobody tried it'}"
             for number, transfer in booked.items()
             if number not in tried or tried[number][1].outcome == "fail"
         ]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import asyncpg
 
+from walproxy.lab.load.transactions import Transaction
 from walproxy.lab.torture.record import Operation, Violation
 
 LOST = "Lost"
@@ -24,11 +25,11 @@ BALANCE = "Balance"
 _SHOWN = 10
 
 
-class Attempt(Protocol):
+class Attempt(Transaction, Protocol):
     """One transaction that a client is to try. `str()` of it goes into the history, also before it was carried out."""
 
-    async def carry_out(self, connection: asyncpg.Connection) -> None:
-        """Send BEGIN and everything else but COMMIT."""
+    def __str__(self) -> str:
+        """Return the line for the history."""
         ...
 
 

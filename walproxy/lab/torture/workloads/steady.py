@@ -13,6 +13,7 @@ from random import Random
 import asyncpg
 
 from safekeeper.base.errors import ConfigurationError
+from walproxy.lab.load.transactions import Block
 from walproxy.lab.torture.record import Operation, Violation
 from walproxy.lab.torture.workloads.interface import LOST, Attempt, shortened
 
@@ -26,7 +27,7 @@ _WHAT = re.compile(r"row (\d+)")
 
 
 @dataclass(frozen=True)
-class RowAttempt:
+class RowAttempt(Block):
     """A row that a client tries to insert."""
 
     number: int

@@ -14,6 +14,7 @@ from random import Random
 import asyncpg
 
 from safekeeper.base.errors import ConfigurationError
+from walproxy.lab.load.transactions import Block
 from walproxy.lab.torture.record import Operation, Violation
 from walproxy.lab.torture.workloads.interface import CHANGED, LOST, STRANGER, TWICE, Attempt, shortened
 
@@ -31,7 +32,7 @@ def payload(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class InsertAttempt:
+class InsertAttempt(Block):
     """An insert that a client tries."""
 
     number: int

@@ -1,0 +1,240 @@
+"""Clients that commit one transaction after the other, and keep what each came to.
+
+They run on an event loop in a thread of their own, so that the caller can kill processes and wait. A client that loses
+its connection makes a new one and goes on with another transaction: it never repeats one, so each is acknowledged
+("ok"), certainly not committed ("fail"), or in doubt ("unknown").
+
+A client that waits for too long hangs up. It never cancels: PostgreSQL answers a cancelled wait for its standbys with
+COMMIT and a warning, although no standby has it. The session that it leaves behind waits on, and may commit later.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Generic, Self
+from urllib.parse import urlencode
+
+import asyncpg
+from psycopg.conninfo import conninfo_to_dict
+
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.logs import one_line
+from walproxy.lab.load.history import History, Operation, Outcome, T
+
+CONNECTION_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What asyncpg raises when the server's last message comes between two statements.
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+_CONNECT_TIMEOUT_S: Final = 2.0
+_RECONNECT_PAUSE_S: Final = 0.05
+_ENDS_WITHIN_S: Final = 30.0
+_ASYNCPG_WORDS: Final = frozenset(
+    {"host", "port", "user", "password", "passfile", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey"}
+)
+
+
+class Clients(Generic[T]):
+    """`count` connections that try one transaction after the other, from `start` until `stop`.
+
+    Attributes:
+        history: of all transactions; may have entries of clients before these.
+
+    Args:
+        conninfo: returns libpq's connection string of the primary; called at each connect, by the clients' thread.
+        next_transaction: returns the next transaction of a client, by its number; called by the clients' thread.
+        application_name: of the sessions.
+        rate: transactions a second of all clients together, while nothing makes them wait; as many as they can without.
+        hangs_up_after_s: how long a client waits for a transaction; without, until `stop`.
+        measures_s: the clients begin together, once all are connected, and end by themselves after so many seconds;
+            math.inf if not before `stop`. The first problem ends them all. Without, they reconnect.
+    """
+
+    def __init__(
+        self,
+        conninfo: Callable[[], str],
+        count: int,
+        next_transaction: Callable[[int], T],
+        history: History[T] | None = None,
+        *,
+        application_name: str = "walproxy load",
+        rate: float | None = None,
+        hangs_up_after_s: float | None = None,
+        measures_s: float | None = None,
+    ) -> None:
+        self.history: History[T] = History() if history is None else history
+        self._conninfo = conninfo
+        self._count = count
+        self._next_transaction = next_transaction
+        self._application_name = application_name
+        self._interval_s = 0.0 if rate is None else count / rate
+        self._hangs_up_after_s = hangs_up_after_s
+        self._measures_s = measures_s
+        self._all_connected = asyncio.Barrier(count)
+        self._connections: set[asyncpg.Connection] = set()
+        self._thread = threading.Thread(target=self._run, name=application_name, daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop(0.0 if error else _ENDS_WITHIN_S)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = _ENDS_WITHIN_S, *, hang_up: bool = True) -> int:
+        """Let each client finish its transaction, and end; return how many still waited after `timeout_s`.
+
+        Args:
+            hang_up: let those that still waited hang up; otherwise they end once they are answered.
+
+        Raises:
+            WalproxyError: a client has ended by an error, or does not end.
+        """
+        waiting = 0
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            waiting = len(self._connections)
+            if hang_up:
+                self._loop.call_soon_threadsafe(self._hang_up)
+                self._thread.join(_ENDS_WITHIN_S)
+                if self._thread.is_alive():
+                    raise WalproxyError(f"clients of the load do not end; the last problem was: {self.history.problem}")
+        self.check()
+        return waiting
+
+    def finish(self) -> None:
+        """Wait until clients that measure have ended by themselves.
+
+        Raises:
+            WalproxyError: a client has ended by an error.
+        """
+        self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Do nothing while the clients do what they should.
+
+        Raises:
+            WalproxyError: one has ended by an error.
+        """
+        if self._failure is not None:
+            raise WalproxyError(f"a client of the load has ended: {self.history.problem}") from self._failure
+
+    def wait_for_commit(self, since: float, timeout_s: float = 60.0) -> Operation[T]:
+        """Wait for the first acknowledged transaction that began at `since` or later, and return it.
+
+        Raises:
+            WalproxyError: there is none within `timeout_s`, or a client has ended by an error.
+        """
+        history = self.history
+        history.wait_for(lambda: self._failure or history.first_begun_since(since), timeout_s)
+        first = history.first_begun_since(since)
+        if first is None:
+            self.check()
+            raise WalproxyError(f"no commit was acknowledged for {timeout_s:g} s")
+        return first
+
+    def _hang_up(self) -> None:
+        for connection in list(self._connections):
+            connection.terminate()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._run_clients())
+            except BaseException as error:
+                self._note(error)
+                self._failure = error
+        self.history.wake()
+
+    async def _run_clients(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for client in range(1, self._count + 1):
+                group.create_task(self._run_client(client))
+
+    async def _run_client(self, client: int) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._connect_and_commit(client)
+            except CONNECTION_ERRORS as error:
+                if self._measures_s is not None and not self._stopping.is_set():
+                    raise
+                self._note(error)
+                await asyncio.sleep(_RECONNECT_PAUSE_S)
+
+    async def _connect_and_commit(self, client: int) -> None:
+        """Commit until the load is stopped.
+
+        Raises:
+            one of CONNECTION_ERRORS: the connection cannot be made, or is of no use any longer.
+        """
+        options = asyncpg_options(self._conninfo(), self._application_name)
+        connection = await asyncpg.connect(**options, timeout=_CONNECT_TIMEOUT_S)
+        self._connections.add(connection)
+        try:
+            if self._measures_s is not None:
+                await self._all_connected.wait()
+                if client == 1:
+                    self._loop.call_later(self._measures_s, self._stopping.set)
+            while not self._stopping.is_set():
+                begun_at = time.monotonic()
+                await self._try(client, connection)
+                if self._interval_s:
+                    await asyncio.sleep(max(0.0, self._interval_s - (time.monotonic() - begun_at)))
+        finally:
+            self._connections.discard(connection)
+            connection.terminate()
+
+    async def _try(self, client: int, connection: asyncpg.Connection) -> None:
+        """Try one transaction, and keep what it came to.
+
+        Raises:
+            one of CONNECTION_ERRORS: the connection is of no use any longer.
+        """
+        transaction = self._next_transaction(client)
+        outcome: Outcome = "fail"
+        hang_up = None
+        if self._hangs_up_after_s is not None:
+            hang_up = self._loop.call_later(self._hangs_up_after_s, connection.terminate)
+        begun_at = time.monotonic()
+        try:
+            await transaction.carry_out(connection)
+            outcome = "unknown"
+            outcome = "ok" if await transaction.commit(connection) else "fail"
+        finally:
+            if hang_up is not None:
+                hang_up.cancel()
+            self.history.add(Operation(client, transaction, begun_at, time.monotonic(), outcome))
+
+    def _note(self, error: BaseException) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        self.history.problem = one_line(f"{type(error).__name__}: {error}")
+
+
+def asyncpg_options(conninfo: str, application_name: str) -> dict[str, Any]:
+    """Return a libpq connection string as asyncpg takes it; without TLS unless the string asks for it."""
+    words = {"sslmode": "disable", **conninfo_to_dict(conninfo)}
+    # asyncpg reads URIs only, and sends words that it does not know to the server.
+    known = {name: str(value) for name, value in words.items() if name in _ASYNCPG_WORDS}
+    return {
+        "dsn": f"postgresql://?{urlencode(known)}",
+        "server_settings": {"application_name": application_name},
+    }
