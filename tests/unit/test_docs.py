@@ -48,6 +48,7 @@ from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.view import state_name
 from walproxy.proxy.status import safekeeper_state
 
 ROOT = Path(__file__).parents[2]
@@ -324,7 +325,7 @@ def test_every_page_of_the_documentation_that_the_code_mentions_is_there() -> No
 
 def test_every_state_is_described() -> None:
     text = section("operations.md", "States")
-    of_proxy = returned_words(Proposer.state) | {_initial_state_of_the_proxy()}
+    of_proxy = returned_words(state_name) | {_initial_state_of_the_proxy()}
     of_safekeeper = returned_words(vars(Acceptor)["state"].fget)
     of_member = returned_words(safekeeper_state)
     assert len(of_proxy) >= 6

@@ -61,7 +61,6 @@ from walproxy.proposer.roster import (
 )
 from walproxy.proposer.standbys import Standbys
 from walproxy.proposer.verification import difference, recycled, refusal_in_term
-from walproxy.proposer.view import ProposerView, term_view
 
 BACKOFF_DOUBLINGS_MAX = 5
 
@@ -656,22 +655,6 @@ class Proposer:
             return None
         return self.standbys.oldest_xmins()
 
-    def view(self, now: float) -> ProposerView:
-        """Return what status pages, logs and readiness show of this proposer."""
-        leadership = self.leadership
-        return ProposerView(
-            self.state(now),
-            self.term,
-            self.is_spare,
-            self.stuck,
-            self.primary,
-            self.peers,
-            term_view(leadership, now) if leadership is not None else None,
-            self.standbys.rule.text,
-            self.standbys.lacking() if leadership is not None and leadership.commit_lsn else None,
-            tuple(self.standbys.rows()),
-        )
-
     @property
     def phase(self) -> Phase:
         """The present phase."""
@@ -686,21 +669,6 @@ class Proposer:
     def is_spare(self) -> bool:
         """Another proposer is alive; this one waits."""
         return self.candidacy.is_spare
-
-    def state(self, now: float) -> str:
-        """Return the public name of the state, one of those that docs/guide/operations.md lists."""
-        if self.refusal is not None:
-            return "fenced"
-        if self.primary is None:
-            nobody = not self.term and all(peer.greeting is None for peer in self.peers.values())
-            return "connecting" if nobody else "waiting_for_primary"
-        if self.leadership is not None:
-            if not self.leadership.is_served(now):
-                return "waiting_for_quorum"
-            return "streaming" if self.leadership.commit_lsn else "recovering"
-        if self.phase is not Phase.GATHERING or self.is_spare:
-            return "electing"
-        return "waiting_for_quorum" if find_cluster(self.peers) is None else "electing"
 
     def _note(self, level: Level, text: str) -> None:
         self._out.append(Note(level, text))

@@ -10,8 +10,10 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Membership
 from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import PrimaryIdentity
-from walproxy.proposer.roster import Peer
+from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.roster import Peer, find_cluster
 from walproxy.proposer.standbys import StandbyRow
 
 
@@ -112,8 +114,40 @@ class ProposerView:
     standbys: tuple[StandbyRow, ...]
 
 
-def term_view(leadership: Leadership, now: float) -> TermView:
-    """Return the view of a term."""
+def view_of(proposer: Proposer, now: float) -> ProposerView:
+    """Return what status pages, logs and readiness show of a proposer at `now`."""
+    leadership, standbys = proposer.leadership, proposer.standbys
+    return ProposerView(
+        state_name(proposer, now),
+        proposer.term,
+        proposer.is_spare,
+        proposer.stuck,
+        proposer.primary,
+        proposer.peers,
+        _term(leadership, now) if leadership is not None else None,
+        standbys.rule.text,
+        standbys.lacking() if leadership is not None and leadership.commit_lsn else None,
+        tuple(standbys.rows()),
+    )
+
+
+def state_name(proposer: Proposer, now: float) -> str:
+    """Return the public name of the state, one of those that docs/guide/operations.md lists."""
+    if proposer.refusal is not None:
+        return "fenced"
+    if proposer.primary is None:
+        has_greeted = any(peer.greeting is not None for peer in proposer.peers.values())
+        return "waiting_for_primary" if proposer.term or has_greeted else "connecting"
+    if proposer.leadership is not None:
+        if not proposer.leadership.is_served(now):
+            return "waiting_for_quorum"
+        return "streaming" if proposer.leadership.commit_lsn else "recovering"
+    if proposer.phase is not Phase.GATHERING or proposer.is_spare:
+        return "electing"
+    return "waiting_for_quorum" if find_cluster(proposer.peers) is None else "electing"
+
+
+def _term(leadership: Leadership, now: float) -> TermView:
     archiving = leadership.archiving
     return TermView(
         leadership.leader_id,

@@ -43,7 +43,7 @@ from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.view import ProposerView
+from walproxy.proposer.view import ProposerView, view_of
 from walproxy.proxy.config import ProxyConfig
 from walproxy.proxy.member_problem import known_membership, member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
@@ -234,7 +234,7 @@ class Proxy:
 
     def view(self, now: float) -> ProposerView:
         """Return what the proposer shows of itself now."""
-        return self.proposer.view(now)
+        return view_of(self.proposer, now)
 
     def public_state(self, view: ProposerView) -> str:
         """Return the state as /status shows it. It streams only if PostgreSQL receives positions, too."""
