@@ -13,6 +13,7 @@ import tempfile
 import pytest
 
 from tests.cluster_templates import remove_templates
+from tests.forking.daemons import stop_servers
 from walproxy.postgres.local_server import take_ports
 
 
@@ -37,6 +38,7 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     # Not a cleanup of the configuration: xdist kills a worker that has finished its session and lives on.
     remove_templates()
+    stop_servers()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("WALPROXY_FAIL_ON_SKIP") != "1" or reporter is None:
         return

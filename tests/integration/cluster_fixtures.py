@@ -15,6 +15,7 @@ from typing import Any, Self
 import psycopg
 
 from safekeeper.base.lsn import Lsn, parse_lsn
+from tests.forking.daemons import ForkedLocalProcess
 from tests.waiting import entry
 from tests.waiting import wait_for as wait_for
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
@@ -42,6 +43,7 @@ def said(process: LocalProcess, name: str) -> Any:
 class Gated(LocalCluster):
     """A cluster under test, with 1 MiB segments unless its PostgreSQL was made otherwise."""
 
+    process_type = ForkedLocalProcess
     segment_size: int
     _added_proxies = 0
 

@@ -20,6 +20,7 @@ from safekeeper.consensus.messages import ProposerMessage
 from safekeeper.peers.codec import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder
 from safekeeper.peers.peer_auth import Proof
 from tests.cluster_templates import init_by_copying
+from tests.forking.daemons import ForkedLocalProcess
 from tests.waiting import NotThereYet, entry
 from tests.waiting import wait_for as wait_for
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
@@ -55,6 +56,8 @@ def only_line(text: str) -> str:
 
 class Stand(LocalCluster):
     """A cluster with 1 MiB segments; its first proxy is started by `serve`."""
+
+    process_type = ForkedLocalProcess
 
     def serve(self) -> "Stand":
         """Start everything; commits wait for the quorum from then on."""
