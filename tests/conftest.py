@@ -2,6 +2,9 @@
 
 With WALPROXY_FAIL_ON_SKIP=1 (CI sets it) a run in which any test was skipped has failed: there everything that the
 tests need is installed, so a skipped test means that the machine was not prepared, and nobody reads green output.
+
+With --in-memory all temporary files are in memory (tests/memory_folder.py). Those of a run that failed stay there until
+the next run.
 """
 
 import gc
@@ -14,19 +17,35 @@ import pytest
 
 from tests.cluster_templates import remove_templates
 from tests.forking.daemons import stop_servers
+from tests.memory_folder import memory_folder
 from walproxy.postgres.local_server import take_ports
+
+PASSED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--in-memory", action="store_true", help="Keep temporary files in memory, if there is enough.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:
         take_ports(int(worker.removeprefix("gw")))
+    elif config.getoption("in_memory"):
+        folder = memory_folder()
+        if folder is not None:  # Workers have the environment of the process that starts them.
+            os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+            config.add_cleanup(lambda: config.stash.get(PASSED, False) and shutil.rmtree(folder))
     # The secret that safekeepers and proxies on loopback share is the run's own, not that of who runs it.
     state = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="walproxy-state-")
     config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
     # A shell ignores Ctrl-C in what it runs in the background, and children inherit that. Some tests send it to theirs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"temporary files: {tempfile.gettempdir()}"
 
 
 def pytest_collection_finish() -> None:
@@ -39,6 +58,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     # Not a cleanup of the configuration: xdist kills a worker that has finished its session and lives on.
     remove_templates()
     stop_servers()
+    session.config.stash[PASSED] = session.exitstatus == pytest.ExitCode.OK
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("WALPROXY_FAIL_ON_SKIP") != "1" or reporter is None:
         return
