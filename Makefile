@@ -28,7 +28,7 @@ lint: .venv/.dev ## format, lint and types
 	$(BIN)/mypy
 
 check: lint ## what a change needs: lint, unit tests and a few hundred simulation seeds
-	$(BIN)/pytest -q -n $(WORKERS) --in-memory tests/unit
+	$(BIN)/pytest -q -n $(WORKERS) tests/unit
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)

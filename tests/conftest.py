@@ -3,8 +3,8 @@
 With WALPROXY_FAIL_ON_SKIP=1 (CI sets it) a run in which any test was skipped has failed: there everything that the
 tests need is installed, so a skipped test means that the machine was not prepared, and nobody reads green output.
 
-With --in-memory all temporary files are in memory (tests/memory_folder.py). Those of a run that failed stay there until
-the next run.
+With --in-memory the files of clusters are in memory (tests/scratch.py). Those of a run that failed stay until the next
+run.
 """
 
 import gc
@@ -17,14 +17,15 @@ import pytest
 
 from tests.cluster_templates import remove_templates
 from tests.forking.daemons import stop_servers
-from tests.memory_folder import memory_folder
+from tests.scratch import use_memory
 from walproxy.postgres.local_server import take_ports
 
+HEADER = pytest.StashKey[str]()
 PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--in-memory", action="store_true", help="Keep temporary files in memory, if there is enough.")
+    parser.addoption("--in-memory", action="store_true", help="Keep clusters in memory, if there is enough.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,10 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker:
         take_ports(int(worker.removeprefix("gw")))
     elif config.getoption("in_memory"):
-        folder = memory_folder()
-        if folder is not None:  # Workers have the environment of the process that starts them.
-            os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-            config.add_cleanup(lambda: config.stash.get(PASSED, False) and shutil.rmtree(folder))
+        folders = use_memory()
+        config.stash[HEADER] = f"clusters: in {folders[0]}" if folders else "clusters: on a disk, for lack of memory"
+        config.add_cleanup(lambda: [shutil.rmtree(each) for each in folders if config.stash.get(PASSED, False)])
     # The secret that safekeepers and proxies on loopback share is the run's own, not that of who runs it.
     state = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="walproxy-state-")
     config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
@@ -44,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"temporary files: {tempfile.gettempdir()}"
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return config.stash.get(HEADER, None)
 
 
 def pytest_collection_finish() -> None:

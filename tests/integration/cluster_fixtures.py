@@ -16,6 +16,7 @@ import psycopg
 
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.forking.daemons import ForkedLocalProcess
+from tests.scratch import on_disk
 from tests.waiting import entry
 from tests.waiting import wait_for as wait_for
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
@@ -55,6 +56,9 @@ class Gated(LocalCluster):
         return self
 
     # What one asks it.
+
+    def safekeeper_directory(self, safekeeper_id: int) -> Path:
+        return on_disk(self.directory) / f"safekeeper-{safekeeper_id}"
 
     def scalar(self, sql: str, *parameters: object) -> Any:
         """Return the only value that `sql` has."""

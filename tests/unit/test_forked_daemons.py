@@ -100,7 +100,7 @@ def test_a_fork_ends_as_a_start_does(tmp_path: Path) -> None:
         assert ("Traceback" in log.read_text()) == ("Traceback" in answer.stderr)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_a_fork_as_it_ends_a_start(tmp_path: Path, number: signal.Signals) -> None:
     with waiting(tmp_path / "log") as process:
         assert process.poll() is None
