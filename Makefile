@@ -34,7 +34,7 @@ check: lint ## what a change needs: lint, unit tests and a few hundred simulatio
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
 	@# The tests start hundreds of processes, also in places where they cannot write what they compile.
 	$(BIN)/python -m compileall -q safekeeper walproxy
-	$(BIN)/pytest -n $(WORKERS) --in-memory --dist loadfile tests --ignore=tests/e2e --ignore=tests/torture
+	$(BIN)/pytest -n $(WORKERS) --in-memory --dist loadfile --no-loadscope-reorder tests --ignore=tests/e2e --ignore=tests/torture
 	$(BIN)/python -m tests.simulation --seeds 2000
 	$(BIN)/pytest -v tests/e2e
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.forking.daemons import stop_servers
 from tests.scratch import use_memory
 from walproxy.postgres.local_server import take_ports
 
+LONGEST = {Path(__file__).with_name(name) for name in ("pipeline", "integration")}
 HEADER = pytest.StashKey[str]()
 PASSED = pytest.StashKey[bool]()
 
@@ -46,6 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     return config.stash.get(HEADER, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest first: the small ones fill the time until the last worker is done.
+    items.sort(key=lambda item: LONGEST.isdisjoint(item.path.parents))
 
 
 def pytest_collection_finish() -> None:

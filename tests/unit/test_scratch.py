@@ -85,12 +85,13 @@ def test_the_files_of_a_run_that_passed_are_gone_and_those_of_one_that_failed_st
         f"scratch.use_memory.__defaults__ = (Path({str(memory)!r}), 1)\n"
         "from tests.conftest import *\n"
     )
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # It is no worker.
     (tmp_path / "test_it.py").write_text(_A_TEST.format(memory=memory, disk=disk, outcome=outcome))
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--in-memory", "test_it.py"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(disk)},
+            env={**ours, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(disk)},
             capture_output=True,
             text=True,
         )
