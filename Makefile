@@ -8,6 +8,9 @@ SEED ?= 0
 # Tests that run at the same time. They wait for processes and disks most of the time.
 WORKERS ?= 2
 
+# Without its byte code, pytest would compile all tests in each of its processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo recording walk lint check test sim exhaustive fuzz majors torture soak bench clean
 
@@ -31,13 +34,13 @@ lint: .venv/.dev ## format, lint and types
 	$(BIN)/mypy
 
 check: lint ## what a change needs: lint, unit tests and a few hundred simulation seeds
-	$(BIN)/pytest -q tests/unit
+	$(BIN)/pytest -q -n $(WORKERS) tests/unit
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
-	@# The tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE set each would compile every module itself.
+	@# The tests start hundreds of processes, also in places where they cannot write what they compile.
 	$(BIN)/python -m compileall -q safekeeper walproxy
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/torture
+	$(BIN)/pytest -n $(WORKERS) --in-memory --dist loadfile --no-loadscope-reorder tests --ignore=tests/e2e --ignore=tests/torture
 	$(BIN)/python -m tests.simulation --seeds 2000
 	$(BIN)/pytest -v tests/e2e
 

@@ -5,22 +5,22 @@ once for each server and size of segments; all its copies have one system id. A 
 calls `LocalPostgres.init`.
 """
 
-import shutil
+import contextlib
 import subprocess
-import tempfile
 from pathlib import Path
 
+from tests.scratch import scratch_folder
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 _made: dict[tuple[Path, int], Path] = {}
+_folders = contextlib.ExitStack()
 
 
 def cluster_template(binaries: ServerBinaries, segment_mib: int = 16) -> Path:
     """Return the data folder of a cluster that was never started; `remove_templates` removes it."""
     key = (binaries.bin_directory, segment_mib)
     if key not in _made:
-        folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-        folder.chmod(0o755)
+        folder = _folders.enter_context(scratch_folder())
         LocalPostgres(binaries, folder / "data").init(wal_segment_mib=segment_mib)
         _made[key] = folder / "data"
     return _made[key]
@@ -36,4 +36,5 @@ def init_by_copying(server: LocalPostgres, template: Path) -> LocalPostgres:
 def remove_templates() -> None:
     """Remove what `cluster_template` has made in this process."""
     while _made:
-        shutil.rmtree(_made.popitem()[1].parent)
+        _made.popitem()
+    _folders.close()

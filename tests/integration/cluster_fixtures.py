@@ -16,6 +16,8 @@ from typing import Any, Self
 import psycopg
 
 from safekeeper.base.lsn import Lsn, parse_lsn
+from tests.forking.daemons import ForkedLocalProcess
+from tests.scratch import on_disk
 from tests.waiting import entry
 from tests.waiting import wait_for as wait_for
 from walproxy.lab import process_resources
@@ -46,6 +48,7 @@ def said(process: LocalProcess, name: str) -> Any:
 class Gated(LocalCluster):
     """A cluster under test, with 1 MiB segments unless its PostgreSQL was made otherwise."""
 
+    process_type = ForkedLocalProcess
     segment_size: int
     _added_proxies = 0
 
@@ -57,6 +60,9 @@ class Gated(LocalCluster):
         return self
 
     # What one asks it.
+
+    def safekeeper_directory(self, safekeeper_id: int) -> Path:
+        return on_disk(self.directory) / f"safekeeper-{safekeeper_id}"
 
     def scalar(self, sql: str, *parameters: object) -> Any:
         """Return the only value that `sql` has."""

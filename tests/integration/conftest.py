@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import inspect
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Gated
 from tests.integration.object_stores import LocalFolder
 from tests.integration.refusal_fixtures import Stand, make_server, make_stand
 from tests.integration.restore_fixtures import Past, story
+from tests.scratch import scratch_folder
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, find_servers
 
 SERVERS = find_servers()
@@ -71,19 +71,17 @@ def major(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that the servers' user can enter, unlike pytest's own under root."""
-    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
+    with scratch_folder() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")
 def primary(servers: dict[int, ServerBinaries], major: int) -> Iterator[LocalPostgres]:
-    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    path.chmod(0o755)
-    with LocalPostgres(servers[major], path / "data", settings=SETTINGS) as server:
+    with (
+        scratch_folder() as path,
+        LocalPostgres(servers[major], path / "data", settings=SETTINGS) as server,
+    ):
         yield init_by_copying(server, cluster_template(servers[major])).start()
-    shutil.rmtree(path)
 
 
 @pytest.fixture(scope="session")
@@ -131,11 +129,8 @@ def make_gated(
 
 @pytest.fixture(scope="session")
 def shared_cluster(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[Gated]:
-    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    path.chmod(0o755)
-    with make_gated(servers[major], small_template, path, {}) as made:
+    with scratch_folder() as path, make_gated(servers[major], small_template, path, {}) as made:
         yield made.start_gated()
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ promotes the standby. The primary of the last promotion is the source of the nex
 
 import contextlib
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from tests.integration.restore_fixtures import (
     up_to,
     walproxy_command,
 )
+from tests.scratch import scratch_folder
 from walproxy.lab.cluster.local_standby import current_lsn, make_standby, wait_until_replayed
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
@@ -122,10 +121,8 @@ class Dynasty:
 @contextlib.contextmanager
 def dynasty(binaries: ServerBinaries) -> Iterator[Dynasty]:
     """A server on timeline 1 with some rows, all archived; everything is gone at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    folder.chmod(0o755)
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder)
+        folder = stack.enter_context(scratch_folder())
         stack.enter_context(credentials())
         past = make_past(binaries, folder)
         servers = [past.server]

@@ -9,9 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,8 @@ from safekeeper.consensus.messages import ProposerMessage
 from safekeeper.peers.codec import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder
 from safekeeper.peers.peer_auth import Proof
 from tests.cluster_templates import init_by_copying
+from tests.forking.daemons import ForkedLocalProcess
+from tests.scratch import on_disk
 from tests.waiting import NotThereYet, entry
 from tests.waiting import wait_for as wait_for
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
@@ -55,6 +55,11 @@ def only_line(text: str) -> str:
 
 class Stand(LocalCluster):
     """A cluster with 1 MiB segments; its first proxy is started by `serve`."""
+
+    process_type = ForkedLocalProcess
+
+    def safekeeper_directory(self, safekeeper_id: int) -> Path:
+        return on_disk(self.directory) / f"safekeeper-{safekeeper_id}"
 
     def serve(self) -> "Stand":
         """Start everything; commits wait for the quorum from then on."""
@@ -160,15 +165,6 @@ def log_of(process: LocalProcess) -> str:
     text = process.log_path.read_text()
     assert "Traceback" not in text and "unexpected" not in text, text
     return text
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A folder that the servers' user can enter."""
-    path = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def make_server(binaries: ServerBinaries, template: Path, directory: Path, **settings: str) -> LocalPostgres:

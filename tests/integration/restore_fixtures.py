@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from safekeeper.storage.filesystem import RealFileSystem
 from safekeeper.storage.segment_file import create_segment
 from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.cluster_fixtures import wait_for
+from tests.scratch import scratch_folder
 from walproxy.postgres.binaries import server_user
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
@@ -138,20 +138,18 @@ def story(binaries: ServerBinaries) -> Iterator[Past]:
 
     The last step stands in an open segment.
     """
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    folder.chmod(0o755)
-    # As an operator does it whose servers run as another user than the safekeepers.
-    (folder / "archive").mkdir(mode=0o755)
-    past = make_past(binaries, folder)
-    try:
-        take_backup(past.server, folder / "base")
-        past.add_steps(4)
-        past.add_steps(1, switch=False)
-        past.archive_up_to(past.flush_lsn())
-        yield past
-    finally:
-        past.server.close()
-        shutil.rmtree(folder)
+    with scratch_folder() as folder:
+        # As an operator does it whose servers run as another user than the safekeepers.
+        (folder / "archive").mkdir(mode=0o755)
+        past = make_past(binaries, folder)
+        try:
+            take_backup(past.server, folder / "base")
+            past.add_steps(4)
+            past.add_steps(1, switch=False)
+            past.archive_up_to(past.flush_lsn())
+            yield past
+        finally:
+            past.server.close()
 
 
 def make_safekeeper_folder(past: Past, directory: Path, begin_lsn: Lsn, end_lsn: Lsn, commit_lsn: Lsn) -> Path:

@@ -25,7 +25,7 @@ from tests.integration.archive_fixtures import SYSTEM_ID, Archive
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated, make_gated
 from tests.integration.object_stores import LocalFolder
-from tests.integration.refusal_fixtures import temporary_folder
+from tests.scratch import scratch_folder
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import ServerBinaries
 
@@ -40,7 +40,7 @@ KILLS = 3
 def shared_archive(
     servers: dict[int, ServerBinaries], major: int, small_template: Path
 ) -> Iterator[tuple[Gated, Archive]]:
-    with LocalFolder() as server, temporary_folder() as path:
+    with LocalFolder() as server, scratch_folder() as path:
         archive = Archive(server, "main", server.place("main"))
         options = archive_options(archive.place)
         with make_gated(servers[major], small_template, path, {}, safekeeper_options=options) as cluster:

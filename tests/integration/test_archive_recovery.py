@@ -36,9 +36,9 @@ from tests.integration.disaster_fixtures import (
 )
 from tests.integration.faulty_relay import FaultyRelay, answer
 from tests.integration.object_stores import LocalFolder, MotoServer, RcloneServer, Server
-from tests.integration.refusal_fixtures import temporary_folder
 from tests.integration.serve_fixtures import dump, wait_for_feeder
 from tests.integration.test_serve_promotion import kill_primary_with_waiters, wait_until_tli_is_2
+from tests.scratch import scratch_folder
 from walproxy.lab.cluster.local_standby import received_lsn
 from walproxy.postgres.local_server import ServerBinaries
 
@@ -75,7 +75,7 @@ class Remains(NamedTuple):
 
 @pytest.fixture(scope="module")
 def remains(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[Remains]:
-    with LocalFolder() as server, temporary_folder() as path:
+    with LocalFolder() as server, scratch_folder() as path:
         archive = Archive(server, "main", server.place("main"))
         further = ("--checkpoint-interval", "1")
         options = archive_options(archive.place, *further, partial_interval_s=PARTIAL_INTERVAL_S)

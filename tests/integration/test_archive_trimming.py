@@ -21,7 +21,6 @@ from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import MIB, Commit, Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated, make_gated
 from tests.integration.object_stores import LocalFolder
-from tests.integration.refusal_fixtures import temporary_folder
 from tests.integration.serve_fixtures import (
     ReceiveWal,
     WireClient,
@@ -30,6 +29,7 @@ from tests.integration.serve_fixtures import (
     standby_of,
     wait_for_everything,
 )
+from tests.scratch import scratch_folder
 from tests.waiting import NotThereYet
 from walproxy.lab.cluster.local_standby import current_lsn
 from walproxy.postgres.local_server import ServerBinaries
@@ -50,7 +50,7 @@ class Trimmed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def shared_trimmed(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[Trimmed]:
-    with LocalFolder() as server, temporary_folder() as path:
+    with LocalFolder() as server, scratch_folder() as path:
         archive = Archive(server, "main", server.place("main"))
         options = archive_options(archive.place, *SMALL)
         with make_gated(servers[major], small_template, path, {}, safekeeper_options=options) as cluster:

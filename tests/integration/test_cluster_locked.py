@@ -9,7 +9,6 @@ import json
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +32,7 @@ from tests.integration.locked_fixtures import (
     warned_once,
 )
 from tests.integration.serve_fixtures import ReceiveWal, assert_equal_to_primary, wait_for_feeder
+from tests.scratch import scratch_folder
 from tests.unit.certificates import Authority
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
@@ -59,13 +59,13 @@ class House(NamedTuple):
 @pytest.fixture(scope="module")
 def house(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[House]:
     with (
-        tempfile.TemporaryDirectory(prefix="walproxy-test-") as name,
-        make_locked(servers[major], small_template, Path(name), CLUSTER_SETTINGS) as cluster,
+        scratch_folder() as folder,
+        make_locked(servers[major], small_template, folder, CLUSTER_SETTINGS) as cluster,
     ):
         cluster.lock()
         cluster.start_gated()
         standby = cluster.add_standby("standby1", 1, 2)
-        with ReceiveWal(servers[major], cluster, 3, Path(name) / "received") as receiver:
+        with ReceiveWal(servers[major], cluster, 3, folder / "received") as receiver:
             with cluster.load() as load:
                 yield House(cluster, standby, receiver, load, Authority(cluster.keys, "stranger"))
             assert_equal_to_primary(cluster, standby)

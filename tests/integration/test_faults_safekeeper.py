@@ -16,7 +16,8 @@ import pytest
 
 from safekeeper.base.errors import EXIT_STORAGE
 from tests.integration.conftest import NEWEST, NewStand
-from tests.integration.refusal_fixtures import Relay, Stand, end_of, log_of, temporary_folder, wait_for
+from tests.integration.refusal_fixtures import Relay, Stand, end_of, log_of, wait_for
+from tests.scratch import scratch_folder
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.lab.testing import WalproxyCluster
 
@@ -27,7 +28,7 @@ DISK_BYTES = 12 * MIB
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A file system of 12 MiB."""
-    with temporary_folder() as folder:
+    with scratch_folder() as folder:
         size = f"size={DISK_BYTES}"
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], capture_output=True, text=True)
         if mounted.returncode:

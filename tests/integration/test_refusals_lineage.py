@@ -24,9 +24,9 @@ from tests.integration.refusal_fixtures import (
     make_stand,
     only_line,
     run_walproxy,
-    temporary_folder,
     wait_for,
 )
+from tests.scratch import scratch_folder
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
 
@@ -43,7 +43,7 @@ class Past(NamedTuple):
 
 @pytest.fixture(scope="module")
 def past(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[Past]:
-    with temporary_folder() as directory:
+    with scratch_folder() as directory:
         primary = make_server(servers[major], small_template, directory / "data")
         with make_stand(directory, primary) as stand:
             stand.serve()

@@ -190,7 +190,8 @@ def test_empty_folders_everywhere_are_no_first_start_of_a_primary_that_had_a_clu
     stand.proxy.kill9()
     for safekeeper_id in (1, 2, 3):
         stand.safekeepers[safekeeper_id].kill9()
-        stand.safekeeper_directory(safekeeper_id).rename(stand.directory / f"elsewhere{safekeeper_id}")
+        folder = stand.safekeeper_directory(safekeeper_id)
+        folder.rename(folder.with_name(f"elsewhere{safekeeper_id}"))
         stand.safekeepers[safekeeper_id].start()
     proxy = stand.proxies[0] = stand.proxy_for("waits")
     wait_for(lambda: "walproxy rebootstrap" in log_of(proxy), "the log says what to do")
@@ -202,7 +203,8 @@ def test_empty_folders_everywhere_are_no_first_start_of_a_primary_that_had_a_clu
     # With the folders back in their places it goes on by itself.
     for safekeeper_id in (1, 2, 3):
         stand.wipe(safekeeper_id)
-        (stand.directory / f"elsewhere{safekeeper_id}").rename(stand.safekeeper_directory(safekeeper_id))
+        folder = stand.safekeeper_directory(safekeeper_id)
+        folder.with_name(f"elsewhere{safekeeper_id}").rename(folder)
         stand.safekeepers[safekeeper_id].start()
     stand.wait_for_state("streaming")
     stand.commit(2)
@@ -268,7 +270,8 @@ def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_
     stand.commit(1)
     stand.proxy.kill9()
     stand.safekeepers[1].kill9()
-    shutil.copytree(stand.safekeeper_directory(1), stand.directory / "left-behind")
+    left_behind = stand.safekeeper_directory(1).with_name("left-behind")
+    shutil.copytree(stand.safekeeper_directory(1), left_behind)
     stand.safekeepers[1].start()
     for safekeeper_id in (2, 3):
         stand.wipe(safekeeper_id)
@@ -321,7 +324,7 @@ def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_
 
     # A member that comes back with the old cluster is refused until it is wiped; then it learns.
     stand.wipe(1)
-    (stand.directory / "left-behind").rename(stand.safekeeper_directory(1))
+    left_behind.rename(stand.safekeeper_directory(1))
     stand.safekeepers[1].start()
     assert "wipe its data folder" in stand.wait_for_member(1, "refused")["problem"]
     stand.wipe(1)

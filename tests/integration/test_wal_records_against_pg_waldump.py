@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,6 +24,7 @@ from safekeeper.waldecode.format import (
 )
 from safekeeper.waldecode.record_search import RecordEndSearch, find_records
 from safekeeper.waldecode.records import Record, RecordDecoder
+from tests.scratch import scratch_folder
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 MIB = 1 << 20
@@ -115,13 +115,14 @@ def wal(request: pytest.FixtureRequest) -> Iterator[RealWal]:
     if major not in find_servers():
         pytest.skip(f"no PostgreSQL {major} on this machine")
     settings = {"fsync": "off", "autovacuum": "off", "wal_keep_size": "1GB", "max_wal_size": "1GB"}
-    with TemporaryDirectory(prefix="walproxy-", dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        with LocalPostgres(find_servers()[major], Path(folder) / "data", settings=settings) as server:
-            server.init(wal_segment_mib=SEGMENT_MIB_OF_MAJOR[major]).start()
-            emitted_lsns = work(server)
-            server.stop()
-            yield read_wal(server, SEGMENT_MIB_OF_MAJOR[major] * MIB, emitted_lsns)
+    with (
+        scratch_folder() as folder,
+        LocalPostgres(find_servers()[major], folder / "data", settings=settings) as server,
+    ):
+        server.init(wal_segment_mib=SEGMENT_MIB_OF_MAJOR[major]).start()
+        emitted_lsns = work(server)
+        server.stop()
+        yield read_wal(server, SEGMENT_MIB_OF_MAJOR[major] * MIB, emitted_lsns)
 
 
 def test_every_record_is_found_as_pg_waldump_finds_it(wal: RealWal) -> None:

@@ -1,15 +1,13 @@
 """Servers that decode logically, and a database of its own for each test."""
 
 import itertools
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tests.cluster_templates import cluster_template, init_by_copying
+from tests.scratch import scratch_folder
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.publication import create_publication, parse_table
 from walproxy.pipeline.cdc.reading import SlotReader
@@ -33,13 +31,11 @@ _numbers = itertools.count()
 def logical_server(major: int | None = None) -> Iterator[LocalPostgres]:
     """Give a server of a major version, of the newest if none is said."""
     servers = find_servers()
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    folder.chmod(0o755)
-    try:
-        with LocalPostgres(servers[major or max(servers)], folder / "data", settings=SETTINGS) as server:
-            yield init_by_copying(server, cluster_template(server.binaries)).start()
-    finally:
-        shutil.rmtree(folder)
+    with (
+        scratch_folder() as folder,
+        LocalPostgres(servers[major or max(servers)], folder / "data", settings=SETTINGS) as server,
+    ):
+        yield init_by_copying(server, cluster_template(server.binaries)).start()
 
 
 class Source:

@@ -1,7 +1,5 @@
 """Names of relations, as a real server tells them, and what becomes of them when files change."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
+from tests.scratch import scratch_folder
 from walproxy.cli.pipeline_commands.catalog import catalog
 from walproxy.pipeline.jobs.catalog import (
     CatalogFailed,
@@ -35,10 +34,11 @@ SETUP = """
 @pytest.fixture(scope="module")
 def server() -> Iterator[LocalPostgres]:
     servers = find_servers()
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    folder.chmod(0o755)
     settings = {"shared_buffers": "16MB", "fsync": "off", "autovacuum": "off"}
-    with LocalPostgres(servers[max(servers)], folder / "data", settings=settings) as made:
+    with (
+        scratch_folder() as folder,
+        LocalPostgres(servers[max(servers)], folder / "data", settings=settings) as made,
+    ):
         made.init().start()
         for statement in SETUP.split(";"):
             made.execute(statement)
@@ -46,7 +46,6 @@ def server() -> Iterator[LocalPostgres]:
         made.execute("CREATE DATABASE closed")
         made.execute("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
         yield made
-    shutil.rmtree(folder)
 
 
 def file_of(server: LocalPostgres, relation: str) -> RelationId:

@@ -3,15 +3,14 @@
 The same with a hundred megabytes and more is in tests/torture/test_pipeline_decoder.py.
 """
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.pipeline.decoder_comparison import Compared, arrays_of_pieces, differing
 from tests.pipeline.pg_waldump import stats
 from tests.pipeline.wal_maker import MIB, make_wal
+from tests.scratch import scratch_folder
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
 from walproxy.postgres.local_server import find_servers
@@ -26,9 +25,9 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     major: int = request.param
     if major not in find_servers():
         pytest.skip(f"no PostgreSQL {major} on this machine")
-    with tempfile.TemporaryDirectory(prefix="walproxy-test-") as folder:
+    with scratch_folder() as folder:
         segment_mib = SEGMENT_MIB_OF_MAJOR[major]
-        yield Compared(make_wal(find_servers()[major], Path(folder) / "wal", segment_mib=segment_mib, rows=1500))
+        yield Compared(make_wal(find_servers()[major], folder / "wal", segment_mib=segment_mib, rows=1500))
 
 
 def test_every_record_of_both_timelines_is_what_pg_waldump_says(compared: Compared) -> None:

@@ -15,8 +15,8 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.archive_cluster_fixtures import log_begin_lsn, write_wal
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, MIB, Gated, said, wait_for
-from tests.integration.refusal_fixtures import temporary_folder
 from tests.integration.serve_fixtures import wait_for_everything
+from tests.scratch import scratch_folder
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece, plan_pieces, safe_end
 from walproxy.pipeline.input.wal_input import WalInput
@@ -31,7 +31,7 @@ SMALL = ("--wal-keep", "0", "--wal-limit", f"{LIMIT_BYTES >> 20}MiB", "--archive
 def cluster() -> Iterator[Gated]:
     """A cluster of which most WAL is in the archive only."""
     binaries = max(find_servers().items())[1]
-    with temporary_folder() as folder:
+    with scratch_folder() as folder:
         server = LocalPostgres(binaries, folder / "primary", settings={**CLUSTER_SETTINGS, "wal_keep_size": "1GB"})
         server.init(wal_segment_mib=1)
         options = ("--archive", str(folder / "archive"), *SMALL)
@@ -161,7 +161,7 @@ def test_the_log_is_followed_over_a_promotion(cluster: Gated) -> None:
 
 def test_hosts_of_two_clusters_are_refused(cluster: Gated) -> None:
     binaries = max(find_servers().items())[1]
-    with temporary_folder() as folder, LocalPostgres(binaries, folder / "other", settings=CLUSTER_SETTINGS) as other:
+    with scratch_folder() as folder, LocalPostgres(binaries, folder / "other", settings=CLUSTER_SETTINGS) as other:
         other.init(wal_segment_mib=1)
         other.start()
         url = url_of(cluster, 1).replace("?", f",127.0.0.1:{other.port}?")

@@ -2,8 +2,6 @@
 
 import base64
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from click.testing import CliRunner, Result
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from tests.integration.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
+from tests.scratch import scratch_folder
 from walproxy.cli.pipeline_commands.page import page as page_command
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.opening import open_input
@@ -91,37 +90,35 @@ class Bank:
 @pytest.fixture(scope="module")
 def bank() -> Iterator[Bank]:
     servers = find_servers()
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    folder.chmod(0o755)
-    past = make_past(servers[max(servers)], folder, autovacuum="off", fsync="off")
-    try:
-        made = Bank(past)
-        past.server.execute(f"CREATE DATABASE {DATABASE}")
-        made.execute(
-            "CREATE TABLE accounts (id int PRIMARY KEY, balance int, note text)",
-            "INSERT INTO accounts SELECT number, 0, 'old' FROM generate_series(1, 20) number",
-        )
-        [(made.early_lsn,)] = [(parse_lsn(lsn),) for (lsn,) in made.execute("SELECT pg_current_wal_lsn()::text")]
-        take_backup(past.server, made.backup)
-        [(made.table, made.index)] = made.execute(
-            "SELECT pg_relation_filepath('accounts'), pg_relation_filepath('accounts_pkey')"
-        )
-        made.execute("INSERT INTO accounts SELECT number, 0, 'new' FROM generate_series(21, 40) number")
-        made.remember()
-        made.execute(
-            "UPDATE accounts SET balance = id WHERE id < 10",
-            "SELECT pg_switch_wal()",
-            "UPDATE accounts SET balance = 2 * balance WHERE id < 5",
-            "DELETE FROM accounts WHERE id = 30",
-        )
-        made.remember()
-        made.execute("BEGIN", "UPDATE accounts SET note = 'twice' WHERE id = 12", "COMMIT", "VACUUM accounts")
-        made.remember()
-        past.archive_up_to(past.flush_lsn())
-        yield made
-    finally:
-        past.server.close()
-        shutil.rmtree(folder)
+    with scratch_folder() as folder:
+        past = make_past(servers[max(servers)], folder, autovacuum="off", fsync="off")
+        try:
+            made = Bank(past)
+            past.server.execute(f"CREATE DATABASE {DATABASE}")
+            made.execute(
+                "CREATE TABLE accounts (id int PRIMARY KEY, balance int, note text)",
+                "INSERT INTO accounts SELECT number, 0, 'old' FROM generate_series(1, 20) number",
+            )
+            [(made.early_lsn,)] = [(parse_lsn(lsn),) for (lsn,) in made.execute("SELECT pg_current_wal_lsn()::text")]
+            take_backup(past.server, made.backup)
+            [(made.table, made.index)] = made.execute(
+                "SELECT pg_relation_filepath('accounts'), pg_relation_filepath('accounts_pkey')"
+            )
+            made.execute("INSERT INTO accounts SELECT number, 0, 'new' FROM generate_series(21, 40) number")
+            made.remember()
+            made.execute(
+                "UPDATE accounts SET balance = id WHERE id < 10",
+                "SELECT pg_switch_wal()",
+                "UPDATE accounts SET balance = 2 * balance WHERE id < 5",
+                "DELETE FROM accounts WHERE id = 30",
+            )
+            made.remember()
+            made.execute("BEGIN", "UPDATE accounts SET note = 'twice' WHERE id = 12", "COMMIT", "VACUUM accounts")
+            made.remember()
+            past.archive_up_to(past.flush_lsn())
+            yield made
+        finally:
+            past.server.close()
 
 
 def run(*words: str) -> Result:
@@ -200,9 +197,7 @@ def test_what_cannot_be_restored_is_refused_in_one_line_before_anything_is_copie
 
 def test_asking_for_a_relation_changes_no_page() -> None:
     servers = find_servers()
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-test-"))
-    folder.chmod(0o755)
-    try:
+    with scratch_folder() as folder:
         binaries = servers[max(servers)]
         with LocalPostgres(binaries, folder / "data") as made:
             made.init().start()
@@ -231,5 +226,3 @@ def test_asking_for_a_relation_changes_no_page() -> None:
             read_page(folder / "data", PageId(relation, 0, 9999))
         with pytest.raises(ConfigurationError, match="has no file at that LSN"):
             read_page(folder / "data", PageId(RelationId(1663, 5, 99_999), 0, 0))
-    finally:
-        shutil.rmtree(folder)

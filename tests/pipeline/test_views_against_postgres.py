@@ -1,10 +1,8 @@
 """The aggregated views of real WAL against the server's own statistics, its data files, and group-bys by pandas."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +12,7 @@ import pytest
 from safekeeper.base.lsn import Lsn
 from tests.pipeline.decoder_comparison import Log, Rows
 from tests.pipeline.wal_workload import pgbench
+from tests.scratch import scratch_folder
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.schemas import VIEWS
 from walproxy.postgres.local_server import LocalPostgres, find_servers
@@ -57,9 +56,7 @@ def worked(request: pytest.FixtureRequest) -> Iterator[Worked]:
     major: int = request.param
     if major not in find_servers():
         pytest.skip(f"no PostgreSQL {major} on this machine")
-    with tempfile.TemporaryDirectory(prefix="walproxy-test-") as scratch:
-        folder = Path(scratch)
-        folder.chmod(0o755)
+    with scratch_folder() as folder:
         with LocalPostgres(find_servers()[major], folder / "data", settings=SETTINGS) as server:
             server.init(wal_segment_mib=1).start()
             files = work(server)

@@ -3,10 +3,8 @@
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from itertools import zip_longest
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +13,7 @@ from safekeeper.base.lsn import format_lsn
 from tests.pipeline.pg_waldump import lines
 from tests.pipeline.wal_maker import MadeWal, make_wal
 from tests.pipeline.wal_workload import bank, definitions, images, origins, subtransactions, two_phase
+from tests.scratch import scratch_folder
 from walproxy.cli.pipeline import pipeline
 from walproxy.postgres.local_server import find_servers
 
@@ -29,8 +28,8 @@ _ENDS = ("COMMIT", "ABORT", "PREPARE", "COMMIT_PREPARED", "ABORT_PREPARED")
 @pytest.fixture(scope="module")
 def made() -> Iterator[MadeWal]:
     major = max(find_servers())
-    with tempfile.TemporaryDirectory(prefix="walproxy-test-") as folder:
-        yield make_wal(find_servers()[major], Path(folder) / "wal", segment_mib=1, rows=500, stages=STAGES)
+    with scratch_folder() as folder:
+        yield make_wal(find_servers()[major], folder / "wal", segment_mib=1, rows=500, stages=STAGES)
 
 
 def ours(made: MadeWal, *words: str) -> list[str]:

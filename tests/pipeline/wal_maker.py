@@ -7,7 +7,6 @@ that the two timelines differ behind their fork.
 """
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Final
 
 from safekeeper.base.lsn import Lsn, parse_lsn, parse_segment_name, segment_start
 from tests.pipeline.wal_workload import MIB, STAGES, Stage, connected, pgbench
+from tests.scratch import scratch_folder
 from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
 from walproxy.postgres.binaries import ServerBinaries
 from walproxy.postgres.local_server import LocalPostgres
@@ -85,25 +85,22 @@ def make_wal(
         stages: what is done on the first timeline, before the crash; `bank` must be among them.
     """
     keep.mkdir()
-    with tempfile.TemporaryDirectory(prefix="walproxy-wal-", dir="/tmp") as scratch:
-        folder = Path(scratch)
-        folder.chmod(0o755)
-        with LocalPostgres(binaries, folder / "primary", settings=SETTINGS) as primary:
-            primary.init(wal_segment_mib=segment_mib).start(SERVER_TIMEOUT_S)
-            for stage in stages:
-                stage(primary, rows)
-            torn_lsn = tear_a_record(primary, segment_mib * MIB)
-            _fill(primary, volume_bytes)
-            with primary.base_backup(folder / "standby") as standby:
-                _promote(primary, standby)
-                # From here on they differ.
-                for server in (primary, standby):
-                    pgbench(server, "-n", "-c", "2", "-t", str(max(rows // 40, 50)))
-                    server.execute("SELECT pg_switch_wal()")
-                    server.execute("CREATE TABLE behind_the_fork AS SELECT n FROM generate_series(1, 500) n")
-                    server.stop(timeout_s=SERVER_TIMEOUT_S)
-                _keep(primary, 1, keep)
-                _keep(standby, 2, keep)
+    with scratch_folder() as folder, LocalPostgres(binaries, folder / "primary", settings=SETTINGS) as primary:
+        primary.init(wal_segment_mib=segment_mib).start(SERVER_TIMEOUT_S)
+        for stage in stages:
+            stage(primary, rows)
+        torn_lsn = tear_a_record(primary, segment_mib * MIB)
+        _fill(primary, volume_bytes)
+        with primary.base_backup(folder / "standby") as standby:
+            _promote(primary, standby)
+            # From here on they differ.
+            for server in (primary, standby):
+                pgbench(server, "-n", "-c", "2", "-t", str(max(rows // 40, 50)))
+                server.execute("SELECT pg_switch_wal()")
+                server.execute("CREATE TABLE behind_the_fork AS SELECT n FROM generate_series(1, 500) n")
+                server.stop(timeout_s=SERVER_TIMEOUT_S)
+            _keep(primary, 1, keep)
+            _keep(standby, 2, keep)
     history = (keep / "00000002.history").read_text().split()
     begin_lsn = min(
         parsed[1]

@@ -10,11 +10,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
+from tests.forking import daemons
 from tests.unit.scripted_proposer import DEADLINE_S, ScriptedProposer
+from walproxy.lab.cluster.local_cluster import Child
 
 _PROGRAM = (sys.executable, "-m", "safekeeper")
 
@@ -37,19 +40,30 @@ class SafekeeperProcess:
     Attributes:
         lines: what it has logged so far.
         port, http_port: where it listens.
+
+    Args:
+        program: what runs a safekeeper.
+        forked: it may be a fork (tests/forking), whose command line shows those of its parent's.
     """
 
-    def __init__(self, data_dir: Path, *options: str, program: tuple[str, ...] = _PROGRAM, safekeeper_id: int = 1):
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        program: tuple[str, ...] = _PROGRAM,
+        safekeeper_id: int = 1,
+        forked: bool = True,
+    ):
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            (
-                *program,
-                *("run", "--id", str(safekeeper_id), "--data-dir", str(data_dir)),
-                *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *options),
-            ),
-            stderr=subprocess.PIPE,
-            text=True,
+        command = (
+            *program,
+            *("run", "--id", str(safekeeper_id), "--data-dir", str(data_dir)),
+            *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *options),
         )
+        written, writable = os.pipe()
+        self._log = os.fdopen(written)
+        with os.fdopen(writable, "wb") as log:
+            self.process: Child = (_fork(command[1:], log) if forked else None) or subprocess.Popen(command, stderr=log)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         ports = re.search(r"proxies on 127.0.0.1:(\d+), HTTP on 127.0.0.1:(\d+)", self.wait_for_line("listens for"))
@@ -66,8 +80,7 @@ class SafekeeperProcess:
             self.process.kill()
         self.process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._log.close()
 
     def wait_for_line(self, part: str) -> str:
         """Wait until it logs a line with `part`, and return that line."""
@@ -102,6 +115,10 @@ class SafekeeperProcess:
                 return error.code, json.load(error)
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self._log:
             self.lines.append(line.rstrip("\n"))
+
+
+def _fork(arguments: Sequence[str], log: IO[bytes]) -> Child | None:
+    with Path(os.devnull).open("wb") as nothing:
+        return daemons.start(arguments, output=nothing.fileno(), errors=log.fileno())

@@ -5,6 +5,7 @@ the reverse. No modules import each other in a circle.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,8 @@ def module_of(path: Path) -> str:
 PURE_MODULES = {"safekeeper.base.errors", *(module_of(path) for path in PURE)}
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """Return the modules that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -114,7 +116,7 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0 and node.module is not None, f"{path} imports relatively"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else node.module for name in names}
-    return found
+    return frozenset(found)
 
 
 def calls(path: Path) -> set[str]:

@@ -49,7 +49,7 @@ def one_line(result: "subprocess.CompletedProcess[str]") -> str:
 
 
 def test_a_whole_conversation(tmp_path: Path) -> None:
-    with SafekeeperProcess(tmp_path / "sk") as process:
+    with SafekeeperProcess(tmp_path / "sk", forked=False) as process:
         assert process.get("/healthz") == (200, {"ok": True})
         code, readiness = process.get("/readyz")
         assert code == 503 and "empty" in readiness["reason"]

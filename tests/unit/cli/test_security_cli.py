@@ -231,7 +231,7 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
     ]
     credentials = ("--tls-ca", str(authority.ca), "--tls-cert", str(client.cert), "--tls-key", str(client.key))
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(SafekeeperProcess(tmp_path / "sk", *listeners))
+        process = stack.enter_context(SafekeeperProcess(tmp_path / "sk", *listeners, forked=False))
         good, bad = (
             stack.enter_context(proxy(tmp_path, *credentials, secret=secret, members=f"1=127.0.0.1:{process.port}"))
             for secret in (SECRET, OTHER_SECRET)

@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, ClassVar, Protocol, Self
 
 import psycopg
 
@@ -37,6 +37,18 @@ _HTTP_TIMEOUT_S = 2.0
 
 class LocalProcessFailed(WalproxyError):
     """A local process did not do what it was asked; the message ends with the last lines of its log."""
+
+
+class Child(Protocol):
+    """A process that was started here: what `LocalProcess` needs of `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class LocalProcess:
@@ -61,7 +73,7 @@ class LocalProcess:
         self.outlives_us = outlives_us
         self.environment: dict[str, str] = {}
         self.http_tls: ssl.SSLContext | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     @property
     def url(self) -> str:
@@ -78,15 +90,18 @@ class LocalProcess:
         if self.pid is not None:
             raise LocalProcessFailed(f"{self.name} runs already, with pid {self.pid}")
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*(() if self.outlives_us else end_with_parent("KILL")), sys.executable, *self.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-            )
+            self._process = self._spawn(log, {**os.environ, **self.environment})
         return self
+
+    def _spawn(self, output: IO[bytes], environment: dict[str, str]) -> Child:
+        return subprocess.Popen(
+            [*(() if self.outlives_us else end_with_parent("KILL")), sys.executable, *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
 
     def kill9(self) -> None:
         """End it at once, as a crash would."""
@@ -157,6 +172,7 @@ class LocalCluster:
     """A PostgreSQL whose commits go through one proxy to safekeepers.
 
     Attributes:
+        process_type: what makes each daemon.
         directory: everything is in it.
         postgres: the primary; `initialise` makes it.
         safekeepers: by id.
@@ -172,6 +188,8 @@ class LocalCluster:
         safekeeper_options: what else each is given, e.g. where the archive is.
         through: returns the port at which proxies reach what listens at a port, a relay's for instance.
     """
+
+    process_type: ClassVar[type[LocalProcess]] = LocalProcess
 
     def __init__(
         self,
@@ -234,7 +252,7 @@ class LocalCluster:
             *self._safekeeper_options,
         ]
         log_path = self.directory / f"safekeeper-{safekeeper_id}.log"
-        return LocalProcess(f"safekeeper {safekeeper_id}", arguments, http_port, log_path, self.outlives_us)
+        return self.process_type(f"safekeeper {safekeeper_id}", arguments, http_port, log_path, self.outlives_us)
 
     def standby_conninfo(self, *safekeeper_ids: int) -> str:
         """Return the connection string of who streams from these safekeepers, by default all; each is tried in turn."""
@@ -288,7 +306,7 @@ class LocalCluster:
             *("--safekeepers", self.safekeepers_option, "--http", f"127.0.0.1:{http_port}"),
             *options,
         ]
-        return LocalProcess(name, arguments, http_port, self.directory / f"{name}.log", self.outlives_us)
+        return self.process_type(name, arguments, http_port, self.directory / f"{name}.log", self.outlives_us)
 
     def start_proxy(self, proxy: LocalProcess | None = None) -> LocalProcess:
         """Start a proxy, the first one by default. The primary's port must be known by then."""

@@ -21,21 +21,31 @@ _LOCK = "lock"
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Yield a folder that anybody may enter, and remove it at the end; remove what others have left behind, too."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if _is_left(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    # Locked before it has its name: nobody sees one that is not locked yet.
-    lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder, lock = claim_folder(Path(tempfile.gettempdir()), _PREFIX)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / "new").rename(folder / _LOCK)
-        # Under root PostgreSQL runs as another user.
-        folder.chmod(0o755)
         yield folder
     finally:
         shutil.rmtree(folder)
         os.close(lock)
+
+
+def claim_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Make a folder that anybody may enter; remove those of the same prefix that processes which ended have left there.
+
+    Returns:
+        the folder, and the descriptor that keeps it from being removed.
+    """
+    for folder in parent.glob(f"{prefix}*"):
+        if _is_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    # Locked before it has its name: nobody sees one that is not locked yet.
+    lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (folder / "new").rename(folder / _LOCK)
+    # Under root PostgreSQL runs as another user.
+    folder.chmod(0o755)
+    return folder, lock
 
 
 def _is_left(folder: Path) -> bool:

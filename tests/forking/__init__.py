@@ -1,0 +1,1 @@
+"""Daemons of tests as children of processes that have imported their modules already."""
