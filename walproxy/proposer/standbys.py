@@ -148,11 +148,11 @@ class Standbys:
         if not rule.names:
             # Of everybody, those that replay nothing, like pg_receivewal, can never meet the rule.
             replaying = sum(1 for standby in streaming.values() if standby.apply_lsn)
-            return "" if replaying >= rule.count else f"{replaying} of the {rule.count} standbys that it takes replay"
+            return "" if replaying >= rule.count else f"{replaying} of {rule.count} required standbys replay"
         if len(streaming) >= rule.count:
             return ""
         absent = [name for name in rule.names if name not in streaming]
-        return f"{', '.join(absent)} {'does' if len(absent) == 1 else 'do'} not stream"
+        return f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not streaming"
 
 
 def _cut(standby: Standby, lsn: Lsn) -> Standby:

@@ -55,43 +55,43 @@ SLOT_CHECK_INTERVAL_S = 5.0
 
 
 class FeedOwner(Protocol):
-    """Whoever owns a feed; called on the event loop."""
+    """The owner of a feed; called on the event loop."""
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
-        """The primary said who it is."""
+        """Handle the identity of a primary, on a new connection or on request."""
 
     def primary_lost(self, reason: str) -> None:
-        """The connection is gone; another is being made."""
+        """Handle the end of a connection; the feed reconnects."""
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
-        """The bytes to be compared are received, and `digest` has their checksums; nothing of them is handed on."""
+        """Handle the checksums of the bytes to compare; these bytes themselves are not passed on."""
 
     def segment_removed(self, reason: str) -> None:
-        """The primary does not have the WAL any more that was asked for."""
+        """Handle a primary that no longer has the requested WAL."""
 
     def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
-        """WAL to be made durable."""
+        """Handle received WAL, which is to be made durable."""
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
-        """The timeline that streamed is over."""
+        """Handle the end of the timeline that was streamed."""
 
     def primary_refused(self, reason: str) -> None:
-        """The primary's WAL does not continue ours."""
+        """Handle a primary whose WAL does not continue the log."""
 
     def failed(self, error: WalproxyError) -> None:
-        """Waiting does not help."""
+        """Handle an error for which retrying is of no use: the feed has ended."""
 
     def may_make_slot(self) -> bool:
         """Return whether a cluster is known, so that a missing slot does not mean a first start."""
 
     def quorum_end_lsn(self) -> Lsn:
-        """Return where the quorum's WAL ends as far as is known, 0 if it has none."""
+        """Return the known end of the quorum's WAL, 0 if it has none."""
 
     def positions(self) -> tuple[Lsn, Lsn, Lsn]:
-        """Return (write, flush, apply) as PostgreSQL may know them now (S1)."""
+        """Return the (write, flush, apply) positions that may be sent to PostgreSQL now (S1)."""
 
     def hot_standby_feedback(self) -> tuple[int, int] | None:
-        """Return the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while nothing is known of them."""
+        """Return the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while they are unknown."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """The proxy: composition of the proposer, the window, the links and the feed. It decides nothing.
 
-Everything runs on one event loop. What happens outside (a link came up, a frame came in, WAL arrived, time passed) is
-handed to the `Proposer`, and the actions that it returns are carried out here, in order. An event that is raised while
-actions are carried out waits until they are done.
+Everything runs on one event loop. Each event (a link was opened, a frame or WAL was received, time has passed) is
+passed to the `Proposer`, and the actions that it returns are executed here, in order. An event that is raised during
+this is queued until they are done.
 
-The hot path: one read of the primary's socket gives a list of chunks, one frame header is made for all members that are
-equally far, the chunks go out as they came; each answer that moves the quorum's position leads to at most one status
-update per turn of the loop.
+The hot path: one read of the primary's socket gives a list of chunks, one frame header is encoded for all members with
+equal positions, and the chunks are sent as they were received; each reply that advances the quorum's position leads to
+at most one status update per iteration of the loop.
 """
 
 import asyncio
@@ -69,12 +69,12 @@ class Proxy:
         links: by safekeeper id.
         feed: the connection to the primary.
         window: the newest WAL.
-        status: what PostgreSQL was last allowed to know.
+        status: the positions that were last released to PostgreSQL.
         state: the public name of the state, as of the last tick.
         state_since: the event loop's time of the last change of it.
-        readiness: whether commits go through, as /readyz says.
+        readiness: whether commits succeed, for /readyz.
         quorum_watch: since when there is no quorum, and how many sessions wait; None before `run`.
-        credentials: what connections to safekeepers are made with.
+        credentials: for connections to safekeepers.
     """
 
     def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
@@ -138,9 +138,9 @@ class Proxy:
                 (count - 1) // 2,
                 count - 1,
             )
-        self._tell_apply_rule(self.config.apply_standbys)
+        self._log_apply_rule(self.config.apply_standbys)
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
-        tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
+        tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_periodically())]
         tasks.append(asyncio.create_task(self.quorum_watch.run()))
         tasks.append(asyncio.create_task(SubscriberWatch(self, self.config.slot).run()))
         for task in tasks:
@@ -153,7 +153,7 @@ class Proxy:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Drain: take no more WAL, wait for the quorum to have what was taken, say so to PostgreSQL, end."""
+        """Drain: stop reading, wait until a quorum has the received WAL, send PostgreSQL the positions, end."""
         self._stopping = True
         self.feed.pause()
         deadline = self._loop.time() + self.config.drain_timeout
@@ -163,18 +163,18 @@ class Proxy:
         self._finish(None)
 
     def reconfigure(self, config: ProxyConfig) -> None:
-        """Apply what can change while it runs: the standbys of remote_apply. Refused hosts are verified again."""
+        """Apply the settings that can change at run time: the standbys of remote_apply. Verify refused hosts again."""
         self.proposer.forget_refusals()
         if config.apply_standbys != self.proposer.standbys.rule:
-            self._tell_apply_rule(config.apply_standbys)
+            self._log_apply_rule(config.apply_standbys)
             self._execute(self.proposer.set_apply_rule(config.apply_standbys))
 
-    def _tell_apply_rule(self, rule: ApplyRule) -> None:
+    def _log_apply_rule(self, rule: ApplyRule) -> None:
         if rule.count:
             logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
         else:
             logger.warning(
-                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply waits no longer than on"
+                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply behaves like on"
             )
 
     def _finish(self, error: WalproxyError | None) -> None:
@@ -182,19 +182,19 @@ class Proxy:
             self._finished.set_result(error)
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        """A task of ours that fails is a bug: the process ends, rather than go on half alive."""
+        """End the process if a task has failed: that is a bug, and the other tasks must not run without it."""
         if not task.cancelled() and task.exception() is not None and not self._finished.done():
             self._finished.set_exception(task.exception())  # type: ignore[arg-type]  # is not None: above
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """So is a callback of ours that fails; the event loop would only log it."""
+        """End the process if a callback has failed, which the event loop would only log."""
         error = context.get("exception")
         if error is None or isinstance(error, OSError):
             logger.warning("%s%s", context["message"], f": {error}" if error is not None else "")
         elif not self._finished.done():
             self._finished.set_exception(error)
 
-    async def _tick_for_ever(self) -> None:
+    async def _tick_periodically(self) -> None:
         while True:
             self._execute(self.proposer.tick(self._loop.time(), random.random()))
             self._trim_window()
@@ -213,30 +213,30 @@ class Proxy:
             self.state, self.state_since = state, now
         self.readiness.observe(state in SERVING_STATES, now, is_spare=self.proposer.is_spare)
         for safekeeper_id, link in self.links.items():
-            # What the link or a refusal has to say was logged by them.
+            # The link logs its own problems, the proposer logs refusals.
             if link.is_up and not self.proposer.peers[safekeeper_id].refused:
                 problem = self.member_problem(safekeeper_id)
                 if problem and not self.has_no_room(safekeeper_id):
                     self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
         apply_problem = self.apply_problem()
         if apply_problem:
-            self._apply_problem.note(apply_problem, "remote_apply waits: %s", apply_problem)
+            self._apply_problem.note(apply_problem, "remote_apply is blocked: %s", apply_problem)
         elif apply_problem is not None:
-            self._apply_problem.over("remote_apply waits for no absent standby any more")
+            self._apply_problem.over("remote_apply is no longer blocked")
 
     def _log_line(self, level: int, line: str) -> None:
-        """Log an event that may come again and again: a few lines of its kind a minute, and how many were left out."""
+        """Log an event that may repeat: a few lines of its kind per minute, with the number of suppressed ones."""
         addition = self._lines.admit(line)
         if addition is not None:
             logger.log(level, "%s%s", line, addition)
 
     def apply_problem(self) -> str | None:
-        """Return why remote_apply waits for standbys that are not there, empty if it does not; None without a term."""
+        """Return why remote_apply is blocked, empty if it is not; None without a term."""
         leadership = self.proposer.leadership
         return self.proposer.standbys.lacking() if leadership is not None and leadership.commit_lsn else None
 
     def public_state(self, now: float) -> str:
-        """Return the state as /status shows it. It streams only if PostgreSQL hears of commits, too."""
+        """Return the state for /status. It is streaming only if positions are sent to PostgreSQL, too."""
         state, leadership = self.proposer.state(now), self.proposer.leadership
         if state == "streaming" and not (self.feed.streams and leadership is not None and leadership.streaming):
             return "waiting_for_primary"
@@ -250,7 +250,7 @@ class Proxy:
         return member_problem(safekeeper_id, self.proposer.peers, self.links[safekeeper_id].problem)
 
     def has_no_room(self, safekeeper_id: int) -> bool:
-        """Whether a safekeeper that can be reached refuses WAL for lack of room; each attempt costs its connection."""
+        """Return whether a reachable safekeeper refuses WAL for a full disk; each attempt closes its connection."""
         leadership = self.proposer.leadership
         progress = leadership.members.get(safekeeper_id) if leadership is not None else None
         return progress is not None and bool(progress.refusal) and self.links[safekeeper_id].is_reachable
@@ -280,8 +280,8 @@ class Proxy:
         progress = leadership.members.get(safekeeper_id) if leadership is not None else None
         answered_at = progress.last_response_at if progress is not None else None
         if not (problem := self.member_problem(safekeeper_id)) and answered_at is not None:
-            return f"no answer for {now - answered_at:.1f} s"
-        return problem or "it has not answered yet"
+            return f"no reply for {now - answered_at:.1f} s"
+        return problem or "no reply yet"
 
     def sql_conninfo(self) -> str | None:
         """Return how to reach the primary over SQL, None without a primary."""
@@ -294,31 +294,31 @@ class Proxy:
     # ------------------------------------------------------------------ events: links
 
     def link_up(self, safekeeper_id: int) -> None:
-        """A connection to a safekeeper is open."""
+        """Handle a connection to a safekeeper that is open now."""
         self._execute(self.proposer.connected(safekeeper_id, self._loop.time()))
 
     def link_down(self, safekeeper_id: int) -> None:
-        """A connection to a safekeeper is closed."""
+        """Handle a connection to a safekeeper that is closed now."""
         self._execute(self.proposer.disconnected(safekeeper_id, self._loop.time()))
 
     def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
-        """A safekeeper said something."""
+        """Handle a message from a safekeeper."""
         self._execute(self.proposer.message(safekeeper_id, message, self._loop.time()))
 
     # ------------------------------------------------------------------ events: the feed
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
-        """The primary said who it is."""
+        """Handle the identity of the primary."""
         digest = self._digest
         crcs, begin_lsn = (digest.page_crcs(), digest.begin_lsn) if digest is not None else ((), 0)
         self._execute(self.proposer.primary_identified(identity, self._loop.time(), crcs, begin_lsn))
 
     def primary_lost(self, reason: str) -> None:
-        """The connection to the primary is gone."""
+        """Handle the end of the connection to the primary."""
         self._execute(self.proposer.primary_lost(self._loop.time()))
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
-        """The bytes to compare were received (S10)."""
+        """Handle the checksums of the bytes to compare (S10)."""
         page_crcs = digest.page_crcs()
         if self._digest is None:
             digest.let_go()
@@ -327,12 +327,12 @@ class Proxy:
         self.feed.positions_changed()
 
     def segment_removed(self, reason: str) -> None:
-        """The primary has recycled the WAL to compare."""
+        """Handle a primary that has recycled the WAL to compare."""
         logger.warning("%s", reason)
         self._execute(self.proposer.primary_segment_removed(self._loop.time()))
 
     def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
-        """WAL to be made durable: into the window, and from there to the members."""
+        """Append WAL to the window, from which it is sent to the members."""
         self.window.append(begin_lsn, chunks)
         digest = self._digest
         if digest is not None:
@@ -340,19 +340,19 @@ class Proxy:
                 digest.feed(chunk)
         self._execute(self.proposer.wal_received(self.window.end_lsn, self._loop.time()))
         if not self.feed.is_paused and self._uncommitted_bytes() >= self.window.capacity_bytes:
-            logger.info("the window is full of uncommitted WAL: PostgreSQL is read no further for now")
+            logger.info("the window is full of uncommitted WAL: pausing replication until commits catch up")
             self.feed.pause()
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
-        """The primary has streamed a timeline to its end."""
+        """Handle the end of a timeline of the primary."""
         self._execute(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
 
     def primary_refused(self, reason: str) -> None:
-        """What the primary sends does not continue our log (S10)."""
+        """Handle a primary whose WAL does not continue the log (S10)."""
         self._execute(self.proposer.primary_refused(reason, self._loop.time()))
 
     def failed(self, error: WalproxyError) -> None:
-        """The feed cannot go on."""
+        """Handle the error that has ended the feed."""
         self._finish(error)
 
     def may_make_slot(self) -> bool:
@@ -368,19 +368,19 @@ class Proxy:
         return max((greeting.flush_lsn for greeting in greetings if greeting is not None), default=0)
 
     def positions(self) -> tuple[Lsn, Lsn, Lsn]:
-        """Return what PostgreSQL may be told (S1); nothing before this very connection was checked (S10)."""
+        """Return the positions to send to PostgreSQL (S1); 0 before this connection was verified (S10)."""
         leadership = self.proposer.leadership
         if leadership is None or not leadership.streaming:
             return 0, 0, 0
         status, digest = self.status, self._digest
         if digest is None or not status.flush_lsn:
             return status.write_lsn, status.flush_lsn, status.apply_lsn
-        # Told as flushed is never more than leaves the slot where a comparison of this primary must begin (S10).
+        # The flush position must leave the slot where a comparison with this primary has to begin (S10).
         flush_lsn = digest.slot_lsn(status.flush_lsn)
         return status.write_lsn, flush_lsn, min(status.apply_lsn, flush_lsn)
 
     def hot_standby_feedback(self) -> tuple[int, int] | None:
-        """Return what the standbys need; None before a quorum follows, which then has told of its standbys."""
+        """Return what the standbys need; None before a quorum follows, which then has reported its standbys."""
         leadership = self.proposer.leadership
         if leadership is None or not leadership.streaming or not leadership.commit_lsn:
             return None
@@ -389,7 +389,7 @@ class Proxy:
     # ------------------------------------------------------------------ actions
 
     def _execute(self, actions: list[Action]) -> None:
-        """Carry out what an event has led to, and then what the events have that were raised meanwhile."""
+        """Execute the actions of an event, and then those of the events that were raised meanwhile."""
         self._events.append(actions)
         if self._executing:
             return
@@ -401,7 +401,7 @@ class Proxy:
             self._executing = False
 
     def _execute_event(self, actions: list[Action]) -> None:
-        # Members that are equally far have the same header: their frame is made once.
+        # Members with equal positions have the same header object: their frame is encoded once.
         header: AppendRequest | None = None
         end_lsn: Lsn = 0
         frame: Buffers = []
@@ -428,7 +428,7 @@ class Proxy:
         elif isinstance(action, StartReplication):
             if not action.resumes:
                 self.window.reset(action.begin_lsn)
-                # Where bytes are checked first, their checksums come with `primary_checked`.
+                # If bytes are compared first, `primary_checked` brings their checksums.
                 identity, checks = self.proposer.primary, action.check_begin_lsn < action.begin_lsn
                 self._digest = None
                 if identity is not None and not checks:

@@ -110,7 +110,7 @@ def test_a_proxy_that_does_not_stream_is_not_ready_and_says_why(proxy: Proxy) ->
     reason = not_ready_reason(proxy, 1.0)
     assert reason.startswith("connecting: ") and "safekeeper 2: not connected yet" in reason
     proxy.proposer.candidacy.is_spare = True
-    assert "waits as a spare" in not_ready_reason(proxy, 1.0)
+    assert "is a spare" in not_ready_reason(proxy, 1.0)
 
 
 def shown(status: dict[str, Any]) -> list[str]:
@@ -316,7 +316,7 @@ def test_whom_remote_apply_waits_for_and_in_vain_is_shown(proxy: Proxy) -> None:
     assert (status["apply_rule"], status["apply_problem"], status["standbys"]) == ("", None, [])
     a_term_with_standbys(proxy, "A, gone")
     status = proxy_status(proxy, 1.5)
-    assert (status["apply_rule"], status["apply_problem"]) == ("A, gone", "gone does not stream")
+    assert (status["apply_rule"], status["apply_problem"]) == ("A, gone", "gone is not streaming")
     assert {row["name"]: row["designated"] for row in status["standbys"]}["a"] is True
 
 
@@ -364,7 +364,7 @@ def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_colum
     assert "does not replay: not a server" in lines["pg_receivewal"]
     assert "1, gone" in lines["a"] and "has every acknowledged commit" in lines["a"]
     assert "remote_apply waits for ANY 2 (a, gone)" in text
-    assert "remote_apply is blocked: a, gone do not stream" in text
+    assert "remote_apply is blocked: a, gone are not streaming" in text
 
 
 # The archive.
