@@ -1,17 +1,17 @@
 """The proxy's half of the consensus: a state machine without I/O.
 
 proposer         dispatches events to the phase that it is in
-phase            phases, configuration and what outlives an attempt
+phase            phases, configuration and the state that is kept between attempts
 roster           the safekeepers: connections, greetings, refusals
 campaign         one attempt to win a term: pre-votes, votes, outcome
 election         how votes become a donor, a history and the highest position that may be committed
 verification     whether the primary continues the donor's log
 primary          identities, timelines, where a term begins
-primary_stream   the COPY from the primary, and what of it was compared
-refusals         primaries that were refused, so that no term is spent on them again
+primary_stream   the COPY from the primary, and whether it was compared
+refusals         primaries that were refused, so that no further term is used for them
 leadership       a term that is led: appends, commits, members
-standbys         what standbys have replayed, and remote_apply
+standbys         the positions that standbys have replayed, and remote_apply
 apply_rule       the rule of --apply-standbys
 archiving        which safekeeper archives
-actions          what the shell is to do, in order
+actions          the actions that the shell executes, in order
 """
