@@ -108,7 +108,7 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
                 *("rebootstrap", "--undo", "--primary", NOBODY, "--safekeepers", "1=127.0.0.1:1"),
                 *("--replace-system-id", "7"),
             ),
-            "--replace-system-id is for a new cluster, not for --undo",
+            "--replace-system-id cannot be combined with --undo",
         ),
         (("status", "--url", "127.0.0.1:7667"), "is not a URL: write http://HOST:PORT"),
         (("status", "--url", "http://127.0.0.1:x"), "is not a URL"),
@@ -418,7 +418,7 @@ def test_a_cluster_id_that_is_not_whole_is_not_written_into_an_archive(
     for command in (("create", "--system-id", "1"), ("adopt",)):
         result = here("archive", *command, *words)
         assert result.returncode == EXIT_USAGE
-        assert "has 32 hexadecimal digits" in " ".join(result.stderr.split())
+        assert "32 hexadecimal digits" in " ".join(result.stderr.split())
     assert not (tmp_path / "archive").exists()
 
 

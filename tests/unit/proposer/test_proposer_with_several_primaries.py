@@ -67,7 +67,7 @@ def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led(
     assert "has stayed on it" in refused.reason
     assert not table.did(Finish) and not table.did(StartReplication)
     (note,) = [action.text for action in table.did(Note) if "is not led" in action.text]
-    assert note.endswith(f"is given up, the primary is refused: {refused.reason}")
+    assert note.endswith(f"is not led, the primary is refused: {refused.reason}")
     assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
     table.sees(PROMOTED)
     table.ticks()
