@@ -71,7 +71,7 @@ def test_remote_apply_waits_for_the_designated_standby_and_on_does_not(waiting_c
     early = Commit(cluster.postgres, synchronous_commit="remote_apply")
     wait_for(lambda: cluster.waiters() == 1, "a commit waits for the standby that has never been there")
     Commit(cluster.postgres).wait()
-    assert cluster.status()["apply_problem"] == "a does not stream"
+    assert cluster.status()["apply_problem"] == "a is not streaming"
     with standby_of(cluster, name="a") as standby:
         early.wait()
         with replay_paused(standby):

@@ -95,7 +95,7 @@ def test_a_restored_primary_that_repeats_the_last_segment_is_refused(exchanged: 
 @NEWEST
 def test_a_restored_primary_that_repeats_the_last_segment_is_refused_within_a_term(exchanged: Gated) -> None:
     exchanged.proxy.resume()
-    assert_refused(exchanged, "the primary's WAL differs from what it sent before")
+    assert_refused(exchanged, "the primary's WAL differs from the WAL that it sent before")
 
 
 @NEWEST

@@ -303,7 +303,7 @@ def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_
     answer = rebootstrap(stand, "--yes")
     assert answer.returncode == 0, answer.stderr
     assert "safekeeper 1: cluster" in answer.stdout and "safekeeper 3: empty" in answer.stdout
-    assert "what this primary has is kept" in answer.stdout
+    assert "the WAL of this primary is kept" in answer.stdout
     # Twice does no harm.
     answer = rebootstrap(stand, "--yes")
     assert answer.returncode == 0, answer.stderr

@@ -169,8 +169,8 @@ def test_remote_apply_waits_for_a_designated_standby_that_is_gone_and_on_does_no
         with stopped(first):
             waiting = start_commit_that_waits(cluster, "remote_apply")
             commit_at(cluster, "on", "remote_write")
-            wait_for(lambda: said(cluster.proxy, "apply_problem") == "first does not stream", "the status says why")
-            assert "remote_apply waits: first does not stream" in cluster.proxy.log_path.read_text()
+            wait_for(lambda: said(cluster.proxy, "apply_problem") == "first is not streaming", "the status says why")
+            assert "remote_apply is blocked: first is not streaming" in cluster.proxy.log_path.read_text()
             # Nor does a proxy that has never heard of it take that for a reason to go on.
             cluster.proxy.kill9()
             start_proxy(cluster)
@@ -210,7 +210,7 @@ def test_without_a_designated_standby_remote_apply_waits_no_longer_than_on_and_t
     assert said(cluster.proxy, "apply_rule") == ""
     with cluster.load(workers=1), replay_paused(first):
         commit_at(cluster, "remote_apply", "on", "remote_write")
-    warning = "no standby is designated (--apply-standbys): synchronous_commit = remote_apply waits no longer than on"
+    warning = "no standby is designated (--apply-standbys): synchronous_commit = remote_apply behaves like on"
     lines = [line for line in cluster.proxy.log_path.read_text().splitlines() if warning in line]
     assert lines and all(" WARNING " in line for line in lines)
 

@@ -62,7 +62,7 @@ PURE_FOLDERS = (
 PURE = sorted(
     [
         *(path for folder in PURE_FOLDERS for path in (ROOT / folder).glob("*.py")),
-        *(ROOT / "safekeeper" / "base" / name for name in ("lsn.py", "timelines.py")),
+        *(ROOT / "safekeeper" / "base" / name for name in ("lsn.py", "timelines.py", "log_once.py")),
         *(ROOT / "safekeeper" / "peers" / name for name in ("codec.py", "peer_auth.py")),
         *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py")),
         ROOT / "safekeeper" / "archiving" / "plan.py",

@@ -1,7 +1,7 @@
-"""The command line of walproxy. Each command's module parses, calls, prints; this one finds it and ends the process.
+"""The command line of walproxy. Each command's module parses, calls, prints; this one imports it and ends the process.
 
-A command's module is imported when the command is used: a proxy that is restarted must not wait for the libraries of
-the demo (0.67 s of CPU time with all commands imported, 0.45 s for `run` alone).
+A command's module is imported when the command is used: the restart of a proxy must not wait for the libraries of the
+demo (0.67 s of CPU time with all commands imported, 0.45 s for `run` alone).
 An expected error is one line on stderr and an exit code of safekeeper/base/errors.py; a traceback is a bug.
 """
 
@@ -23,7 +23,7 @@ _OF_LAB = ("demo", "bench", "torture")
 
 
 class _Commands(click.Group):
-    """Commands that are imported from `walproxy.cli.NAME` when they are needed, `-` in a name being `_` there."""
+    """Commands that are imported from `walproxy.cli.NAME` when they are used, with `_` for `-` in a name."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -54,5 +54,5 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line, and exit with the code that says how it went."""
+    """Run the command line, and exit with its code."""
     run_command(cli, "walproxy", failure_code(sys.argv[1:]))

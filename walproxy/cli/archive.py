@@ -1,4 +1,4 @@
-"""`walproxy archive`: what is in an archive, whether it is whole, and who may write into it."""
+"""`walproxy archive`: list an archive, verify it, and choose the clusters that may write into it."""
 
 import os
 import sys
@@ -29,16 +29,16 @@ _archive_options = settings.click_options(ArchiveConfig, ENVIRONMENT_PREFIX)
 
 @click.group()
 def archive() -> None:
-    """Look at an archive: what can be restored from it, and whether its bytes are right."""
+    """List an archive, verify it, or prepare it for a new cluster."""
 
 
 @archive.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_archive_options
 def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
-    """Show which WAL is there, what is missing, and from when to when can be restored.
+    """Show the WAL in the archive, missing segments, and the times that can be restored.
 
-    The times are those of commits near the ends of each range of WAL.
+    The times are those of the first and last commits near the ends of each range of WAL.
 
     \b
     Example:
@@ -71,17 +71,17 @@ def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
     for hole in holes:
         click.echo(f"HOLE: {describe_hole(hole)}")
     for file, _ in catalog.listing.conflicts:
-        click.echo(f"CONFLICT: {file.name} is there with different contents, and is not used")
+        click.echo(f"CONFLICT: {file.name} exists with different contents, and is not used")
     if not ranges:
         click.echo("no WAL is archived yet")
 
 
 @archive.command("verify")
-@click.option("--since", metavar="LSN", help="Only what lies behind this LSN.")
+@click.option("--since", metavar="LSN", help="Only WAL after this LSN.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_archive_options
 def verify_(config: Path | None, since: str | None, as_json: bool, **command_line: Any) -> None:
-    """Download everything and compare it with its receipts, its place and its neighbours.
+    """Download all objects and verify their receipts, positions and links.
 
     The exit code is 1 if anything is wrong.
 
@@ -111,25 +111,37 @@ def verify_(config: Path | None, since: str | None, as_json: bool, **command_lin
             click.echo(f"note: {note}")
         click.echo(
             f"{verdict.checked} objects, {verdict.plain_bytes} bytes of WAL: "
-            + (f"{len(verdict.problems)} problems" if verdict.problems else "all as it should be")
+            + (f"{len(verdict.problems)} problems" if verdict.problems else "no problem found")
         )
     sys.exit(EXIT_UNEXPECTED if verdict.problems else EXIT_FINE)
 
 
 @archive.command("create")
-@click.option("--system-id", required=True, type=click.IntRange(1, 2**64 - 1), metavar="ID", help="Of PostgreSQL.")
 @click.option(
-    "--cluster-id", required=True, type=CLUSTER_ID, help="Of the safekeepers: walproxy status --json shows it."
+    "--system-id",
+    required=True,
+    type=click.IntRange(1, 2**64 - 1),
+    metavar="ID",
+    help="System identifier of PostgreSQL.",
 )
 @click.option(
-    "--segment-size", default=16 << 20, show_default=True, type=click.IntRange(1), metavar="BYTES", help="Of the WAL."
+    "--cluster-id", required=True, type=CLUSTER_ID, help="Cluster id of the safekeepers, as in walproxy status --json."
+)
+@click.option(
+    "--segment-size",
+    default=16 << 20,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="BYTES",
+    help="Size of a WAL segment.",
 )
 @_archive_options
 def create(config: Path | None, system_id: int, cluster_id: str, segment_size: int, **command_line: Any) -> None:
-    """Begin an empty archive for a cluster whose earlier archive is lost.
+    """Create an empty archive for a cluster whose earlier archive is lost.
 
-    The first archive of a cluster needs no such command. Afterwards safekeepers refuse a place that has no manifest: it
-    may be a file system that is not mounted. WAL that only the lost archive had is gone: take a new base backup.
+    The first archive of a cluster is created without this command. Afterwards safekeepers refuse a place that has no
+    manifest: it may be a file system that is not mounted. WAL that only the lost archive contained is lost: take a new
+    base backup.
 
     \b
     Example:
@@ -142,15 +154,17 @@ def create(config: Path | None, system_id: int, cluster_id: str, segment_size: i
     store = ObjectStore.open(loaded.archive, options=loaded.archive_options, makes_folder=True)
     made = create_archive(store, system_id, segment_size, cluster_id)
     if (made.system_id, made.segment_size, made.cluster_ids) != (system_id, segment_size, (cluster_id,)):
-        raise ConfigurationError(f"{store.url} holds an archive already: walproxy archive list shows whose it is")
+        raise ConfigurationError(f"{store.url} contains an archive already: walproxy archive list shows its system")
     click.echo(f"{store.url} is an empty archive of the cluster {cluster_id}")
 
 
 @archive.command("adopt")
-@click.option("--cluster-id", required=True, type=CLUSTER_ID, help="The new cluster, as walproxy rebootstrap names it.")
+@click.option(
+    "--cluster-id", required=True, type=CLUSTER_ID, help="Id of the new cluster, which walproxy rebootstrap prints."
+)
 @_archive_options
 def adopt(config: Path | None, cluster_id: str, **command_line: Any) -> None:
-    """Let the cluster that a rebootstrap has begun write into the archive of the one before.
+    """Allow the cluster of a rebootstrap to write into the archive of the cluster that it replaced.
 
     \b
     Example:

@@ -42,28 +42,28 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.command()
 @click.option("--bulk", is_flag=True, help="Measure how fast a COPY becomes durable.")
 @click.option("--levels", is_flag=True, help="Compare the levels of synchronous_commit.")
-@click.option("--readers", is_flag=True, help="Measure what readers of WAL cost those who commit.")
-@click.option("--members", is_flag=True, help="Measure what a slow or dead safekeeper costs those who commit.")
+@click.option("--readers", is_flag=True, help="Measure what readers of WAL cost committing sessions.")
+@click.option("--members", is_flag=True, help="Measure what a slow or stopped safekeeper costs committing sessions.")
 @click.option(
     "--crashes",
     is_flag=True,
-    help="Measure how long commits wait when a process starts or dies, and memory while a safekeeper is dead.",
+    help="Measure how long commits wait when a process starts or crashes, and memory while a safekeeper is down.",
 )
 @click.option(
-    "--archive", is_flag=True, help="Measure how fast WAL is archived, and commits while the archive is dead."
+    "--archive", is_flag=True, help="Measure how fast WAL is archived, and commits while the archive is unavailable."
 )
 @click.option(
     "--minutes",
     type=click.FloatRange(0, min_open=True),
-    help="With --archive, instead of rounds: one outage of the archive so long, minute by minute, and what follows.",
+    help="With --archive, instead of rounds: one outage of the archive of this length, measured each minute.",
 )
-@click.option("--pipeline", is_flag=True, help="Measure how fast WAL is decoded and becomes tables.")
-@click.option(
-    "--grow", is_flag=True, help="With --pipeline: tables of once, twice and four times the WAL, and their memory."
-)
+@click.option("--pipeline", is_flag=True, help="Measure how fast WAL is decoded and written into tables.")
+@click.option("--grow", is_flag=True, help="With --pipeline: measure memory with one, two and four times the WAL.")
 @click.option("--clients", callback=_numbers, help="Numbers of clients. Default: 1,8,32; with another experiment 1,4.")
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="How often each has its turn.")
-@click.option("--seconds", default=5, show_default=True, type=click.IntRange(1), help="Length of a turn.")
+@click.option(
+    "--rounds", default=5, show_default=True, type=click.IntRange(1), help="Number of measurements of each arm."
+)
+@click.option("--seconds", default=5, show_default=True, type=click.IntRange(1), help="Length of a measurement.")
 @click.option(
     "--scale",
     default=20,
@@ -71,9 +71,9 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     type=click.IntRange(1),
     help="pgbench's scale factor; with --archive, --bulk, --crashes or --pipeline, times 50 MB.",
 )
-@click.option("--seed", type=int, help="Of the order of turns; a random one otherwise, which is printed.")
+@click.option("--seed", type=int, help="Seed of the order of measurements; by default a random one, which is printed.")
 @click.option(
-    "--postgres", "major", type=int, metavar="MAJOR", help="Major version to use; the newest found otherwise."
+    "--postgres", "major", type=int, metavar="MAJOR", help="Major version to use; by default the newest one found."
 )
 @click.option(
     "--arm", "names", multiple=True, type=click.Choice(list(ARMS | SIZES)), help="Only these arms; repeatable."
@@ -81,15 +81,15 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--delay",
     type=DURATION,
-    help="Put receivers and safekeepers so far away: each byte takes so long, both ways.",
+    help="Network delay to receivers and safekeepers, in each direction.",
 )
 @click.option(
     "--dir",
     "parent",
     type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Where the data goes; a temporary folder otherwise.",
+    help="Folder for the data; by default a temporary folder.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: every turn and the medians.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: every measurement and the medians.")
 def bench(
     bulk: bool,
     levels: bool,
@@ -113,8 +113,8 @@ def bench(
 ) -> None:
     """Measure what a commit costs: alone, with PostgreSQL's own quorum, and through walproxy.
 
-    Runs pgbench -N against servers of its own on this machine. The turns are interleaved in rounds; the ratios of the
-    same round are what counts, because the machine drifts.
+    Runs pgbench -N on temporary servers on this machine. The measurements are interleaved in rounds; only ratios within
+    one round are compared, because the speed of the machine changes.
 
     \b
     Examples:
@@ -143,15 +143,15 @@ def bench(
     }
     chosen = [name for name, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
-        raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
+        raise click.UsageError(f"--{chosen[0]} cannot be combined with --{chosen[1]}")
     if names and chosen:
-        raise click.UsageError(f"--arm does not go with --{chosen[0]}")
+        raise click.UsageError(f"--arm cannot be combined with --{chosen[0]}")
     if delay is not None and chosen not in ([], ["bulk"]):
-        raise click.UsageError(f"--delay does not go with --{chosen[0]}")
+        raise click.UsageError(f"--delay cannot be combined with --{chosen[0]}")
     if minutes is not None and not archive:
-        raise click.UsageError("--minutes goes with --archive only")
+        raise click.UsageError("--minutes requires --archive")
     if grow and not pipeline:
-        raise click.UsageError("--grow goes with --pipeline only")
+        raise click.UsageError("--grow requires --pipeline")
     kind = "outage" if minutes is not None else "growth" if grow else chosen[0] if chosen else "arms"
     if kind in _NEEDS_SPARK:
         check_pipeline()

@@ -66,8 +66,8 @@ def check(
 ) -> NoReturn:
     """Report the proxy's state as a monitoring plugin does: one line with figures, and an exit code.
 
-    Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. They are not those of the other commands: wrong usage is 3, a
-    proxy that does not answer is 2.
+    Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. They differ from those of the other commands: wrong usage is 3,
+    a proxy that does not reply is 2.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def check(
 
 
 def _ask(url: str, tls_ca: Path | None, thresholds: Thresholds) -> Verdict:
-    """Return the verdict on what answers at `url`, or on why nothing can be said."""
+    """Return the verdict on the proxy at `url`, or UNKNOWN with the reason."""
     try:
         return judge(fetch_status(url, client_tls(tls_ca)), thresholds)
     except NoAnswer as error:
@@ -96,4 +96,4 @@ def _ask(url: str, tls_ca: Path | None, thresholds: Thresholds) -> Verdict:
     except WalproxyError as error:
         return Verdict(str(error), [(Level.UNKNOWN, "")])
     except KeyError as missing:
-        return Verdict(f"{url} is a walproxy of another version: /status lacks {missing}", [(Level.UNKNOWN, "")])
+        return Verdict(f"{url} is a walproxy of another version: its /status lacks {missing}", [(Level.UNKNOWN, "")])

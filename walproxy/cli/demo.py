@@ -1,4 +1,4 @@
-"""`walproxy demo`: the whole story on a PostgreSQL of its own."""
+"""`walproxy demo`: commits, crashes and a total loss on a temporary PostgreSQL."""
 
 import signal
 import sys
@@ -19,18 +19,24 @@ _PLAIN_WIDTH = 200  # Of lines that no terminal breaks.
 @click.command()
 @click.option("--clients", type=click.IntRange(1, 50), default=8, show_default=True, help="Concurrent clients.")
 @click.option(
-    "--postgres", "major", type=int, metavar="MAJOR", help="Which PostgreSQL, e.g. 15; by default the newest installed."
+    "--postgres",
+    "major",
+    type=int,
+    metavar="MAJOR",
+    help="Major version of PostgreSQL, e.g. 15; by default the newest installed.",
 )
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Work in DIR, leave everything running.")
-@click.option("--quick", is_flag=True, help="End before the loss of everything and before the tables.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Work in DIR, and leave all processes running."
+)
+@click.option("--quick", is_flag=True, help="End before the total loss and before the tables.")
 def demo(clients: int, major: int | None, keep: Path | None, quick: bool) -> None:
-    """Show what walproxy promises, on a PostgreSQL of its own.
+    """Demonstrate the guarantees of walproxy on a temporary PostgreSQL.
 
     Starts PostgreSQL, three safekeepers, a proxy and a load of bank transfers; kills each of them with kill -9 and
-    counts what the clients see; compares the safekeepers' WAL with PostgreSQL's, byte for byte; then deletes all but
-    one safekeeper, a base backup and the archive, and restores it all; at last the WAL becomes tables and a report, for
-    which Java must be there. Takes one or two minutes. The exit code is 0 only if every step held. Nothing is left
-    behind but the report, unless a step failed; then the logs stay, and the last line says where.
+    counts the commits that the clients received; compares the safekeepers' WAL with PostgreSQL's, byte for byte; then
+    deletes all but one safekeeper, a base backup and the archive, and restores the server; finally it writes the WAL
+    into tables and a report, which requires Java. Takes one or two minutes. The exit code is 0 only if every step has
+    succeeded. Only the report is kept, unless a step failed; then the logs are kept in the folder of the last line.
 
     \b
     Examples:
@@ -47,6 +53,6 @@ def demo(clients: int, major: int | None, keep: Path | None, quick: bool) -> Non
         try:
             check_pipeline()
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}; or leave the tables out: walproxy demo --quick") from None
+            raise ConfigurationError(f"{error}; or skip the tables: walproxy demo --quick") from None
     held = tell(choose_server(major), clients, keep, console, QUICK_STEPS if quick else STEPS)
     sys.exit(EXIT_FINE if held else EXIT_UNEXPECTED)

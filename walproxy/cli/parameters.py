@@ -1,4 +1,4 @@
-"""Options that several commands take, and types of options: each parses what is written, or names what to write."""
+"""Options of several commands, and types of options: each parses a text, or raises an error with an example."""
 
 import re
 import ssl
@@ -26,8 +26,8 @@ class Parameter(click.ParamType):  # type: ignore[type-arg]  # Older versions of
     """A type of option.
 
     Args:
-        name: how help calls it, in capitals.
-        parse: returns the value of a text; a ValueError or ConfigurationError says what is wrong with it.
+        name: its name in help texts, in capitals.
+        parse: returns the value of a text; raises ValueError or ConfigurationError with the reason.
     """
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -35,11 +35,11 @@ class Parameter(click.ParamType):  # type: ignore[type-arg]  # Older versions of
         self._parse = parse
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return how help calls the value."""
+        """Return the name of the value in help texts."""
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value of what was written; a default may be a value already."""
+        """Return the value of a text; a default may be a value already."""
         if not isinstance(value, str):
             return value
         try:
@@ -60,12 +60,12 @@ def _instant(text: str) -> datetime:
         instant = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError("write a time like 2026-11-21T14:16:05+01:00") from None
-    return instant.astimezone()  # One without a zone is of this machine's.
+    return instant.astimezone()  # Without a zone it is in the zone of this machine.
 
 
 def _cluster_id(text: str) -> str:
     if _CLUSTER_ID.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is not the id of a cluster, which has 32 hexadecimal digits: write all of it")
+        raise ValueError(f"{text!r} is not a cluster id: write all of its 32 hexadecimal digits")
     return text
 
 
@@ -98,20 +98,20 @@ def proxy_options(command: _Command) -> _Command:
         envvar="WALPROXY_TLS_CA",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="CAs, one of which must vouch for an https URL; those of this machine without it. [WALPROXY_TLS_CA]",
+        help="CAs that sign the certificate of an https URL; by default those of this machine. [WALPROXY_TLS_CA]",
     )
     url = click.option(
         "--url",
         default=f"http://{DEFAULT_HTTP}",
         envvar="WALPROXY_URL",
         show_default=True,
-        help="Where the proxy's HTTP listener is. [WALPROXY_URL]",
+        help="URL of the proxy's HTTP listener. [WALPROXY_URL]",
     )
     return url(tls_ca(command))
 
 
 def client_tls(tls_ca: Path | None) -> ssl.SSLContext | None:
-    """Return what an https URL is read with; None: the CAs of this machine.
+    """Return the TLS context for an https URL; None: the CAs of this machine.
 
     Raises:
         ConfigurationError: the file cannot be used.

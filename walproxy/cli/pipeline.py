@@ -1,7 +1,7 @@
-"""`walproxy pipeline`: WAL as tables, its commands found and imported as those of walproxy/cli are.
+"""`walproxy pipeline`: WAL as tables; its commands are imported as those of walproxy/cli are.
 
-The libraries that they need come with an extra, and Spark needs Java. A command that cannot find one of them says so in
-one line; `--help` and the list of commands need none.
+The libraries that they need come with an extra, and Spark needs Java. A command that lacks one of them ends with an
+error of one line; `--help` and the list of commands need none.
 """
 
 import importlib
@@ -14,8 +14,8 @@ from walproxy.cli.extras import missing_extra_is_one_line
 _EXTRA: Final = ("the pipeline", "pipeline")
 
 _COMMANDS: Final[dict[str, str]] = {
-    "run": "write WAL into tables, and go on as it grows",
-    "query": "ask the tables with SQL",
+    "run": "write WAL into tables, and continue as it grows",
+    "query": "query the tables with SQL",
     "report": "show what wrote the WAL, as an HTML page",
     "waldump": "show records of the WAL, as pg_waldump does",
     "maintain": "merge small files of tables, remove what is old",
@@ -24,7 +24,7 @@ _COMMANDS: Final[dict[str, str]] = {
     "cdc": "publication and slot for row changes",
     "apply": "keep tables as the tables of a database are",
 }
-"""What each command does, in one line: asking each of them would import all their libraries."""
+"""The help of each command, in one line: reading it from the commands would import all their libraries."""
 
 
 class _Commands(click.Group):
@@ -51,7 +51,7 @@ class _Commands(click.Group):
 
 
 def check_pipeline() -> None:
-    """See that the pipeline can be used, before anything is started for it.
+    """Check that the pipeline can be used, before anything is started for it.
 
     Raises:
         ConfigurationError: a library is missing, or Java.
@@ -63,7 +63,7 @@ def check_pipeline() -> None:
 
 @click.group(cls=_Commands)
 def pipeline() -> None:
-    """WAL as tables: decode it from the archive or from safekeepers, and ask it with SQL.
+    """Write WAL from the archive or from safekeepers into tables, and query them with SQL.
 
     \b
     Examples:

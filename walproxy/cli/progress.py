@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal, else plain lines."""
+"""The progress of a command: a bar on a terminal, otherwise lines."""
 
 from types import TracebackType
 from typing import Final, Self
@@ -10,7 +10,7 @@ _LINES: Final = 20
 
 
 class _Bar:
-    """A bar of one task, while it is entered. Where there is no terminal it shows nothing."""
+    """A bar of one task, while the context is entered. Without a terminal it shows nothing."""
 
     def __init__(self, console: Console, what: str, total: float) -> None:
         self._console = console
@@ -29,7 +29,7 @@ class _Bar:
 
 
 class SecondsBar(_Bar):
-    """The progress of a run of so many seconds: a bar on a terminal, else a line now and then."""
+    """The progress of a run with a known length: a bar on a terminal, otherwise a line from time to time."""
 
     def __init__(self, console: Console, seconds: float) -> None:
         super().__init__(console, "", seconds)
@@ -37,7 +37,7 @@ class SecondsBar(_Bar):
         self._lines = 0
 
     def show(self, passed_s: float, what: str) -> None:
-        """Show how far it is, and what there is to say."""
+        """Show the seconds that have passed, and the text `what`."""
         self._bar.update(self._task, description=what, completed=passed_s)
         if not self._console.is_terminal and passed_s >= self._seconds * (self._lines + 1) / _LINES:
             self._lines = int(passed_s * _LINES / self._seconds)
@@ -45,7 +45,7 @@ class SecondsBar(_Bar):
 
 
 class StepsBar(_Bar):
-    """The progress of steps whose number is learned on the way: a bar on a terminal, else a line for each step."""
+    """The progress of steps whose number grows: a bar on a terminal, otherwise a line for each step."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, "starting", 0)
@@ -53,11 +53,11 @@ class StepsBar(_Bar):
         self._expected = 0
 
     def expect(self, steps: int) -> None:
-        """So many steps more are to come."""
+        """Add `steps` to the expected number of steps."""
         self._expected += steps
 
     def begin(self, what: str) -> None:
-        """The next step begins."""
+        """Show that the next step begins."""
         self._bar.update(self._task, description=what, total=self._expected, completed=self._begun)
         self._begun += 1
         if not self._console.is_terminal:

@@ -1,4 +1,4 @@
-"""`walproxy rebootstrap`: begin a new cluster on safekeepers that may hold WAL, and take that back."""
+"""`walproxy rebootstrap`: begin a new cluster on safekeepers that may hold WAL, or undo that."""
 
 import asyncio
 import os
@@ -16,14 +16,14 @@ from walproxy.proxy.rebootstrap_undo import execute_undo, survey_undo
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "--replace-system-id",
     "system_ids",
     type=int,
     multiple=True,
     metavar="ID",
-    help="Give up the commits of this PostgreSQL system, whose WAL safekeepers hold: the primary is another one.",
+    help="Give up the commits of this PostgreSQL system, whose WAL safekeepers hold, since the primary is another one.",
 )
 @click.option(
     "--discard-wal-above",
@@ -31,7 +31,7 @@ from walproxy.proxy.rebootstrap_undo import execute_undo, survey_undo
     help="Give up the commits above this LSN that safekeepers hold and the primary does not have; with --undo, those "
     "that the new cluster holds.",
 )
-@click.option("--undo", is_flag=True, help="Bring back the cluster that the last rebootstrap replaced.")
+@click.option("--undo", is_flag=True, help="Restore the cluster that the last rebootstrap replaced.")
 @settings.click_options(ProxyConfig, ENVIRONMENT_PREFIX)
 def rebootstrap(
     config: Path | None,
@@ -41,16 +41,16 @@ def rebootstrap(
     undo: bool,
     **command_line: Any,
 ) -> None:
-    """Begin a new cluster on the safekeepers: the way out when most of their disks are lost.
+    """Begin a new cluster on the safekeepers, after the loss of most of their data folders.
 
     Prints what each safekeeper and the primary have, and what may be lost. Every safekeeper must be reachable; the WAL
     that they hold is set aside in their data folders. WAL that the primary does not have is given up only if it is
-    named with --replace-system-id or --discard-wal-above; the command prints what to name. Stop the proxies first, and
-    start one afterwards. If the safekeepers archive, let the new cluster write into the archive: walproxy archive
+    named with --replace-system-id or --discard-wal-above; the command prints the values to use. Stop the proxies first,
+    and start one afterwards. If the safekeepers archive, let the new cluster write into the archive: walproxy archive
     adopt.
 
-    With --undo the cluster of before comes back, with its WAL: as long as no proxy has written to the new one, nothing
-    is lost by that. The primary is not asked.
+    With --undo the replaced cluster is restored, with its WAL: as long as no proxy has written to the new one, nothing
+    is lost. The primary is not contacted.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def rebootstrap(
     discard_above_lsn = parse_lsn(discard_wal_above) if discard_wal_above is not None else None
     if undo:
         if system_ids:
-            raise ConfigurationError("--replace-system-id is for a new cluster, not for --undo: leave it out")
+            raise ConfigurationError("--replace-system-id cannot be combined with --undo")
         _undo(loaded, yes, discard_above_lsn)
         return
     found = asyncio.run(survey(loaded))
@@ -75,9 +75,9 @@ def rebootstrap(
     if not _agreed(yes, "Begin a new cluster on these safekeepers?"):
         return
     cluster_id = asyncio.run(execute(loaded, found))
-    click.echo(f"cluster {cluster_id} begins: start walproxy run")
+    click.echo(f"cluster {cluster_id} has begun: start walproxy run")
     click.echo(f"if the safekeepers archive: walproxy archive adopt --archive URL --cluster-id {cluster_id}")
-    click.echo("to take this back before a proxy has written to the new cluster: walproxy rebootstrap --undo")
+    click.echo("to undo this before a proxy has written to the new cluster: walproxy rebootstrap --undo")
 
 
 def _undo(config: ProxyConfig, yes: bool, discard_above_lsn: Lsn | None) -> None:
@@ -85,10 +85,10 @@ def _undo(config: ProxyConfig, yes: bool, discard_above_lsn: Lsn | None) -> None
     for line in found.lines():
         click.echo(line)
     found.check_consent(discard_above_lsn)
-    if not _agreed(yes, "Bring this cluster back?"):
+    if not _agreed(yes, "Restore this cluster?"):
         return
     asyncio.run(execute_undo(config, found))
-    click.echo(f"cluster {found.target.cluster_id} is back: start walproxy run")
+    click.echo(f"cluster {found.target.cluster_id} is restored: start walproxy run")
 
 
 def _agreed(yes: bool, question: str) -> bool:

@@ -15,7 +15,8 @@ def recovery_end(settings: Path) -> None:
     """Remove the settings of a recovery that has ended: for recovery_end_command.
 
     `walproxy restore` adds settings to postgresql.auto.conf of the data folder that it makes, this command as
-    recovery_end_command among them, and writes FILE beside it. Both are removed. It can be run by hand, and again.
+    recovery_end_command among them, and writes FILE beside it. Both are removed. It can be run manually, and
+    repeatedly.
 
     \b
     Example, in the data folder:
@@ -23,7 +24,7 @@ def recovery_end(settings: Path) -> None:
     """
     data_directory = settings.absolute().parent
     if settings.name != SETTINGS_FILE:
-        raise ConfigurationError(f"{settings} is not a file of walproxy restore: name {SETTINGS_FILE} of a data folder")
+        raise ConfigurationError(f"{settings} is not a file of walproxy restore: use {SETTINGS_FILE} of a data folder")
     if mode_of(data_directory) is Mode.RECOVERY:
         raise ConfigurationError(f"the recovery of {data_directory} has not ended: it needs its settings")
     try:

@@ -1,4 +1,4 @@
-"""`walproxy restore`: a base backup and its WAL become a data folder that starts."""
+"""`walproxy restore`: a data folder from a base backup and its WAL."""
 
 import logging
 import os
@@ -55,14 +55,18 @@ _log = logging.getLogger(__name__)
     type=click.Choice(["promote", "pause", "shutdown"]),
     default="promote",
     show_default=True,
-    help="What PostgreSQL does at the target.",
+    help="Action of PostgreSQL at the target.",
 )
-@click.option("--owner", metavar="USER", help="Whose the files will be, under root: by default who owns DIR's parent.")
-@click.option("--dry-run", is_flag=True, help="Verify the backup, print how far recovery would reach, write nothing.")
+@click.option(
+    "--owner", metavar="USER", help="Owner of the files, if root runs it; by default the owner of DIR's parent folder."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Verify the backup and print the end of the recoverable WAL, but write nothing."
+)
 @click.option(
     "--ignore-manifest",
     is_flag=True,
-    help="Restore the backup as it is, without comparing it with its backup_manifest.",
+    help="Restore the backup without comparing it with its backup_manifest.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings.click_options(SourceConfig, ENVIRONMENT_PREFIX)
@@ -81,11 +85,11 @@ def restore(
     as_json: bool,
     **command_line: Any,
 ) -> None:
-    """Make a data folder out of a base backup that recovers from the archive and what safekeepers are left.
+    """Restore a base backup into a data folder that recovers from the archive and safekeepers.
 
-    To the end of the WAL, or to a time, an LSN or a restore point. Whether all WAL is there is looked at first; nothing
-    is written if the target cannot be reached. Every file is compared with the backup_manifest while it is copied, and
-    nothing is left behind if one differs. Recovery itself begins when the server is started.
+    The target is the end of the WAL, a time, an LSN or a restore point. The command first checks that all WAL up to it
+    is available, and writes nothing otherwise. Every file is compared with the backup_manifest while it is copied; if
+    one differs, all copied files are removed. Recovery begins when the server is started.
 
     \b
     Examples:
@@ -95,7 +99,7 @@ def restore(
       walproxy restore --backup base/ --target data --archive s3://bucket/main --target-time 2026-11-21T14:16:05Z
     """
     if sum(each is not None for each in (target_time, target_lsn, target_name)) > 1:
-        raise click.UsageError("--target-time, --target-lsn and --target-name exclude each other")
+        raise click.UsageError("--target-time, --target-lsn and --target-name cannot be combined")
     logs.configure(lambda: "walproxy restore", "info")
     loaded = settings.load(
         SourceConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
@@ -122,15 +126,15 @@ def restore(
                 source.verify(lambda size: bar.advance(task, size))
     except BackupDamaged as damage:
         raise ConfigurationError(
-            f"{damage}; nothing was {'written' if dry_run else 'left behind'}: take another backup, or restore this "
-            "one as it is with --ignore-manifest"
+            f"{damage}; {'nothing was written' if dry_run else 'the copied files were removed'}: use another backup, "
+            "or restore this one with --ignore-manifest"
         ) from damage
     for warning in warn_of_unreachable(new_owner, loaded) if new_owner is not None else ():
         _log.warning("%s", warning)
     if as_json:
         click.echo(msgspec.json.encode(_as_json(source, plan, goal, target, dry_run)).decode())
     else:
-        for line in _told(source, plan, goal, target, dry_run):
+        for line in _result_lines(source, plan, goal, target, dry_run):
             click.echo(line)
 
 
@@ -142,9 +146,9 @@ def _progress() -> Progress:
 
 def _unverified(source: BaseBackup, ignore_manifest: bool) -> str:
     if ignore_manifest:
-        return f"{source.path} is not compared with its backup_manifest (--ignore-manifest): damage is not noticed"
+        return f"{source.path} is not compared with its backup_manifest (--ignore-manifest): damage is not detected"
     return (
-        f"{source.path} has no backup_manifest: damaged and missing files are not noticed; take backups without "
+        f"{source.path} has no backup_manifest: damaged and missing files are not detected; take backups without "
         "--no-manifest"
     )
 
@@ -157,7 +161,7 @@ def _goal_text(goal: Target) -> str:
     return f"restore point {goal.name}" if goal.name is not None else "the end of the WAL"
 
 
-def _told(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: bool) -> list[str]:
+def _result_lines(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: bool) -> list[str]:
     facts = source.facts
     commit = f", last commit {format_time(plan.last_commit.time)}" if plan.last_commit is not None else ""
     verified = f"{len(source.manifest.files)} files, as in backup_manifest" if source.manifest is not None else "no"
@@ -172,8 +176,8 @@ def _told(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: b
         return [*lines, "nothing was written (--dry-run)"]
     return [
         *lines,
-        f"{target} is ready. What comes next:",
-        f"  pg_ctl -D {target} start, as the user that owns it; it recovers, and logs how far",
+        f"{target} is ready. Next steps:",
+        f"  pg_ctl -D {target} start, as the user that owns it; it recovers, and logs its progress",
         "  commits wait as before for the standbys of synchronous_standby_names: they return when a walproxy serves "
         "this server (walproxy rebootstrap begins a new cluster), or that setting is emptied",
     ]

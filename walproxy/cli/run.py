@@ -1,7 +1,7 @@
 """`walproxy run`: the proxy as a process, with its HTTP listener and its signals (safekeeper/base/signals.py).
 
-At SIGTERM and SIGINT it takes no more WAL, waits until the quorum has what was taken, tells PostgreSQL, and exits
-with 0.
+At SIGTERM and SIGINT it stops reading, waits until the quorum has the received WAL, reports that to PostgreSQL, and
+exits with 0.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 def run(config: Path | None, **command_line: str | None) -> NoReturn:
     """Stream a PostgreSQL's WAL to a quorum of safekeepers, and let commits wait for it.
 
-    Each option can also stand in the environment or in the file of --config; the command line goes before the
-    environment, the environment before the file. SIGHUP reads them again. A second proxy with the same options waits as
-    a spare and takes over when the first is gone.
+    Each option can also be set in the environment or in the file of --config; the command line overrides the
+    environment, and the environment overrides the file. SIGHUP reads them again. A second proxy with the same options
+    waits as a spare and takes over when the first one stops.
 
     \b
     Examples:

@@ -20,17 +20,17 @@ _INTERVAL_S_MIN = 0.1
 
 @click.command()
 @proxy_options
-@click.option("--json", "as_json", is_flag=True, help="Print what the proxy says, as JSON.")
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print the proxy's /status as JSON.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option(
     "--interval",
     default=1.0,
     show_default=True,
     type=click.FloatRange(_INTERVAL_S_MIN),
-    help="Seconds between two looks, with --watch.",
+    help="Seconds between updates, with --watch.",
 )
 def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: float) -> None:
-    """Show what the proxy and its safekeepers do.
+    """Show the state of the proxy, its safekeepers and standbys.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: 
         try:
             _watch(url, tls, interval, as_json)
         except KeyboardInterrupt:
-            return  # How one stops watching.
+            return  # The user has stopped it.
     elif as_json:
         click.echo(json.dumps(fetch_status(url, tls)))
     else:
@@ -52,7 +52,7 @@ def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: 
 
 
 def _watch(url: str, tls: ssl.SSLContext | None, interval_s: float, as_json: bool) -> None:
-    """Show the status until Ctrl-C. A proxy that does not answer is shown as such, and asked again."""
+    """Show the status until Ctrl-C. If a proxy does not reply, show that, and retry."""
     console = Console()
     if as_json or not console.is_terminal:
         while True:

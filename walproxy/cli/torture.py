@@ -1,4 +1,4 @@
-"""`walproxy torture`: a cluster that is stressed, or left alone for long, and what it has kept of its promises."""
+"""`walproxy torture`: stress-test a cluster, or run a steady load for a long time, and check its guarantees."""
 
 import random
 import signal
@@ -24,33 +24,37 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
 
 @click.command()
-@click.option("--soak", "is_soak", is_flag=True, help="No faults: a steady load, and whether any process grows.")
+@click.option("--soak", "is_soak", is_flag=True, help="No faults: a steady load, and a check that no process grows.")
 @click.option(
-    "--minutes", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True), help="For how long."
+    "--minutes", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Length of the test."
 )
-@click.option("--seed", type=int, help="Of the faults and the clients; a random one otherwise, which is printed.")
+@click.option("--seed", type=int, help="Seed of the faults and the clients; by default a random one, which is printed.")
 @click.option("--clients", type=click.IntRange(1, 50), help="Concurrent clients. Default: 8; with --soak 4.")
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
-    help="Commits a second of all clients together. Default: 200; with --soak 40.",
+    help="Commits per second of all clients together. Default: 200; with --soak 40.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["auto", "containers", "processes"]),
     default="auto",
     show_default=True,
-    help="What the cluster runs in: containers if there is an engine that has the images; with --soak processes.",
+    help="Use containers or processes; by default containers if the images exist, with --soak processes.",
 )
-@click.option("--safekeepers", default=3, show_default=True, type=click.IntRange(1, 7), help="How many.")
+@click.option("--safekeepers", default=3, show_default=True, type=click.IntRange(1, 7), help="Number of safekeepers.")
 @click.option(
-    "--postgres", "major", type=int, metavar="MAJOR", help="Which PostgreSQL, e.g. 15; by default the newest installed."
+    "--postgres",
+    "major",
+    type=int,
+    metavar="MAJOR",
+    help="Major version of PostgreSQL, e.g. 15; by default the newest installed.",
 )
 @click.option(
     "--dir",
     "parent",
     type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Where the data goes; a temporary folder otherwise.",
+    help="Folder for the data; by default a temporary folder.",
 )
 @click.option(
     "--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The HTML page to write."
@@ -69,14 +73,14 @@ def torture(
     report: Path | None,
     wants_json: bool,
 ) -> None:
-    """Beat a cluster of its own, and see whether it keeps its promises.
+    """Stress-test a temporary cluster, and check that it keeps its guarantees.
 
-    Clients transfer money, append to lists and insert rows, and write down what they were told. Meanwhile processes are
-    killed, stopped and paused, safekeepers cut off, their disks slow and full, PostgreSQL crashes, and everything loses
-    its power at once. In the end all is compared. The exit code is 0 only if every promise was kept; otherwise the
-    cluster's folder stays, and the last line says where.
+    Clients transfer money, append to lists and insert rows, and record the replies. Meanwhile processes are killed,
+    stopped and paused, safekeepers lose their network, their disks are slow or full, PostgreSQL crashes, and all
+    machines lose power at once. In the end all data is compared. The exit code is 0 only if every guarantee was kept;
+    otherwise the cluster's folder is kept, and the last line contains its path.
 
-    With --soak nothing goes wrong: a steady load, and whether any process grows.
+    With --soak there are no faults: a steady load, and a check that no process grows.
 
     \b
     Examples:
@@ -85,10 +89,10 @@ def torture(
       walproxy torture --soak --minutes 60 --report soak.html
     """
     if is_soak and seed is not None:
-        raise click.UsageError("--seed does not go with --soak")
+        raise click.UsageError("--seed cannot be combined with --soak")
     if report is not None:
         check_report(report)
-    # SIGTERM ends it as Ctrl-C does: everything is cleaned up, and what was seen by then is told.
+    # SIGTERM ends it as Ctrl-C does: everything is cleaned up, and the results up to then are printed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seconds = 60 * minutes
     console = Console(stderr=True, highlight=False)
@@ -110,7 +114,7 @@ def torture(
     if report is not None:
         write_report(run, report)
     if folder is not None:
-        click.echo(f"seed {run.seed}: data, logs and run.json stay in {folder}", err=True)
+        click.echo(f"seed {run.seed}: data, logs and run.json are in {folder}", err=True)
     sys.exit(EXIT_UNEXPECTED if run.violations else EXIT_FINE)
 
 

@@ -1,4 +1,4 @@
-"""The page of a run of the torture, whose libraries come with an extra: what lacks is said before a run begins."""
+"""The page of a torture test, whose libraries come with an extra: a missing one is an error before the test begins."""
 
 import importlib.util
 from pathlib import Path
@@ -12,16 +12,16 @@ _MODULES: Final = ("jinja2", "plotly")
 
 
 def check_report(path: Path) -> None:
-    """See that the page can be made and written, before hours have passed.
+    """Check that the page can be made and written, before the test runs for hours.
 
     Raises:
-        ConfigurationError: a library is missing, or the folder.
+        ConfigurationError: a library or the folder is missing.
     """
     for module in _MODULES:
         if importlib.util.find_spec(module) is None:
             raise ConfigurationError(missing_library("the report", module, "lab"))
     if not path.absolute().parent.is_dir():
-        raise ConfigurationError(f"could not write {path}: there is no such folder; correct --report")
+        raise ConfigurationError(f"could not write {path}: the folder does not exist; correct --report")
 
 
 def write_report(run: Run, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `walproxy torture --soak` does: soaks a cluster of its own, and shows how far it is."""
+"""`walproxy torture --soak`: run a steady load on a temporary cluster, and show the progress."""
 
 import tempfile
 from pathlib import Path
@@ -21,14 +21,14 @@ def soak_and_show(
     parent: Path | None,
     console: Console,
 ) -> Run:
-    """Soak a cluster, of processes unless it is to be containers; return what was seen.
+    """Run a steady load on a cluster, of processes unless containers are chosen; return the record of the run.
 
     Args:
-        parent: where its folder is made; where temporary ones are by default.
-        console: for how far it is.
+        parent: the parent of its folder; by default the one of temporary folders.
+        console: for the progress.
 
     Raises:
-        WalproxyError: it could not be done to the end.
+        WalproxyError: the run could not be completed.
     """
     with tempfile.TemporaryDirectory(prefix="walproxy-soak-", dir=parent) as folder:
         directory = Path(folder)

@@ -1,4 +1,4 @@
-"""What `walproxy torture` does without --soak: stresses a cluster, and keeps its folder if a promise was broken."""
+"""`walproxy torture` without --soak: stress-test a cluster, and keep its folder if a guarantee was violated."""
 
 import shutil
 import tempfile
@@ -15,30 +15,30 @@ from walproxy.lab.torture.run import Plan, Stressed, stress
 
 
 class StressBar(SecondsBar):
-    """A bar on a terminal; a line for each bout of faults, with or without one."""
+    """A bar on a terminal, and a line for each bout of faults everywhere."""
 
     def show(self, passed_s: float, what: str) -> None:
-        """Show how far it is; without a terminal the lines say it."""
+        """Show the progress; without a terminal only the lines show it."""
         if self._console.is_terminal:
             super().show(passed_s, escape(what))
 
     def tell(self, passed_s: float, line: str) -> None:
-        """Print a line, with the time of what it tells of."""
+        """Print a line with the time of its event."""
         self._console.print(f"{passed_s:7.1f} s  {line}", markup=False, soft_wrap=True)
 
 
 def stress_and_keep(
     make_plan: Callable[[Path], Plan], parent: Path | None, console: Console
 ) -> tuple[Stressed, Path | None]:
-    """Beat a cluster; return what was seen, and the folder with data, logs and history if a promise was broken.
+    """Stress-test a cluster; return the record, and the folder with data, logs and history if a guarantee was violated.
 
     Args:
-        make_plan: returns what to do in a folder.
-        parent: where that folder is made; where temporary ones are by default.
+        make_plan: returns the plan for a folder.
+        parent: the parent of that folder; by default the one of temporary folders.
 
     Raises:
-        ConfigurationError: it cannot be begun.
-        WalproxyError: it could not be done to the end; the folder stays, and is named.
+        ConfigurationError: the test cannot begin.
+        WalproxyError: the test could not be completed; the message contains the folder, which is kept.
     """
     directory = Path(tempfile.mkdtemp(prefix="walproxy-torture-", dir=parent))
     directory.chmod(0o755)  # PostgreSQL runs as another user under root.
@@ -56,7 +56,7 @@ def stress_and_keep(
         raise  # Nothing has begun.
     except WalproxyError as error:
         keeps = True
-        raise WalproxyError(f"{error}; what there is by then stays in {directory}") from error
+        raise WalproxyError(f"{error}; the data up to then is in {directory}") from error
     finally:
         if not keeps:
             shutil.rmtree(directory, ignore_errors=True)

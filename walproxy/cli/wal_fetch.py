@@ -19,7 +19,7 @@ from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, Mode, da
 
 _SEGMENT = re.compile(r"[0-9A-F]{24}")
 _HISTORY = re.compile(r"[0-9A-F]{8}\.history")
-# PostgreSQL's other names in pg_wal, none of which anybody archives here; and the first timeline has no history.
+# PostgreSQL's other names in pg_wal, which are never archived here; and the first timeline has no history.
 _NEVER_ARCHIVED = re.compile(r"[0-9A-F]{24}(\.[0-9A-F]{8}\.backup|\.partial)|00000001\.history")
 
 
@@ -32,29 +32,29 @@ _NEVER_ARCHIVED = re.compile(r"[0-9A-F]{24}(\.[0-9A-F]{8}\.backup|\.partial)|000
     default=EXIT_MISSING,
     show_default=True,
     metavar="CODE",
-    help="The exit code instead of 1, to be distinguished from that of a program that could not start.",
+    help="Exit code for a missing file, to distinguish it from that of a program that could not start.",
 )
 @settings.click_options(FetchConfig, ENVIRONMENT_PREFIX)
 def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, **command_line: Any) -> NoReturn:
     """Fetch a WAL segment, the part that exists of the last one, or a history file: for restore_command.
 
-    From the archive, from running safekeepers, from the data folders of stopped ones, whichever has it. The exit code
-    is 0 if it is delivered, 1 if every source says that it is not there, 200 for everything else: that stops recovery,
-    where a lower one would end it early. A standby, which asks again, gets 1 instead of 200, and so does a server that
-    is being promoted, which 200 would end halfway.
+    Sources are the archive, running safekeepers, and the data folders of stopped ones. The exit code is 0 if the file
+    is delivered, 1 if every source has replied that it does not exist, 200 for everything else: that stops recovery,
+    where a lower one would end it early. For a standby, which retries, it is 1 instead of 200, and also for a server
+    that is being promoted, which 200 would stop in the middle.
 
     \b
     Examples (in postgresql.conf):
       restore_command = 'walproxy wal-fetch %f %p --archive s3://bucket/main'
       restore_command = 'walproxy wal-fetch %f %p --config /etc/walproxy-fetch.toml'
     """
-    # As a process without Python would die: PostgreSQL takes an end by a signal for what it is, whichever it was.
+    # As in a process without Python: PostgreSQL must see that the process was ended by a signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     target = target.absolute()
     data_directory = data_directory_of(target)
     mode, system_id = mode_of(data_directory), system_id_of(data_directory)
-    # A script around the command may name another target than a file in pg_wal.
+    # A script around the command may use another target than a file in pg_wal.
     wal_directory = data_directory / "pg_wal" if mode is not Mode.UNKNOWN else target.parent
     if _NEVER_ARCHIVED.fullmatch(name):
         sys.exit(missing_code)
@@ -63,7 +63,7 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
             f"{name!r} is not the name of a WAL file: write walproxy wal-fetch %f %p, in this order"
         )
     if mode is Mode.PROMOTING and (wal_directory / name).exists():
-        sys.exit(missing_code)  # PostgreSQL has it already, and looks there next.
+        sys.exit(missing_code)  # PostgreSQL has it already, and reads it from there next.
     loaded = settings.load(
         FetchConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
     )
@@ -74,7 +74,7 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
     if system_id and loaded.prefetch and _SEGMENT.fullmatch(name) and is_recovering(data_directory):
         prefetched = Prefetched(data_directory, wal_directory, system_id, loaded)
         if prefetched.take(name, target):
-            _ask_for_more(prefetched, loaded, name)
+            _request_more(prefetched, loaded, name)
             sys.exit(EXIT_DELIVERED)
 
     from safekeeper.base import logs
@@ -83,11 +83,11 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
     logs.configure(lambda: "walproxy wal-fetch", "info")
     code = fetch(name, target, loaded, system_id=system_id, mode=mode, wal_directory=wal_directory)
     if code == EXIT_DELIVERED and prefetched is not None:
-        _ask_for_more(prefetched, loaded, name)
+        _request_more(prefetched, loaded, name)
     sys.exit(missing_code if code == EXIT_MISSING else code)
 
 
-def _ask_for_more(prefetched: Prefetched, config: FetchConfig, name: str) -> None:
+def _request_more(prefetched: Prefetched, config: FetchConfig, name: str) -> None:
     """Have the segments after `name`, which was delivered, fetched ahead."""
     if not prefetched.request(name):
         from walproxy.recovery.prefetcher import start_prefetcher

@@ -19,7 +19,7 @@ class Chart(msgspec.Struct, kw_only=True):
     Attributes:
         id: of its element.
         title: above it.
-        summary: what it shows, for those who do not see it.
+        summary: a description for screen readers.
         traces, layout: Plotly's; a trace's `slot` is its colour.
         empty: why there is nothing to draw, empty if there is.
     """

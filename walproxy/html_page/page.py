@@ -1,7 +1,6 @@
-"""A report as one HTML page that works without a network: the scripts are in it, and it asks for nothing.
+"""A report as one HTML page that works without a network: it contains its scripts, and loads nothing.
 
-Names are whatever somebody called them: the templates escape them, and the page's policy lets no script run but those
-that were put there.
+Names may contain any characters: the templates escape them, and the policy of the page allows only its own scripts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +30,11 @@ def render(
     """Return a page.
 
     Args:
-        package: of the template, which extends `base.html.j2`.
-        template: its name there.
-        charts: that it shows; the template has them by id.
-        context: what else it has.
-        filters: of its own, besides `size`, `duration` and `number`.
+        package: the package of the template, which extends `base.html.j2`.
+        template: its name in the package.
+        charts: the charts of the page; the template has them by id.
+        context: further variables of the template.
+        filters: further filters, besides `size`, `duration` and `number`.
     """
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([_loader_of(package), _loader_of(_SHARED)]),
@@ -57,7 +56,7 @@ def render(
 
 
 def write(page: str, path: Path, option: str) -> None:
-    """Write a page into a file, which `option` has named.
+    """Write a page into the file that `option` names.
 
     Raises:
         ConfigurationError: it cannot be written.

@@ -1,10 +1,10 @@
-"""Durations, sizes and bins of time, as people read them with ease. Pure."""
+"""Durations, sizes and bins of time in readable units. Pure."""
 
 from typing import Final
 
 _SECOND_US: Final = 1_000_000
 _DAY_US: Final = 86_400 * _SECOND_US
-# Widths that people read with ease: 1 ms to 500 ms, then seconds, minutes, hours, days.
+# Widths of bins: 1 ms to 500 ms, then seconds, minutes, hours, days.
 _WIDTHS_US: Final = (
     *(number * 1000 for number in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
     *(number * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
@@ -14,7 +14,7 @@ _WIDTHS_US: Final = (
 
 
 def bin_width_us(first_us: int, last_us: int, bins_max: int) -> int:
-    """Return the smallest handy width with which aligned bins that hold both times are no more than `bins_max`."""
+    """Return the smallest width with which at most `bins_max` aligned bins contain both times."""
     days = 1
     for width in _WIDTHS_US:
         if last_us // width - first_us // width < bins_max:

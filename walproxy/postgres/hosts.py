@@ -64,7 +64,6 @@ class Candidate:
 
     Attributes:
         problem: why it is of no use, empty if it is.
-        told: what the log last said of it, so that it is said once.
         is_distrusted: it was refused, and since then nothing has shown that it fits after all.
         exit_code: that of a process that ends because of its refusal.
         retry_at: before then it is not tried again once it is refused.
@@ -73,7 +72,6 @@ class Candidate:
     host: PrimaryHost
     state: HostState = HostState.UNTRIED
     problem: str = "not connected yet"
-    told: str = ""
     is_distrusted: bool = False
     exit_code: int = EXIT_PRIMARY_REFUSED
     retry_at: float = 0.0

@@ -1,4 +1,4 @@
-"""What the proposer asks its shell to do: carried out in the order given."""
+"""The actions that the proposer returns: its shell executes them in this order."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,7 +10,7 @@ from safekeeper.waldecode.records import LogTail
 
 
 class Level(Enum):
-    """How loud a note is: ERROR needs a person, INFO says that the state changed."""
+    """The level of a note: ERROR requires an operator, INFO reports a change of state."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -29,10 +29,10 @@ class SendMessage:
 class SendAppend:
     """Send `header` and the WAL [begin_lsn, end_lsn) out of the window; an empty range is a heartbeat.
 
-    Members that are equally far get the same header, one object, so that the shell encodes the frame once.
+    Members with equal positions get the same header object, so that the shell encodes the frame once.
 
     Attributes:
-        header: the append without its payload, as it is at the time of the event.
+        header: the append without its payload, at the time of the event.
     """
 
     safekeeper_id: int
@@ -47,7 +47,7 @@ class SendAppend:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection to a safekeeper and connect anew, with backoff."""
+    """Close the connection to a safekeeper and reconnect, with a growing pause."""
 
     safekeeper_id: int
     reason: str
@@ -55,22 +55,22 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class IdentifyPrimary:
-    """Ask the primary who it is, anew: the answer must be younger than the votes."""
+    """Identify the primary again: the answer must be newer than the votes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartReplication:
-    """Stream from the primary (S10); on a new connection if the present one does not stand any more.
+    """Stream from the primary (S10); on a new connection if the present one is closed.
 
     First the bytes [check_begin_lsn, begin_lsn) of timeline `check_tli`, whose page checksums go back to the proposer
-    (`primary_checked`); nothing of them enters the window. Then `begin_lsn` and what follows, of timeline `tli`: in the
+    (`primary_checked`); they do not enter the window. Then the WAL from `begin_lsn` on, of timeline `tli`: in the
     same COPY if the timelines are equal, else in a second one. An empty range to check is not reported.
 
     Attributes:
-        resumes: the window goes on where it ends; otherwise it is emptied and begins at `begin_lsn`.
-        previous_record_lsn, log_tail: set when the segment to check is gone from the primary: the first record that
-            arrives must link to this one, our last, or the primary is refused (`primary_refused`). Nothing is handed
-            on before that is known.
+        resumes: the window continues at its end; otherwise it is emptied and begins at `begin_lsn`.
+        previous_record_lsn, log_tail: set when the primary no longer has the segment to check: the first record that
+            is received must link to this one, the last of the log, or the primary is refused (`primary_refused`). No
+            WAL is passed on before that is known.
     """
 
     check_begin_lsn: Lsn
@@ -84,16 +84,16 @@ class StartReplication:
 
 @dataclass(frozen=True, slots=True)
 class StopReplication:
-    """Close the replication connection; connect anew and identify when that makes sense."""
+    """Close the replication connection; reconnect, and identify the primary."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RefusePrimary:
-    """Close the connection to this primary, take nothing more of it, and try another host; never this one at once.
+    """Close the connection to this primary, accept nothing more of it, and try another host before this one.
 
-    In place of `Finish`, where there are several hosts. Whoever finds that every one of them is refused ends the run.
+    In place of `Finish`, where there are several hosts. When all of them are refused, the feed ends the process.
     """
 
     reason: str
@@ -101,7 +101,7 @@ class RefusePrimary:
 
 @dataclass(frozen=True, slots=True)
 class ReportStatus:
-    """Tell PostgreSQL the quorum's positions (S1). All 0: nothing is known in this term yet."""
+    """Report the quorum's positions to PostgreSQL (S1). All 0: they are not known in this term yet."""
 
     write_lsn: Lsn
     flush_lsn: Lsn
@@ -118,7 +118,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Stop for good: fenced, or the primary or the configuration is refused."""
+    """End the process: it is fenced, or the primary or the configuration is refused."""
 
     error: WalproxyError
 

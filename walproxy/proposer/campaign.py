@@ -1,8 +1,8 @@
-"""One attempt to win a term: who is asked, what they say, and what that amounts to.
+"""One attempt to win a term: the requests to the members, their answers, and the outcome.
 
 First the pre-vote, then the vote, then the check of the primary (docs/design/protocol.md, steps 2 to 4;
-verification.py). A campaign is born when there is a quorum to ask and a primary, and ends with its `outcome`; the
-proposer acts on that.
+verification.py). A campaign begins when a quorum and a primary are connected, and ends with its `outcome`, on which the
+proposer acts.
 """
 
 from enum import Enum
@@ -36,16 +36,16 @@ from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.roster import Cluster, Roster, bootstrap_of, highest_promise, voters_of
 from walproxy.proposer.verification import Verification, plan_term
 
-# How fast WAL is compared at least.
+# The minimum rate at which WAL is compared.
 VERIFIED_BYTES_PER_S = 8 << 20
 
 
 class Outcome(Enum):
-    """What the answers so far amount to."""
+    """The result of the answers so far."""
 
     OPEN = "open"  # more answers may decide it
     WON = "won"  # a quorum agrees
-    LOST = "lost"  # no quorum can agree any more
+    LOST = "lost"  # a quorum can no longer agree
 
 
 class Campaign:
@@ -53,17 +53,17 @@ class Campaign:
 
     Attributes:
         outcome: WON once the term may be led, LOST once it will not be.
-        reason: why it is lost, empty if that is no news.
-        error: what lost it for good: this primary is refused, or this run is fenced.
-        cluster: whose members are asked.
-        primary: as it last said who it is.
+        reason: why it is lost, empty if that need not be logged.
+        error: the error that ends the process: this primary is refused, or this proposer is fenced.
+        cluster: the cluster whose members are asked.
+        primary: its identity, as received last.
         asked: the members that are asked, or were.
-        leader_id: what the votes are for; None during the pre-vote.
-        refusals: who refused, or is gone.
+        leader_id: the candidate that the votes are for; None during the pre-vote.
+        refusals: the members that refused, or are disconnected.
         quorum_at: when a quorum had voted.
-        donor: whose log is the newest.
-        plan: where the term is to begin; None until the primary has said who it is after the votes.
-        verification: the check of the primary, None before it and where the primary need not be checked anew.
+        donor: the voter with the newest log.
+        plan: where the term is to begin; None until the primary is identified again after the votes.
+        verification: the check of the primary, None before it and if the primary need not be checked again.
     """
 
     def __init__(
@@ -107,34 +107,34 @@ class Campaign:
 
     @property
     def membership(self) -> Membership:
-        """Who counts."""
+        """The membership whose quorum decides."""
         return self.cluster.membership
 
     @property
     def awaits_primary(self) -> bool:
-        """Whether the primary has yet to say who it is, after the votes."""
+        """Whether the identity of the primary is awaited, after the votes."""
         return self.phase is Phase.VERIFYING and self.plan is None
 
     @property
     def awaits_link(self) -> bool:
-        """Whether the term is won without a comparison: the primary's first record must link to our last one (S10)."""
+        """Whether the term is won without a comparison: the primary's first record must link to the log (S10)."""
         return self.verification is not None and self.verification.awaits_link
 
     # ------------------------------------------------------------------ events
 
     def begin(self, now: float) -> None:
-        """Ask for the pre-votes."""
+        """Send the requests for pre-votes."""
         for safekeeper_id in sorted(self.asked):
-            # Once: two that depose each other again and again would win terms without end.
+            # Once: two proposers that depose each other repeatedly would win terms indefinitely.
             takeover = self._config.takeover and not self._candidacy.was_elected
             request = PreVoteRequest(self._config.proposer_id, takeover)
             self._out.append(self._roster.ask(safekeeper_id, request, now))
 
     def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> None:
-        """A safekeeper has answered; what belongs to another campaign does not count.
+        """Handle the answer of a safekeeper; ignore one to another campaign.
 
         Raises:
-            RemoteProtocolError: the answer makes no sense.
+            RemoteProtocolError: the answer is invalid.
         """
         verification = self.verification
         if isinstance(message, PreVoteResponse):
@@ -157,40 +157,40 @@ class Campaign:
             self._follow_verification()
 
     def greeted(self, safekeeper_id: int, now: float) -> None:
-        """A safekeeper has greeted: it is asked for its vote if it is time for that."""
+        """Handle a greeting: request the vote of that safekeeper if voting has begun."""
         if self.phase is Phase.VOTING:
             self._ask_for_vote(safekeeper_id, now)
 
     def refused(self, safekeeper_id: int, now: float) -> None:
-        """A safekeeper will give no vote."""
+        """Handle a refusal to vote."""
         self.refusals.add(safekeeper_id)
         if self.phase is not Phase.VERIFYING:
             self._judge(now)
 
     def disconnected(self, safekeeper_id: int, now: float) -> None:
-        """A connection is gone, and the vote that came on it with it."""
+        """Handle the end of a connection: the vote that was received on it no longer counts."""
         if self.phase is not Phase.VERIFYING:
             self.votes.pop(safekeeper_id, None)
             self.refused(safekeeper_id, now)
         elif safekeeper_id == self.donor:
-            self._lose(f"donor {safekeeper_id} is gone")
+            self._lose(f"donor {safekeeper_id} is disconnected")
 
     def donor_refused(self, safekeeper_id: int, reason: str) -> None:
-        """A safekeeper refuses something: without the donor the primary cannot be checked."""
+        """Handle a refusal: without the donor the primary cannot be checked."""
         if self.phase is Phase.VERIFYING and safekeeper_id == self.donor:
             self._lose(f"donor {safekeeper_id} refuses: {reason}")
 
     def tick(self, now: float) -> None:
-        """Time has passed: close the vote, or give up."""
+        """End the vote, or give up, when its time is over."""
         timing = self._config.timing
         verifying = self.phase is Phase.VERIFYING
         if self.phase is Phase.VOTING and self.quorum_at is not None:
             self._judge(now)
         elif now - self._round_began_at > (self._verify_timeout_s() if verifying else timing.vote_timeout_s):
-            self._lose(f"{'the primary or the donor' if verifying else 'a quorum'} did not answer in time")
+            self._lose(f"{'the primary or the donor' if verifying else 'a quorum'} did not reply before the timeout")
 
     def primary_identified(self) -> None:
-        """The primary has said once more who it is: find where the term begins, and have the primary checked."""
+        """Handle the identity of the primary after the votes: find where the term begins, and start the check."""
         assert self.leader_id is not None  # a vote was asked for
         vote = self.votes[self.donor]
         try:
@@ -222,21 +222,21 @@ class Campaign:
         self._follow_verification()
 
     def primary_checked(self, page_crcs: tuple[int, ...]) -> None:
-        """The primary's checksums have come (S10)."""
+        """Handle the checksums of the primary (S10)."""
         if self.verification is not None:
             self.verification.on_primary_checked(page_crcs)
             self._follow_verification()
 
     def segment_removed(self) -> None:
-        """The primary has recycled the segment to compare (S10)."""
+        """Handle a primary that has recycled the segment to compare (S10)."""
         if self.verification is not None:
             self.verification.on_segment_removed()
             self._follow_verification()
 
-    # ------------------------------------------------------------------ what the answers amount to
+    # ------------------------------------------------------------------ the result of the answers
 
     def pre_vote_outcome(self) -> Outcome:
-        """Whether a quorum would let this run be elected (step 2)."""
+        """Return whether a quorum would let this proposer be elected (step 2)."""
         granted = {i for i, response in self.pre_votes.items() if response.granted}
         if self.membership.has_quorum(granted):
             return Outcome.WON
@@ -244,15 +244,16 @@ class Campaign:
         return Outcome.OPEN if self.membership.has_quorum(granted | silent) else Outcome.LOST
 
     def rivals(self) -> dict[int, str]:
-        """Return, by member, the other run that it holds for alive."""
+        """Return, by member, the other proposer that it considers alive."""
         own = ("", self._config.proposer_id)
         return {i: r.live_proposer_id for i, r in self.pre_votes.items() if r.live_proposer_id not in own}
 
     def vote_outcome(self, now: float) -> Outcome:
-        """Whether a quorum has promised (step 3).
+        """Return whether a quorum has promised (step 3).
 
-        With a quorum it stays open for a grace while others may still answer: their votes make M exact (S9) and the
-        donor the best one.
+        With a quorum it stays open for a short time in which others may still answer: their votes make M exact (S9),
+            and
+        the donor may be a better one.
         """
         if self.membership.has_quorum(self.votes):
             if self.quorum_at is None:
@@ -268,12 +269,12 @@ class Campaign:
         return highest_possible_commit(self.votes, self.donor, self.membership, past.held_term, past.held_commit_lsn)
 
     def _cannot_cut(self, lsn: Lsn) -> tuple[int, ...]:
-        """Return who has removed the WAL where it is to be cut, if those who have not are no quorum; else nobody."""
+        """Return the members without the WAL at the cut, if the others are not a quorum; else ()."""
         lacking = {i for i, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
         return () if self.membership.has_quorum(self.votes.keys() - lacking) else tuple(sorted(lacking))
 
     def elected(self) -> Elected:
-        """Return what the members of the term that is won are told first (step 5)."""
+        """Return the first message to the members of the term that is won (step 5)."""
         assert self.plan is not None and self.leader_id is not None  # by the outcome
         vote, primary = self.votes[self.donor], self.primary
         gives_up = self.verification is not None and self.verification.gives_up
@@ -291,7 +292,7 @@ class Campaign:
             collect_tli_histories(history, primary, vote.tli_histories),
             vote.wal_begin_lsn if vote.history else self.plan.start_lsn,
             0,
-            # What a fork cuts is committed no more (S9).
+            # WAL that a fork cuts is no longer committed (S9).
             min(self.plan.start_lsn, vote.commit_lsn),
             forgotten_term,
         )
@@ -318,18 +319,18 @@ class Campaign:
         elif outcome is Outcome.LOST:
             if rivals and not self._candidacy.is_spare:
                 self._candidacy.is_spare = True
-                self._out.append(Note(Level.INFO, f"another proxy serves (run {runs}): waiting as a spare"))
+                self._out.append(Note(Level.INFO, f"another proxy serves (run {runs}): this one is a spare"))
             self._lose("")
 
     def _ask_for_votes(self, now: float) -> None:
-        """Ask for the next term: above every promise that was seen and every term that this run has used (step 1)."""
+        """Request the next term: above every reported promise and every term that this proposer has used (step 1)."""
         candidacy, peers = self._candidacy, self._roster.peers
         candidacy.term = max(candidacy.term, highest_promise(peers)) + 1
         candidacy.is_spare = False
         self.leader_id = LeaderId(candidacy.term, self._config.proposer_id)
         self._round_began_at = now
-        # Who has greeted since the pre-vote is asked too: the more votes, the more exact is M (S9). Whoever has yet to
-        # greet is asked then.
+        # Members that have greeted since the pre-vote are asked too: with more votes M is more exact (S9). Others are
+        # asked when they greet.
         self.asked |= voters_of(peers, self.cluster)
         self.refusals = {i for i in self.asked if peers[i].greeting is None}
         self._stage.enter(Phase.VOTING)
@@ -344,34 +345,34 @@ class Campaign:
         self.asked.add(safekeeper_id)
         self.refusals.discard(safekeeper_id)
         if greeting.membership is None:
-            # It missed the bootstrap's end; it is in it by name.
+            # It missed the end of the bootstrap; the membership lists it.
             self._out.append(self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now))
         self._out.append(self._roster.ask(safekeeper_id, VoteRequest(self.leader_id, self.membership.generation), now))
 
     def _elect(self) -> None:
-        """A quorum has promised: choose the donor, and ask the primary once more who it is."""
+        """Choose the donor, since a quorum has promised, and identify the primary again."""
         self._stage.enter(Phase.VERIFYING)
         self._candidacy.was_elected = True
         self.donor = choose_donor(self.votes)
         vote, stream = self.votes[self.donor], self._stream
         if not stream.is_open:
-            # What it said before the votes may be behind them.
+            # Its identity from before the votes may be older than they are.
             self._out.append(IdentifyPrimary())
             return
         same_log = stream.is_checked and self._has_written(vote) and vote.history[-1].tli == stream.tli
         if same_log and stream.window_begin_lsn <= vote.flush_lsn <= stream.received_lsn:
-            # The bytes before the term's start came through this very COPY: it goes on, unchecked.
+            # The bytes before the term's start were received in this COPY: it continues without a check.
             self.plan = LogPlan(vote.flush_lsn, stream.tli, cuts=False)
             self.outcome = Outcome.WON
         else:
-            self._lose("another proposer has written to the log, the primary is checked anew")
+            self._lose("another proposer has written to the log, so the primary is checked again")
 
     def _has_written(self, vote: VoteResponse) -> bool:
-        """Tell whether this vote's log ends in the term that this run held last: no other run wrote to it since."""
+        """Return whether this log ends in the last term of this proposer: no other one has written to it since."""
         return last_term(vote.history) == self._candidacy.held_term
 
     def _verify_timeout_s(self) -> float:
-        """Return how long the primary's check may take: the more there is to compare, the longer."""
+        """Return the timeout of the primary's check, in seconds: it grows with the WAL to compare."""
         compared_bytes = self.verification.compared_bytes if self.verification is not None else 0
         return self._config.timing.verify_timeout_s + compared_bytes / VERIFIED_BYTES_PER_S
 

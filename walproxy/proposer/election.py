@@ -1,7 +1,7 @@
 """The decisions of an election, each a function of the votes.
 
 The donor is the voter whose log is the newest: the highest term of its last history entry, then the highest position.
-Everything that may have been committed lies in its log, because a quorum holds what is committed and two quorums meet.
+Its log contains all WAL that may have been committed, because a quorum has the committed WAL and two quorums overlap.
 """
 
 from collections.abc import Mapping
@@ -47,8 +47,8 @@ def highest_possible_commit(
     if donor_term and donor_term == held_term:
         return held_commit_lsn
     if membership.ids() <= votes.keys():
-        # Nobody is missing: what a quorum of that term does not have was not committed in it, and what older terms
-        # committed lies below its start.
+        # All members have voted: WAL that no quorum of that term has was not committed in it, and WAL that older terms
+        # committed is below its start.
         flush_lsns = {voter: v.flush_lsn for voter, v in votes.items() if last_term(v.history) == donor_term}
         start_lsn = vote.history[-1].start_lsn if vote.history else 0
         return max(start_lsn, quorum_lsn(flush_lsns, membership, 0))
@@ -58,11 +58,11 @@ def highest_possible_commit(
 def extend_history(history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False) -> TermHistory:
     """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
 
-    An empty entry at the start itself goes too: it said that its owner is newer than those without it, and so does the
-    new one. The very first entry stays, as what all logs have in common, unless it belongs to another timeline: nothing
-    was streamed of that one, and it may be none of this primary's.
+    An empty entry at the start itself is removed, too: it showed that its owner is newer than logs without it, and so
+    does the new one. The first entry stays, because all logs have it, unless it is on another timeline: no WAL of that
+    one was streamed, and this primary may not have it.
 
-    What a dropped entry has given up stays given up: a member that has not heard of that entry still holds the WAL.
+    WAL that a dropped entry has given up stays given up: a member that has not received that entry still holds it.
 
     Args:
         gives_up: this term itself cuts what may have been committed (S9).
@@ -80,10 +80,10 @@ def extend_history(history: TermHistory, plan: LogPlan, leader_id: LeaderId, giv
 def collect_tli_histories(
     history: TermHistory, primary: PrimaryIdentity, known: tuple[TliHistory, ...]
 ) -> tuple[TliHistory, ...]:
-    """Return the history files of the timelines above 1 in `history`: the primary's, else the ones already known.
+    """Return the history files of the timelines above 1 in `history`: the primary's, else those of the votes.
 
-    Timelines that are not in `history` any more are forgotten with it (S9). The oldest ones go when all of them do not
-    fit a message; the newest one names every ancestor, and readers are answered out of that.
+    Timelines that are no longer in `history` are removed (S9). The oldest ones are removed when all of them do not fit
+    in a message; the newest one lists every ancestor, which suffices for readers.
     """
     content = {entry.tli: entry.content for entry in known}
     content.update({entry.tli: entry.content for entry in primary.tli_histories})
@@ -103,13 +103,13 @@ def shorten_history(
 ) -> tuple[TermHistory, int]:
     """Return the new term's history without what no member needs, and the highest term that was ever removed from it.
 
-    If every member has voted, that is what lies wholly below the WAL that any of them keeps. One that is away may need
-    it, so with votes missing nothing goes before there is too much for a message.
+    If every member has voted, entries wholly below the WAL that any of them retains are removed. A member that has not
+    voted may need them, so then nothing is removed before the history is too long for a message.
     """
     vote = votes[donor]
     forgotten_term = vote.forgotten_term
     if membership.ids() <= votes.keys():
         begins = [vote.wal_begin_lsn for vote in votes.values() if vote.flush_lsn]
         history, forgotten_term = forget_front(history, forgotten_term, min(begins, default=0))
-    # What this very term cuts is committed no more (S9).
+    # WAL that this term cuts is no longer committed (S9).
     return bound_history(history, forgotten_term, min(vote.commit_lsn, history[-1].start_lsn))

@@ -1,14 +1,14 @@
-"""One term in which this proposer leads: the members' positions, and what a quorum holds.
+"""One term in which this proposer leads: the members' positions, and the quorum's.
 
-Theory of operation. Every member of the term has a `Progress` (progress.py). It begins with `Elected`; the answer says
+Theory of operation. Every member of the term has a `Progress` (progress.py). It begins with `Elected`; the answer shows
 that the member's log is now a prefix of the term's log (S5) and where it ends, and from there on it is sent WAL
-(replication.py). Positions come back in `AppendResponse`; from them follow commit_lsn (S4) and what PostgreSQL is told
-(S1). Which members answer is in liveness.py.
+(replication.py). `AppendResponse` returns its positions; from them follow commit_lsn (S4) and the positions that are
+reported to PostgreSQL (S1). liveness.py records which members answer.
 
-A member keeps its flush position when its connection is closed: what is on disk stays on disk. What it had only
-received does not count then. A folder that comes back with another incarnation counts as nothing (S8).
+A member keeps its flush position when its connection is closed: durable WAL stays durable. WAL that it had only
+received does not count then. A data folder with another incarnation counts as empty (S8).
 
-Every method is an event, or part of one: it appends what is to be done to the list `out` that its owner reads.
+Every method is an event, or part of one: it appends actions to the list `out`, which its owner reads.
 `check` holds after each event, in production too.
 """
 
@@ -25,10 +25,10 @@ from walproxy.proposer.standbys import Standbys
 
 
 class Leadership(Replication):
-    """A term that was won.
+    """A term that this proposer has won.
 
     Attributes:
-        donor: the safekeeper whose log is the term's log below its start.
+        donor: the safekeeper whose log is the log of the term below its start.
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and how far the archive is.
     """
@@ -48,7 +48,7 @@ class Leadership(Replication):
         """Check the positions of this term after an event.
 
         Raises:
-            InvariantViolation: a position went back, or two are not in order. Stop the process.
+            InvariantViolation: a position has gone back, or two are not in order. Stop the process.
         """
         commit_lsn, truncate_lsn, received_lsn = self.commit_lsn, self.truncate_lsn, self.received_lsn
         checked_commit_lsn, checked_truncate_lsn = self._checked
@@ -71,16 +71,16 @@ class Leadership(Replication):
         for progress in self.members.values():
             progress.check(received_lsn)
 
-    # Members come and go.
+    # Connections of members.
 
     def on_greeting(self, safekeeper_id: int, voter: bool, now: float) -> None:
-        """A safekeeper has greeted: send it `Elected`. What the same folder had on disk before still counts."""
+        """Send `Elected` to a safekeeper that has greeted. WAL that is durable in the same folder still counts."""
         progress = Progress.of(voter, self.members.get(safekeeper_id))
         self.members[safekeeper_id] = progress
         self._send_elected(safekeeper_id, progress, now)
 
     def disconnected(self, safekeeper_id: int, now: float) -> None:
-        """A connection is closed. A member that was sent WAL of this one is sent that of another."""
+        """Handle a closed connection. Members that were sent WAL of this safekeeper are sent that of another one."""
         progress = self.members.get(safekeeper_id)
         if progress is None:
             return
@@ -90,10 +90,10 @@ class Leadership(Replication):
         for other_id, other in self.members.items():
             if other.fetch is not None and other.fetch.source == safekeeper_id:
                 other.end_fetch()
-                self._feed(other_id, other, now)
+                self._send_wal(other_id, other, now)
 
     def has_lost_its_start(self) -> bool:
-        """Whether the WAL below the term's start can no longer reach a quorum in this term (step 6)."""
+        """Return whether the WAL below the term's start can no longer reach a quorum in this term (step 6)."""
         if self.commit_lsn:
             return False
         holders = [p for p in self.members.values() if p.adopted and p.flush_lsn >= self.term_start_lsn]
@@ -101,10 +101,10 @@ class Leadership(Replication):
         donor_may_come = donor is not None and donor.is_connected
         return not donor_may_come and not any(holder.is_connected for holder in holders)
 
-    # Positions come back.
+    # Positions of members.
 
     def on_append_response(self, safekeeper_id: int, response: AppendResponse, now: float) -> None:
-        """Take a member's positions; send it WAL, and report what the quorum holds.
+        """Record the positions of a member; send it WAL, and report the quorum's positions.
 
         Raises:
             RemoteProtocolError: positions that no acceptor of this term can have.
@@ -119,14 +119,14 @@ class Leadership(Replication):
             )
         if not progress.follows:
             if response.write_lsn < progress.skipped_to_lsn:
-                return  # It was on its way when the member skipped WAL: of a log that is given up.
+                return  # Sent before the member skipped WAL: these positions are of a log that is given up.
             progress.become_streaming(response.write_lsn)
             if not response.has_readers:
                 self.on_standby_feedback(safekeeper_id, ())
             if self.archiving.archiver:
                 self._out.append(self._archive_assignment(safekeeper_id))
         if response.write_lsn > progress.sent_lsn:
-            # That is where its log ends, or where it skipped to.
+            # That is the end of its log, or the position that it skipped to.
             progress.sent_lsn = response.write_lsn
         progress.last_response_at = now
         progress.acked_sequence = response.sequence
@@ -136,17 +136,17 @@ class Leadership(Replication):
         progress.flush_lsn = response.flush_lsn
         if progress.refusal or progress.is_doubted:
             self._trust_again(safekeeper_id, progress)
-        # A member at or below what the quorum has cannot move it: the last of three acks costs nothing (with the
-        # shortcut in _update_write: 45 us to 34 us of CPU time for one receive, three sends, three acks).
+        # A member at or below the quorum's positions cannot advance them: the last of three acks costs nothing (with
+        # the shortcut in _update_write: 45 us to 34 us of CPU time for one receive, three sends, three acks).
         moves = progress.flush_lsn > self.commit_lsn or progress.write_lsn > self.write_lsn
         has_advanced = moves and self._advance()
         if progress.sent_lsn < self.received_lsn:
             # After the positions, which the append carries; before the report, after which the window may shrink.
-            self._feed(safekeeper_id, progress, now)
+            self._send_wal(safekeeper_id, progress, now)
         if moves:
             self._report(has_advanced, now)
         if progress.has_readers:
-            # Its readers may be new, or the commit may have come between `Elected` and this answer.
+            # Its readers may be new, or the commit may have been advanced between `Elected` and this answer.
             self._send_commit(safekeeper_id, progress, now)
 
     def _trust_again(self, safekeeper_id: int, progress: Progress) -> None:
@@ -158,7 +158,7 @@ class Leadership(Replication):
         progress.refusal, progress.is_doubted = "", False
 
     def _advance(self) -> bool:
-        """Recompute what the quorum holds; return whether more is committed than before."""
+        """Recompute the quorum's positions; return whether commit_lsn has advanced."""
         flush_lsns = self._flush_lsns()
         committed_lsn = quorum_lsn(flush_lsns, self.membership, self.term_start_lsn)
         advanced = committed_lsn > self.commit_lsn
@@ -169,7 +169,7 @@ class Leadership(Replication):
         return advanced
 
     def _report(self, has_advanced: bool, now: float) -> None:
-        """Report what the quorum holds to PostgreSQL and, of what is committed now, to the members with readers."""
+        """Report the quorum's positions to PostgreSQL, and commit_lsn to the members with readers."""
         if self.streaming and (self.write_lsn, self.commit_lsn) != self._reported:
             self._reported = (self.write_lsn, self.commit_lsn)
             self._out.append(self.status())
@@ -179,16 +179,16 @@ class Leadership(Replication):
                     self._send_commit(safekeeper_id, progress, now)
 
     def _flush_lsns(self) -> dict[int, Lsn]:
-        """Return what each member has on its disk of this term's log."""
+        """Return the end of the durable WAL of this term's log on each member."""
         return {i: p.flush_lsn for i, p in self.members.items() if p.voter and p.adopted}
 
     def _update_truncate(self, flush_lsns: dict[int, Lsn]) -> None:
-        """Recompute what every member has: a fork cuts what it likes until the last of them has adopted this term."""
+        """Recompute truncate_lsn: until the last member has adopted this term, a fork may still cut WAL of its log."""
         if self.membership.ids() <= flush_lsns.keys():
             self.truncate_lsn = max(self.truncate_lsn, min(self.commit_lsn, *flush_lsns.values()))
 
     def _update_write(self, flush_lsns: dict[int, Lsn] | None = None) -> None:
-        """Recompute what a quorum has received; only as good as S4 allows, never behind commit_lsn."""
+        """Recompute the end of the WAL that a quorum has received: within S4, and never below commit_lsn."""
         if not self.commit_lsn:
             self.write_lsn = 0
             return
@@ -199,19 +199,19 @@ class Leadership(Replication):
         self.write_lsn = max(self.commit_lsn, quorum_lsn(write_lsns, self.membership, self.term_start_lsn))
 
     def status(self) -> ReportStatus:
-        """Return what PostgreSQL may be told (S1): nothing before it is known to have our bytes (S10)."""
+        """Return the positions to report to PostgreSQL (S1): 0 before it is known to have this log's bytes (S10)."""
         if not self.streaming:
             return ReportStatus(0, 0, 0)
         return ReportStatus(self.write_lsn, self.commit_lsn, self._standbys.apply_lsn(self.commit_lsn))
 
     def set_streaming(self, streaming: bool) -> None:
-        """The primary was checked and streams, or no longer does; report what it may be told from now on."""
+        """Record whether the primary was checked and streams; report the positions that it may receive from now on."""
         self.streaming = streaming
         self._reported = (self.write_lsn, self.commit_lsn)
         self._out.append(self.status())
 
     def on_standby_feedback(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
-        """A safekeeper reports its standbys. Before it has adopted this term they may have bytes of another log."""
+        """Take the report of a safekeeper about its standbys; before its adoption they may be of another log."""
         progress = self.members.get(safekeeper_id)
         if progress is None or not progress.follows:
             return
@@ -220,15 +220,15 @@ class Leadership(Replication):
         self.report_apply(before_lsn)
 
     def report_apply(self, before_lsn: Lsn) -> None:
-        """Report the apply position to PostgreSQL if it is not `before_lsn`, also if it has gone back."""
+        """Report the apply position to PostgreSQL if it differs from `before_lsn`, also if it has gone back."""
         if self.streaming and self._standbys.apply_lsn(self.commit_lsn) != before_lsn:
             self._out.append(self.status())
 
     def on_storage_full(self, safekeeper_id: int, reason: str) -> None:
-        """A member has refused WAL because its disk is full: it takes part again once an append has succeeded.
+        """Handle a member that refuses WAL because its disk is full: it takes part again once an append has succeeded.
 
-        Its connection is closed, and the next one begins well: it adopts the term and answers heartbeats. That alone
-        must not count, or a majority of full disks would look like a quorum once a second.
+        Its connection is closed, and on the next one it adopts the term and answers heartbeats. That alone must not
+        count, or a majority of full disks would appear as a quorum once a second.
         """
         progress = self.members.get(safekeeper_id)
         if progress is None or progress.refusal == reason:
@@ -239,7 +239,7 @@ class Leadership(Replication):
     # The archive.
 
     def on_archive_report(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
-        """A safekeeper reports what it retains, and how its part of the archive goes."""
+        """Take the report of a safekeeper about the WAL that it retains, and about its archive."""
         progress = self.members.get(safekeeper_id)
         if progress is None or not progress.follows:
             return
@@ -277,10 +277,10 @@ class Leadership(Replication):
                 continue
             waited_s = now - progress.waiting_since if progress.waiting_since is not None else 0.0
             if waited_s > self._timing.response_timeout_s:
-                self._out.append(Disconnect(safekeeper_id, f"no answer for {waited_s:.1f} s"))
+                self._out.append(Disconnect(safekeeper_id, f"no reply for {waited_s:.1f} s"))
                 continue
             if not progress.follows:
                 continue
-            self._feed(safekeeper_id, progress, now)
+            self._send_wal(safekeeper_id, progress, now)
             if now - progress.last_sent_at >= self._timing.heartbeat_interval_s:
                 self._heartbeat(safekeeper_id, progress, now)

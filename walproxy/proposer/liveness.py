@@ -1,7 +1,7 @@
 """The members of a term, and which of them answer.
 
-A quorum that has answered within the heartbeat timeout makes a leader alive: only then is it left alone by other
-candidates, and only then do commits go through. A member that answers and refuses WAL does not take part.
+A leader is alive while a quorum has answered within the heartbeat timeout: only then do other candidates not depose
+it, and only then do commits succeed. A member that answers and refuses WAL does not take part.
 
 Pure.
 """
@@ -18,9 +18,9 @@ class Timing:
     """The timeouts and intervals of a proposer, in seconds.
 
     Attributes:
-        refused_wait_min_s, refused_wait_max_s: how long a host whose bytes were refused waits for its next election,
-            the first time and at most.
-        catchup_bytes_per_s: the rate at which WAL of before the window is fetched for one member.
+        refused_wait_min_s, refused_wait_max_s: the pause before the next election for a host whose bytes were
+            refused, the first one and the maximum.
+        catchup_bytes_per_s: the rate at which WAL below the window is fetched for one member.
     """
 
     heartbeat_interval_s: float = 0.25
@@ -52,17 +52,17 @@ class Liveness:
         self._began_at = now
 
     def confirmed_since(self, sequence: int) -> bool:
-        """Whether a quorum has answered message number `sequence` or a later one, and still follows."""
+        """Return whether a quorum has answered message number `sequence` or a later one, and still follows."""
         return self.membership.has_quorum(
             i for i, p in self.members.items() if p.voter and p.follows and p.acked_sequence >= sequence
         )
 
     def answers(self, now: float) -> bool:
-        """Whether a quorum has answered within the heartbeat timeout; its votes count as answers."""
+        """Return whether a quorum has answered within the heartbeat timeout; votes count as answers."""
         return self.membership.has_quorum(self._answering(now))
 
     def is_served(self, now: float) -> bool:
-        """Whether a quorum answers, of members that accept WAL: only then can a commit go through."""
+        """Return whether a quorum of members that accept WAL answers: only then can a commit succeed."""
         return self.membership.has_quorum(self.taking_part(now))
 
     def taking_part(self, now: float) -> set[int]:

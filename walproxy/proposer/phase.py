@@ -1,4 +1,4 @@
-"""The phases of a proposer with the transitions between them, what an operator decided, and what lasts over terms."""
+"""The phases of a proposer, their transitions, its configuration, and the state that is kept between terms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from walproxy.proposer.liveness import Timing
 
 
 class Phase(Enum):
-    """Where a proposer is; each comment says which event moves it on."""
+    """The phase of a proposer; each comment names the events that end it."""
 
-    GATHERING = "gathering"  # a quorum of members and a primary are there, and it is time: PRE_VOTING
+    GATHERING = "gathering"  # a quorum of members and a primary are connected, and the pause is over: PRE_VOTING
     BOOTSTRAPPING = "bootstrapping"  # every member has confirmed: GATHERING
     PRE_VOTING = "pre_voting"  # a majority agrees: VOTING; it does not: GATHERING, as a spare
     VOTING = "voting"  # a majority has promised: VERIFYING; a higher promise or a timeout: GATHERING
     VERIFYING = "verifying"  # the primary continues the log: LEADING; it does not: FINISHED, or GATHERING for another
     LEADING = "leading"  # a higher term, a lost start, a new timeline: GATHERING
-    FINISHED = "finished"  # nothing
+    FINISHED = "finished"  # none
 
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
@@ -56,18 +56,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ProposerConfig:
-    """What an operator decides.
+    """The configuration of a proposer.
 
     Attributes:
         run: random id of this run, 32 hexadecimal digits.
         safekeeper_ids: the members at a bootstrap.
         addresses: where they listen, by id, as far as known.
-        takeover: be elected even if another proposer is alive.
+        takeover: win a term even if another proposer is alive.
         allow_data_loss: let a fork cut what may have been committed (S9).
-        bootstrap: begin a new cluster on empty safekeepers although our slot is on the primary already.
-        allow_unverified_primary: let a primary go on that has recycled WAL which would have to be compared (S10).
-        several_primaries: there are other hosts to try, so that a primary that is refused does not end the run.
-        apply_rule: the standbys that must have replayed what `apply` says.
+        bootstrap: begin a new cluster on empty safekeepers although the slot exists on the primary already.
+        allow_unverified_primary: accept a primary that has recycled WAL which would have to be compared (S10).
+        several_primaries: other hosts can be tried, so that a primary that is refused does not end the process.
+        apply_rule: the standbys that must have replayed all WAL below the `apply` position.
     """
 
     proposer_id: str
@@ -84,15 +84,15 @@ class ProposerConfig:
 
 @dataclass(slots=True)
 class Candidacy:
-    """What a run takes from one campaign to the next.
+    """The state that a proposer keeps from one campaign to the next.
 
     Attributes:
-        term: the last term that it asked for or holds; none is asked for twice.
+        term: the last term that it requested or holds; none is requested twice.
         held_term, held_commit_lsn: the last term that it held, and how far it committed, at least the term's start;
             0 if it held none.
-        was_elected: a quorum has voted for it once: from then on it takes nothing over.
+        was_elected: a quorum has voted for it once: from then on it does not take over.
         is_spare: another proposer is alive; this one waits.
-        failed: campaigns in a row that came to nothing after votes were asked for.
+        failed: consecutive campaigns that were lost after votes were requested.
     """
 
     term: int = 0

@@ -1,13 +1,13 @@
-"""The primary as the consensus sees it, and whether its WAL continues ours (S9, S10).
+"""The primary as the consensus needs it, and whether its WAL continues the log (S9, S10).
 
 Two questions are answered here, both without I/O:
 
 - `plan_log`: given the donor's log and the primary's timelines, where does the new term begin, and on which timeline?
-- `first_difference`: do the primary's bytes equal ours?
+- `first_difference`: are the primary's bytes those of the log?
 
 PostgreSQL's timelines form a line of descent: the primary's own TLI, and for each ancestor the LSN where the next one
-forked off. Our log fits if its timelines are a prefix of that line. One step is taken per term: a log that is two
-timelines behind needs two terms.
+forked off. The log fits if its timelines are a prefix of that line. One step is made per term: a log that lacks
+two timelines needs two terms.
 """
 
 from typing import NamedTuple
@@ -22,14 +22,14 @@ from safekeeper.consensus.term_history import TermHistory
 
 
 class Ancestor(NamedTuple):
-    """A timeline of the primary's past, and where its child forked off."""
+    """An earlier timeline of the primary, and where the next one forked off."""
 
     tli: int
     end_lsn: Lsn
 
 
 class PrimaryIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connection to the primary says of it.
+    """The identity of the primary, as a connection to it has returned it.
 
     Attributes:
         system_id: PostgreSQL's system identifier.
@@ -39,7 +39,7 @@ class PrimaryIdentity(msgspec.Struct, frozen=True, kw_only=True):
         server_version: as libpq reports it, e.g. 150018.
         ancestors: its earlier timelines, oldest first.
         tli_histories: the history files of its timelines above 1, as far as it still has them.
-        slot: the name of our replication slot if it was there before this run has made it, else empty.
+        slot: the name of the replication slot if it existed before this process has created it, else empty.
         host: the host's name in the connection string, so that a refusal is remembered of this host only.
     """
 
@@ -60,7 +60,7 @@ class LogPlan(NamedTuple):
     Attributes:
         start_lsn: term_start_lsn.
         tli: the timeline that is streamed from there.
-        cuts: whether the donor's log goes on beyond `start_lsn`, so that the bytes there are cut (S9).
+        cuts: whether the donor's log continues beyond `start_lsn`, so that the bytes there are cut (S9).
     """
 
     start_lsn: Lsn
@@ -76,16 +76,16 @@ def first_log_plan(primary: PrimaryIdentity) -> LogPlan:
 def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -> LogPlan:
     """Return where the next term begins, after a donor with this history whose log ends at `log_end_lsn`.
 
-    The log's timelines and the primary's are walked side by side up to the first point where they part. If only the
-    primary goes on there, so does the log; if both do, the log is to be cut there, which the caller must allow (S9).
+    The log's timelines and the primary's are compared one by one up to the first difference. If only the primary
+    continues there, so does the log; if both do, the log is to be cut there, which the caller must allow (S9).
 
     Raises:
-        PrimaryRefused: the log is not in the primary's line of descent, or the primary is behind it.
+        PrimaryRefused: the log is not in the primary's line of descent, or the primary's WAL ends before it.
     """
     ours = _stretches(history, log_end_lsn)
     theirs = _lineage(primary)
     if not ours:
-        # Terms were won, but nothing was ever streamed: any line of descent may begin here.
+        # Terms were won, but no WAL was streamed: any line of descent may begin here.
         return _plan_empty_log(log_end_lsn, theirs)
     offset = next((i for i, stretch in enumerate(theirs) if stretch.tli == ours[0].tli), None)
     if offset is None:
@@ -102,12 +102,13 @@ def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -
                     f"the primary's WAL ends at {format_lsn(their.end_lsn)}, the quorum has WAL up to "
                     f"{format_lsn(our.end_lsn)} on timeline {our.tli}: it was restored from a backup or lost its disk"
                 )
-            # Also when the primary forks off later: the old timeline is streamed to its end first.
+            # Also if the primary forks off later: the old timeline is streamed to its end first.
             return LogPlan(our.end_lsn, our.tli, cuts=False)
         if their_is_last or their.end_lsn > our.end_lsn:
             raise PrimaryRefused(
                 f"the quorum's log left timeline {our.tli} at {format_lsn(our.end_lsn)} for timeline "
-                f"{ours[index + 1].tli}, the primary has stayed on it: it is an old primary, or was promoted apart"
+                f"{ours[index + 1].tli}, the primary has stayed on it: it is an old primary, or was promoted "
+                "independently"
             )
         if our_is_last or their.end_lsn < our.end_lsn or ours[index + 1].tli != theirs[index + 1].tli:
             return LogPlan(their.end_lsn, theirs[index + 1].tli, cuts=their.end_lsn < log_end_lsn)
@@ -115,7 +116,7 @@ def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -
 
 
 def _lineage(primary: PrimaryIdentity) -> list[Ancestor]:
-    """Return the primary's timelines, without those that it left where it had entered them; its present one is last."""
+    """Return the primary's timelines without the empty ones; its present one is last."""
     lineage: list[Ancestor] = []
     for ancestor in primary.ancestors:
         if not lineage or ancestor.end_lsn > lineage[-1].end_lsn:
@@ -136,7 +137,8 @@ def _plan_empty_log(base_lsn: Lsn, theirs: list[Ancestor]) -> LogPlan:
 def _stretches(history: TermHistory, log_end_lsn: Lsn) -> list[Ancestor]:
     """Return the timelines that the log has bytes of, in order, each with the position where the log leaves it.
 
-    A timeline that was adopted and never streamed is no part of the log: another one may fork off at the same place.
+    A timeline that was adopted and never streamed is not part of the log: another one may fork off at the same
+    position.
     """
     stretches: list[Ancestor] = []
     for index, entry in enumerate(history):

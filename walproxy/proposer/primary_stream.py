@@ -1,7 +1,7 @@
-"""The primary's COPY as the consensus sees it: is it open, was it found to be ours, how far has it come (S10).
+"""The primary's COPY: whether it is open, whether its WAL was verified, and up to where it was received (S10).
 
-A COPY begins with the bytes to compare (`CheckRange`). What comes behind them enters the window, and goes on from one
-term to the next as long as nobody else has written to the log meanwhile.
+A COPY begins with the bytes to compare (`CheckRange`). The WAL after them is appended to the window. The COPY continues
+from one term to the next unless another proposer has written to the log meanwhile.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class CheckRange(NamedTuple):
 
 
 def check_range(history: TermHistory, wal_begin_lsn: Lsn, lsn: Lsn, tli: int, segment_size: int) -> CheckRange:
-    """Return what has to be compared of a primary's bytes below `lsn` in any case (S10).
+    """Return the bytes of a primary below `lsn` that must always be compared (S10).
 
-    From the start of the segment that holds byte `lsn` - 1 on; at the log's very base there is nothing to compare.
+    That is from the start of the segment of byte `lsn` - 1 on; at the base of the log the range is empty.
 
     Args:
         history, wal_begin_lsn: of the log.
-        lsn: where the primary is to go on.
-        tli: the timeline on which it does.
+        lsn: where the primary is to continue.
+        tli: the timeline on which it continues.
     """
     if not history or lsn <= wal_begin_lsn:
         return CheckRange(lsn, tli)
@@ -41,7 +41,7 @@ def check_range_from(begin_lsn: Lsn, history: TermHistory, lsn: Lsn, tli: int, s
     """Return the range [begin_lsn, lsn) with the timeline under which a primary has its first segment.
 
     That is the timeline of the segment's last byte in the log: the file of a segment in which a timeline was left is a
-    part of the next one, too. Of the segment that `lsn` lies in it is the one on which the primary goes on.
+    part of the next one, too. For the segment that contains `lsn` it is the one on which the primary continues.
     """
     border_lsn = begin_lsn + segment_size
     if border_lsn <= lsn:
@@ -51,19 +51,19 @@ def check_range_from(begin_lsn: Lsn, history: TermHistory, lsn: Lsn, tli: int, s
 
 @dataclass(slots=True)
 class PrimaryStream:
-    """What is known of the WAL that the primary streams.
+    """The state of the WAL stream from the primary.
 
     Attributes:
-        is_open: it has been told to stream, and has not stopped.
+        is_open: `StartReplication` was returned, and the stream has not ended.
         tli: the timeline that it streams.
-        is_checked: what it has was found to be ours up to where the stream began.
-        compares: it begins with bytes to compare; else the first byte that it sends is one that the log lacks.
-        awaits_link: it could not be compared: its first record must link to our last one instead.
-        received_lsn: end of the WAL that came from it.
-        window_begin_lsn: the oldest byte that the window still holds.
-        ended_lsn: where the timeline has ended, None as long as it goes on.
-        own_begin_lsn, own_page_crcs: checksums of what was received before this connection, back to a record that
-            bears a time, to compare with what it has now; none if that is not known.
+        is_checked: its WAL below the beginning of the stream was verified.
+        compares: it begins with bytes to compare; otherwise with the first byte that the log lacks.
+        awaits_link: it could not be compared: its first record must link to the log's last one instead.
+        received_lsn: end of the WAL that was received from it.
+        window_begin_lsn: the oldest byte in the window.
+        ended_lsn: where the timeline has ended, None while it continues.
+        own_begin_lsn, own_page_crcs: checksums of the WAL that was received before this connection, back to a timed
+            record, to compare with its present WAL; empty if unknown.
     """
 
     is_open: bool = False
@@ -85,7 +85,7 @@ class PrimaryStream:
         return action
 
     def resume(self, leadership: Leadership, primary: PrimaryIdentity) -> StartReplication | None:
-        """Go on in the same term; None if nobody knows any more what was received, so that it cannot be compared."""
+        """Continue in the same term; None if that is impossible, because no checksums of the received WAL are kept."""
         lsn, history = leadership.received_lsn, leadership.elected.history
         check = check_range(history, history[0].start_lsn, lsn, leadership.tli, primary.segment_size)
         self.compares = check.begin_lsn < lsn
@@ -97,11 +97,11 @@ class PrimaryStream:
         return StartReplication(check.begin_lsn, check.tli, lsn, leadership.tli, resumes=True)
 
     def disconnected(self) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         self.is_open = self.awaits_link = False
         self.ended_lsn = None
 
     def require_open(self) -> None:
-        """What a primary sends after it was refused or given up must have been dropped: the window has it otherwise."""
+        """Check that the stream is open: the shell must have dropped WAL of a primary that was refused or given up."""
         if not self.is_open:
             raise InvariantViolation("WAL was taken from a primary that is not to be streamed")

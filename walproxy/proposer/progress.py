@@ -1,12 +1,13 @@
-"""How far one safekeeper is in a term: its state, its positions, and the transitions between the states.
+"""The progress of one safekeeper in a term: its state, its positions, and the transitions between the states.
 
     greeting ---> ADOPTING ---> STREAMING <---> FETCHING
                                 |      ^
                                 v      |
                                 SKIPPING              every state ---> DISCONNECTED
 
-A safekeeper that connects again gets a new `Progress` (`Progress.of`), which takes over what is durable in its folder.
-Each transition is one method here; `TRANSITIONS` lists those that are allowed, and `check` what is true in each state.
+A safekeeper that reconnects gets a new `Progress` (`Progress.of`), which keeps the position that is durable in its
+folder. Each transition is one method here; `TRANSITIONS` lists those that are allowed, and `check` what is true in each
+state.
 
 Pure.
 """
@@ -20,11 +21,11 @@ from safekeeper.base.lsn import Lsn, format_lsn
 
 
 class State(Enum):
-    """What the leader does for a safekeeper; each comment says which event moves it on."""
+    """What the leader does for a safekeeper; each comment names the events that end the state."""
 
     ADOPTING = "adopting"  # `Elected` was sent; its first AppendResponse: STREAMING
-    STREAMING = "streaming"  # it is sent WAL of the window; WAL of before the window: FETCHING, or SKIPPING
-    FETCHING = "fetching"  # another member was asked for WAL; the answer, a refusal, or that one's end: STREAMING
+    STREAMING = "streaming"  # it is sent WAL of the window; it needs WAL below the window: FETCHING, or SKIPPING
+    FETCHING = "fetching"  # WAL was requested from another member; the answer, a refusal, or its end: STREAMING
     SKIPPING = "skipping"  # `Elected` was sent again; an AppendResponse from there or beyond: STREAMING
     DISCONNECTED = "disconnected"  # its connection is closed; a greeting replaces this Progress
 
@@ -39,11 +40,11 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class Fetch(NamedTuple):
-    """An outstanding request for WAL that a member lacks and the window no longer holds.
+    """An outstanding request for WAL that a member lacks and that is no longer in the window.
 
     Attributes:
-        request_id: its number, which the answer repeats.
-        source: the safekeeper that was asked.
+        request_id: its number, which the answer contains.
+        source: the safekeeper that received the request.
         end_lsn: the end of the range.
     """
 
@@ -71,13 +72,13 @@ class Progress:
         sent_commit_lsn: the commit_lsn in the last message to it.
         acked_sequence: the highest sequence number that it has answered.
         last_sent_at, last_response_at: when the last append was sent, and when the last answer came (None: never).
-        waiting_since: since when an answer is due, None if none is.
+        waiting_since: since when an answer is awaited, None if none is.
         fetch: while FETCHING, the outstanding request.
         fetch_allowed_at: when the rate of fetches for it allows the next one.
         has_readers: replication clients stream from it, so commits are sent to it at once.
         refusal: the reason for which it refused WAL, or `Elected`; empty if it has not, or if an append has succeeded
             since.
-        is_doubted: a connection to it was lost with WAL on its way, and no append has succeeded since: a refusal may
+        is_doubted: a connection to it was closed with WAL in flight, and no append has succeeded since: a refusal may
             have been lost with that connection.
     """
 
@@ -107,7 +108,7 @@ class Progress:
     def of(cls, voter: bool, known: "Progress | None") -> "Progress":
         """Return the progress of a safekeeper that has greeted; `known` is that of its connection before, if any.
 
-        What the same folder had on disk still counts. A folder with another incarnation is no voter (S8).
+        WAL that was durable in the same folder still counts. A folder with another incarnation is not a voter (S8).
         """
         progress = cls(voter)
         if known is not None:
@@ -125,24 +126,24 @@ class Progress:
     # The transitions.
 
     def become_streaming(self, log_end_lsn: Lsn) -> None:
-        """It has answered `Elected`: its log is a prefix of the term's, and ends at `log_end_lsn` (S5)."""
+        """Handle its answer to `Elected`: its log is a prefix of the term's, and ends at `log_end_lsn` (S5)."""
         self._enter(State.STREAMING)
         self.adopted = True
         self.adopted_lsn = log_end_lsn
         self.skipped_to_lsn = 0
 
     def become_skipping(self, to_lsn: Lsn) -> None:
-        """`Elected` is sent to it again: its log is to continue at `to_lsn` (S6)."""
+        """Record that `Elected` is sent to it again: its log is to continue at `to_lsn` (S6)."""
         self._enter(State.SKIPPING)
         self.skipped_to_lsn = to_lsn
 
     def become_fetching(self, fetch: Fetch) -> None:
-        """Another member is asked for the WAL that it needs next."""
+        """Record a request to another member for the WAL that it needs next."""
         self._enter(State.FETCHING)
         self.fetch = fetch
 
     def end_fetch(self) -> Fetch:
-        """The request was answered, or will not be: STREAMING again. Returns the request."""
+        """Return the request, which was answered or will not be, and change to STREAMING."""
         fetch = self.fetch
         assert fetch is not None  # by the callers, and by check
         self._enter(State.STREAMING)
@@ -150,7 +151,7 @@ class Progress:
         return fetch
 
     def become_disconnected(self) -> None:
-        """Its connection is closed."""
+        """Handle the end of its connection."""
         if self.follows and self.write_lsn < self.sent_lsn:
             self.is_doubted = True
         self._enter(State.DISCONNECTED)
@@ -168,7 +169,7 @@ class Progress:
         """Check what is true in each state; `received_lsn` is the end of the term's log.
 
         Raises:
-            InvariantViolation: it is not.
+            InvariantViolation: it is not so.
         """
         has_fetch, is_fetching = self.fetch is not None, self.state is State.FETCHING
         if self.follows and self.adopted and has_fetch is is_fetching:

@@ -1,17 +1,17 @@
-"""The proposer: wins terms, and leads them.
+"""The proposer: win terms, and lead them.
 
-Theory of operation. A proposer is a *run*: one life of one proxy, with a random id. It gathers greetings and a primary;
-then a `Campaign` asks whether it may be elected (pre-vote), is elected (vote), and makes sure that the primary's WAL
-continues the donor's (S9, S10). Only then are the members told (`Elected`): what is done up to that point changes
-nothing but promises. From then on a `Leadership` feeds the members. A term ends when a higher one is heard of, when its
-start is lost, or when the primary changes its timeline; the same run then tries to win a higher one. A primary that
-does not fit ends the run, or, where there are several hosts, is as good as lost: a term that is led stays so, an
-attempt to win one is given up, and what another attempt would refuse again is refused without one (refusals.py).
+Theory of operation. A proposer lives as long as one proxy process and has a random id. It waits for greetings and a
+primary; then a `Campaign` requests pre-votes and votes, and verifies that the primary's WAL continues the donor's (S9,
+S10). Only then is `Elected` sent to the members: everything before that changes nothing but promises. From then on a
+`Leadership` sends WAL to the members. A term ends when a higher one is reported, when its start is lost, or when the
+primary changes its timeline; the same proposer then tries to win a higher one. A primary that does not fit ends the
+process, or, if there are several hosts, is treated as disconnected: a term that is led continues, an attempt to win one
+is given up, and a primary that another attempt would refuse again is refused without one (refusals.py).
 
     GATHERING -> [BOOTSTRAPPING ->] PRE_VOTING -> VOTING -> VERIFYING -> LEADING -> GATHERING ...
                                                                               \\-> FINISHED
 
-Every public method is an event: it takes what happened and the time, and returns the actions to carry out in order.
+Every public method is an event: its arguments are the event and the time; it returns the actions to execute in order.
 Pure: jitter is an argument of `tick`.
 """
 
@@ -66,18 +66,18 @@ BACKOFF_DOUBLINGS_MAX = 5
 
 
 class Proposer:
-    """One run of a proposer.
+    """The proposer of one proxy process.
 
     Attributes:
         roster, peers: every configured safekeeper.
-        candidacy: what it remembers of its campaigns and terms.
-        campaign: the attempt to win a term that is under way, None if none is.
+        candidacy: the state that it keeps between campaigns and terms.
+        campaign: the present attempt to win a term, None if there is none.
         leadership: the term that it leads, None if none.
         refusals: the hosts that its campaigns have refused.
-        standbys: what the standbys of all safekeepers have said, in this term and before.
+        standbys: the reports about the standbys of all safekeepers, in this term and before.
         primary: the primary's identity, None while there is no connection.
         refusal: why it has finished, None if it has not.
-        stuck: why only an operator can help, empty if that is not so.
+        stuck: why an operator must act, empty if that is not necessary.
     """
 
     def __init__(self, config: ProposerConfig) -> None:
@@ -107,13 +107,13 @@ class Proposer:
     # ------------------------------------------------------------------ events: safekeepers
 
     def connected(self, safekeeper_id: int, now: float) -> list[Action]:
-        """A connection to a safekeeper is open."""
+        """Handle a connection to a safekeeper that is open now."""
         self.roster.connect(safekeeper_id)
         self._out.append(self.roster.greet(safekeeper_id, self.primary, now))
         return self._take()
 
     def disconnected(self, safekeeper_id: int, now: float) -> list[Action]:
-        """A connection to a safekeeper is closed; why it was refused stays known until it greets again."""
+        """Handle the end of a connection to a safekeeper; keep the reason of a refusal until it greets again."""
         self.roster.disconnect(safekeeper_id)
         self.standbys.disconnected(safekeeper_id)
         if self._bootstrap is not None:
@@ -127,24 +127,24 @@ class Proposer:
         return self._take()
 
     def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> list[Action]:
-        """A safekeeper said something.
+        """Handle a message from a safekeeper.
 
         Raises:
-            RemoteProtocolError: it makes no sense; close that connection.
+            RemoteProtocolError: the message is invalid; close that connection.
         """
         peer = self.peers[safekeeper_id]
         if not peer.connected or self.refusal is not None:
             return []
-        # What was on its way already says nothing about the greeting that is awaited.
+        # A message that was sent before the greeting does not answer it.
         peer.waiting_since = now if peer.greeting is None else None
         leadership = self.leadership
         if isinstance(message, AppendResponse):
-            peer.told = ""  # All is well: the same reason is news again when it comes back.
+            peer.log.reset()  # An accepted append: the same reason is logged again if it returns.
             if leadership is not None:
                 leadership.on_append_response(safekeeper_id, message, now)
                 self._follow_leadership(now)
         elif isinstance(message, StandbyFeedback):
-            # Without a leadership nobody asked: it is told anew with the next adoption.
+            # Without a leadership it is ignored: the next adoption requests it again.
             if leadership is not None:
                 leadership.on_standby_feedback(safekeeper_id, message.standbys)
         elif isinstance(message, ArchiveReport):
@@ -177,12 +177,12 @@ class Proposer:
         own_page_crcs: tuple[int, ...] = (),
         own_begin_lsn: Lsn = 0,
     ) -> list[Action]:
-        """A connection to the primary is open and says who it is.
+        """Handle the identity of a primary on an open connection.
 
         Args:
-            own_page_crcs, own_begin_lsn: checksums of the pages of what was received, from `own_begin_lsn` up to
-                `received_lsn`; own_begin_lsn is the start of the last segment in which a record that bears a time is
-                known to begin, or of the log. Empty if that is not known.
+            own_page_crcs, own_begin_lsn: checksums of the pages of the received WAL, from `own_begin_lsn` up to
+                `received_lsn`; own_begin_lsn is the start of the last segment in which a timed record is known to
+                begin, or of the log. Empty if that is unknown.
         """
         first = self.primary is None and not self.candidacy.held_term
         self.primary = primary
@@ -190,11 +190,11 @@ class Proposer:
         self._stream.own_page_crcs, self._stream.own_begin_lsn = own_page_crcs, own_begin_lsn
         self._stream.is_open = False
         if first:
-            # What was greeted without an identity is greeted again with one, so that both sides check it.
+            # Safekeepers that were greeted without an identity are greeted again with one, so that both sides check it.
             self.roster.greet_all(primary, now)
         campaign = self.campaign
         if self.leadership is not None:
-            self._meet_primary_again(self.leadership, primary, now)
+            self._on_primary_in_term(self.leadership, primary, now)
         elif campaign is not None:
             campaign.primary = primary
             if campaign.awaits_primary and not self._refuse_foreigners(primary, now):
@@ -204,11 +204,11 @@ class Proposer:
         return self._take()
 
     def primary_segment_removed(self, now: float) -> list[Action]:
-        """The primary has recycled the segment that was to be compared, or the one with which it was to go on."""
-        # That COPY is over; nothing of it was checked.
+        """Handle a primary that has recycled the segment to compare, or the one with which it was to continue."""
+        # That COPY has ended; none of it was checked.
         self._stream.is_open = self._stream.is_checked = False
         if self.leadership is not None and not self._stream.compares:
-            # Another term would come to the same.
+            # Another term would have the same result.
             self._refuse_primary(recycled(self._stream.received_lsn), now)
         elif self.leadership is not None:
             self._end_term(now, "the primary has recycled the segment to compare")
@@ -219,43 +219,43 @@ class Proposer:
         return self._take()
 
     def primary_lost(self, now: float) -> list[Action]:
-        """The connection to the primary is gone."""
+        """Handle the end of the connection to the primary."""
         self._part_from_primary()
         if self.campaign is not None:
-            self._abandon_campaign(self.campaign, now, "the primary is gone")
+            self._abandon_campaign(self.campaign, now, "the primary is disconnected")
         return self._take()
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, page_crcs: tuple[int, ...], now: float) -> list[Action]:
-        """The primary's bytes [begin_lsn, end_lsn) were received; these are their pages' checksums (S10)."""
+        """Handle the page checksums of the primary's bytes [begin_lsn, end_lsn) (S10)."""
         self._stream.require_open()
         if self.leadership is not None:
-            reason = difference(begin_lsn, self._stream.own_page_crcs, page_crcs, "what it sent before")
+            reason = difference(begin_lsn, self._stream.own_page_crcs, page_crcs, "the WAL that it sent before")
             if reason:
                 self._refuse_primary(reason, now)
             else:
-                self._primary_is_ours(self.leadership)
+                self._on_primary_verified(self.leadership)
         elif self.campaign is not None:
             self.campaign.primary_checked(page_crcs)
             self._follow_campaign(self.campaign, now)
         return self._take()
 
     def primary_refused(self, reason: str, now: float) -> list[Action]:
-        """The shell found what makes this primary unusable, e.g. a record that does not link to ours (S10)."""
+        """Refuse this primary for a reason of the shell, e.g. a record that does not link to the log (S10)."""
         self._refuse_primary(reason, now)
         return self._take()
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn, now: float) -> list[Action]:
-        """The primary has streamed the term's timeline to its end; the next one is another term's (S9)."""
+        """Handle the end of the term's timeline: the next timeline needs another term (S9)."""
         stream = self._stream
         if end_lsn != stream.received_lsn:
-            reason = f"timeline ended at {format_lsn(end_lsn)}, not where its WAL did"
+            reason = f"timeline ended at {format_lsn(end_lsn)}, but its WAL did not"
             if self.campaign is not None:
                 self._abandon_campaign(self.campaign, now, reason)
             else:
                 self.primary = None
                 self._out.append(StopReplication(reason))
         else:
-            # It may end before the donor's checksums are there, and so before the term is led.
+            # It may end before the donor's checksums are received, and so before the term is led.
             stream.ended_lsn = end_lsn
         stream.is_open = False
         if self.leadership is not None:
@@ -264,20 +264,20 @@ class Proposer:
         return self._take()
 
     def wal_received(self, end_lsn: Lsn, now: float) -> list[Action]:
-        """The window has grown up to `end_lsn`."""
+        """Handle WAL that was appended to the window, up to `end_lsn`."""
         stream = self._stream
         stream.require_open()
         stream.received_lsn = end_lsn
         if self.leadership is not None:
             if stream.awaits_link:
                 stream.awaits_link = False
-                # The first record links to our last one, else the shell would not have handed it on.
-                self._primary_is_ours(self.leadership)
+                # The first record links to the log, otherwise the shell would not have passed it on.
+                self._on_primary_verified(self.leadership)
             self.leadership.on_wal_received(end_lsn, now)
         return self._take()
 
     def wal_evicted(self, begin_lsn: Lsn) -> None:
-        """The window begins at `begin_lsn` now."""
+        """Record that the window begins at `begin_lsn` now."""
         self._stream.window_begin_lsn = begin_lsn
         if self.leadership is not None:
             self.leadership.window_begin_lsn = begin_lsn
@@ -285,7 +285,7 @@ class Proposer:
     # ------------------------------------------------------------------ events: time
 
     def tick(self, now: float, jitter: float) -> list[Action]:
-        """Time has passed. `jitter` is uniform in [0, 1): it keeps candidates from stepping on each other (step 2)."""
+        """Handle the passing of time. `jitter`, uniform in [0, 1), separates the attempts of candidates (step 2)."""
         self._jitter = jitter
         self.roster.give_up_on_silent(now, self.timing.response_timeout_s)
         if self.leadership is not None:
@@ -295,7 +295,7 @@ class Proposer:
             self.campaign.tick(now)
             self._follow_campaign(self.campaign, now)
         elif self.phase is Phase.GATHERING and now >= self._next_attempt_at:
-            # The next attempt is drawn anew each time, whether or not this one starts.
+            # The time of the next attempt is random each time, whether or not this one starts.
             self._next_attempt_at = now + self.timing.retry_interval_s * (0.5 + jitter)
             self._try_to_begin(now, due=True)
         return self._take()
@@ -303,7 +303,7 @@ class Proposer:
     # ------------------------------------------------------------------ events: the operator
 
     def set_apply_rule(self, rule: ApplyRule) -> list[Action]:
-        """Other standbys are designated from now on: what has been replayed is counted anew at once."""
+        """Designate other standbys: compute the apply position for them at once."""
         leadership = self.leadership
         before_lsn = self.standbys.apply_lsn(leadership.commit_lsn) if leadership is not None else 0
         self.standbys.set_rule(rule)
@@ -312,7 +312,7 @@ class Proposer:
         return self._take()
 
     def forget_refusals(self) -> None:
-        """The operator may have repaired a host: each one is judged by an election again."""
+        """Forget refusals, since an operator may have repaired a host: elections decide about all of them again."""
         self.refusals.forget()
 
     # ------------------------------------------------------------------ gathering (steps 0 and 1)
@@ -320,7 +320,7 @@ class Proposer:
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         self.roster.on_greeting(safekeeper_id, greeting)
         if self._bootstrap is not None and safekeeper_id not in self._bootstrapped:
-            # A second greeting that was on its way is no answer to the bootstrap.
+            # A second greeting that was sent before is not an answer to the bootstrap.
             self.peers[safekeeper_id].waiting_since = now
         if self.peers[safekeeper_id].refused:
             return
@@ -328,7 +328,7 @@ class Proposer:
         if leadership is not None:
             later = find_cluster(self.peers)
             if later is not None and later.membership.generation > leadership.membership.generation:
-                self._end_term(now, "a quorum of members knows a newer membership")
+                self._end_term(now, "a quorum of members has a newer membership")
             else:
                 self._welcome(leadership, safekeeper_id, greeting, now)
         elif self.campaign is not None:
@@ -337,23 +337,23 @@ class Proposer:
             self._try_to_begin(now)
 
     def _welcome(self, leadership: Leadership, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
-        """Tell a safekeeper who leads, unless it belongs to another cluster."""
+        """Send `Elected` to a safekeeper, unless it belongs to another cluster."""
         ours = Cluster(leadership.elected.cluster_id, leadership.membership)
         later_reason = later_cluster_reason(greeting, ours)
         if later_reason:
-            # Its greeting stays known: a quorum of that cluster ends the term.
+            # Its greeting is kept: a quorum of that cluster ends the term.
             self.roster.leave_out(safekeeper_id, later_reason)
         elif greeting.cluster_id not in ("", ours.id) and not greeting.is_empty:
             reason = other_cluster_reason(greeting)
             self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason)
         elif greeting.membership and greeting.membership.generation > leadership.membership.generation:
-            self._end_term(now, "a member knows a newer membership")
+            self._end_term(now, "a member has a newer membership")
         else:
             voter = leadership.membership.is_voter(safekeeper_id, greeting.incarnation)
             leadership.on_greeting(safekeeper_id, voter, now)
 
     def _try_to_begin(self, now: float, due: bool = False) -> None:
-        """Start what can be started: the bootstrap, or an election."""
+        """Start the bootstrap or an election, if that is possible."""
         primary = self.primary
         if self.phase is not Phase.GATHERING or primary is None or not (due or now >= self._next_attempt_at):
             return
@@ -382,7 +382,7 @@ class Proposer:
                 self._begin_bootstrap(bootstrap, now)
                 return
             if not self._greeted_since_slot:
-                # Another proxy may have finished its bootstrap, and made the slot, since these greetings came.
+                # Another proxy may have finished its bootstrap, and created the slot, since these greetings.
                 self._greeted_since_slot = True
                 self.roster.forget_greetings()
                 self.roster.greet_all(primary, now)
@@ -392,7 +392,7 @@ class Proposer:
             self._note(Level.ERROR, stuck)
 
     def _is_refused_again(self, primary: PrimaryIdentity, now: float) -> bool:
-        """Refuse a primary without a term that an election would refuse again (4.10). True if none is to begin now."""
+        """Refuse a primary without an election if it would be refused again (4.10). True if none is to begin now."""
         if not self.refusals.may_be_repeated(primary, now):
             return False
         if self._greeted_for_refusal_at is None:
@@ -410,7 +410,7 @@ class Proposer:
         return bool(reason)
 
     def _refuse_foreigners(self, primary: PrimaryIdentity, now: float) -> bool:
-        """Check S10's identity part before anybody is asked to vote. True if the primary is refused."""
+        """Check S10's identity part before votes are requested. True if the primary is refused."""
         self.roster.refuse_foreigners(primary)
         reason = majority_against(self.peers)
         if reason:
@@ -419,7 +419,7 @@ class Proposer:
         return bool(reason)
 
     def _begin_bootstrap(self, bootstrap: Bootstrap, now: float) -> None:
-        """Have the first membership written; an earlier half-done one is repeated."""
+        """Have the first membership written; repeat one that was interrupted."""
         self._stage.enter(Phase.BOOTSTRAPPING)
         self._bootstrap = bootstrap
         self._bootstrapped = set()
@@ -433,7 +433,7 @@ class Proposer:
             return
         self._bootstrapped.add(safekeeper_id)
         if self._bootstrapped == self.peers.keys():
-            # Only when all have it: a quorum's answer would let a member in that was wiped meanwhile.
+            # Only when all have confirmed: with a quorum, a member that was wiped meanwhile would be accepted.
             self._stage.enter(Phase.GATHERING)
             self._bootstrap = None
             self.roster.greet_all(self.primary, now)
@@ -441,7 +441,7 @@ class Proposer:
     # ------------------------------------------------------------------ campaigns (steps 2 to 4)
 
     def _follow_campaign(self, campaign: Campaign, now: float) -> None:
-        """Do what the campaign has come to."""
+        """Act on the outcome of the campaign."""
         if campaign.outcome is Outcome.WON:
             self._lead(campaign, now)
         elif isinstance(campaign.error, PrimaryRefused):
@@ -452,7 +452,7 @@ class Proposer:
             self._abandon_campaign(campaign, now, campaign.reason)
 
     def _abandon_campaign(self, campaign: Campaign, now: float, reason: str) -> None:
-        """Give up this attempt. A COPY that is still open from an earlier term is closed: nobody is led (step 8)."""
+        """Give up this attempt. Close a COPY that is still open from an earlier term: no term is led (step 8)."""
         if reason:
             self._note(Level.INFO, f"not elected: {reason}")
         if self._stream.is_open:
@@ -460,7 +460,7 @@ class Proposer:
             self.primary = None
             self._out.append(StopReplication("no term is held"))
         if campaign.phase is not Phase.PRE_VOTING:
-            # Candidates that depose each other must get out of each other's way.
+            # Candidates that depose each other must not start at the same time.
             self.candidacy.failed += 1
         self._gather(now)
 
@@ -492,21 +492,21 @@ class Proposer:
             if peer.greeting is not None and not peer.refused and self.leadership is leadership:
                 self._welcome(leadership, safekeeper_id, peer.greeting, now)
 
-    def _meet_primary_again(self, leadership: Leadership, primary: PrimaryIdentity, now: float) -> None:
-        """A primary is there in a term that is led."""
+    def _on_primary_in_term(self, leadership: Leadership, primary: PrimaryIdentity, now: float) -> None:
+        """Handle a primary that is identified in a term that is led."""
         refusal = refusal_in_term(leadership, primary, self.config.several_primaries)
         if refusal:
             self._refuse_primary(refusal, now)
         elif primary.tli != leadership.tli:
             self._end_term(now, f"the primary is on timeline {primary.tli}, the term on {leadership.tli}")
         else:
-            # S10: a primary is streamed only in a term that still stands.
+            # S10: a primary is streamed only in a term that a quorum still confirms.
             leadership.probe(now)
             self._probe_sequence = leadership.sequence
             self._follow_leadership(now)
 
     def _follow_leadership(self, now: float) -> None:
-        """See whether the leader's next step is due: the primary's check, the timeline's switch."""
+        """Take the next step of the leader if it is due: the check of the primary, or the switch of the timeline."""
         leadership = self.leadership
         if leadership is None:
             return
@@ -521,27 +521,27 @@ class Proposer:
             self._check_start_is_there(now)
 
     def _resume_primary(self, leadership: Leadership, now: float) -> None:
-        """The term stands: stream from where the primary left off, after a check of what it sent (S10)."""
-        assert self.primary is not None  # a probe is dropped with its connection
+        """Stream from where the primary was disconnected, after a check of the WAL that it had sent (S10)."""
+        assert self.primary is not None  # a probe ends with its connection
         action = self._stream.resume(leadership, self.primary)
         if action is None:
-            self._end_term(now, "what was received is not known any more, the donor's bytes are compared instead")
+            self._end_term(now, "no checksums of the received WAL are kept: comparing with the donor instead")
             return
         self._out.append(action)
         if self._stream.is_checked:
-            self._primary_is_ours(leadership)
+            self._on_primary_verified(leadership)
 
-    def _primary_is_ours(self, leadership: Leadership) -> None:
-        """The primary's bytes were found to be ours: it may be told what a quorum holds (S1, S10)."""
+    def _on_primary_verified(self, leadership: Leadership) -> None:
+        """Handle a primary that was verified: the quorum's positions may be reported to it (S1, S10)."""
         self._stream.is_checked = True
         leadership.set_streaming(True)
 
     def _check_start_is_there(self, now: float) -> None:
         if self.leadership is not None and self.leadership.has_lost_its_start():
-            self._end_term(now, "the donor is gone before a quorum had its WAL")
+            self._end_term(now, "the donor was disconnected before a quorum had its WAL")
 
     def _end_term(self, now: float, reason: str) -> None:
-        """Stop leading; what PostgreSQL is told goes back to 0 until the next term has reached its start (S1)."""
+        """Stop leading; report positions of 0 to PostgreSQL until the next term has reached its start (S1)."""
         leadership, candidacy = self.leadership, self.candidacy
         assert leadership is not None  # by the callers
         self._note(Level.INFO, f"term {leadership.leader_id.term} ends: {reason}")
@@ -551,14 +551,14 @@ class Proposer:
         self._stream.ended_lsn = self._probe_sequence = None
         self._out.append(ReportStatus(0, 0, 0))
         self._next_attempt_at = now
-        # Fresh greetings: positions and promises may have moved since the last ones.
+        # New greetings: positions and promises may have changed since the last ones.
         self.roster.forget_greetings()
         self.roster.greet_all(self.primary, now)
 
     # ------------------------------------------------------------------ refusals
 
     def _on_refusal(self, safekeeper_id: int, refusal: Refusal, now: float) -> None:
-        """A safekeeper will not do what it was asked: what that means depends on why."""
+        """Handle a refusal of a safekeeper, according to its code."""
         code, leadership = refusal.code, self.leadership
         self.roster.remember_promise(safekeeper_id, refusal.promised)
         if self.campaign is not None:
@@ -573,7 +573,7 @@ class Proposer:
             leadership.on_storage_full(safekeeper_id, refusal.reason)
             self._out.append(Disconnect(safekeeper_id, refusal.reason))
         elif code in (RefusalCode.POSITION, RefusalCode.NOT_ADOPTED, RefusalCode.GENERATION, RefusalCode.STORAGE_FULL):
-            # The connection is closed from the other side too; it greets anew.
+            # The safekeeper closes the connection, too, and greets on the next one.
             self._note(Level.WARNING, f"safekeeper {safekeeper_id} refuses: {refusal.reason}")
             self._out.append(Disconnect(safekeeper_id, refusal.reason))
         else:
@@ -588,13 +588,13 @@ class Proposer:
                 self._refuse_foreigners(self.primary, now)
 
     def _refuse_primary(self, reason: str, now: float) -> None:
-        """End this run, or go on without this primary: nothing of it has come beyond the check (S10)."""
+        """End the process, or continue without this primary: none of its WAL has passed the check (S10)."""
         if not self.config.several_primaries:
             self._finish(PrimaryRefused(reason))
             return
         campaign = self.campaign
         if campaign is not None and campaign.leader_id is not None:
-            self._note(Level.INFO, f"term {campaign.leader_id.term} is given up, the primary is refused: {reason}")
+            self._note(Level.INFO, f"term {campaign.leader_id.term} is not led, the primary is refused: {reason}")
         if campaign is not None and campaign.phase is Phase.VERIFYING:
             by_bytes = campaign.plan is not None
             self.refusals.remember(
@@ -603,7 +603,7 @@ class Proposer:
         self._out.append(RefusePrimary(reason))
         self._part_from_primary()
         if self.campaign is not None or self._bootstrap is not None:
-            # No other candidate is to blame: the next primary need not wait for long.
+            # No other candidate is the cause: the next primary need not wait for long.
             self._gather(now)
 
     def _part_from_primary(self) -> None:
@@ -611,7 +611,7 @@ class Proposer:
         self._probe_sequence = None
         self._stream.disconnected()
         if self.leadership is not None:
-            # The next connection may lead to another server: it is told nothing before it was checked (S10).
+            # The next connection may be to another server: no positions are reported to it before it was checked (S10).
             self.leadership.set_streaming(False)
 
     def _finish(self, error: WalproxyError) -> None:
@@ -623,11 +623,11 @@ class Proposer:
             self._out.append(ReportStatus(0, 0, 0))
         self._out.append(Finish(error))
 
-    # ------------------------------------------------------------------ what a status page shows
+    # ------------------------------------------------------------------ for the status page
 
     @property
     def knows_a_cluster(self) -> bool:
-        """Whether a member of a cluster has greeted, or a term was asked for."""
+        """Whether a member of a cluster has greeted, or a term was requested."""
         return bool(self.term) or any(p.greeting is not None and p.greeting.membership for p in self.peers.values())
 
     @property
@@ -662,12 +662,12 @@ class Proposer:
 
     @property
     def term(self) -> int:
-        """The last term that this run asked for or holds."""
+        """The last term that this proposer requested or holds."""
         return self.candidacy.term
 
     @property
     def is_spare(self) -> bool:
-        """Another proposer is alive; this one waits."""
+        """Whether another proposer is alive, so that this one waits."""
         return self.candidacy.is_spare
 
     def _note(self, level: Level, text: str) -> None:
@@ -681,10 +681,10 @@ class Proposer:
         return taken
 
     def check(self) -> None:
-        """Check that the phase and what belongs to it agree, and the positions of the term.
+        """Check that the phase agrees with the other state, and check the positions of the term.
 
         Raises:
-            InvariantViolation: they do not. Stop the process.
+            InvariantViolation: a check has failed. Stop the process.
         """
         leadership, phase = self.leadership, self._stage.phase
         if leadership is not None:

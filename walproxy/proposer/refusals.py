@@ -1,15 +1,15 @@
 """The refusals of elections, and which of them an election would repeat.
 
-Where there are several hosts, one that was refused is tried again and again, and each election costs a term. What an
-election decides follows from the votes and the primary. So the votes of the last one are kept, by host, and when that
-host comes again, with its identity, and the members have greeted again, two questions are answered without a vote:
+If there are several hosts, one that was refused is tried repeatedly, and each election uses a term. The result of an
+election follows from the votes and the primary. So the votes of the last one are kept, by host, and when that host is
+identified again, and the members have greeted again, two questions are answered without a vote:
 
-- Its lineage: would every donor that a quorum of these members can choose refuse it (`plan_term`)? That is the
-  election's own decision, on the same logs: it holds as long as no log has changed.
-- Its bytes: they differed, and nothing is known of the present ones before they are compared. The host waits for its
-  next election, longer each time, as long as it and the members appear unchanged.
+- Its lineage: would every donor that a quorum of these members can choose refuse it (`plan_term`)? An election would
+  decide the same on the same logs: the answer is valid as long as no log has changed.
+- Its bytes: they differed, and the present ones are unknown before they are compared. The host waits for its next
+  election, longer each time, as long as it and the members appear unchanged.
 
-Anything else is for an election to decide. Nothing is ever accepted here.
+Anything else is decided by an election. No primary is accepted here.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ class RefusedPrimary:
     Attributes:
         identity: the primary's, as it was refused.
         reason: why.
-        cluster: whose members voted.
+        cluster: the cluster whose members voted.
         votes: their votes, by member.
-        wait_s: how long its bytes are not compared again; 0 if its lineage was refused.
+        wait_s: for how many seconds its bytes are not compared again; 0 if its lineage was refused.
         retry_at: when that wait ends.
     """
 
@@ -46,10 +46,10 @@ class RefusedPrimary:
 
 
 class Refusals:
-    """What the elections of one run have refused, by host: its last refusal each.
+    """The last refusal of each host by the elections of one proposer.
 
     Args:
-        wait_min_s, wait_max_s: how long a host whose bytes were refused waits for its next election: twice as long
+        wait_min_s, wait_max_s: the pause before the next election for a host whose bytes were refused: it doubles
             each time, within these limits.
     """
 
@@ -68,10 +68,10 @@ class Refusals:
         by_bytes: bool,
         now: float,
     ) -> None:
-        """An election has refused this primary.
+        """Record that an election has refused this primary.
 
         Args:
-            by_bytes: its lineage fits.
+            by_bytes: its bytes were refused; its lineage fits.
         """
         before = self._by_host.get(primary.host)
         wait_s = 0.0
@@ -83,11 +83,11 @@ class Refusals:
         self._by_host[primary.host] = RefusedPrimary(primary, reason, cluster, dict(votes), wait_s, now + wait_s)
 
     def forget(self) -> None:
-        """Every host is judged by an election again."""
+        """Forget all refusals: an election decides about every host again."""
         self._by_host.clear()
 
     def may_be_repeated(self, primary: PrimaryIdentity, now: float) -> bool:
-        """Tell whether this primary, for all that is known without the members, may be refused again."""
+        """Return whether this primary may be refused again, judged without the members."""
         past = self._by_host.get(primary.host)
         if past is None:
             return False
@@ -99,7 +99,7 @@ class Refusals:
         """Return why an election would refuse this primary again, empty if one is needed to decide that.
 
         Args:
-            peers: the safekeepers, with the greetings that this is decided by.
+            peers: the safekeepers, with the greetings on which the decision is based.
         """
         past = self._by_host.get(primary.host)
         if past is None or find_cluster(peers) != past.cluster:
@@ -111,7 +111,7 @@ class Refusals:
         reason = _lineage_reason(past, voters, primary)
         is_same = _may_be_same(past.identity, primary)
         if reason:
-            # How far it has written meanwhile is no news.
+            # The WAL that it has written meanwhile does not matter.
             return past.reason if is_same and not past.wait_s else reason
         is_waiting = now < past.retry_at and voters == past.votes.keys()
         return past.reason if is_same and is_waiting else ""
@@ -141,16 +141,16 @@ def _plan_refusal(vote: VoteResponse, primary: PrimaryIdentity) -> str:
 
 
 def _position(vote: VoteResponse) -> tuple[int, Lsn]:
-    """Return what a donor is chosen by (step 4)."""
+    """Return the position by which a donor is chosen (step 4)."""
     return last_term(vote.history), vote.flush_lsn
 
 
 def _is_unchanged(vote: VoteResponse, greeting: AcceptorGreeting) -> bool:
-    """Tell whether a member's log is still that of its vote: a term is won once, and its log only grows."""
+    """Return whether a member's log is still that of its vote: a term is won once, and its log only grows."""
     return (*_position(vote), vote.wal_begin_lsn) == (greeting.last_term, greeting.flush_lsn, greeting.wal_begin_lsn)
 
 
 def _may_be_same(before: PrimaryIdentity, now: PrimaryIdentity) -> bool:
-    """Tell whether a server may be the one that it was: of the same line of descent, and not gone back."""
+    """Return whether a server may be the same as before: of the same line of descent, and not gone back."""
     same = (before.system_id, before.segment_size, before.tli, before.ancestors)
     return same == (now.system_id, now.segment_size, now.tli, now.ancestors) and before.flush_lsn <= now.flush_lsn

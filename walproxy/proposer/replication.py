@@ -1,13 +1,13 @@
 """Sending WAL to the members of a term.
 
-A member is sent what it lacks out of the window, in appends of bounded size and number (S14). What the window no longer
-holds is fetched from another member that retains it, slowly, unless a quorum needs this member. If no member retains
-it, the member skips it: an `Elected` with a base_lsn lets its log continue at the oldest WAL that is left, if what it
-skips is known to be committed (S6). That WAL is in the archive.
+A member is sent the WAL that it lacks out of the window, in appends of bounded size and number (S14). WAL that is no
+longer in the window is fetched from another member that retains it, at a limited rate, unless a quorum needs this
+member. If no member retains it, the member skips it: an `Elected` with a base_lsn lets its log continue at the oldest
+retained WAL, if the skipped WAL is known to be committed (S6). That WAL is in the archive.
 
-Commits reach the readers of a member as soon as they reach the proxy: what is news to readers is sent at once, with the
-next WAL if there is any, else by itself (`_send_commit`). Otherwise the last commit before an idle time would wait for
-a heartbeat, and remote_apply for the standby that waits for it.
+commit_lsn is sent to members with readers as soon as it advances, with the next WAL if there is any, else in an append
+of its own (`_send_commit`). Otherwise the last commit before an idle time would wait for a heartbeat, and remote_apply
+for the standby.
 
 Pure.
 """
@@ -21,10 +21,10 @@ from walproxy.proposer.progress import Fetch, Progress, State
 
 APPEND_BYTES_MAX = 1 << 20
 IN_FLIGHT_BYTES_MAX = 8 << 20
-# A member gets the third append when it has answered the first, or when that append is full: what comes meanwhile goes
-# together. Measured with a millisecond each way to the members, on two shared cores, pgbench with 32 clients: 1.16 of
-# the transactions for two thirds of the CPU time; with one append instead of two 1.12, and a commit that comes just
-# after one waits for a whole round trip instead of a half.
+# A member is sent the third append when it has answered the first, or when that append is full: WAL that is received
+# meanwhile is sent together. Measured with a millisecond each way to the members, on two shared cores, pgbench with 32
+# clients: 1.16 of the transactions for two thirds of the CPU time; with one append instead of two 1.12, and a commit
+# just after one waits for a whole round trip instead of a half.
 READ_BYTES = 256 << 10
 # Fetches continue until they are this far ahead of their rate: the shell's ticks, which let them continue, come less
 # often.
@@ -32,16 +32,16 @@ READ_AHEAD_S = 0.1
 
 
 class Replication(Liveness):
-    """The WAL of a term, on its way to the members.
+    """The sending of a term's WAL to the members.
 
     Attributes:
-        elected: what every member is sent first: leader id, history, membership.
-        received_lsn: end of the WAL that came from the primary, or of the donor's log.
-        window_begin_lsn: the oldest byte that the window still holds.
+        elected: the first message to every member: leader id, history, membership.
+        received_lsn: end of the WAL that was received from the primary, or of the donor's log.
+        window_begin_lsn: the oldest byte in the window.
         commit_lsn: on a quorum, in this term; 0 until the term's start is (S4).
-        truncate_lsn: on every member, in this term; 0 until all of them have adopted it. What the votes say of it is of
+        truncate_lsn: on every member, in this term; 0 until all of them have adopted it. The votes report it of
             other logs: a fork may have cut a member that has not adopted the term yet (S9).
-        streaming: whether the primary streams, and its bytes were found to be ours (S10).
+        streaming: whether the primary streams, and was verified (S10).
     """
 
     def __init__(self, elected: Elected, timing: Timing, now: float, out: list[Action]) -> None:
@@ -60,21 +60,21 @@ class Replication(Liveness):
         self._last_header: tuple[AppendRequest | None, float, bool] = (None, 0.0, False)
 
     def is_healthy(self, now: float) -> bool:
-        """Whether other candidates leave this proposer alone: its primary streams and a quorum answers (step 2)."""
+        """Return whether other candidates must not depose it: its primary streams and a quorum answers (step 2)."""
         return self.streaming and self.answers(now)
 
     def on_wal_received(self, end_lsn: Lsn, now: float) -> None:
-        """The window has grown up to `end_lsn`."""
+        """Handle WAL that was appended to the window, up to `end_lsn`."""
         self.received_lsn = end_lsn
         for safekeeper_id, progress in self.members.items():
             if progress.follows:
-                self._feed(safekeeper_id, progress, now)
+                self._send_wal(safekeeper_id, progress, now)
 
     def on_read_response(self, source: int, response: ReadResponse, now: float) -> None:
         """Send WAL that was fetched from `source` to the member that lacks it.
 
         Raises:
-            RemoteProtocolError: it is not the WAL that was asked for.
+            RemoteProtocolError: it is not the requested WAL.
         """
         asked = (response.request_id, source)
         safekeeper_id = next((i for i, p in self.members.items() if p.fetch is not None and p.fetch[:2] == asked), None)
@@ -92,10 +92,10 @@ class Replication(Liveness):
         self._mark_sent(progress, now)
         progress.sent_lsn += size
         self._out.append(SendMessage(safekeeper_id, self._append(response.begin_lsn, now, response.payload)))
-        self._feed(safekeeper_id, progress, now)
+        self._send_wal(safekeeper_id, progress, now)
 
     def on_range_refused(self, source: int, reason: str, now: float) -> None:
-        """A member lacks what it was asked for: the next tick asks another. Or it does not adopt the term yet."""
+        """Handle a member that lacks requested WAL (the next tick asks another one) or has not adopted the term."""
         refusing = self.members.get(source)
         if refusing is not None and not refusing.follows and refusing.refusal != reason:
             refusing.refusal = reason
@@ -107,7 +107,7 @@ class Replication(Liveness):
                 progress.fetch_allowed_at = now + READ_AHEAD_S + self._timing.heartbeat_interval_s
 
     def probe(self, now: float) -> None:
-        """Ask every member whether this term still stands: `confirmed_since` tells when a quorum has confirmed it."""
+        """Ask every member to confirm this term: `confirmed_since` returns when a quorum has."""
         self.sequence += 1
         for safekeeper_id, progress in self.members.items():
             if progress.follows:
@@ -163,22 +163,22 @@ class Replication(Liveness):
         self._out.append(SendMessage(safekeeper_id, elected))
 
     def _oldest_wal(self, safekeeper_id: int, progress: Progress) -> Lsn:
-        """Return where the oldest WAL begins that another member retains and can give to this one; 0 if unknown.
+        """Return the beginning of the oldest WAL that another member retains and can send to this one; 0 if unknown.
 
         A member that is equally far behind cannot serve it; otherwise two such members would wait for each other.
 
-        What lies below is committed, whether or not this term has committed it yet: a member that has adopted the term
-        removes nothing else, and begins anew nowhere else.
+        WAL below it is committed, whether or not this term has committed it yet: a member that has adopted the term
+        removes no other WAL, and skips no other WAL.
         """
         others = [p for i, p in self.members.items() if i != safekeeper_id and p.follows and p.wal_begin_lsn]
         return min((p.wal_begin_lsn for p in others if p.flush_lsn > progress.sent_lsn), default=0)
 
-    def _feed(self, safekeeper_id: int, progress: Progress, now: float) -> None:
-        """Send what the member lacks, as far as the bounds on bytes and on appends in flight allow (S14)."""
+    def _send_wal(self, safekeeper_id: int, progress: Progress, now: float) -> None:
+        """Send the WAL that the member lacks, within the limits on bytes and appends in flight (S14)."""
         if progress.state is not State.STREAMING:
             return
         if progress.write_lsn < progress.last_begin_lsn and self.received_lsn - progress.sent_lsn < APPEND_BYTES_MAX:
-            return  # Its next answer leads here again.
+            return  # Its next answer calls this again.
         limit_lsn = min(self.received_lsn, progress.write_lsn + IN_FLIGHT_BYTES_MAX)
         while progress.sent_lsn < limit_lsn:
             if progress.sent_lsn < self.window_begin_lsn:
@@ -190,7 +190,7 @@ class Replication(Liveness):
             progress.last_begin_lsn, progress.sent_lsn = progress.sent_lsn, end_lsn
 
     def _fetch_for(self, safekeeper_id: int, progress: Progress, now: float) -> None:
-        """Ask another member for WAL that the window no longer holds; slowly, unless a quorum waits for it."""
+        """Request WAL below the window from another member, at a limited rate unless a quorum needs it."""
         if progress.fetch_allowed_at > now + READ_AHEAD_S and not self._quorum_needs(safekeeper_id):
             return
         sources = [
@@ -209,9 +209,9 @@ class Replication(Liveness):
         self._out.append(SendMessage(source, request))
 
     def _skip(self, safekeeper_id: int, progress: Progress, now: float) -> None:
-        """No member retains the WAL that this one needs next: let its log continue at the oldest that is left (S6).
+        """Let a member continue at the oldest retained WAL: no member retains what it needs next (S6).
 
-        No WAL is on its way to it: it has answered what it was sent. Answers to heartbeats may be on their way from it.
+        No WAL is in flight to it: it has answered all appends. Answers to heartbeats may be in flight.
         """
         base_lsn = self._oldest_wal(safekeeper_id, progress)
         if progress.sent_lsn < base_lsn and progress.waiting_since is None:
@@ -224,7 +224,7 @@ class Replication(Liveness):
             self._send_elected(safekeeper_id, progress, now)
 
     def _quorum_needs(self, safekeeper_id: int) -> bool:
-        """Whether commits wait for this very member: without it, those that are up to date are no quorum."""
+        """Return whether commits wait for this member: without it, the members that are up to date are not a quorum."""
         if not self.members[safekeeper_id].voter:
             return False
         return not self.commit_lsn or not self.membership.has_quorum(
@@ -234,12 +234,12 @@ class Replication(Liveness):
         )
 
     def _send_commit(self, safekeeper_id: int, progress: Progress, now: float) -> None:
-        """Send commit_lsn for the readers of a member, unless it has it or WAL is about to carry it."""
+        """Send commit_lsn for the readers of a member, unless it has received it or WAL with it is about to be sent."""
         is_news = progress.sent_commit_lsn < self.commit_lsn
         if is_news and progress.follows and progress.sent_lsn == self.received_lsn:
             progress.sent_commit_lsn = self.commit_lsn
             if progress.acked_sequence < self.sequence:
-                self._mark_sent(progress, now)  # Only a sequence that it has not answered yet will be.
+                self._mark_sent(progress, now)  # Only a sequence that it has not answered yet is answered.
             self._send_empty(safekeeper_id, progress, now)
 
     def _heartbeat(self, safekeeper_id: int, progress: Progress, now: float) -> None:

@@ -1,17 +1,18 @@
-"""The configured safekeepers as one proposer knows them, and what follows from their greetings alone.
+"""The configured safekeepers of one proposer, and the decisions that follow from their greetings alone.
 
-Which cluster are they, who of them votes, may they be bootstrapped, is one of them a stranger? Each question is a
-function of the peers; the proposer acts on the answers. `Roster` holds the peers: who is connected, has greeted, owes
-an answer, or counts as missing.
+Which cluster they are, which of them vote, whether they may be bootstrapped, whether one belongs to another cluster:
+each is a function of the peers; the proposer acts on the result. `Roster` holds the peers: which are connected, have
+greeted, have not answered yet, or count as missing.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.log_once import LogOnce
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
@@ -28,15 +29,15 @@ from walproxy.proposer.primary import PrimaryIdentity
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of a safekeeper, whatever the term.
+    """The state of a safekeeper, independent of the term.
 
     Attributes:
         greeting: its greeting on the present connection, None before.
-        waiting_since: when it was asked something that it has not answered, None if it has: a connection may be dead
-            without anybody having said so.
+        waiting_since: when a message was sent that it has not answered, None if it has: a connection may be lost
+            without an error.
         refused: why it counts as missing, empty if it does not.
         problem: why it counts as missing although its connection stays, empty if that is not so.
-        told: the last reason that the log was told, so that a reconnect does not tell it again.
+        log: the last logged reason, so that it is not logged again after a reconnect.
     """
 
     connected: bool = False
@@ -45,14 +46,14 @@ class Peer:
     refused: str = ""
     refused_code: RefusalCode | None = None
     problem: str = ""
-    told: str = ""
+    log: LogOnce = field(default_factory=LogOnce)
 
 
 Peers = Mapping[int, Peer]
 
 
 class Roster:
-    """Every configured safekeeper, and what is said to it whatever the term.
+    """Every configured safekeeper, and the messages to it that do not depend on the term.
 
     Attributes:
         peers: by id.
@@ -64,24 +65,24 @@ class Roster:
         self._out = out
 
     def connect(self, safekeeper_id: int) -> None:
-        """A connection is open; why it was refused stays known until it greets again."""
+        """Handle a connection that is open now; keep the reason of a refusal until the safekeeper greets again."""
         known = self.peers[safekeeper_id]
-        self.peers[safekeeper_id] = Peer(True, refused=known.refused, refused_code=known.refused_code, told=known.told)
+        self.peers[safekeeper_id] = Peer(True, refused=known.refused, refused_code=known.refused_code, log=known.log)
 
     def disconnect(self, safekeeper_id: int) -> None:
-        """A connection is closed."""
+        """Handle the end of a connection."""
         peer = self.peers[safekeeper_id]
         peer.connected, peer.greeting = False, None
 
     def ask(self, safekeeper_id: int, message: ProposerMessage, now: float) -> SendMessage:
-        """Send what must be answered soon."""
+        """Return the action for a message that must be answered before the timeout."""
         peer = self.peers[safekeeper_id]
         if peer.waiting_since is None:
             peer.waiting_since = now
         return SendMessage(safekeeper_id, message)
 
     def greet(self, safekeeper_id: int, primary: PrimaryIdentity | None, now: float) -> SendMessage:
-        """Say who asks and, if that is known, for which PostgreSQL, so that both sides check it."""
+        """Return the greeting: the proposer id and PostgreSQL's identity, if known, so that both sides check it."""
         greeting = ProposerGreeting(
             PROTOCOL_VERSION,
             self._proposer_id,
@@ -92,21 +93,21 @@ class Roster:
         return self.ask(safekeeper_id, greeting, now)
 
     def greet_all(self, primary: PrimaryIdentity | None, now: float) -> None:
-        """Greet whoever is connected."""
+        """Greet every connected safekeeper."""
         for safekeeper_id, peer in self.peers.items():
             if peer.connected:
                 self._out.append(self.greet(safekeeper_id, primary, now))
 
     def forget_greetings(self) -> None:
-        """What was greeted is out of date."""
+        """Forget all greetings: they are out of date."""
         for peer in self.peers.values():
             peer.greeting = None
 
     def on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting) -> None:
-        """It has greeted; it is refused if another one has the same data folder.
+        """Record a greeting; refuse the safekeeper if another one has the same data folder.
 
         Raises:
-            RemoteProtocolError: this is not who was greeted.
+            RemoteProtocolError: another safekeeper has answered.
         """
         if greeting.safekeeper_id != safekeeper_id or greeting.protocol_version != PROTOCOL_VERSION:
             raise RemoteProtocolError(
@@ -123,33 +124,31 @@ class Roster:
     def refuse(self, safekeeper_id: int, code: RefusalCode | None, reason: str) -> None:
         """Count it as missing until it greets again."""
         peer = self.peers[safekeeper_id]
-        if peer.told != reason:
-            peer.told = reason
+        if peer.log.is_new(reason):
             self._out.append(Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}"))
         peer.refused, peer.refused_code, peer.greeting = reason, code, None
         self._out.append(Disconnect(safekeeper_id, reason))
 
     def leave_out(self, safekeeper_id: int, reason: str) -> None:
-        """Count it as missing, and keep its greeting: others that say the same may become a quorum."""
+        """Count it as missing, and keep its greeting: others of the same cluster may become a quorum."""
         peer = self.peers[safekeeper_id]
         peer.problem = reason
-        if peer.told != reason:
-            peer.told = reason
+        if peer.log.is_new(reason):
             self._out.append(Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}"))
 
     def remember_promise(self, safekeeper_id: int, promised: LeaderId) -> None:
-        """It has said whom it follows by now."""
+        """Record the promise that it has reported."""
         peer = self.peers[safekeeper_id]
         if peer.greeting is not None:
             peer.greeting = msgspec.structs.replace(peer.greeting, promised=promised)
 
     def give_up_on_silent(self, now: float, timeout_s: float) -> None:
-        """Close the connections on which no answer has come in time."""
+        """Close the connections on which no answer was received before the timeout."""
         for safekeeper_id, peer in self.peers.items():
             waited_s = now - peer.waiting_since if peer.waiting_since is not None else 0.0
             if peer.connected and waited_s > timeout_s:
                 peer.waiting_since = None
-                self._out.append(Disconnect(safekeeper_id, f"no answer for {waited_s:.1f} s"))
+                self._out.append(Disconnect(safekeeper_id, f"no reply for {waited_s:.1f} s"))
 
     def refuse_foreigners(self, primary: PrimaryIdentity) -> None:
         """Refuse those that have WAL of another PostgreSQL than this one (S10's identity part)."""
@@ -159,17 +158,17 @@ class Roster:
                 self.refuse(safekeeper_id, RefusalCode.OTHER_SYSTEM, reason)
 
     def forgive_foreigners(self) -> None:
-        """Another primary is to be tried: what was said of this one must not be held against that one."""
+        """Forget the refusals because of this primary: another one is to be tried."""
         for safekeeper_id, peer in self.peers.items():
             if peer.refused_code is RefusalCode.OTHER_SYSTEM:
                 peer.refused, peer.refused_code = "", None
             elif peer.connected and peer.greeting is None:
-                # It has yet to answer a greeting that may name this primary.
-                self._out.append(Disconnect(safekeeper_id, "another primary is tried"))
+                # It has not answered yet a greeting that may contain this primary.
+                self._out.append(Disconnect(safekeeper_id, "trying another primary"))
 
 
 class Cluster(NamedTuple):
-    """A cluster with a quorum of its members present."""
+    """A cluster with a quorum of its members among the greeted."""
 
     id: str
     membership: Membership
@@ -194,7 +193,7 @@ def find_cluster(peers: Peers) -> Cluster | None:
 
 
 def voters_of(peers: Peers, cluster: Cluster) -> set[int]:
-    """Return the ids of the greeted voters of a cluster; one that has not heard of it yet counts too."""
+    """Return the ids of the greeted voters of a cluster; one that has not received its membership yet counts, too."""
     return {
         safekeeper_id
         for safekeeper_id, greeting in greetings_of(peers).items()
@@ -229,7 +228,7 @@ def foreign_reason(greeting: AcceptorGreeting, primary: PrimaryIdentity) -> str:
 
 
 def majority_against(peers: Peers) -> str:
-    """Return why the primary itself must be the stranger, empty if no majority of the safekeepers refuses it."""
+    """Return why the primary itself must be another PostgreSQL, empty if no majority of the safekeepers refuses it."""
     reasons = [peer.refused for peer in peers.values() if peer.refused_code is RefusalCode.OTHER_SYSTEM]
     if len(reasons) <= len(peers) // 2:
         return ""
@@ -237,9 +236,10 @@ def majority_against(peers: Peers) -> str:
 
 
 def plan_bootstrap(peers: Peers, primary: PrimaryIdentity, addresses: Mapping[int, str]) -> Bootstrap | None:
-    """Return the first membership of the cluster (step 0), None if somebody is missing or not empty.
+    """Return the first membership of the cluster (step 0), None if a safekeeper is missing or not empty.
 
-    The same bootstrap, half done by another run, counts as empty: its cluster id is a digest of the same members.
+    Members of the same bootstrap, interrupted in another proxy, count as empty: its cluster id is a digest of the
+    members.
     """
     greetings = greetings_of(peers)
     if len(greetings) < len(peers):
@@ -259,9 +259,9 @@ def bootstrap_of(cluster: Cluster, primary: PrimaryIdentity) -> Bootstrap:
 def misfit_reason(peers: Peers) -> str:
     """Return why the list of safekeepers does not fit the membership, empty if it does, or if that is not known yet.
 
-    A list that lacks a member does not fit: that member would never be fed, and without a quorum in the list no term
-    can be won. A listed safekeeper that is not a member does no harm: it is a learner. What members of another cluster
-    say is not held against a list that fits a cluster, and without a quorum it counts only once all have greeted.
+    A list that lacks a member does not fit: that member would never receive WAL, and without a quorum in the list no
+    term can be won. A listed safekeeper that is not a member does no harm: it is a learner. The membership of another
+    cluster does not matter if the list fits a cluster, and without a quorum it matters only once all have greeted.
     """
     greetings = greetings_of(peers)
     cluster = find_cluster(peers)
@@ -276,7 +276,7 @@ def misfit_reason(peers: Peers) -> str:
     newest = max(known, key=lambda membership: membership.generation)
     return (
         f"the list of safekeepers ({_listed(peers)}) does not fit the membership (generation {newest.generation}: "
-        f"{_listed(newest.ids())}): it lacks {_listed(newest.ids() - peers.keys())}; name all members in --safekeepers"
+        f"{_listed(newest.ids())}): it lacks {_listed(newest.ids() - peers.keys())}; list all members in --safekeepers"
     )
 
 
@@ -287,21 +287,21 @@ def _listed(ids: Iterable[int]) -> str:
 def repeated_bootstrap_reason(primary: PrimaryIdentity) -> str:
     """Return why empty safekeepers are not the sign of a first start, empty if they are.
 
-    The slot is made when there is a cluster. A bootstrap that was interrupted is not repeated, but finished: one member
-    that has it names the others (`find_cluster`).
+    The slot is created when there is a cluster. A bootstrap that was interrupted is not repeated, but finished: the
+    membership of one member lists the others (`find_cluster`).
     """
     if not primary.slot:
         return ""
     return (
         f'every safekeeper is empty, but the primary has the replication slot "{primary.slot}" already: data folders '
-        "were lost or are mounted elsewhere, or --safekeepers names another cluster's; nothing starts by itself: bring "
-        "the folders back, or begin a new cluster with --bootstrap true or walproxy rebootstrap, which give up what "
-        "the lost folders had"
+        "were lost or are mounted elsewhere, or --safekeepers lists another cluster's; nothing starts automatically: "
+        "restore the folders, or begin a new cluster with --bootstrap true or walproxy rebootstrap, which give up the "
+        "WAL of the lost folders"
     )
 
 
 def stuck_reason(peers: Peers) -> str:
-    """Return why only an operator can help, empty as long as somebody has not greeted.
+    """Return why an operator must act, empty as long as a safekeeper has not greeted.
 
     For peers that are neither a cluster with a quorum nor all empty.
     """
@@ -312,7 +312,7 @@ def stuck_reason(peers: Peers) -> str:
     holding = sorted(i for i, greeting in greetings.items() if not greeting.is_empty)
     return (
         f"safekeepers {holding} hold WAL or votes, {empty or 'none'} are empty, and no cluster has a quorum among "
-        "them: data folders were lost; nothing starts by itself (see walproxy rebootstrap)"
+        "them: data folders were lost; nothing starts automatically (see walproxy rebootstrap)"
     )
 
 
@@ -320,7 +320,7 @@ def later_cluster_reason(greeting: AcceptorGreeting, cluster: Cluster) -> str:
     """Return why a member belongs to a later cluster than this one, empty if it does not.
 
     Generations are those of one cluster. A rebootstrap, or an undo, that has reached a member and no quorum ends
-    nothing: it is no news of this cluster's membership.
+    no term: it does not change the membership of this cluster.
     """
     membership = greeting.membership
     if greeting.cluster_id in ("", cluster.id) or membership is None:
@@ -329,11 +329,11 @@ def later_cluster_reason(greeting: AcceptorGreeting, cluster: Cluster) -> str:
         return ""
     return (
         f"a rebootstrap, or the undo of one, has begun with it (cluster {greeting.cluster_id[:8]}, generation "
-        f"{membership.generation}) and has not come to its end: run that command again, or wipe its data folder to let "
-        "it join this cluster"
+        f"{membership.generation}) and has not finished: repeat that command, or wipe its data folder so that it joins "
+        "this cluster"
     )
 
 
 def other_cluster_reason(greeting: AcceptorGreeting) -> str:
-    """Return what an operator must do about a member of another cluster."""
-    return f"it holds WAL of cluster {greeting.cluster_id[:8]}: wipe its data folder to let it join this one"
+    """Return the reason that a member of another cluster counts as missing, with what an operator can do."""
+    return f"it holds WAL of cluster {greeting.cluster_id[:8]}: wipe its data folder so that it joins this one"

@@ -1,17 +1,17 @@
-"""What the standbys of all safekeepers have said: the `apply` position, and the transactions that they still need.
+"""The reports of all standbys: the `apply` position, and the transactions that they still need.
 
-Theory of operation. Each safekeeper tells the proposer about the standbys that stream from it, all of them at a time
-(`StandbyFeedback`), whenever one has said something new and whenever a proposer was adopted. The proposer keeps these
-words across terms:
+Theory of operation. Each safekeeper reports the standbys that stream from it to the proposer, all of them in one
+message (`StandbyFeedback`), whenever one has sent new positions and after each adoption. The proposer keeps these
+reports across terms:
 
-- a safekeeper whose connection is gone has said its last words for now: they hold until it speaks again, or until
-  another safekeeper speaks of a standby of the same name, which has moved there then;
-- a standby that streams from nowhere any more is remembered with its last words. What it has replayed stays replayed,
-  so `apply` stays where it is: remote_apply waits for what comes after, `on` does not;
-- a term that begins below a position that a standby has reached has cut bytes there (S9). They are nobody's any more.
+- the last report of a disconnected safekeeper is valid until its next one, or until another safekeeper reports a
+  standby of the same name, which streams from there then;
+- the last report of a standby that no longer streams is kept. WAL that it has replayed stays replayed, so `apply` stays
+  at that position: remote_apply waits for later WAL, `on` does not;
+- a term that begins below a position that a standby has reported has cut WAL there (S9), which no longer counts.
 
-Feedback about transactions is different: only those that are known to stream now hold back vacuum. The words of a
-safekeeper that nobody hears from would hold it back for ever.
+Feedback about transactions is different: only standbys that are known to stream now hold back vacuum. The reports of
+a disconnected safekeeper would hold it back indefinitely.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,16 +23,16 @@ from safekeeper.base.lsn import LSN_MAX, Lsn
 from safekeeper.consensus.messages import Standby
 from walproxy.proposer.apply_rule import ApplyRule, fold_name
 
-# Standbys that stream from nowhere; whoever is named in the rule is remembered in any case (S14).
+# The limit of kept standbys that do not stream; those that the rule names are kept in any case (S14).
 GONE_MAX = 64
 
 
 class StandbyRow(NamedTuple):
-    """A standby as a status page shows it.
+    """A standby for the status page.
 
     Attributes:
-        standby: what it said last.
-        safekeeper_id: where it streams from, or did last.
+        standby: its last report.
+        safekeeper_id: the safekeeper from which it streams, or has streamed last.
         connected: whether it is known to stream now.
         designated: whether remote_apply may wait for it.
     """
@@ -47,58 +47,58 @@ class Standbys:
     """The table of all standbys.
 
     Attributes:
-        rule: who must have replayed.
-        applied_lsn: how far the designated have replayed, as far as is known; LSN_MAX if nobody is designated.
+        rule: the standbys that must have replayed.
+        applied_lsn: the reported position up to which the rule is met; LSN_MAX if no standby is designated.
     """
 
     def __init__(self, rule: ApplyRule) -> None:
         self.rule = rule
         self.applied_lsn: Lsn = LSN_MAX
-        self._said: dict[int, tuple[Standby, ...]] = {}
-        self._heard: set[int] = set()
+        self._reports: dict[int, tuple[Standby, ...]] = {}
+        self._connected: set[int] = set()
         self._gone: dict[str, tuple[int, Standby]] = {}
         self.set_rule(rule)
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ events
 
     def on_report(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
-        """A safekeeper speaks of all standbys that stream from it."""
-        before = self._said.get(safekeeper_id, ())
-        self._said[safekeeper_id] = standbys
-        self._heard.add(safekeeper_id)
+        """Take the report of a safekeeper about all standbys that stream from it."""
+        before = self._reports.get(safekeeper_id, ())
+        self._reports[safekeeper_id] = standbys
+        self._connected.add(safekeeper_id)
         names = {fold_name(standby.name) for standby in standbys}
         for name in names:
             self._gone.pop(name, None)
-        for other in self._said.keys() - self._heard:
-            self._said[other] = tuple(s for s in self._said[other] if fold_name(s.name) not in names)
+        for other in self._reports.keys() - self._connected:
+            self._reports[other] = tuple(s for s in self._reports[other] if fold_name(s.name) not in names)
         if before:
             self._remember_gone(safekeeper_id, before)
         self._count()
 
     def _remember_gone(self, safekeeper_id: int, before: Sequence[Standby]) -> None:
-        """Keep the last words of those of `before` whom nobody speaks of any more."""
-        present = {fold_name(standby.name) for said in self._said.values() for standby in said}
+        """Keep the last reports of those of `before` that no safekeeper reports now."""
+        present = {fold_name(standby.name) for reported in self._reports.values() for standby in reported}
         for standby in sorted(before, key=lambda each: -each.apply_lsn):
             if fold_name(standby.name) not in present:
-                # Of two that bear one name the lower position counts: it comes last.
+                # Of two with the same name the lower position counts: it is last.
                 self._gone[fold_name(standby.name)] = (safekeeper_id, standby)
         surplus = len(self._gone) - GONE_MAX
         for name in [name for name in self._gone if name not in self.rule.names][: max(0, surplus)]:
             del self._gone[name]
 
     def disconnected(self, safekeeper_id: int) -> None:
-        """The connection to a safekeeper is gone."""
-        self._heard.discard(safekeeper_id)
+        """Handle the end of the connection to a safekeeper."""
+        self._connected.discard(safekeeper_id)
 
     def cut(self, lsn: Lsn) -> None:
-        """A term's log begins anew at `lsn`: what anybody had beyond it is not of this log."""
-        for safekeeper_id, said in self._said.items():
-            self._said[safekeeper_id] = tuple(_cut(standby, lsn) for standby in said)
+        """Cut all positions at `lsn`, where a term's log begins: WAL beyond it is not of this log."""
+        for safekeeper_id, reported in self._reports.items():
+            self._reports[safekeeper_id] = tuple(_cut(standby, lsn) for standby in reported)
         self._gone = {name: (where, _cut(standby, lsn)) for name, (where, standby) in self._gone.items()}
         self._count()
 
     def set_rule(self, rule: ApplyRule) -> None:
-        """Somebody else is designated from now on."""
+        """Designate other standbys."""
         self.rule = rule
         self._count()
 
@@ -108,13 +108,13 @@ class Standbys:
     def _positions(self) -> dict[str, Lsn]:
         """Return the apply position of each name, folded."""
         positions = {name: standby.apply_lsn for name, (_, standby) in self._gone.items()}
-        for said in self._said.values():
-            for standby in said:
+        for reported in self._reports.values():
+            for standby in reported:
                 name = fold_name(standby.name)
                 positions[name] = min(positions.get(name, standby.apply_lsn), standby.apply_lsn)
         return positions
 
-    # ------------------------------------------------------------------ what follows
+    # ------------------------------------------------------------------ results
 
     def apply_lsn(self, commit_lsn: Lsn) -> Lsn:
         """Return the `apply` position that goes with `commit_lsn`, never above it (S1)."""
@@ -122,7 +122,7 @@ class Standbys:
 
     def oldest_xmins(self) -> tuple[int, int]:
         """Return the oldest xmin and catalog_xmin that a standby which streams now needs, as 64 bits; 0 if none."""
-        streaming = [standby for i in self._heard for standby in self._said[i]]
+        streaming = [standby for i in self._connected for standby in self._reports[i]]
         return (
             min((standby.xmin for standby in streaming if standby.xmin), default=0),
             min((standby.catalog_xmin for standby in streaming if standby.catalog_xmin), default=0),
@@ -133,26 +133,26 @@ class Standbys:
         return sorted(self._rows(), key=lambda row: (fold_name(row.standby.name), row.safekeeper_id))
 
     def _rows(self) -> Iterator[StandbyRow]:
-        for safekeeper_id, said in self._said.items():
-            for standby in said:
-                connected, designated = safekeeper_id in self._heard, self.rule.designates(standby.name)
+        for safekeeper_id, reported in self._reports.items():
+            for standby in reported:
+                connected, designated = safekeeper_id in self._connected, self.rule.designates(standby.name)
                 yield StandbyRow(standby, safekeeper_id, connected, designated)
         for safekeeper_id, standby in self._gone.values():
             if self.rule.designates(standby.name):
                 yield StandbyRow(standby, safekeeper_id, False, True)
 
     def lacking(self) -> str:
-        """Return why remote_apply waits in vain, empty if enough of the designated stream."""
+        """Return why remote_apply is blocked, empty if enough designated standbys stream."""
         rule = self.rule
-        streaming = {fold_name(s.name): s for i in self._heard for s in self._said[i] if rule.designates(s.name)}
+        streaming = {fold_name(s.name): s for i in self._connected for s in self._reports[i] if rule.designates(s.name)}
         if not rule.names:
-            # Of everybody, those that replay nothing, like pg_receivewal, can never meet the rule.
+            # For `*`: readers that do not replay, like pg_receivewal, can never meet the rule.
             replaying = sum(1 for standby in streaming.values() if standby.apply_lsn)
-            return "" if replaying >= rule.count else f"{replaying} of the {rule.count} standbys that it takes replay"
+            return "" if replaying >= rule.count else f"{replaying} of {rule.count} required standbys replay"
         if len(streaming) >= rule.count:
             return ""
         absent = [name for name in rule.names if name not in streaming]
-        return f"{', '.join(absent)} {'does' if len(absent) == 1 else 'do'} not stream"
+        return f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not streaming"
 
 
 def _cut(standby: Standby, lsn: Lsn) -> Standby:

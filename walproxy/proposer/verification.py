@@ -1,13 +1,13 @@
-"""May this primary go on where the donor's log ends? The check of one primary, once a term is won (S9, S10).
+"""The check of one primary, once a term is won: whether its WAL continues the donor's log (S9, S10).
 
-First `plan_term`: do the timelines fit, and where does the term begin? If it begins below the log's end, the donor
-says which record a cut there would lose; one that may have been acknowledged is not cut. Then the donor's bytes and the
-primary's are compared, page by page, over the segment before the term's start, and further back until a record that
-bears a time lies in the range: another one that was written in its place would bear another time. A primary that has
-recycled that is refused, unless an operator vouches for it: then what it has left of the last segment is compared, and
-where that is gone, too, its first record must link to the log's last one, which is seen once it streams.
+First `plan_term` decides whether the timelines fit, and where the term begins. If it begins below the log's end, the
+donor reports which record a cut there would lose; one that may have been acknowledged is not cut. Then the donor's
+bytes and the primary's are compared, page by page, over the segment before the term's start, and further back until the
+range contains a timed record: another record in its place would have another time. A primary that has recycled that WAL
+is refused, unless the operator allows it: then the WAL of the last segment that it still has is compared, and if it has
+none, its first record must link to the log's last one, which is checked once it streams.
 
-Nothing of this changes anything. Nothing of a primary that is refused is taken.
+The check changes nothing. No WAL of a primary that is refused is accepted.
 """
 
 from safekeeper.base.errors import PrimaryRefused, RemoteProtocolError
@@ -51,9 +51,9 @@ def plan_term(vote: VoteResponse, primary: PrimaryIdentity) -> LogPlan:
 def refusal_in_term(leadership: Leadership, primary: PrimaryIdentity, several_primaries: bool) -> str:
     """Return why a primary cannot be the one of a term that is led, nor of a later one; empty if it may be.
 
-    One on another timeline is worth a new term, unless it is one of `several_primaries` and fits to no later log. Every
-    later log has what is committed in this term: a line of descent that has parted from that, or ends before it, has
-    parted from any log that goes on from there.
+    One on another timeline requires a new term, unless it is one of `several_primaries` and fits no later log. Every
+    later log contains the WAL that is committed in this term: a line of descent that diverges from that, or ends before
+    it, diverges from every later log.
     """
     elected = leadership.elected
     if (primary.system_id, primary.segment_size) != (elected.system_id, elected.segment_size):
@@ -76,7 +76,7 @@ def refusal_in_term(leadership: Leadership, primary: PrimaryIdentity, several_pr
 
 
 def difference(begin_lsn: Lsn, ours: tuple[int, ...], theirs: tuple[int, ...], whose: str) -> str:
-    """Return how the primary's bytes differ from ours, which are `whose`; empty if they do not."""
+    """Return how the primary's bytes differ from `ours`, which are `whose`; empty if they do not."""
     lsn = first_difference(begin_lsn, ours, theirs)
     if lsn is None:
         return ""
@@ -87,7 +87,7 @@ def difference(begin_lsn: Lsn, ours: tuple[int, ...], theirs: tuple[int, ...], w
 
 
 def recycled(lsn: Lsn) -> str:
-    """Return why a primary that has not kept the WAL from `lsn` on cannot continue a log that ends there."""
+    """Return why a primary without the WAL from `lsn` on cannot continue a log that ends there."""
     return (
         f"the primary has recycled the WAL at {format_lsn(lsn)}, where the quorum's log ends: "
         "its slot was dropped or invalidated (see walproxy rebootstrap)"
@@ -95,15 +95,15 @@ def recycled(lsn: Lsn) -> str:
 
 
 class Verification:
-    """One primary, held against the log of one donor.
+    """The comparison of one primary with the log of one donor.
 
     Attributes:
         plan: where the term is to begin.
         is_passed: the term may be led.
-        awaits_link: it may be led, but nothing was compared: the first record must link to our last one (S10).
+        awaits_link: it may be led, but nothing was compared: the first record must link to the log's last one (S10).
         gives_up: the term begins at a fork that cuts what may have been acknowledged, as the operator allows.
-        compared_bytes: how much there is to compare.
-        refusal: why this primary cannot go on, empty as long as nothing is known against it.
+        compared_bytes: the number of bytes to compare.
+        refusal: why this primary cannot continue the log, empty if there is no known reason.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Verification:
         self._allow_data_loss = allow_data_loss
         self._allow_unverified = allow_unverified
         self._history = vote.history
-        # What has to be compared in any case; it begins further back as soon as the donor has said from where on.
+        # The range that is always compared; the donor reports from where on, which may be further back.
         self._check = self._last_segment = check_range(
             vote.history, vote.wal_begin_lsn, plan.start_lsn, plan.tli, segment_size
         )
@@ -144,18 +144,18 @@ class Verification:
 
     @property
     def compared_bytes(self) -> int:
-        """How much WAL is to be compared."""
+        """The number of bytes of WAL to compare."""
         return self.plan.start_lsn - self._check.begin_lsn
 
     def begin(self) -> None:
-        """Ask what a cut would lose if there is one to be justified (S9), else compare at once."""
+        """Ask which record a cut would lose, if there is a cut (S9); else compare at once."""
         if self.plan.cuts:
             self._out.append(self._ask_for_tail())
         else:
             self._compare()
 
     def on_tail(self, response: TailResponse, possible_commit_lsn: Lsn) -> None:
-        """The donor says which records are around the term's start.
+        """Handle the donor's report of the records around the term's start.
 
         Args:
             possible_commit_lsn: M, the highest position that may have been committed (S9).
@@ -179,12 +179,12 @@ class Verification:
             self.is_passed = self.awaits_link = True
         elif 0 < response.record_end_lsn <= possible_commit_lsn:
             if self._allow_data_loss and self._cannot_cut:
-                # They begin anew only when a quorum of others has adopted the term (5.4).
+                # They can skip WAL only when a quorum of others has adopted the term (5.4).
                 ids = ", ".join(map(str, self._cannot_cut))
                 self.refusal = (
                     f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and safekeepers "
-                    f"{ids} keep no WAL from there: no quorum could cut its log there (start those that are away, or "
-                    "see walproxy rebootstrap)"
+                    f"{ids} retain no WAL from there: no quorum could cut its log there (start the other safekeepers, "
+                    "or see walproxy rebootstrap)"
                 )
             elif self._allow_data_loss:
                 self.gives_up = True
@@ -192,7 +192,7 @@ class Verification:
                     Note(
                         Level.WARNING,
                         f"WAL [{format_lsn(response.lsn)}, {format_lsn(possible_commit_lsn)}) may have been "
-                        "acknowledged and is given up (--allow-data-loss): the primary's timeline "
+                        "acknowledged and is lost (--allow-data-loss): the primary's timeline "
                         f"{plan.tli} forked off before it",
                     )
                 )
@@ -208,10 +208,10 @@ class Verification:
             self._compare()
 
     def on_digest(self, response: DigestResponse) -> None:
-        """The donor's checksums have come, all or the next ones.
+        """Handle checksums of the donor, all or the next ones.
 
         Raises:
-            RemoteProtocolError: they are not those that were asked for.
+            RemoteProtocolError: they are not the requested ones.
         """
         start_lsn = self.plan.start_lsn
         if response.request_id != self._leader_id.term or self._our_page_crcs is not None:
@@ -227,11 +227,11 @@ class Verification:
         if not is_asked_for or not begin_lsn < response.end_lsn <= start_lsn or len(response.page_crcs) != pages:
             raise RemoteProtocolError(
                 f"{len(response.page_crcs)} checksums of [{format_lsn(response.begin_lsn)}, "
-                f"{format_lsn(response.end_lsn)}) are not those that were asked for"
+                f"{format_lsn(response.end_lsn)}) are not the requested ones"
             )
         if is_first:
             self._check = check_range_from(begin_lsn, self._history, start_lsn, self.plan.tli, self._segment_size)
-            # What a log has no such record of since its very beginning was never acknowledged to a commit.
+            # WAL without such a record since the beginning of the log was never acknowledged to a commit.
             is_proof = begin_lsn <= response.timed_lsn < start_lsn or begin_lsn <= self._history[0].start_lsn
             if not is_proof and not self._allow_unverified:
                 self.refusal = (
@@ -253,17 +253,16 @@ class Verification:
         self._out.append(self._start_stream())
 
     def on_primary_checked(self, page_crcs: tuple[int, ...]) -> None:
-        """The primary's checksums have come."""
+        """Handle the checksums of the primary."""
         self._their_page_crcs = page_crcs
         self._judge()
 
     def on_segment_removed(self) -> None:
-        """The primary has recycled WAL that is to be compared.
+        """Handle a primary that has recycled WAL which is to be compared.
 
-        Its own bytes alone prove that it is the right one (S10): without them an operator has to vouch for it. Then the
-        last segment is compared. If that is gone, too, and the log ends on a segment's border, the next segment is all
-        that is needed: its first record must link to our last one. Otherwise this primary cannot go on from where the
-        log ends.
+        Only its bytes prove that it is the right one (S10): without them the operator has to allow it. Then the last
+        segment is compared. If that is recycled, too, and the log ends on a segment's border, the next segment
+        suffices: its first record must link to the log's last one. Otherwise this primary cannot continue the log.
         """
         begin_lsn, start_lsn = self._check.begin_lsn, self.plan.start_lsn
         if begin_lsn < start_lsn and not self._allow_unverified:
@@ -287,7 +286,7 @@ class Verification:
         return SendMessage(self._donor, TailRequest(self._leader_id, 0, self.plan.start_lsn))
 
     def _compare(self) -> None:
-        """Have the primary's bytes before the term's start compared with the donor's."""
+        """Start the comparison of the primary's bytes before the term's start with the donor's."""
         plan, check = self.plan, self._check
         if check.begin_lsn < plan.start_lsn:
             term = self._leader_id.term

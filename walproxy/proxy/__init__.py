@@ -1,19 +1,19 @@
 """The running proxy, and the commands that act on its cluster.
 
-proxy                   the event loop: executes the proposer's actions
+proxy                   composition: executes the proposer's actions
 primary_feed            the primary: connection, hosts, positions reported back
 safekeeper_link         keeps one connection to one safekeeper
 safekeeper_connection   the connection itself
 window                  the WAL that is still to be sent
 config, credentials     options, secrets
-status, status_pages    what the proxy reports of itself, over HTTP
-status_client           fetches that
-status_table            shows it
+status, status_pages    the state of the proxy, over HTTP
+status_client           fetches it
+status_table            formats it
 metrics, readiness      /metrics, /readyz
 health_check            `walproxy check`
 quorum_watch            the alarm while the quorum is lost
 subscriber_watch        warns of logical subscribers that run ahead of the quorum
-member_problem          why a member is missing, in words
-rebootstrap             a new cluster over old data folders
+member_problem          why a member is missing, in one line
+rebootstrap             a new cluster on old data folders
 rebootstrap_undo        its undo
 """

@@ -1,4 +1,4 @@
-"""What can be set on the proxy. Read by safekeeper/base/settings.py; the environment's prefix is WALPROXY_."""
+"""The options of the proxy. Read by safekeeper/base/settings.py; the environment's prefix is WALPROXY_."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ SIZE_MIN_BYTES = 1 << 20
 
 
 def safekeeper_addresses(written: Any) -> tuple[tuple[int, Address], ...]:
-    """ID=HOST:PORT,..., or a TOML table of them: the members, ordered by id."""
+    """Parse ID=HOST:PORT,..., or a TOML table of them: the members, ordered by id."""
     if isinstance(written, dict):
         pairs = [(str(key), value) for key, value in written.items()]
     else:
@@ -44,27 +44,27 @@ def safekeeper_addresses(written: Any) -> tuple[tuple[int, Address], ...]:
     members = sorted((positive_integer(key), address(value)) for key, value in pairs)
     ids = [safekeeper_id for safekeeper_id, _ in members]
     if len(set(ids)) != len(ids):
-        raise ValueError(f"safekeeper {next(i for i in ids if ids.count(i) > 1)} is named twice")
+        raise ValueError(f"safekeeper {next(i for i in ids if ids.count(i) > 1)} is listed twice")
     places = [place for _, place in members]
     if len(set(places)) != len(places):
-        raise ValueError(f"{next(p for p in places if places.count(p) > 1)} is given for two safekeepers")
+        raise ValueError(f"{next(p for p in places if places.count(p) > 1)} is the address of two safekeepers")
     return tuple(members)
 
 
 def memory_or_rate(written: Any) -> int:
-    """A number of bytes that WAL can pass through: at least 1 MiB, the size of the largest frame."""
+    """Parse a number of bytes of at least 1 MiB, the size of the largest frame."""
     size = size_bytes(written)
     if size < SIZE_MIN_BYTES:
-        raise ValueError(f"{written!r} is less than 1MiB, too little for WAL to pass")
+        raise ValueError(f"{written!r} is less than 1MiB, the minimum")
     return size
 
 
 def heartbeat_seconds(written: Any) -> float:
-    """Seconds well below those after which safekeepers take a silent proxy for dead."""
+    """Parse an interval, in seconds, well below the timeout after which safekeepers consider a proxy dead."""
     interval_s = seconds(written)
     if interval_s > HEARTBEAT_TIMEOUT_S / 2:
         raise ValueError(
-            f"{written!r} is too long: a proxy that is silent for {HEARTBEAT_TIMEOUT_S:g} s counts as dead"
+            f"{written!r} is too long: after {HEARTBEAT_TIMEOUT_S:g} s without a heartbeat a proxy counts as dead"
         )
     return interval_s
 
@@ -74,7 +74,7 @@ class ProxyConfig:
     """The settings of `walproxy run`."""
 
     primary: str = option(
-        "How to connect to PostgreSQL: a libpq connection string or URI, also several hosts; PG* variables count too",
+        "How to connect to PostgreSQL: a libpq connection string or URI, also with several hosts; PG* variables apply",
         parse=text,
         metavar="CONNINFO",
     )
@@ -83,31 +83,31 @@ class ProxyConfig:
         parse=safekeeper_addresses,
         metavar="ID=HOST:PORT,...",
     )
-    slot: str = option("Physical replication slot; made if missing", parse=text, default="walproxy", metavar="NAME")
+    slot: str = option("Physical replication slot; created if missing", parse=text, default="walproxy", metavar="NAME")
     application_name: str = option(
-        "What synchronous_standby_names calls this proxy", parse=text, default="walproxy", metavar="NAME"
+        "Name of this proxy in synchronous_standby_names", parse=text, default="walproxy", metavar="NAME"
     )
     http: Address = option(
-        "Where /status, /metrics, /healthz and /readyz are served; anybody who reaches it may read it",
+        "Where /status, /metrics, /healthz and /readyz are served, to every client that can reach it",
         parse=address,
         default=DEFAULT_HTTP,
         metavar="HOST:PORT",
     )
     window: int = option(
-        "Memory for WAL that safekeepers still need; uncommitted WAL beyond it holds PostgreSQL back",
+        "Memory for WAL that safekeepers still need; with more uncommitted WAL than that, PostgreSQL has to wait",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
     )
     catchup_rate: int = option(
-        "Bytes a second at which a safekeeper that lags is fed from another",
+        "Bytes per second at which a lagging safekeeper is sent WAL of another one",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
     )
     apply_standbys: ApplyRule = option(
         "The standbys that remote_apply waits for: NAME, ... (all of them) or ANY COUNT (NAME, ...) or ANY COUNT (*); "
-        "without any it waits no longer than on",
+        "empty: remote_apply behaves like on",
         parse=parse_apply_rule,
         default="",
         metavar="RULE",
@@ -117,34 +117,37 @@ class ProxyConfig:
         "Seconds between heartbeats to an idle safekeeper", parse=heartbeat_seconds, default="0.25", metavar="SECONDS"
     )
     response_timeout: float = option(
-        "Seconds until a safekeeper that does not answer is connected anew",
+        "Seconds without a reply after which the proxy reconnects to a safekeeper",
         parse=seconds,
         default="5",
         metavar="SECONDS",
     )
     primary_timeout: float = option(
-        "Seconds until a primary that says nothing is connected anew", parse=seconds, default="10", metavar="SECONDS"
+        "Seconds without data after which the proxy reconnects to the primary",
+        parse=seconds,
+        default="10",
+        metavar="SECONDS",
     )
     connect_timeout: float = option(
-        "Seconds to connect to PostgreSQL, and for its answer to a command",
+        "Timeout in seconds for connecting to PostgreSQL, and for its reply to a command",
         parse=seconds,
         default="5",
         metavar="SECONDS",
     )
     takeover: bool = option(
-        "Be elected even if another proxy is alive, which is deposed; once in a run",
+        "Take over from another proxy although it is alive; applies once per process",
         parse=yes_or_no,
         default="false",
         metavar="BOOL",
     )
     allow_data_loss: bool = option(
-        "Follow a primary whose timeline lacks WAL that may have been acknowledged: that WAL is given up",
+        "Follow a primary whose timeline lacks WAL that may have been acknowledged: that WAL is lost",
         parse=yes_or_no,
         default="false",
         metavar="BOOL",
     )
     allow_unverified_primary: bool = option(
-        "Accept a primary that has recycled WAL which proves that it wrote the quorum's log: only if you know it did",
+        "Accept a primary that no longer has the WAL to compare with the quorum's log: only if it wrote that log",
         parse=yes_or_no,
         default="false",
         metavar="BOOL",
@@ -156,20 +159,23 @@ class ProxyConfig:
         metavar="BOOL",
     )
     drain_timeout: float = option(
-        "Seconds that a shutdown waits for the quorum", parse=seconds, default="3", metavar="SECONDS"
+        "Seconds that a shutdown waits for the quorum to acknowledge the last WAL",
+        parse=seconds,
+        default="3",
+        metavar="SECONDS",
     )
     log_level: str = option(
-        "Least important lines to log: debug, info, warning or error",
+        "Minimum level of log lines: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
         default="info",
         metavar="LEVEL",
         reloadable=True,
     )
     tls_ca: Path | None = file_option(
-        "CAs, one of which must vouch for each safekeeper's certificate; with it safekeepers are reached over TLS only"
+        "CAs that sign the safekeepers' certificates; with it, safekeepers are connected over TLS only"
     )
     tls_cert: Path | None = file_option(
-        "Our TLS certificate, with its chain, in PEM format: for safekeepers that demand one, and for --http-tls"
+        "TLS certificate of this proxy, with its chain, in PEM format: for safekeepers that require one, and --http-tls"
     )
     tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
     secret_file: Path | None = file_option(

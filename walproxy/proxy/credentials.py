@@ -1,4 +1,4 @@
-"""What the proxy proves to safekeepers and demands of them: read from the settings once, and again at SIGHUP."""
+"""The credentials for connections to safekeepers: read from the settings at the start, and again at SIGHUP."""
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import is_loopback
@@ -18,9 +18,9 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     """
     require_pair(config.tls_cert, config.tls_key)
     if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
-        raise ConfigurationError("--tls-cert is of no use without --tls-ca or --http-tls: give one of them, too")
+        raise ConfigurationError("--tls-cert requires --tls-ca or --http-tls: set one of them, too")
     if config.http_tls and config.tls_cert is None:
-        raise ConfigurationError("--http-tls is of no use without --tls-cert and --tls-key: give them, too")
+        raise ConfigurationError("--http-tls requires --tls-cert and --tls-key: set them, too")
     tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
     secret = read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET")
     proves_by_certificate = config.tls_ca is not None and config.tls_cert is not None
@@ -33,7 +33,7 @@ def read_credentials(config: ProxyConfig) -> Credentials:
 
 
 def reload_credentials(credentials: Credentials, http_tls: ServerTls | None) -> None:
-    """Read the files again, for new connections, and say what has changed; an error is one line, the old stays."""
+    """Read the files again, for new connections, and log what has changed; on an error, log it and keep the old."""
     files: dict[str, Reloadable | None] = {
         "the certificates for safekeepers": credentials.tls,
         "the certificate of HTTP": http_tls,

@@ -1,6 +1,6 @@
-"""What a monitoring system receives about a proxy: a level, one line, and figures with their thresholds.
+"""The result of `walproxy check` for a monitoring system: a level, one line, and figures with their thresholds.
 
-It is a judgement on the content of /status (walproxy/proxy/status.py), pure. Levels are the exit codes of monitoring
+It is derived from the content of /status (walproxy/proxy/status.py). Pure. Levels are the exit codes of monitoring
 plugins. Source: https://www.monitoring-plugins.org/doc/guidelines.html
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Level(IntEnum):
-    """How bad it is; the value is the exit code."""
+    """The severity; the value is the exit code."""
 
     OK = 0
     WARNING = 1
@@ -21,13 +21,13 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Threshold:
-    """A figure is reported from this value on; None: never."""
+    """The values from which on a figure is a warning, or critical; None: never."""
 
     warning: float | None = None
     critical: float | None = None
 
     def level(self, value: float) -> Level:
-        """Return how bad this value is."""
+        """Return the level of this value."""
         if self.critical is not None and value >= self.critical:
             return Level.CRITICAL
         if self.warning is not None and value >= self.warning:
@@ -40,9 +40,9 @@ class Thresholds:
     """The limits of a check.
 
     Attributes:
-        wait_s: for how long commits have waited.
+        wait_s: for how many seconds commits have waited.
         missing: members that do not stream.
-        lag_bytes: WAL that the slowest streaming member has not on disk.
+        lag_bytes: WAL that is not durable on the slowest streaming member.
         archive_lag_bytes: committed WAL that is not archived.
     """
 
@@ -54,11 +54,11 @@ class Thresholds:
 
 @dataclass
 class Verdict:
-    """What was found.
+    """The result of a check.
 
     Attributes:
-        summary: what the proxy does, in a few words.
-        problems: what is wrong, with how bad each is.
+        summary: the state of the proxy, in a few words.
+        problems: (level, text) of each problem.
         figures: name -> (value, unit, threshold).
     """
 
@@ -68,14 +68,14 @@ class Verdict:
 
     @property
     def level(self) -> Level:
-        """The worst of what was found."""
+        """The highest level of all problems and figures."""
         return max((level for level, _ in self.problems), default=Level.OK)
 
     def line(self) -> str:
         """Return it as the one line that a monitoring plugin prints."""
         worst_first = sorted(self.problems, key=lambda each: -each[0])
         text = "; ".join(part for part in (self.summary, *(problem for _, problem in worst_first)) if part)
-        # A bar would end the text.
+        # A vertical bar would end the text.
         line = f"WALPROXY {self.level.name} - {text.replace('|', '/')}"
         figures = " ".join(_figure(name, *figure) for name, figure in self.figures.items())
         return f"{line} | {figures}" if figures else line
@@ -91,7 +91,7 @@ class Verdict:
         }
 
     def note(self, name: str, value: float, unit: str, threshold: Threshold, problem: str) -> None:
-        """Take a figure; it is a problem if it reaches a threshold."""
+        """Add a figure; add `problem` if it reaches a threshold."""
         self.figures[name] = (value, unit, threshold)
         level = threshold.level(value)
         if level:
@@ -99,8 +99,8 @@ class Verdict:
 
 
 def _figure(name: str, value: float, unit: str, threshold: Threshold) -> str:
-    """Return a figure as plugins write it: value, the ranges without a warning and without an alert, minimum."""
-    # A count of 2 is reported by a threshold of 2, and plugins write the range that is still fine.
+    """Return a figure in the format of plugins: value, the ranges without a warning and without an alert, minimum."""
+    # A threshold of 2 reports a count of 2, and plugins write the range that is still fine.
     limits = (limit if limit is None or unit else limit - 1 for limit in (threshold.warning, threshold.critical))
     return f"{name}={value:.15g}{unit};" + ";".join("" if limit is None else f"{limit:.15g}" for limit in limits) + ";0"
 
@@ -135,7 +135,7 @@ def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
 
 
 def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: Verdict) -> None:
-    """Take note of commits that wait."""
+    """Add the time for which commits have waited."""
     lost, state = status["quorum_lost"], status["state"]
     if lost is not None:
         wait_s = lost["for_s"]

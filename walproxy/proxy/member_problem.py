@@ -1,8 +1,8 @@
-"""Why a safekeeper does not count, as one line for a person: for the log and for /status.
+"""Why a safekeeper does not count for the quorum, in one line: for the log and for /status.
 
-Four reasons, the plainest first: it is refused (wrong id, another cluster, ...), it cannot be reached, its id is in no
-membership, or it is there with a data folder that the cluster does not know (S8). If so many folders are lost that the
-others can never be a quorum again, the way out is said with it; nothing starts by itself then. Pure.
+Four reasons, the simplest first: it is refused (wrong id, another cluster, ...), it cannot be reached, its id is not in
+the membership, or its data folder is not the one in the membership (S8). If too many folders are lost for the others to
+be a quorum again, the line names the command that helps; nothing starts automatically then. Pure.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from safekeeper.consensus.membership import Membership
 from walproxy.proposer.roster import Peer
 
-_REBOOTSTRAP = "too few of the disks are left for a quorum: walproxy rebootstrap begins a new cluster"
+_REBOOTSTRAP = "too few data folders are left for a quorum: walproxy rebootstrap starts a new cluster"
 
 
 def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: str) -> str:
-    """Return why a safekeeper does not count, empty if it does or if nobody knows yet.
+    """Return why a safekeeper does not count, empty if it does or if that is not known yet.
 
     Args:
         peers: what is known of each safekeeper.
@@ -30,12 +30,15 @@ def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: 
         return ""
     if safekeeper_id not in membership.ids():
         members = ", ".join(str(each) for each in sorted(membership.ids()))
-        return f"it is not a member (generation {membership.generation}: {members}), so it is fed and does not count"
+        return (
+            f"it is not a member (generation {membership.generation}: {members}), so it receives WAL as a learner and "
+            "does not vote"
+        )
     folder = "its data folder is empty" if peer.greeting.is_empty else "its data folder has been replaced"
     lost = lost_members(membership, peers)
     if membership.has_quorum(membership.ids() - lost):
-        return f"{folder}, so it is fed and does not count (S8)"
-    return f"{folder}, so it does not count (S8); {_REBOOTSTRAP}"
+        return f"{folder}, so it receives WAL as a learner and does not vote"
+    return f"{folder}, so it does not vote; {_REBOOTSTRAP}"
 
 
 def known_membership(peers: Mapping[int, Peer]) -> Membership | None:
@@ -45,7 +48,7 @@ def known_membership(peers: Mapping[int, Peer]) -> Membership | None:
 
 
 def lost_members(membership: Membership, peers: Mapping[int, Peer]) -> set[int]:
-    """Return the ids of the members whose place another data folder has taken."""
+    """Return the ids of the members whose data folder was replaced by another one."""
     return {
         safekeeper_id
         for safekeeper_id, peer in peers.items()

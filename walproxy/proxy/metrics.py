@@ -1,8 +1,8 @@
-"""The proxy in numbers, for Prometheus: GET /metrics.
+"""The metrics of the proxy, for Prometheus: GET /metrics.
 
-They are those of /status (walproxy/proxy/status.py), so that the two pages never differ. LSNs are bytes since the
-beginning of the WAL: their differences are lags. A spare has numbers too; `walproxy_ready` is 1 where commits go
-through.
+They are derived from /status (walproxy/proxy/status.py), so the two pages never differ. LSNs are bytes since the
+beginning of the WAL: their differences are lags. A spare has metrics, too; `walproxy_ready` is 1 at the proxy through
+which commits succeed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,21 +16,21 @@ from safekeeper.net.listener import Listener
 from safekeeper.net.metrics_page import listener_metrics
 
 _LSNS = {
-    "received": "End of the WAL that the proxy has",
-    "write": "What PostgreSQL may be told to be written",
-    "flush": "What PostgreSQL may be told to be flushed",
-    "apply": "What PostgreSQL may be told to be applied",
-    "commit": "Below it WAL is on a quorum",
-    "truncate": "Below it WAL is on every member",
+    "received": "End of the WAL that the proxy has received",
+    "write": "Write position reported to PostgreSQL",
+    "flush": "Flush position reported to PostgreSQL",
+    "apply": "Apply position reported to PostgreSQL",
+    "commit": "WAL below it is durable on a quorum",
+    "truncate": "WAL below it is durable on every member",
 }
 
 
 class ProxyCollector(Collector):
-    """Collects the numbers of one proxy.
+    """Collect the metrics of one proxy.
 
     Args:
-        status: returns the content of /status, as it is now.
-        not_ready_reason: returns why commits do not go through, empty if they do.
+        status: returns the present content of /status.
+        not_ready_reason: returns why the proxy is not ready, empty if it is.
 
     Attributes:
         listeners: by name.
@@ -47,32 +47,40 @@ class ProxyCollector(Collector):
         yield from listener_metrics("walproxy", self.listeners)
         yield _gauge("ready", "1 if commits go through this proxy", not self._not_ready_reason())
         yield _gauge("spare", "1 if another proxy serves", status["spare"])
-        yield _gauge("term", "The term that it leads or last asked for", status["term"])
-        yield _gauge("quorum", "How many safekeepers make one", status["quorum"])
+        yield _gauge("term", "The term that it leads or last requested", status["term"])
+        yield _gauge("quorum", "Number of safekeepers in a quorum", status["quorum"])
         if status["members"] is not None:
-            yield _gauge("members", "How many safekeepers vote and count; absent if unknown", len(status["members"]))
-        yield _gauge("members_streaming", "How many of them get WAL as it comes", status["members_streaming"])
+            yield _gauge("members", "Number of voting safekeepers; absent if unknown", len(status["members"]))
+        yield _gauge("members_streaming", "Number of members that stream", status["members_streaming"])
         lost = status["quorum_lost"]
         yield _gauge(
             "quorum_lost_seconds",
-            "For how long there has been no quorum; 0 if there is one",
+            "Seconds since the quorum was lost; 0 if there is one",
             lost["for_s"] if lost else 0,
         )
         if lost is None or lost["waiting_sessions"] is not None:
             waiting = lost["waiting_sessions"] if lost else 0
-            yield _gauge("waiting_sessions", "Sessions that wait while there is no quorum; absent if unknown", waiting)
+            yield _gauge(
+                "waiting_sessions",
+                "Sessions that wait for a commit during a loss of the quorum; absent if unknown",
+                waiting,
+            )
         for name, help in _LSNS.items():
             yield _gauge(f"{name}_lsn_bytes", help, parse_lsn(status[f"{name}_lsn"]))
-        yield _gauge("window_bytes", "WAL in memory", status["window_bytes"])
-        yield _gauge("backpressure", "1 if PostgreSQL is not read at the moment", status["backpressure"])
-        yield _gauge("apply_problem", "1 if remote_apply waits for absent standbys", bool(status["apply_problem"]))
+        yield _gauge("window_bytes", "Bytes of WAL in memory", status["window_bytes"])
+        yield _gauge("backpressure", "1 if replication from PostgreSQL is paused", status["backpressure"])
+        yield _gauge(
+            "apply_problem",
+            "1 if remote_apply is blocked by standbys that do not stream",
+            bool(status["apply_problem"]),
+        )
         yield from _of_safekeepers(status["safekeepers"])
         yield from _of_standbys(status["standbys"])
 
 
 def _of_safekeepers(safekeepers: list[dict[str, Any]]) -> Iterator[Metric]:
-    streaming = _labelled("safekeeper_streaming", "1 if it gets WAL as it comes, and counts", "safekeeper")
-    lag = _labelled("safekeeper_lag_bytes", "WAL that it has not on disk; absent if unknown", "safekeeper")
+    streaming = _labelled("safekeeper_streaming", "1 if it is a member and streams", "safekeeper")
+    lag = _labelled("safekeeper_lag_bytes", "Bytes of WAL that are not durable there; absent if unknown", "safekeeper")
     for each in safekeepers:
         label = [str(each["id"])]
         streaming.add_metric(label, each["state"] == "streaming")
@@ -83,7 +91,7 @@ def _of_safekeepers(safekeepers: list[dict[str, Any]]) -> Iterator[Metric]:
 
 def _of_standbys(standbys: list[dict[str, Any]]) -> Iterator[Metric]:
     connected = _labelled("standby_connected", "1 if it streams from a safekeeper", "standby")
-    lag = _labelled("standby_apply_lag_bytes", "WAL that it has not replayed; absent if unknown", "standby")
+    lag = _labelled("standby_apply_lag_bytes", "Bytes of WAL that it has not replayed; absent if unknown", "standby")
     for each in standbys:
         connected.add_metric([each["name"]], each["connected"])
         if each["apply_lag_bytes"] is not None:

@@ -1,12 +1,12 @@
 """The proxy: composition of the proposer, the window, the links and the feed. It decides nothing.
 
-Everything runs on one event loop. What happens outside (a link came up, a frame came in, WAL arrived, time passed) is
-handed to the `Proposer`, and the actions that it returns are carried out here, in order. An event that is raised while
-actions are carried out waits until they are done.
+Everything runs on one event loop. Each event (a link was opened, a frame or WAL was received, time has passed) is
+passed to the `Proposer`, and the actions that it returns are executed here, in order. An event that is raised during
+this is queued until they are done.
 
-The hot path: one read of the primary's socket gives a list of chunks, one frame header is made for all members that are
-equally far, the chunks go out as they came; each answer that moves the quorum's position leads to at most one status
-update per turn of the loop.
+The hot path: one read of the primary's socket gives a list of chunks, one frame header is encoded for all members with
+equal positions, and the chunks are sent as they were received; each reply that advances the quorum's position leads to
+at most one status update per iteration of the loop.
 """
 
 import asyncio
@@ -70,12 +70,12 @@ class Proxy:
         links: by safekeeper id.
         feed: the connection to the primary.
         window: the newest WAL.
-        status: what PostgreSQL was last allowed to know.
+        status: the positions that were last released to PostgreSQL.
         state: the public name of the state, as of the last tick.
         state_since: the event loop's time of the last change of it.
-        readiness: whether commits go through, as /readyz says.
+        readiness: whether commits succeed, for /readyz.
         quorum_watch: since when there is no quorum, and how many sessions wait; None before `run`.
-        credentials: what connections to safekeepers are made with.
+        credentials: for connections to safekeepers.
     """
 
     def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
@@ -139,9 +139,9 @@ class Proxy:
                 (count - 1) // 2,
                 count - 1,
             )
-        self._tell_apply_rule(self.config.apply_standbys)
+        self._log_apply_rule(self.config.apply_standbys)
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
-        tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
+        tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_periodically())]
         tasks.append(asyncio.create_task(self.quorum_watch.run()))
         tasks.append(asyncio.create_task(SubscriberWatch(self, self.config.slot).run()))
         for task in tasks:
@@ -154,7 +154,7 @@ class Proxy:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Drain: take no more WAL, wait for the quorum to have what was taken, say so to PostgreSQL, end."""
+        """Drain: stop reading, wait until a quorum has the received WAL, send PostgreSQL the positions, end."""
         self._stopping = True
         self.feed.pause()
         deadline = self._loop.time() + self.config.drain_timeout
@@ -164,18 +164,18 @@ class Proxy:
         self._finish(None)
 
     def reconfigure(self, config: ProxyConfig) -> None:
-        """Apply what can change while it runs: the standbys of remote_apply. Refused hosts are verified again."""
+        """Apply the settings that can change at run time: the standbys of remote_apply. Verify refused hosts again."""
         self.proposer.forget_refusals()
         if config.apply_standbys != self.proposer.standbys.rule:
-            self._tell_apply_rule(config.apply_standbys)
+            self._log_apply_rule(config.apply_standbys)
             self._execute(self.proposer.set_apply_rule(config.apply_standbys))
 
-    def _tell_apply_rule(self, rule: ApplyRule) -> None:
+    def _log_apply_rule(self, rule: ApplyRule) -> None:
         if rule.count:
             logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
         else:
             logger.warning(
-                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply waits no longer than on"
+                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply behaves like on"
             )
 
     def _finish(self, error: WalproxyError | None) -> None:
@@ -183,19 +183,19 @@ class Proxy:
             self._finished.set_result(error)
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        """A task of ours that fails is a bug: the process ends, rather than go on half alive."""
+        """End the process if a task has failed: that is a bug, and the other tasks must not run without it."""
         if not task.cancelled() and task.exception() is not None and not self._finished.done():
             self._finished.set_exception(task.exception())  # type: ignore[arg-type]  # is not None: above
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """So is a callback of ours that fails; the event loop would only log it."""
+        """End the process if a callback has failed, which the event loop would only log."""
         error = context.get("exception")
         if error is None or isinstance(error, OSError):
             logger.warning("%s%s", context["message"], f": {error}" if error is not None else "")
         elif not self._finished.done():
             self._finished.set_exception(error)
 
-    async def _tick_for_ever(self) -> None:
+    async def _tick_periodically(self) -> None:
         while True:
             self._execute(self.proposer.tick(self._loop.time(), random.random()))
             self.feed.report_standbys(self.proposer.hot_standby_feedback())
@@ -215,19 +215,19 @@ class Proxy:
             self.state, self.state_since = state, now
         self.readiness.observe(state in SERVING_STATES, now, is_spare=view.is_spare)
         for safekeeper_id, link in self.links.items():
-            # What the link or a refusal has to say was logged by them.
+            # The link logs its own problems, the proposer logs refusals.
             if link.is_up and not view.peers[safekeeper_id].refused:
                 problem = problems[safekeeper_id]
                 if problem and not self.has_no_room(view, safekeeper_id):
                     self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
         apply_problem = view.lacking
         if apply_problem:
-            self._apply_problem.note(apply_problem, "remote_apply waits: %s", apply_problem)
+            self._apply_problem.note(apply_problem, "remote_apply is blocked: %s", apply_problem)
         elif apply_problem is not None:
-            self._apply_problem.over("remote_apply waits for no absent standby any more")
+            self._apply_problem.over("remote_apply is no longer blocked")
 
     def _log_line(self, level: int, line: str) -> None:
-        """Log an event that may come again and again: a few lines of its kind a minute, and how many were left out."""
+        """Log an event that may repeat: a few lines of its kind per minute, with the number of suppressed ones."""
         addition = self._lines.admit(line)
         if addition is not None:
             logger.log(level, "%s%s", line, addition)
@@ -237,7 +237,7 @@ class Proxy:
         return view_of(self.proposer, now)
 
     def public_state(self, view: ProposerView) -> str:
-        """Return the state as /status shows it. It streams only if PostgreSQL receives positions, too."""
+        """Return the state as /status shows it. It is streaming only if positions are sent to PostgreSQL, too."""
         led = view.led
         if view.state == "streaming" and not (self.feed.streams and led is not None and led.streaming):
             return "waiting_for_primary"
@@ -251,7 +251,7 @@ class Proxy:
         return member_problem(safekeeper_id, view.peers, self.links[safekeeper_id].problem)
 
     def has_no_room(self, view: ProposerView, safekeeper_id: int) -> bool:
-        """Whether a safekeeper that can be reached refuses WAL; each attempt costs its connection."""
+        """Return whether a reachable safekeeper refuses WAL for a full disk; each attempt closes its connection."""
         member = view.led.members.get(safekeeper_id) if view.led is not None else None
         return member is not None and bool(member.refusal) and self.links[safekeeper_id].is_reachable
 
@@ -281,8 +281,8 @@ class Proxy:
         member = view.led.members.get(safekeeper_id) if view.led is not None else None
         answered_at = member.last_response_at if member is not None else None
         if not (problem := self.member_problem(view, safekeeper_id)) and answered_at is not None:
-            return f"no answer for {now - answered_at:.1f} s"
-        return problem or "it has not answered yet"
+            return f"no reply for {now - answered_at:.1f} s"
+        return problem or "no reply yet"
 
     def sql_conninfo(self) -> str | None:
         """Return how to reach the primary over SQL, None without a primary."""
@@ -295,31 +295,31 @@ class Proxy:
     # ------------------------------------------------------------------ events: links
 
     def link_up(self, safekeeper_id: int) -> None:
-        """A connection to a safekeeper is open."""
+        """Handle a connection to a safekeeper that is open now."""
         self._execute(self.proposer.connected(safekeeper_id, self._loop.time()))
 
     def link_down(self, safekeeper_id: int) -> None:
-        """A connection to a safekeeper is closed."""
+        """Handle a connection to a safekeeper that is closed now."""
         self._execute(self.proposer.disconnected(safekeeper_id, self._loop.time()))
 
     def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
-        """A safekeeper said something."""
+        """Handle a message from a safekeeper."""
         self._execute(self.proposer.message(safekeeper_id, message, self._loop.time()))
 
     # ------------------------------------------------------------------ events: the feed
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
-        """The primary said who it is."""
+        """Handle the identity of the primary."""
         digest = self._digest
         crcs, begin_lsn = (digest.page_crcs(), digest.begin_lsn) if digest is not None else ((), 0)
         self._execute(self.proposer.primary_identified(identity, self._loop.time(), crcs, begin_lsn))
 
     def primary_lost(self, reason: str) -> None:
-        """The connection to the primary is gone."""
+        """Handle the end of the connection to the primary."""
         self._execute(self.proposer.primary_lost(self._loop.time()))
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
-        """The bytes to compare were received (S10)."""
+        """Handle the checksums of the bytes to compare (S10)."""
         page_crcs = digest.page_crcs()
         if self._digest is None:
             digest.let_go()
@@ -328,12 +328,12 @@ class Proxy:
         self._report()
 
     def segment_removed(self, reason: str) -> None:
-        """The primary has recycled the WAL to compare."""
+        """Handle a primary that has recycled the WAL to compare."""
         logger.warning("%s", reason)
         self._execute(self.proposer.primary_segment_removed(self._loop.time()))
 
     def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
-        """WAL to be made durable: into the window, and from there to the members."""
+        """Append WAL to the window, from which it is sent to the members."""
         self.window.append(begin_lsn, chunks)
         digest = self._digest
         if digest is not None:
@@ -341,19 +341,19 @@ class Proxy:
                 digest.feed(chunk)
         self._execute(self.proposer.wal_received(self.window.end_lsn, self._loop.time()))
         if not self.feed.is_paused and self._uncommitted_bytes() >= self.window.capacity_bytes:
-            logger.info("the window is full of uncommitted WAL: PostgreSQL is read no further for now")
+            logger.info("the window is full of uncommitted WAL: pausing replication until commits catch up")
             self.feed.pause()
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
-        """The primary has streamed a timeline to its end."""
+        """Handle the end of a timeline of the primary."""
         self._execute(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
 
     def primary_refused(self, reason: str) -> None:
-        """What the primary sends does not continue our log (S10)."""
+        """Handle a primary whose WAL does not continue the log (S10)."""
         self._execute(self.proposer.primary_refused(reason, self._loop.time()))
 
     def failed(self, error: WalproxyError) -> None:
-        """The feed cannot go on."""
+        """Handle the error that has ended the feed."""
         self._finish(error)
 
     def may_make_slot(self) -> bool:
@@ -365,11 +365,11 @@ class Proxy:
         return self.proposer.quorum_end_lsn
 
     def _report(self) -> None:
-        """Hand the quorum's positions to the feed (S1)."""
+        """Report the quorum's positions to the feed (S1)."""
         status, digest = self.status, self._digest
         flush_lsn, apply_lsn = status.flush_lsn, status.apply_lsn
         if digest is not None and flush_lsn:
-            # The slot stays where a comparison of this primary must begin (S10).
+            # The flush position must leave the slot where a comparison with this primary has to begin (S10).
             flush_lsn = digest.slot_lsn(flush_lsn)
             apply_lsn = min(apply_lsn, flush_lsn)
         self.feed.report(status.write_lsn, flush_lsn, apply_lsn)
@@ -377,7 +377,7 @@ class Proxy:
     # ------------------------------------------------------------------ actions
 
     def _execute(self, actions: list[Action]) -> None:
-        """Carry out what an event has led to, and then what the events have that were raised meanwhile."""
+        """Execute the actions of an event, and then those of the events that were raised meanwhile."""
         self._events.append(actions)
         if self._executing:
             return
@@ -389,7 +389,7 @@ class Proxy:
             self._executing = False
 
     def _execute_event(self, actions: list[Action]) -> None:
-        # Members that are equally far have the same header: their frame is made once.
+        # Members with equal positions have the same header object: their frame is encoded once.
         header: AppendRequest | None = None
         end_lsn: Lsn = 0
         frame: Buffers = []
@@ -416,7 +416,7 @@ class Proxy:
         elif isinstance(action, StartReplication):
             if not action.resumes:
                 self.window.reset(action.begin_lsn)
-                # Where bytes are checked first, their checksums come with `primary_checked`.
+                # If bytes are compared first, `primary_checked` brings their checksums.
                 identity, checks = self.proposer.primary, action.check_begin_lsn < action.begin_lsn
                 self._digest = None
                 if identity is not None and not checks:

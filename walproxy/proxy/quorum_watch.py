@@ -1,8 +1,9 @@
-"""Watches for the loss of the quorum: an ERROR at once and every minute, with what an operator asks first.
+"""Watch for the loss of the quorum: an ERROR at once and every minute, with what an operator needs first.
 
-How long, how many members take part and how many are needed, which are missing and why, how many sessions wait for
-their commits. The last is asked of PostgreSQL over SQL; with a role that may only replicate it is unknown.
-A proxy that has not had a quorum yet gets some time: its safekeepers may be starting, too.
+The line contains since when the quorum is lost, how many members take part and how many are needed, which are missing
+and why, and how many sessions wait for their commits. The number of sessions is a query to PostgreSQL; with a role that
+may only replicate it is unknown. A proxy that has not had a quorum yet gets some time: its safekeepers may be starting,
+too.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ class Attendance:
 
     Attributes:
         is_quorum: whether those that take part are a quorum; None during an election, and without a primary.
-        is_spare: another proxy serves, and so this one does not know.
-        present, count, needed: how many take part, of how many, and how many make a quorum.
+        is_spare: another proxy serves, so this one has no information about the members.
+        present, count, needed: how many take part, of how many members, and how many are a quorum.
         missing: why each of the others does not take part, by id.
     """
 
@@ -43,7 +44,7 @@ class Attendance:
 
 
 class WatchedProxy(Protocol):
-    """What is watched; called on the event loop."""
+    """The proxy that is watched; called on the event loop."""
 
     def attendance(self, now: float) -> Attendance:
         """Return which members take part now."""
@@ -81,7 +82,7 @@ class QuorumWatch:
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     async def look(self) -> None:
-        """Take note of who takes part; count and log if that is due."""
+        """Check which members take part; count the waiting sessions and log if that is due."""
         now = self._clock()
         attendance = self._proxy.attendance(now)
         if self.lost_at is None:
@@ -104,13 +105,13 @@ class QuorumWatch:
 
     def _end(self, now: float, is_spare: bool) -> None:
         if self._is_logged and not is_spare and self.lost_at is not None:
-            logger.info("the quorum is back after %.1f s", now - self.lost_at)
+            logger.info("a quorum takes part again after %.1f s", now - self.lost_at)
         self._is_logged = False
         self.lost_at = self.waiting_sessions = None
 
     async def _count(self) -> None:
         conninfo = self._proxy.sql_conninfo()
-        self.waiting_sessions, self.waiting_problem = None, "there is no primary"
+        self.waiting_sessions, self.waiting_problem = None, "no primary is connected"
         if conninfo is None:
             return
         try:
@@ -130,5 +131,5 @@ class QuorumWatch:
             attendance.count,
             attendance.needed,
             waiting,
-            missing or "none is known",
+            missing or "unknown",
         )

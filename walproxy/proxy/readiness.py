@@ -1,7 +1,8 @@
-"""Whether commits go through, as /readyz and walproxy_ready report it. Pure: times are arguments.
+"""Whether commits succeed, as /readyz and walproxy_ready report it. Pure: times are arguments.
 
-Readiness is lost at once, and comes back only after the proxy has streamed for a while without a break: a quorum that
-comes and goes must not look ready each time that somebody asks, and reset an alert. The first time needs no wait.
+Readiness is lost at once, and returns only after the proxy has streamed for a while without interruption: a quorum that
+is lost again and again must not be reported as ready in between, which would reset an alert. The first time needs no
+wait.
 """
 
 READY_AFTER_S = 3.0
@@ -9,10 +10,10 @@ SERVING_STATES = ("streaming",)
 
 
 class Readiness:
-    """What was observed so far.
+    """Since when a proxy serves.
 
     Attributes:
-        serving_since: since when the proxy serves without a break; None if it does not.
+        serving_since: since when the proxy serves without interruption; None if it does not.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class Readiness:
         self._was_lost = False
 
     def observe(self, serves: bool, now: float, *, is_spare: bool = False) -> None:
-        """Take note of whether the proxy serves now.
+        """Record whether the proxy serves now.
 
         Args:
             is_spare: another proxy serves.
@@ -37,11 +38,11 @@ class Readiness:
             self.serving_since = now
 
     def not_ready_s(self, now: float) -> float | None:
-        """Return for how long the proxy has not been ready; None if it is, or if it is a spare."""
+        """Return for how many seconds the proxy has not been ready; None if it is, or if it is a spare."""
         return now - self._not_ready_since if self._not_ready_since is not None else None
 
     def waits_s(self, now: float) -> float:
-        """Return how long a proxy that serves must still do so without a break until it is ready; 0 once it is."""
+        """Return for how many more seconds a proxy must serve without interruption until it is ready; 0 once it is."""
         if not self._was_lost:
             return 0.0
         # None: it serves since the last observation, which is less than a tick ago.

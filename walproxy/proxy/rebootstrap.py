@@ -1,14 +1,14 @@
-"""The operator's way out: begin a new cluster on safekeepers that may hold WAL (protocol step 0).
+"""Rebootstrap: begin a new cluster on safekeepers that may hold WAL (protocol step 0).
 
-For the loss of most disks, and for a primary that no longer has the WAL that the quorum needs. Nothing here happens by
-itself: `survey` looks, changes nothing and says what may be lost, `execute` does it after the operator has agreed.
-WAL that the primary does not have, because another PostgreSQL wrote it or because the primary is behind or on another
-timeline, is given up only if the operator has typed out which (`Consent`).
-Every safekeeper must be there, because one that is left out would come back with the old cluster; no proxy may serve,
-because its clients' commits would be given up. The old WAL is set aside in the data folders, not deleted.
+For the loss of most disks, and for a primary that no longer has the WAL that the quorum needs. Nothing here happens
+automatically: `survey` changes nothing and reports what may be lost; `execute` begins the cluster after the operator
+has agreed. WAL that the primary does not have, because another PostgreSQL wrote it or because the primary's WAL ends
+earlier or is on another timeline, is given up only if the operator has typed which (`Consent`).
+Every safekeeper must be reachable, because one that is omitted would return with the old cluster; no proxy may serve,
+because its clients' commits would be lost. The old WAL is set aside in the data folders, not deleted.
 
-The new cluster has a random id and a higher generation, so messages and members of the old one are refused. A crash in
-the middle is repaired by doing it again.
+The new cluster has a random id and a higher generation, so messages and members of the old one are refused. After a
+crash, repeat the command.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class GivenUp(NamedTuple):
 
 @dataclass(frozen=True)
 class Consent:
-    """What the operator has typed out, beyond agreeing.
+    """What the operator has confirmed by typing it.
 
     Attributes:
         system_ids: the systems whose WAL may be given up.
@@ -82,7 +82,7 @@ class Consent:
 
 @dataclass(frozen=True)
 class Survey:
-    """What there is before a rebootstrap.
+    """The state before a rebootstrap.
 
     Attributes:
         greetings: of each safekeeper, by its id.
@@ -96,7 +96,7 @@ class Survey:
     cluster_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def lines(self) -> list[str]:
-        """Return what the operator must know, a line each."""
+        """Return the lines to show to the operator."""
         lines = [
             f"primary: system {self.primary.system_id}, timeline {self.primary.tli}, "
             f"WAL up to {format_lsn(self.primary.flush_lsn)}"
@@ -118,12 +118,10 @@ class Survey:
         return [*lines, *self.losses()]
 
     def losses(self) -> list[str]:
-        """Return what may be lost for good, and where the old WAL is kept."""
+        """Return the lines about what may be lost, and where the old WAL is kept."""
         lines = [self._loss(safekeeper_id, gap) for safekeeper_id, gap in sorted(self.given_up.items())]
         if not lines:
-            lines.append(
-                "what this primary has is kept; commits that only a lost primary had, and acknowledged, are given up"
-            )
+            lines.append("the WAL of this primary is kept; acknowledged commits that only a lost primary had are lost")
         for safekeeper_id, greeting in sorted(self.greetings.items()):
             size = greeting.flush_lsn - greeting.wal_begin_lsn
             if size > 0:
@@ -131,11 +129,9 @@ class Survey:
                     f"safekeeper {safekeeper_id}: {size} bytes of WAL are set aside in its data folder, in "
                     f"wal.{self.cluster_id}"
                 )
+        lines.append("the new log begins at the primary's present position: safekeepers no longer serve older WAL")
         lines.append(
-            "the new log begins at the primary's present position: what is older is no longer served by the safekeepers"
-        )
-        lines.append(
-            "an archive, if there is one, keeps what it has, but takes nothing from the new cluster before "
+            "an archive, if there is one, keeps its WAL, but accepts none of the new cluster before "
             "walproxy archive adopt --cluster-id names it"
         )
         return lines
@@ -146,20 +142,14 @@ class Survey:
             f"[{format_lsn(gap.begin_lsn)}, {format_lsn(gap.end_lsn)}), of "
         )
         if gap.system_id != self.primary.system_id:
-            return (
-                f"{held}another PostgreSQL, system {gap.system_id}: all commits of that system that were acknowledged "
-                "are given up"
-            )
-        return (
-            f"{held}timeline {gap.tli}, which the primary does not have: commits in that range that were acknowledged "
-            "are given up"
-        )
+            return f"{held}another PostgreSQL, system {gap.system_id}: all acknowledged commits of that system are lost"
+        return f"{held}timeline {gap.tli}, which the primary does not have: acknowledged commits in that range are lost"
 
     def check_consent(self, consent: Consent) -> None:
         """Refuse what would give up WAL that the operator has not named.
 
         Raises:
-            ConfigurationError: it says what to type.
+            ConfigurationError: the message contains the option to use.
         """
         systems = {gap.system_id for gap in self.given_up.values()} - {self.primary.system_id}
         unnamed = sorted(systems - set(consent.system_ids))
@@ -179,53 +169,53 @@ class Survey:
 
 
 async def survey(config: ProxyConfig) -> Survey:
-    """Ask the primary and every safekeeper what they have.
+    """Request the positions of the primary and of every safekeeper.
 
     Raises:
-        WalproxyError: one of them does not answer, or is not fit for a new cluster; or several primaries are named.
+        WalproxyError: one of them does not reply, or cannot be in a new cluster; or several primaries are named.
     """
     _require_one_host(config.primary)
     primary = await _look_at_primary(config)
-    talks = await greet_all(config)
+    connections = await greet_all(config)
     try:
-        given_up = {i: await _given_up(talk, primary) for i, talk in talks.items()}
+        given_up = {i: await _given_up(connection, primary) for i, connection in connections.items()}
     finally:
-        for talk in talks.values():
-            await talk.close()
+        for connection in connections.values():
+            await connection.close()
     return Survey(
         primary,
-        {i: talk.greeting for i, talk in talks.items()},
+        {i: connection.greeting for i, connection in connections.items()},
         {i: gap for i, gap in given_up.items() if gap is not None},
     )
 
 
-async def _given_up(talk: "Talk", primary: PrimaryFacts) -> GivenUp | None:
+async def _given_up(connection: "SafekeeperRequests", primary: PrimaryFacts) -> GivenUp | None:
     """Return which WAL of a safekeeper the primary does not have, None if it has all complete records."""
-    greeting = talk.greeting
+    greeting = connection.greeting
     begin_lsn, end_lsn = greeting.wal_begin_lsn, greeting.flush_lsn
     if end_lsn <= begin_lsn:
         return None
     if greeting.system_id != primary.system_id:
         return GivenUp(begin_lsn, end_lsn, greeting.system_id, 0)
-    tli = await talk.last_tli()
+    tli = await connection.last_tli()
     common_lsn = _common_lsn(primary, tli)
     if common_lsn >= end_lsn:
         return None
     if tli != primary.tli and common_lsn >= begin_lsn:
-        # What follows a fork is a loss only if a record is complete there: only that can have been acknowledged.
-        tail = await talk.ask(TailRequest(greeting.promised, 2, common_lsn), TailResponse)
+        # WAL after a fork is lost only if it contains a complete record: only that can have been acknowledged.
+        tail = await connection.ask(TailRequest(greeting.promised, 2, common_lsn), TailResponse)
         if not tail.record_end_lsn:
             return None
     return GivenUp(max(begin_lsn, common_lsn), end_lsn, greeting.system_id, tli)
 
 
 def _common_lsn(primary: PrimaryFacts, tli: int) -> Lsn:
-    """Return up to where the primary has the WAL of `tli`, 0 if that timeline is not in its history."""
+    """Return the end of the primary's WAL of `tli`, 0 if that timeline is not in its history."""
     return primary.flush_lsn if tli == primary.tli else dict(primary.lineage).get(tli, 0)
 
 
 def _require_one_host(conninfo: str) -> None:
-    """Which of several hosts the new cluster begins with, and so which commits are kept, is not for chance to say."""
+    """Refuse several hosts: the operator must choose the primary whose commits the new cluster keeps."""
     hosts = primary_hosts(conninfo)
     if len(hosts) > 1:
         names = ", ".join(host.name for host in hosts)
@@ -245,7 +235,7 @@ async def _look_at_primary(config: ProxyConfig) -> PrimaryFacts:
             connection.close()
         slot = await _look_at_slot(config)
     except PrimaryProblem as problem:
-        # Its advice is for a proxy, which can wait.
+        # The end of the message is for a proxy, which can wait.
         raise PrimaryProblem(problem.kind, problem.message.removesuffix("; waiting for it"), problem.sqlstate) from None
     unfit = problem_of_identity(primary)
     if unfit is not None:
@@ -253,7 +243,7 @@ async def _look_at_primary(config: ProxyConfig) -> PrimaryFacts:
     if slot is not None and slot.wal_status == "lost":
         raise ConfigurationError(
             f"slot \"{config.slot}\" was invalidated: run SELECT pg_drop_replication_slot('{config.slot}') first; "
-            "walproxy run makes it anew"
+            "walproxy run creates it again"
         )
     return primary
 
@@ -264,7 +254,7 @@ async def _look_at_slot(config: ProxyConfig) -> SlotState | None:
     except PrimaryProblem as problem:
         if problem.kind is not ProblemKind.NO_LOGIN:
             raise
-        # A role that may do nothing but replicate cannot look; walproxy run finds out.
+        # A role that may only replicate cannot query it; walproxy run reports it.
         return None
 
 
@@ -272,7 +262,7 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
     """Begin a new cluster on all safekeepers and return its id.
 
     Raises:
-        WalproxyError: a safekeeper is gone, or has changed since the survey; do it again.
+        WalproxyError: a safekeeper cannot be reached, or has changed since the survey; repeat the command.
     """
 
     def bootstrap(greetings: dict[int, AcceptorGreeting]) -> Bootstrap:
@@ -287,7 +277,7 @@ async def execute(config: ProxyConfig, before: Survey) -> str:
             replace=True,
         )
 
-    await tell_all(config, before.greetings, bootstrap)
+    await send_bootstrap(config, before.greetings, bootstrap)
     return before.cluster_id
 
 
@@ -296,75 +286,79 @@ def next_generation(greetings: dict[int, AcceptorGreeting]) -> int:
     return 1 + max((g.membership.generation for g in greetings.values() if g.membership is not None), default=0)
 
 
-async def tell_all(
+async def send_bootstrap(
     config: ProxyConfig,
     surveyed: dict[int, AcceptorGreeting],
     bootstrap_of: Callable[[dict[int, AcceptorGreeting]], Bootstrap],
     order: Sequence[int] | None = None,
 ) -> None:
-    """Send all safekeepers the bootstrap that is made of their greetings; return when all have it.
+    """Send all safekeepers the bootstrap that follows from their greetings; return when all have confirmed it.
 
     Args:
-        order: who is told, one after the other; None for all.
+        order: the safekeepers in this order; None for all.
 
     Raises:
-        WalproxyError: a safekeeper is gone, or has changed since it was surveyed, or refuses; do it again.
+        WalproxyError: a safekeeper cannot be reached, has changed since the survey, or refuses; repeat the command.
     """
-    talks = await greet_all(config)
+    connections = await greet_all(config)
     try:
-        changed = [i for i, talk in talks.items() if talk.greeting.incarnation != surveyed[i].incarnation]
+        changed = [
+            i for i, connection in connections.items() if connection.greeting.incarnation != surveyed[i].incarnation
+        ]
         if changed:
-            raise WalproxyError(f"safekeeper {changed[0]} has another data folder than a moment ago: run it again")
-        changed = [i for i, talk in talks.items() if _held(talk.greeting) != _held(surveyed[i])]
+            raise WalproxyError(f"safekeeper {changed[0]} has another data folder than before: repeat the command")
+        changed = [i for i, connection in connections.items() if _held(connection.greeting) != _held(surveyed[i])]
         if changed:
-            raise WalproxyError(f"safekeeper {changed[0]} holds other WAL than a moment ago: run it again")
-        bootstrap = bootstrap_of({i: talk.greeting for i, talk in talks.items()})
-        for i in talks if order is None else order:
+            raise WalproxyError(f"safekeeper {changed[0]} has other WAL than before: repeat the command")
+        bootstrap = bootstrap_of({i: connection.greeting for i, connection in connections.items()})
+        for i in connections if order is None else order:
             try:
-                await talks[i].ask(bootstrap, Bootstrapped)
+                await connections[i].ask(bootstrap, Bootstrapped)
             except WalproxyError as error:
                 raise WalproxyError(
-                    f"{error}; some safekeepers may have begun cluster {bootstrap.cluster_id[:8]}: run it again"
+                    f"{error}; some safekeepers may have joined cluster {bootstrap.cluster_id[:8]}: repeat the command"
                 ) from None
     finally:
-        for talk in talks.values():
-            await talk.close()
+        for connection in connections.values():
+            await connection.close()
 
 
 def _held(greeting: AcceptorGreeting) -> tuple[str, int, Lsn]:
     return greeting.cluster_id, greeting.system_id, greeting.flush_lsn
 
 
-async def greet_all(config: ProxyConfig) -> dict[int, "Talk"]:
-    """Return a conversation with every safekeeper, greeted.
+async def greet_all(config: ProxyConfig) -> dict[int, "SafekeeperRequests"]:
+    """Connect to every safekeeper and receive its greeting.
 
     Raises:
-        WalproxyError: one does not answer, or refuses, or a proxy serves on it.
+        WalproxyError: one does not reply, or refuses, or a proxy serves on it.
     """
-    talks: dict[int, Talk] = {}
+    connections: dict[int, SafekeeperRequests] = {}
     credentials = read_credentials(config)
     run = secrets.token_hex(16)
     try:
         for safekeeper_id, address in config.safekeepers:
-            talks[safekeeper_id] = talk = Talk(safekeeper_id, address, credentials)
-            await talk.connect()
-            talk.greeting = await talk.ask(
+            connections[safekeeper_id] = connection = SafekeeperRequests(safekeeper_id, address, credentials)
+            await connection.connect()
+            connection.greeting = await connection.ask(
                 ProposerGreeting(PROTOCOL_VERSION, run, safekeeper_id, None, None), AcceptorGreeting
             )
-            live_proposer_id = (await talk.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)).live_proposer_id
+            live_proposer_id = (
+                await connection.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)
+            ).live_proposer_id
             if live_proposer_id:
                 raise ConfigurationError(
                     f"a proxy serves on safekeeper {safekeeper_id} (run {live_proposer_id[:8]}): stop it first"
                 )
     except BaseException:
-        for talk in talks.values():
-            await talk.close()
+        for connection in connections.values():
+            await connection.close()
         raise
-    return talks
+    return connections
 
 
-class Talk:
-    """A short conversation with one safekeeper: a question, an answer. `greeting` is the first one."""
+class SafekeeperRequests:
+    """A connection to one safekeeper: one request at a time, then its reply. `greeting` is the first reply."""
 
     greeting: AcceptorGreeting
 
@@ -385,25 +379,25 @@ class Talk:
         """Connect.
 
         Raises:
-            ConfigurationError: nobody answers there, or somebody who is no safekeeper of ours.
+            ConfigurationError: there is no reply, or not from this cluster's safekeeper.
         """
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._connection.connect(self._address, self._credentials.tls)
         except RemoteProtocolError as error:
-            raise ConfigurationError(f"{self._who} and this command do not come together: {error}") from None
+            raise ConfigurationError(f"could not connect to {self._who}: {error}") from None
         except (OSError, TimeoutError) as error:
-            reason = str(error) or "no answer in time"
+            reason = str(error) or "timeout"
             raise ConfigurationError(
-                f"{self._who} is not there ({reason}): a rebootstrap needs every safekeeper; replace a lost one "
-                "by an empty one first"
+                f"{self._who} cannot be reached ({reason}): a rebootstrap needs every safekeeper; replace a lost "
+                "one with an empty one first"
             ) from None
 
     async def ask(self, question: ProposerMessage, expected: type[_Answer]) -> _Answer:
-        """Ask, and return the answer.
+        """Send a request, and return the reply.
 
         Raises:
-            WalproxyError: there is none in time, or another than `expected`, a refusal for one.
+            WalproxyError: there is none before the timeout, or not one of type `expected`, for example a refusal.
         """
         connection = self._connection
         if connection.is_open:
@@ -415,14 +409,14 @@ class Talk:
             if not arrived.done():
                 if connection.closed.done():
                     raise WalproxyError(f"{self._who}: {connection.reason}; see its log")
-                raise WalproxyError(f"{self._who} gave no answer within {_TIMEOUT_S:.0f} s; see its log")
+                raise WalproxyError(f"{self._who} did not reply within {_TIMEOUT_S:.0f} s; see its log")
         finally:
             arrived.cancel()
         answer = arrived.result()
         if isinstance(answer, Refusal):
             raise WalproxyError(f"{self._who} refuses: {answer.reason}")
         if not isinstance(answer, expected):
-            raise WalproxyError(f"{self._who} answered with {type(answer).__name__}")
+            raise WalproxyError(f"{self._who} replied with {type(answer).__name__}")
         return answer
 
     async def last_tli(self) -> int:
@@ -431,7 +425,7 @@ class Talk:
         page_lsn = (greeting.flush_lsn - 1) // PAGE_SIZE * PAGE_SIZE
         if greeting.flush_lsn - page_lsn < PAGE_HEADER_SIZE and page_lsn > greeting.wal_begin_lsn:
             page_lsn -= PAGE_SIZE
-        # Reading is for the proposer that was promised: nothing is promised or changed here, so its name will do.
+        # A safekeeper serves reads to the promised LeaderId only. A read changes nothing, so using that id is safe.
         end_lsn = min(page_lsn + PAGE_HEADER_SIZE, greeting.flush_lsn)
         page = await self.ask(ReadRequest(greeting.promised, 1, page_lsn, end_lsn), ReadResponse)
         if len(page.payload) < PAGE_HEADER_SIZE:
@@ -440,6 +434,6 @@ class Talk:
         return int(tli)
 
     async def close(self) -> None:
-        """End the conversation."""
-        self._connection.abort("the rebootstrap is done with it")
+        """Close the connection."""
+        self._connection.abort("the rebootstrap has ended")
         await self._connection.closed

@@ -1,13 +1,13 @@
-"""Takes a rebootstrap back: the cluster that it replaced goes on, with the WAL that it set aside (protocol step 0).
+"""Undo a rebootstrap: the cluster that it replaced continues, with the WAL that was set aside (protocol step 0).
 
 Each safekeeper keeps what a rebootstrap replaced: the state in its control file, the WAL in a folder beside the log.
-`survey_undo` looks, and finds the cluster to bring back: one that a quorum of its members has. `execute_undo` brings
-it back, with a membership of a higher generation, so that the cluster which the rebootstrap began cannot go on.
+`survey_undo` changes nothing and finds the cluster to restore: one that a quorum of its members has. `execute_undo`
+restores it, with a membership of a higher generation, so that the cluster of the rebootstrap cannot continue.
 
-Nothing is lost by that as long as the new cluster has no WAL. What it has may be acknowledged, and is given up only if
-the operator has typed out from where on. A safekeeper says no if it is asked to come back without its WAL.
-Every member of the new cluster must be there, so that it loses its quorum before the old one has one again.
-A crash in the middle is repaired by doing it again: who has come back already only takes the newer membership.
+Nothing is lost as long as the new cluster has no WAL. Its WAL may be acknowledged, and is given up only if the operator
+has typed from which position on. A safekeeper refuses to return without its WAL.
+Every member of the new cluster must be reachable, so that it loses its quorum before the old one has one again.
+After a crash, repeat the command: a safekeeper that has returned already only adopts the newer membership.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.messages import AcceptorGreeting, Bootstrap, Replaced
 from walproxy.proxy.config import ProxyConfig
-from walproxy.proxy.rebootstrap import greet_all, next_generation, tell_all
+from walproxy.proxy.rebootstrap import greet_all, next_generation, send_bootstrap
 
 
 @dataclass(frozen=True)
 class UndoSurvey:
-    """What there is before an undo.
+    """The state before an undo.
 
     Attributes:
         greetings: of each safekeeper, by its id.
@@ -35,12 +35,12 @@ class UndoSurvey:
 
     @property
     def since(self) -> dict[int, AcceptorGreeting]:
-        """Who holds WAL that was written since the rebootstrap."""
+        """The greetings of the safekeepers that hold WAL written since the rebootstrap."""
         known = ("", self.target.cluster_id)
         return {i: g for i, g in self.greetings.items() if g.cluster_id not in known and g.last_term}
 
     def lines(self) -> list[str]:
-        """Return what the operator must know, a line each."""
+        """Return the lines to show to the operator."""
         target = self.target
         lines = [f"cluster {target.cluster_id} comes back: system {target.system_id}"]
         for i, greeting in sorted(self.greetings.items()):
@@ -55,16 +55,16 @@ class UndoSurvey:
                     f"{format_lsn(kept.commit_lsn)}, is moved back"
                 )
             else:
-                what = "is no member of it; it joins as a learner"
+                what = "is not a member of it; it joins as a learner"
             lines.append(f"safekeeper {i}: {what}")
         for i, greeting in sorted(self.since.items()):
             lines.append(
                 f"LOSS: safekeeper {i} holds {greeting.flush_lsn - greeting.wal_begin_lsn} bytes of WAL, "
                 f"[{format_lsn(greeting.wal_begin_lsn)}, {format_lsn(greeting.flush_lsn)}), written since the "
-                "rebootstrap: commits in that range that were acknowledged are given up, unless the primary has them"
+                "rebootstrap: acknowledged commits in that range are lost, unless the primary has them"
             )
         lines.append(
-            "an archive that has taken WAL of the new cluster takes nothing from this one before walproxy archive "
+            "an archive that contains WAL of the new cluster accepts none of this one before walproxy archive "
             "adopt --cluster-id names it"
         )
         return lines
@@ -73,7 +73,7 @@ class UndoSurvey:
         """Refuse to give up WAL that the operator has not named.
 
         Raises:
-            ConfigurationError: it says what to type.
+            ConfigurationError: the message contains the option to use.
         """
         begin_lsn = min((greeting.wal_begin_lsn for greeting in self.since.values()), default=None)
         if begin_lsn is not None and (discard_above_lsn is None or discard_above_lsn > begin_lsn):
@@ -85,10 +85,10 @@ class UndoSurvey:
 
 
 async def survey_undo(config: ProxyConfig) -> UndoSurvey:
-    """Ask every safekeeper what it has and what it keeps.
+    """Request from every safekeeper what it has and what it has set aside.
 
     Raises:
-        WalproxyError: one of them does not answer; or there is no cluster that can be brought back.
+        WalproxyError: one of them does not reply; or there is no cluster to restore.
     """
     talks = await greet_all(config)
     for talk in talks.values():
@@ -98,23 +98,23 @@ async def survey_undo(config: ProxyConfig) -> UndoSurvey:
     for i, greeting in sorted(greetings.items()):
         if target.membership.is_voter(i, greeting.incarnation) and not _has(greeting, target.cluster_id):
             raise ConfigurationError(
-                f"safekeeper {i} is a member of cluster {target.cluster_id[:8]} and keeps nothing of it: wipe its data "
-                "folder, to let it join as a learner, and run it again"
+                f"safekeeper {i} is a member of cluster {target.cluster_id[:8]} and has none of its WAL: wipe its data "
+                "folder, so that it joins as a learner, and repeat the command"
             )
         absent = sorted(_other_members(greeting, target) - greetings.keys())
         if absent:
             raise ConfigurationError(
                 f"safekeeper {i} belongs to cluster {greeting.cluster_id[:8]}, which safekeeper {absent[0]} is a "
-                "member of: name all of its members in --safekeepers, since it must not go on without them"
+                "member of: list all of its members in --safekeepers, because it must not continue without them"
             )
     return UndoSurvey(greetings, target)
 
 
 async def execute_undo(config: ProxyConfig, before: UndoSurvey) -> None:
-    """Bring the cluster back on all safekeepers.
+    """Restore the cluster on all safekeepers.
 
     Raises:
-        WalproxyError: a safekeeper is gone, or has changed since the survey, or refuses; do it again.
+        WalproxyError: a safekeeper cannot be reached, has changed since the survey, or refuses; repeat the command.
     """
     target = before.target
 
@@ -129,15 +129,15 @@ async def execute_undo(config: ProxyConfig, before: UndoSurvey) -> None:
             discard=bool(before.since),
         )
 
-    await tell_all(config, before.greetings, bootstrap, order=_order(before))
+    await send_bootstrap(config, before.greetings, bootstrap, order=_order(before))
 
 
 def _order(before: UndoSurvey) -> list[int]:
-    """Return who is told, in an order in which the new cluster has lost its quorum before the old one has one again.
+    """Return the safekeepers in an order in which the new cluster loses its quorum before the old one has one again.
 
-    First those that are no members of the old cluster, then its members that have left it. So whatever a proxy does
-    meanwhile, and wherever this breaks off, never do both clusters commit. Those that have not left it are told last:
-    they count for it as they are. An empty folder has nothing to undo: it is fed as every learner is.
+    First those that are not members of the old cluster, then its members that have left it. So whatever a proxy does
+    meanwhile, and wherever this is interrupted, the two clusters never both commit. Members that have not left it are
+    last: they already count for it. An empty folder has nothing to undo: it receives WAL as every learner does.
     """
     target = before.target
 
@@ -170,7 +170,7 @@ def _find_target(greetings: dict[int, AcceptorGreeting]) -> Replaced:
 
 
 def _half_undone(greetings: dict[int, AcceptorGreeting]) -> list[Replaced]:
-    """Return the cluster that an undo has brought back on all who had left it, but not told the others of: if any is.
+    """Return the cluster that an undo has restored on all members that had left it, but not reported to the others.
 
     They have the older generation, so that no quorum agrees on one.
     """
@@ -194,7 +194,7 @@ def _half_undone(greetings: dict[int, AcceptorGreeting]) -> list[Replaced]:
 
 
 def _other_members(greeting: AcceptorGreeting, target: Replaced) -> set[int]:
-    """Return the ids of the members of a safekeeper's cluster, none if it is the one that comes back."""
+    """Return the ids of the members of a safekeeper's cluster, none if it is the one to restore."""
     membership = greeting.membership
     return set(membership.ids()) if membership is not None and greeting.cluster_id != target.cluster_id else set()
 

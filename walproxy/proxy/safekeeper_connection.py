@@ -1,7 +1,7 @@
 """One connection to a safekeeper: TLS and the shared secret first, where they are configured, then messages.
 
-Whoever owns the connection hears of it when it can be used (`opened`), of each message, and of its end. Why it ended,
-or why it never could be used, is in `reason`: one line that says what to configure, where that is what is wrong.
+The connection calls its owner when it can be used (`opened`), with each message, and at its end. `reason` is why it was
+closed, or why it could never be used: one line, which names the option to correct if the configuration is wrong.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from safekeeper.peers.shared_secret import PeerSecret
 
 @dataclass(frozen=True)
 class Credentials:
-    """What connections to safekeepers are made with; new ones take what was read last.
+    """The credentials of new connections to safekeepers, as they were read last.
 
     Attributes:
-        tls: whom to trust and what to present, None for connections in plaintext.
-        secret: what both sides prove to know, None for nothing.
+        tls: the CAs to trust and the certificate to present, None for connections in plaintext.
+        secret: the secret that both sides prove to have, None for none.
         local_secret: the same where the safekeeper's address is loopback and there is no `secret`.
     """
 
@@ -38,7 +38,7 @@ class Credentials:
     local_secret: PeerSecret | None = None
 
     def secret_for(self, host: str) -> PeerSecret | None:
-        """Return what is proved to a safekeeper at the numeric address `host`."""
+        """Return the secret to prove to a safekeeper at the numeric address `host`."""
         return self.secret or (self.local_secret if is_loopback(host) else None)
 
 
@@ -46,18 +46,18 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
     """A connection, from before the TCP handshake to its end.
 
     Args:
-        safekeeper_id: whom it must reach.
-        credentials: what to prove and to demand.
+        safekeeper_id: the safekeeper that must be at the other end.
+        credentials: what to prove, and what to require.
         opened: called when it can be used, at most once.
         received: called with each message; RemoteProtocolError from it closes the connection.
-        lost: called when it can be used no longer, once, and only after `opened`.
+        lost: called when it can no longer be used, once, and only after `opened`.
 
     Attributes:
         ready: done when it can be used, or is closed.
         closed: done when it is closed.
         is_open: it can be used.
         writelines: sends buffers, while it can be used.
-        reason: why it is closed, or will have been.
+        reason: why it is closed, or will be closed.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self._opened = opened
         self._received = received
         self._lost = lost
-        # Who takes messages now: for a moment the authentication, then the owner.
+        # The receiver of messages: first the authentication, then the owner.
         self._handle: Callable[[Any], None] = received
-        # Its messages are the safekeeper's, or first an authentication's.
+        # The messages of the authentication, then those of the safekeeper.
         self._decoder: FrameDecoder[Any] = FrameDecoder(ACCEPTOR_DIALECT)
         self._was_open = False
         self._given_up = False
@@ -92,9 +92,9 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         """Connect, and return when the connection can be used.
 
         Raises:
-            OSError: it did not come about.
+            OSError: the connection failed.
             RemoteProtocolError: it was closed before it could be used; the message is `reason`.
-            ConfigurationError: the host can have no certificate.
+            ConfigurationError: there cannot be a certificate for this host.
         """
         protocol: asyncio.BaseProtocol = self
         if tls is not None:
@@ -103,13 +103,13 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
             await asyncio.get_running_loop().create_connection(lambda: protocol, *address)
             await self.ready
         except BaseException:
-            self.abort("it was given up")
+            self.abort("the attempt to connect was cancelled")
             raise
         if not self._was_open:
             raise RemoteProtocolError(self.reason)
 
     def abort(self, reason: str) -> None:
-        """Close it at once; nothing that comes is looked at any more."""
+        """Close it at once; ignore whatever is received after this."""
         self._give_up(reason)
         if self._transport is not None:
             self._transport.abort()
@@ -129,12 +129,12 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if isinstance(transport, TlsTransport):
-            self.reason = "it ended the connection during the TLS handshake: has it --tls-cert and --tls-key?"
+            self.reason = "it closed the connection during the TLS handshake: check its --tls-cert and --tls-key"
         else:
             self.secured()
 
     def secured(self) -> None:
-        """TLS is established, or not wanted."""
+        """Start the authentication: TLS is established, or not configured."""
         transport = self._transport
         assert transport is not None  # connection_made was called
         peer = transport.get_extra_info("peername")
@@ -148,7 +148,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
             self.abort(str(error))
             return
         self._decoder.speak(ACCEPTOR_AUTHENTICATION)
-        self.reason = "the safekeeper closed the connection and proved no shared secret: see its log"
+        self.reason = "the safekeeper closed the connection before it proved the shared secret: see its log"
         certificate_der = transport.channel.server_certificate_der if isinstance(transport, TlsTransport) else b""
         authentication = ProposerSide(
             key, self._safekeeper_id, secrets.token_bytes(NONCE_BYTES), certificate_der, secret.origin
@@ -157,7 +157,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         transport.write(encode_authentication(authentication.begin()))
 
     def tls_failed(self, reason: str) -> None:
-        """TLS has failed."""
+        """Close the connection: TLS has failed."""
         self._give_up(reason)
         if self._transport is not None:
             self._transport.close()
@@ -171,20 +171,20 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         try:
             while (message := decoder.next_message()) is not None:
                 if self._given_up:
-                    return  # What comes after a disconnect belongs to nobody.
+                    return  # Messages after a disconnect are ignored.
                 self._handle(message)
         except RemoteProtocolError as error:
             self.abort(str(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Before it could be used, a reset is what a refusal looks like to those who had something to say.
+        # Before it could be used, a reset may be a refusal whose reason was not received.
         self._give_up(str(exc) if exc is not None and self._was_open else self.reason)
         for waited in (self.closed, self.ready):
             if not waited.done():
                 waited.set_result(None)
 
     def pause_writing(self) -> None:
-        """Its owner bounds what it sends by what is acknowledged."""
+        """Do nothing: the owner limits what it sends by what is acknowledged."""
 
     def resume_writing(self) -> None:
         """See pause_writing."""

@@ -1,8 +1,9 @@
 """A connection to one safekeeper, made again whenever it breaks.
 
-The link only carries: frames out, messages in. It connects with a deadline and a growing pause between attempts, and
-tells its owner when a connection is there, what was said on it, and when it is gone. What a peer says that is not
-understood breaks the connection (S11). A problem is logged once, until it changes. All callbacks run on the event loop.
+The link sends frames and receives messages, without interpreting them. It connects with a timeout and a growing pause
+between attempts, and calls its owner when a connection is open, for each message, and when the connection is closed.
+A message that cannot be decoded closes the connection (S11). A problem is logged once, until it changes. All callbacks
+run on the event loop.
 """
 
 import asyncio
@@ -26,23 +27,23 @@ PAUSE_MAX_S = 1.0
 
 
 class LinkOwner(Protocol):
-    """Whoever owns links; called on the event loop."""
+    """The owner of the links; called on the event loop."""
 
     def link_up(self, safekeeper_id: int) -> None:
-        """A connection is open."""
+        """Handle a connection that is open now."""
 
     def link_down(self, safekeeper_id: int) -> None:
-        """The connection that was open is closed."""
+        """Handle the end of a connection that was open."""
 
     def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
-        """The safekeeper said something. May raise RemoteProtocolError: the connection is closed."""
+        """Handle a message. RemoteProtocolError from it closes the connection."""
 
 
 class SafekeeperLink:
     """The link to one safekeeper.
 
     Attributes:
-        safekeeper_id, address: whom it connects to.
+        safekeeper_id, address: the safekeeper.
         problem: why there is no connection, empty if there is one.
         is_reachable: whether the last attempt to connect succeeded.
     """
@@ -55,7 +56,7 @@ class SafekeeperLink:
         self.problem = "not connected yet"
         self._owner = owner
         self._credentials = credentials if credentials is not None else Credentials()
-        self._connection: SafekeeperConnection | None = None  # The one that can be used.
+        self._connection: SafekeeperConnection | None = None  # One that can be used.
         self.is_reachable = False
         self._problems = ProblemLog(logger)
         self._stops = False
@@ -78,8 +79,10 @@ class SafekeeperLink:
                         await connection.connect(self.address, self._credentials.tls)
                 except (OSError, TimeoutError, RemoteProtocolError) as error:
                     self.is_reachable = False
-                    reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-                    self._say(f"could not connect to safekeeper {self.safekeeper_id} at {self.address}: {reason}")
+                    reason = "timeout" if isinstance(error, TimeoutError) else str(error)
+                    self._log_problem(
+                        f"could not connect to safekeeper {self.safekeeper_id} at {self.address}: {reason}"
+                    )
                 else:
                     began_at = loop.time()
                     await connection.closed
@@ -93,12 +96,12 @@ class SafekeeperLink:
             self.disconnect("the proxy stops")
 
     def send(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send a frame; dropped if there is no connection (its owner hears of that by itself)."""
+        """Send a frame; dropped if there is no connection (`link_down` reports that)."""
         if self._connection is not None:
             self._connection.writelines(buffers)
 
     def disconnect(self, reason: str) -> None:
-        """Close the connection, if there is one; a new one is made."""
+        """Close the connection, if there is one, and reconnect."""
         if self._connection is not None:
             self._connection.abort(reason)
 
@@ -117,7 +120,7 @@ class SafekeeperLink:
         self.is_reachable = True
         self.problem = ""
         if self._flaps:
-            # A safekeeper that refuses us is asked again each second: worth a line only when it no longer does.
+            # The link reconnects each second to a safekeeper that refuses it: logged only when it no longer does.
             asyncio.get_running_loop().call_later(PAUSE_MAX_S, self._stays_up, connection)
         else:
             self._stays_up(connection)
@@ -132,9 +135,9 @@ class SafekeeperLink:
         connection = self._connection
         if connection is not None:
             self._connection = None
-            self._say(f"lost safekeeper {self.safekeeper_id} at {self.address}: {connection.reason}")
+            self._log_problem(f"lost safekeeper {self.safekeeper_id} at {self.address}: {connection.reason}")
             self._owner.link_down(self.safekeeper_id)
 
-    def _say(self, text: str) -> None:
+    def _log_problem(self, text: str) -> None:
         self.problem = text
         self._problems.note(text, "%s", text, level=logging.INFO if self._stops else logging.WARNING)

@@ -1,7 +1,7 @@
-"""What the proxy shows of itself: the content of /status, and whether it is ready.
+"""The state of the proxy: the content of /status, and whether it is ready.
 
-The first fields of each object are a public interface that scripts rely on; the others explain. LSNs are text as
-PostgreSQL prints them, times are seconds.
+The first fields of each object are a public interface for scripts; the others explain. LSNs are text as PostgreSQL
+prints them, times are in seconds.
 """
 
 from typing import Any
@@ -95,7 +95,7 @@ def _safekeeper_status(
 
 
 def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
-    """Return what is known of the loss of the quorum; None while there is one, and at a spare."""
+    """Return the state of a lost quorum; None while there is a quorum, and for a spare."""
     watch = proxy.quorum_watch
     if watch is None or watch.lost_at is None:
         return None
@@ -111,7 +111,7 @@ def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
 
 
 def archive_status(led: TermView | None) -> dict[str, Any] | None:
-    """Return the archiver and how far the archive is; None if no safekeeper is known to have an archive."""
+    """Return the archiver and its progress; None if no safekeeper is known to have an archive."""
     if led is None or led.archive is None:
         return None
     archive, commit_lsn = led.archive, led.commit_lsn
@@ -125,14 +125,14 @@ def archive_status(led: TermView | None) -> dict[str, Any] | None:
 
 
 def promotable_lsn(led: TermView | None) -> Lsn | None:
-    """Return what a standby must have for its promotion to lose nothing, and to be followed; None if it is not known.
+    """Return the position that a standby must have for a promotion without loss, None if unknown.
 
-    While the primary streams, that is what may have been acknowledged: commit_lsn. Without a primary, nothing more is
-    acknowledged, but what was received last may still become committed, and so seen by other readers; a timeline that
-    lacks it is refused then (S9).
+    While the primary streams, that is the end of the WAL that may have been acknowledged: commit_lsn. Without a
+    primary, nothing more is acknowledged, but the WAL that was received last may still be committed, and then be sent
+    to other readers; a timeline that lacks it is refused then (S9).
 
-    It is known to whoever leads, from the time on when a quorum has the term's start (S4), and as long as a quorum
-    answers: another proxy may have taken over otherwise, and have acknowledged more.
+    A proxy has it only while it leads, a quorum has the term's start (S4), and a quorum replies: otherwise another
+    proxy may have taken over, and have acknowledged more.
     """
     if led is None or not led.commit_lsn or not led.answers:
         return None
@@ -141,7 +141,7 @@ def promotable_lsn(led: TermView | None) -> Lsn | None:
 
 def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
     standby = row.standby
-    wanted_lsn = needed_lsn if standby.flush_lsn else None  # A standby that has said nothing yet is unknown too.
+    wanted_lsn = needed_lsn if standby.flush_lsn else None  # Unknown, too, for a standby that has not reported yet.
     lag_bytes = max(0, wanted_lsn - standby.flush_lsn) if wanted_lsn is not None else None
     return {
         "name": standby.name,
@@ -180,14 +180,14 @@ def safekeeper_state(proxy: Proxy, view: ProposerView, safekeeper_id: int) -> st
 
 
 def not_ready_reason(proxy: Proxy, now: float) -> str:
-    """Return why commits do not go through now, empty if they do: for /readyz."""
+    """Return why commits do not succeed now, empty if they do: for /readyz."""
     view = proxy.view(now)
     state = proxy.public_state(view)
     if state in SERVING_STATES:
         wait_s = proxy.readiness.waits_s(now)
-        return f"{state} again, ready in {wait_s:.1f} s if that lasts" if wait_s else ""
+        return f"{state} again, ready in {wait_s:.1f} s if that continues" if wait_s else ""
     if view.is_spare:
-        return "another proxy serves; this one waits as a spare"
+        return "another proxy serves; this one is a spare"
     if state == "waiting_for_primary":
         return f"{state}: {proxy.feed.problem}" if proxy.feed.problem else state
     if view.stuck:

@@ -1,4 +1,4 @@
-"""The proxy's /status, as a program fetches it over HTTP."""
+"""Fetch the /status of a proxy over HTTP."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ _SHOWN = {"state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_
 
 
 class NoAnswer(WalproxyError):
-    """Nothing answers at the URL."""
+    """There is no reply from the URL."""
 
 
 def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
         tls: for an https URL; None: the CAs of this machine.
 
     Raises:
-        NoAnswer: nothing answers there.
-        WalproxyError: what answers is not a proxy.
+        NoAnswer: there is no reply.
+        WalproxyError: the reply is not that of a proxy.
     """
     address = url.rstrip("/") + "/status"
     if not address.startswith(("http://", "https://")):
@@ -39,11 +39,11 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         error.close()
         raise WalproxyError(
-            f"{address} answers {error.code} {error.reason}: it is no walproxy; correct --url"
+            f"{address} returned {error.code} {error.reason}: it is not a walproxy; correct --url"
         ) from None
     except http.client.HTTPException:
         raise WalproxyError(
-            f"{address} does not speak HTTP: correct --url, which begins with https:// where --http-tls is on"
+            f"{address} does not use HTTP: correct --url, which begins with https:// where --http-tls is on"
         ) from None
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -51,11 +51,11 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
             raise WalproxyError(f"{address}: {describe_failure(reason)}; name its CA with --tls-ca") from None
         if isinstance(reason, ssl.SSLError):
             raise WalproxyError(f"{address}: {describe_failure(reason)}; correct --url") from None
-        raise NoAnswer(f"no answer from {address}: {reason}; is walproxy running there (--url)?") from None
+        raise NoAnswer(f"no reply from {address}: {reason}; is walproxy running there (--url)?") from None
     try:
         content = json.loads(body)
     except ValueError:
-        raise WalproxyError(f"{address} does not answer with JSON: it is no walproxy; correct --url") from None
+        raise WalproxyError(f"{address} did not return JSON: it is not a walproxy; correct --url") from None
     if not isinstance(content, dict) or not isinstance(content.get("safekeepers"), list) or _SHOWN - content.keys():
         raise WalproxyError(f"{address} is not the status of a walproxy: it may be a safekeeper's; correct --url")
     return content

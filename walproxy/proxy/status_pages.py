@@ -1,9 +1,9 @@
-"""The proxy's pages.
+"""The HTTP pages of the proxy.
 
 GET /status    state, positions, safekeepers: JSON (walproxy/proxy/status.py)
-GET /metrics   the same in numbers, for Prometheus (walproxy/proxy/metrics.py)
-GET /healthz   200 while the process lives; for whoever restarts a process
-GET /readyz    200 if commits go through this proxy now, else 503 with the reason; a spare is not ready
+GET /metrics   the same as metrics, for Prometheus (walproxy/proxy/metrics.py)
+GET /healthz   200 while the process runs; for a service manager that restarts it
+GET /readyz    200 if commits succeed through this proxy now, else 503 with the reason; a spare is not ready
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def proxy_routes(proxy: Proxy) -> dict[str, Route]:
 
 
 def proxy_collector(proxy: Proxy) -> ProxyCollector:
-    """Return what tells the numbers of `proxy`, for `metrics_application`."""
+    """Return the collector of the metrics of `proxy`, for `metrics_application`."""
     return ProxyCollector(lambda: proxy_status(proxy, _now()), lambda: not_ready_reason(proxy, _now()))
 
 

@@ -1,4 +1,4 @@
-"""The proxy's /status for a person to read: tables for a terminal, or one line for a log."""
+"""Format the /status of a proxy: tables for a terminal, or one line for a log."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def render(content: dict[str, Any]) -> Group:
 
 
 def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
-    """Return what an operator must read first, a line each; nothing while there is a quorum."""
+    """Return the lines about a lost quorum, none while there is a quorum."""
     if lost is None:
         return []
     sessions = "unknown" if lost["waiting_sessions"] is None else lost["waiting_sessions"]
@@ -64,7 +64,7 @@ def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
         *(f"missing: safekeeper {each['id']}: {each['problem']}" for each in lost["missing"]),
     ]
     if lost["waiting_problem"]:
-        lines.append(f"the sessions that wait were not counted: {lost['waiting_problem']}")
+        lines.append(f"the waiting sessions could not be counted: {lost['waiting_problem']}")
     return [Text(line, style="bold red") for line in lines]
 
 
@@ -77,14 +77,14 @@ def _quorum(content: dict[str, Any]) -> str:
 
 
 def _standbys(content: dict[str, Any]) -> list[Table | Text]:
-    """Return the table of standbys, if there are any, and whom remote_apply waits for."""
+    """Return the table of standbys, if there are any, and the standbys that remote_apply waits for."""
     shown: list[Table | Text] = []
     if content.get("standbys"):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("standby", no_wrap=True, max_width=_STANDBY_COLUMNS_MAX)
         table.add_column("from", no_wrap=True)
         table.add_column("apply lag", justify="right", no_wrap=True)
-        table.add_column("if it were promoted", no_wrap=True)
+        table.add_column("if promoted now", no_wrap=True)
         for each in content["standbys"]:
             table.add_row(
                 Text(each["name"]),
@@ -96,7 +96,7 @@ def _standbys(content: dict[str, Any]) -> list[Table | Text]:
     if content.get("apply_rule"):
         shown.append(Text(f"remote_apply waits for {content['apply_rule']}"))
     if content.get("apply_problem"):
-        shown.append(Text(f"remote_apply waits in vain: {content['apply_problem']}", style="red"))
+        shown.append(Text(f"remote_apply is blocked: {content['apply_problem']}", style="red"))
     return shown
 
 
@@ -105,21 +105,21 @@ def _archive(archive: dict[str, Any] | None) -> list[Text]:
     if archive is None:
         return []
     if archive["archiver"] is None:
-        return [Text("archive: nobody archives", style="yellow")]
+        return [Text("archive: no archiver", style="yellow")]
     who = f"archive: safekeeper {archive['archiver']}"
     if archive["problem"]:
         return [Text(f"{who} cannot archive: {archive['problem']}", style="red")]
     if archive["lag_bytes"] is None:
-        return [Text(f"{who} has not said yet how far it is", style="yellow")]
-    return [Text(f"{who}, up to {archive['archived_lsn']}, {format_bytes(archive['lag_bytes'])} behind")]
+        return [Text(f"{who} has not reported its progress yet", style="yellow")]
+    return [Text(f"{who}, up to {archive['archived_lsn']}, lag {format_bytes(archive['lag_bytes'])}")]
 
 
 def _completeness(standby: dict[str, Any]) -> Text:
-    """Return what would be lost if this standby were promoted now."""
+    """Return how much WAL would be lost if this standby were promoted now."""
     if standby["has_everything"] is None:
         return Text("unknown", style="yellow")
     if standby["apply_lsn"] == "0/0":
-        return Text("replays nothing: no server")
+        return Text("does not replay: not a server")
     if standby["has_everything"]:
         return Text("has every acknowledged commit", style="green")
     return Text(f"lacks {standby['lag_bytes']} bytes", style="red")
@@ -135,13 +135,13 @@ def _primary_problems(primary: dict[str, Any]) -> list[Text]:
 
 def _host_line(host: dict[str, Any]) -> Text:
     style = {"connected": "green", "standby": "cyan", "untried": "cyan"}.get(host["state"], "red")
-    # What is usual for a state is said by its name.
+    # In these states the problem only repeats the name of the state.
     problem = f": {host['problem']}" if host.get("problem") and host["state"] not in ("untried", "standby") else ""
     return Text.assemble(f"primary {host['host']} ", (host["state"], style), problem)
 
 
 def format_bytes(count: int | None) -> str:
-    """Return a number of bytes as a person reads it, `-` for None."""
+    """Return a number of bytes in a suitable unit, `-` for None."""
     if count is None:
         return "-"
     size = float(count)
@@ -163,4 +163,4 @@ def summarise(content: dict[str, Any]) -> str:
     if archive is None:
         return line
     lag = "problem" if archive["problem"] else format_bytes(archive["lag_bytes"]).replace(" ", "")
-    return f"{line} archive={archive['archiver'] or 'nobody'}:{lag}"
+    return f"{line} archive={archive['archiver'] or 'none'}:{lag}"

@@ -1,9 +1,9 @@
-"""Checks whether logical subscribers can receive commits before the quorum has them, and warns if they can.
+"""Check whether logical subscribers can receive commits before the quorum has them, and warns if they can.
 
 A logical walsender sends a transaction as soon as the primary has flushed its commit, while the commit still waits for
 the quorum. From PostgreSQL 17 on it waits for the slots in `synchronized_standby_slots`, if its own slot has the
-property `failover`; before, nothing holds it back. The check is SQL, so with a role that may only replicate it is left
-out. Slots that are read over SQL are not counted: `walproxy pipeline` reads so, and never beyond the quorum.
+property `failover`; in earlier versions it never waits. The check is a query, so with a role that may only replicate it
+is skipped. Slots that are read over SQL are not counted: `walproxy pipeline` reads them, and never beyond the quorum.
 Source: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
 """
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 10.0
-# A role that may not connect costs a line in the server's log at each attempt.
+# Each attempt of a role that may not connect adds a line to the server's log.
 CHECK_AGAIN_AFTER_FAILURE_S = 600.0
 WARN_AGAIN_AFTER_S = 3600.0
 SQL_TIMEOUT_S = 5.0
@@ -56,7 +56,7 @@ class SubscriberWatch:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def check_if_due(self) -> None:
-        """Check a primary when it begins to stream, and from time to time; log what is found."""
+        """Check a primary when it starts to stream, and from time to time; log the result."""
         conninfo, now = self._proxy.streamed_conninfo(), self._clock()
         if conninfo is None or (conninfo == self._conninfo and now < self._check_at):
             return

@@ -1,9 +1,9 @@
 """The window: the newest WAL, kept in memory for the members.
 
-Bytes come in at the end as the chunks that PostgreSQL sent, and are handed out as views of those chunks: nothing is
-copied or joined. They leave at the beginning, whole chunks at a time: first those that every member has, and beyond the
-capacity those that a quorum has. Bytes that are not committed are never dropped; when they fill the window, PostgreSQL
-is not read any further (backpressure), so memory is bounded by the capacity and one read (S14).
+Bytes are appended as the chunks that PostgreSQL sent, and returned as views of those chunks, without a copy. They are
+dropped from the beginning, whole chunks at a time: first those that every member has, and beyond the capacity those
+that a quorum has. Bytes that are not committed are never dropped; when they fill the window, the proxy stops reading
+from PostgreSQL (backpressure), so memory is bounded by the capacity and one read (S14).
 """
 
 from bisect import bisect_right
@@ -18,8 +18,8 @@ class Window:
     """The WAL [begin_lsn, end_lsn) in memory.
 
     Attributes:
-        begin_lsn, end_lsn: what it holds.
-        capacity_bytes: beyond this, committed bytes are dropped and uncommitted ones hold PostgreSQL back.
+        begin_lsn, end_lsn: the range that it contains.
+        capacity_bytes: beyond this, committed bytes are dropped and uncommitted ones cause backpressure.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -28,20 +28,20 @@ class Window:
         self.end_lsn: Lsn = 0
         self._begins: list[Lsn] = []
         self._chunks: list[bytes | memoryview] = []
-        self._head = 0  # Chunks below it are dropped; the lists are cut now and then.
+        self._head = 0  # Chunks below it are dropped; the lists are shortened from time to time.
 
     def reset(self, lsn: Lsn) -> None:
-        """Empty the window; the next byte is that at `lsn`."""
+        """Empty the window; the next byte is the one at `lsn`."""
         self.begin_lsn = self.end_lsn = lsn
         self._begins.clear()
         self._chunks.clear()
         self._head = 0
 
     def append(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
-        """Take the next chunks.
+        """Append the next chunks.
 
         Raises:
-            LocalProtocolError: they do not follow what is here.
+            LocalProtocolError: they do not begin at `end_lsn`.
         """
         if begin_lsn != self.end_lsn:
             raise LocalProtocolError(f"WAL at {format_lsn(begin_lsn)} does not follow {format_lsn(self.end_lsn)}")
@@ -51,10 +51,10 @@ class Window:
             self.end_lsn += len(chunk)
 
     def slices(self, begin_lsn: Lsn, end_lsn: Lsn) -> list[bytes | memoryview]:
-        """Return the bytes [begin_lsn, end_lsn) as views, in order; none at all, of an empty range, wherever that is.
+        """Return the bytes [begin_lsn, end_lsn) as views, in order; [] for an empty range, wherever it is.
 
         Raises:
-            LocalProtocolError: not all of them are here.
+            LocalProtocolError: the window does not contain all of them.
         """
         if begin_lsn == end_lsn:
             return []
@@ -74,7 +74,7 @@ class Window:
         return result
 
     def evict(self, truncate_lsn: Lsn, commit_lsn: Lsn) -> bool:
-        """Drop what nobody needs, and beyond the capacity what is committed. Returns whether `begin_lsn` moved."""
+        """Drop what every member has, and beyond the capacity what is committed. Return whether `begin_lsn` moved."""
         limit_lsn = min(commit_lsn, max(truncate_lsn, self.end_lsn - self.capacity_bytes))
         head = self._head
         while head < len(self._chunks) and self._begins[head] + len(self._chunks[head]) <= limit_lsn:
@@ -83,7 +83,7 @@ class Window:
             return False
         self._head = head
         self.begin_lsn = self._begins[head] if head < len(self._begins) else self.end_lsn
-        # The chunks' memory goes at once, the lists' places now and then.
+        # The memory of the chunks is released at once, the list entries from time to time.
         for index in range(head - 1, -1, -1):
             if self._chunks[index] is _DROPPED:
                 break

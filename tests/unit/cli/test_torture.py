@@ -15,13 +15,15 @@ from walproxy.cli.torture_report import check_report
 def test_a_soak_takes_no_seed() -> None:
     answer = CliRunner().invoke(torture, ["--soak", "--seed", "3", "--minutes", "0.001"])
     assert answer.exit_code == 2
-    assert "--seed does not go with --soak" in answer.output
+    assert "--seed cannot be combined with --soak" in answer.output
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_run() -> None:
     answer = CliRunner().invoke(torture, ["--soak", "--minutes", "0.001", "--report", "/not-there/report.html"])
     assert isinstance(answer.exception, ConfigurationError)
-    assert str(answer.exception) == "could not write /not-there/report.html: there is no such folder; correct --report"
+    assert (
+        str(answer.exception) == "could not write /not-there/report.html: the folder does not exist; correct --report"
+    )
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "plotly"])

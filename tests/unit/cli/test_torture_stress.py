@@ -66,7 +66,7 @@ def test_a_broken_promise_exits_with_1_and_names_it_the_seed_and_the_folder(stre
     assert result.exit_code == 1
     assert f"VIOLATION Lost: {LOST.message}" in result.stderr
     [folder] = tmp_path.iterdir()
-    assert re.search(rf"seed 7: data, logs and run.json stay in {folder}$", result.stderr, re.MULTILINE)
+    assert re.search(rf"seed 7: data, logs and run.json are in {folder}$", result.stderr, re.MULTILINE)
     assert (folder / "cluster" / "safekeeper-1.log").exists()
     kept = msgspec.json.decode((folder / "run.json").read_bytes(), type=Run)
     assert (kept.seed, kept.violations, len(kept.operations)) == (7, [LOST], 1)
@@ -97,7 +97,7 @@ def test_what_there_is_stays_when_the_torture_itself_fails(stress: Stress, tmp_p
     stress.error = WalproxyError("the relay does not answer")
     result = run(tmp_path)
     [folder] = tmp_path.iterdir()
-    assert str(result.exception) == f"the relay does not answer; what there is by then stays in {folder}"
+    assert str(result.exception) == f"the relay does not answer; the data up to then is in {folder}"
 
 
 def test_nothing_stays_when_it_cannot_begin(stress: Stress, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_first_one_is_named_when_whoever_archives_already_had_the_time_to_sa
     table.hears(2)
     assert table.looks(INCUMBENT_GRACE_S - 0.1) == 0
     assert table.looks(0.1) == 2
-    assert table.news == "safekeeper 2 archives"
+    assert table.news == "safekeeper 2 is the archiver"
     assert table.looks() == 2 and table.news == ""
 
 
@@ -101,7 +101,7 @@ def test_one_that_is_gone_for_long_is_replaced_and_not_named_again_when_it_retur
     table.archiving.disconnected(1, table.now)
     assert table.looks(GONE_GRACE_S - 0.1) == 1
     assert table.looks(0.1) == 2
-    assert table.news == "safekeeper 2 archives from now on: safekeeper 1 is gone"
+    assert table.news == "safekeeper 2 is the archiver now: safekeeper 1 is disconnected"
     table.hears(1)
     assert table.looks(1.0) == 2 and table.news == ""
 
@@ -149,7 +149,7 @@ def test_a_problem_that_lasts_and_another_one_has_not_is_a_reason() -> None:
     # The same problem in other words began when it began.
     table.hears(1, is_archiver=True, problem="no route to host")
     assert table.looks(0.1) == 2
-    assert table.news == "safekeeper 2 archives from now on: safekeeper 1 cannot archive: no route to host"
+    assert table.news == "safekeeper 2 is the archiver now: safekeeper 1 cannot archive: no route to host"
     assert table.archiving.problem == ""
 
 
@@ -182,7 +182,7 @@ def test_one_that_makes_no_progress_for_long_is_replaced() -> None:
     table.hears(1, is_archiver=True, archived_lsn=BEGIN + 1)
     assert table.looks(STALL_S - 0.1) == 1
     assert table.looks(0.1) == 2
-    assert table.news == "safekeeper 2 archives from now on: safekeeper 1 makes no progress"
+    assert table.news == "safekeeper 2 is the archiver now: safekeeper 1 makes no progress"
     # It begins when it is named.
     assert table.looks(STALL_S - 0.1) == 2
 

@@ -208,7 +208,7 @@ def test_all_are_told_who_archives_when_it_is_named_and_how_far_the_archive_is_w
         assert table.orders() == {}
     table.ticks(INCUMBENT_GRACE_S)
     assert table.orders() == {1: (1, 0), 2: (1, 0)}
-    assert Note(Level.INFO, "safekeeper 1 archives") in table.said
+    assert Note(Level.INFO, "safekeeper 1 is the archiver") in table.said
     table.hears(1, archived_lsn=BEGIN + 7, is_archiver=True)
     assert table.orders() == {1: (1, BEGIN + 7), 2: (1, BEGIN + 7)}
     table.hears(1, archived_lsn=BEGIN + 7, is_archiver=True)

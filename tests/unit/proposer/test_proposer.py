@@ -476,7 +476,7 @@ def test_an_answer_to_another_campaign_says_nothing() -> None:
 def test_checksums_that_were_not_asked_for_break_the_protocol(begin_lsn: int, end_lsn: int, pages: int | None) -> None:
     table = verifying()
     crcs = crcs_of(begin_lsn, end_lsn) if pages is None else (1,) * pages
-    with pytest.raises(RemoteProtocolError, match="asked for"):
+    with pytest.raises(RemoteProtocolError, match="not the requested ones"):
         table.hears(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs, BASE))
 
 
@@ -574,7 +574,7 @@ def test_what_no_quorum_could_cut_is_not_given_up(lacking: tuple[int, ...], refu
     if refused:
         (finish,) = table.did(Finish)
         assert isinstance(finish.error, PrimaryRefused)
-        assert "safekeepers 2, 3 keep no WAL from there: no quorum could cut its log there" in str(finish.error)
+        assert "safekeepers 2, 3 retain no WAL from there: no quorum could cut its log there" in str(finish.error)
 
 
 def test_a_fork_that_cuts_nothing_acknowledged_gives_up_nothing_although_it_might() -> None:

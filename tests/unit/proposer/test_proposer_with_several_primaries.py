@@ -66,8 +66,8 @@ def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led(
     (refused,) = table.did(RefusePrimary)
     assert "has stayed on it" in refused.reason
     assert not table.did(Finish) and not table.did(StartReplication)
-    (note,) = [action.text for action in table.did(Note) if "is given up" in action.text]
-    assert note.endswith(f"is given up, the primary is refused: {refused.reason}")
+    (note,) = [action.text for action in table.did(Note) if "is not led" in action.text]
+    assert note.endswith(f"is not led, the primary is refused: {refused.reason}")
     assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
     table.sees(PROMOTED)
     table.ticks()
@@ -128,7 +128,7 @@ def test_other_bytes_on_the_same_timeline_cost_no_term_and_are_told_nothing() ->
         if table.did(StartReplication):
             break
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
-    assert "differs from what it sent before" in table.did(RefusePrimary)[0].reason
+    assert "differs from the WAL that it sent before" in table.did(RefusePrimary)[0].reason
     assert all(not status.flush_lsn for status in table.did(ReportStatus))
     assert not table.proposer.leadership.streaming
 

@@ -72,7 +72,7 @@ def test_a_designated_standby_that_is_gone_holds_apply_where_it_was() -> None:
     standbys.on_report(1, ())
     assert standbys.apply_lsn(100) == 50
     assert shown(standbys) == [("a", 50, 1, False, True)]
-    assert standbys.lacking() == "a does not stream"
+    assert standbys.lacking() == "a is not streaming"
     standbys.on_report(2, (at("a", 60),))
     assert standbys.apply_lsn(100) == 60 and standbys.lacking() == ""
     assert shown(standbys) == [("a", 60, 2, True, True)]
@@ -84,7 +84,7 @@ def test_a_safekeeper_whose_connection_is_gone_has_said_its_last_words() -> None
     standbys.disconnected(1)
     assert standbys.apply_lsn(100) == 50
     assert [row.connected for row in standbys.rows()] == [False, False]
-    assert standbys.lacking() == "a does not stream"
+    assert standbys.lacking() == "a is not streaming"
     # It has moved: what the other one said of it does not count any more.
     standbys.on_report(2, (at("A", 70),))
     assert standbys.apply_lsn(100) == 70
@@ -128,10 +128,10 @@ def test_vacuum_is_held_back_for_the_oldest_transaction_of_those_who_stream_now(
     ("rule", "lacking"),
     [
         ("a", ""),
-        ("a, x, y", "x, y do not stream"),
+        ("a, x, y", "x, y are not streaming"),
         ("ANY 1 (a, x)", ""),
         ("ANY 2", ""),
-        ("ANY 3", "2 of the 3 standbys that it takes replay"),
+        ("ANY 3", "2 of 3 required standbys replay"),
     ],
 )
 def test_what_remote_apply_lacks_is_said_by_name(rule: str, lacking: str) -> None:

@@ -70,12 +70,12 @@ def test_missing_members_lags_and_the_archive_have_thresholds(proxy: Proxy) -> N
 
 
 def test_what_needs_attention_by_day_is_a_warning(proxy: Proxy) -> None:
-    status = serving(proxy, apply_problem="a does not stream")
+    status = serving(proxy, apply_problem="a is not streaming")
     status["archive"] = {"archiver": 1, "archived_lsn": "0/0", "lag_bytes": None, "problem": "no route"}
     status["primary"]["hosts"][0] |= {"state": "refused", "problem": "an old primary"}
     verdict = judge(status, Thresholds())
     assert {level for level, _ in verdict.problems} == {Level.WARNING}
-    assert all(word in verdict.line() for word in ("no route", "a does not stream", "an old primary"))
+    assert all(word in verdict.line() for word in ("no route", "a is not streaming", "an old primary"))
 
 
 def test_a_spare_is_fine(proxy: Proxy) -> None:

@@ -296,7 +296,7 @@ async def test_what_a_primary_says_that_is_not_understood_loses_its_connection(h
     ("obstacle", "expected"),
     [
         (problem(ProblemKind.SLOT_IN_USE, "may not be ended"), "may not be ended"),
-        (problem(ProblemKind.NO_LOGIN, "no entry"), 'slot "walproxy" is in use and could not be freed: no entry'),
+        (problem(ProblemKind.NO_LOGIN, "no entry"), 'slot "walproxy" is in use and could not be released: no entry'),
     ],
 )
 def test_a_slot_that_cannot_be_freed_is_waited_for_and_told_once(
@@ -439,7 +439,7 @@ async def test_a_primary_that_falls_silent_is_connected_anew_unless_it_is_we_who
         house.feed.resume()
         assert connection.reading
         await until(lambda: len(house.primary.connections) == 2)
-    assert "the primary has said nothing for" in caplog.text
+    assert "no data from the primary for" in caplog.text
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
@@ -477,7 +477,7 @@ async def test_wal_that_the_quorum_needs_and_a_new_slot_does_not_retain_is_an_er
     (line,) = lines_of(caplog, "at risk")
     assert line.startswith(
         'ERROR WAL from 0/300000 on is at risk: the quorum needs it, and slot "walproxy", which was missing, retains '
-        "WAL from 0/400000 on only"
+        "WAL only from 0/400000 on"
     )
 
 
@@ -518,6 +518,6 @@ async def test_a_slot_that_came_with_a_copied_data_folder_is_kept_and_told(
         await until(lambda: bool(house.owner.identities))
     assert house.primary.connections[0].slots == []
     assert lines_of(caplog, 'slot "walproxy"') == [
-        'INFO slot "walproxy" is older than the promotion of this server at 0/300000 (a copied data folder brings it '
-        "along): it retains WAL from 0/200000 on, and advances as soon as WAL streams"
+        'INFO slot "walproxy" is older than the promotion of this server at 0/300000 (as in a copied data folder): it '
+        "retains WAL from 0/200000 on, and advances as soon as WAL streams"
     ]

@@ -38,7 +38,7 @@ async def test_a_standby_and_a_host_that_is_down_are_passed_over(
     assert house.primary.tried == [OLD.conninfo, NEW.conninfo] * 3 + [OLD.conninfo]
     # What it cannot be is not touched, and each reason is told once.
     assert [connection.slots for connection in house.primary.connections] == [[], [], [], ["walproxy"]]
-    assert caplog.text.count("passed over old:1: a standby") == 1
+    assert caplog.text.count("skipped host old:1: a standby") == 1
     assert caplog.text.count("no primary at new:2: nobody there") == 1
 
 
@@ -123,7 +123,7 @@ async def test_a_refused_host_is_tried_again_after_a_while_if_no_other_serves(
         connection = await house.stream()
         connection.arrive(b"x" * 10)
         house.feed.report(BEGIN_LSN + 5, BEGIN_LSN + 5, BEGIN_LSN + 5)
-        await until(lambda: "the primary at old:1 is not refused any more" in caplog.text)
+        await until(lambda: "the primary at old:1 is no longer refused" in caplog.text)
         house.feed.refuse("it is old")
         await until(lambda: caplog.text.count("is refused: it is old") == 2)
     assert house.owner.failures == []

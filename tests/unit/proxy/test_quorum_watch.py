@@ -64,7 +64,7 @@ async def test_a_lost_quorum_is_an_error_at_once_and_every_minute_until_it_is_ba
     assert watched.watch.waiting_sessions == 40
     (line,) = await watched.looks(UNDECIDED, 0.3)
     assert line.startswith("ERROR commits wait: no quorum for 60 s")
-    assert await watched.looks(WELL, 1.0) == ["INFO the quorum is back after 61.1 s"]
+    assert await watched.looks(WELL, 1.0) == ["INFO a quorum takes part again after 61.1 s"]
     assert (watched.watch.lost_at, watched.watch.waiting_sessions) == (None, None)
 
 

@@ -186,17 +186,17 @@ OTHER_FOLDER = msgspec.structs.replace(greeting(3), incarnation="f" * 32)
 @pytest.mark.parametrize(
     ("fault", "kind", "reason"),
     [
-        (gone, ConfigurationError, "safekeeper 3 at .* is not there .*needs every safekeeper"),
+        (gone, ConfigurationError, "safekeeper 3 at .* cannot be reached .*needs every safekeeper"),
         (says(ProposerGreeting, b""), WalproxyError, "safekeeper 3 at .* closed the connection; see its log"),
         (says(ProposerGreeting, b"HTTP/1.1 400\r\n\r\n"), WalproxyError, "safekeeper 3 at .* is no safekeeper"),
-        (says(ProposerGreeting, None), WalproxyError, "safekeeper 3 at .* gave no answer within"),
+        (says(ProposerGreeting, None), WalproxyError, "safekeeper 3 at .* did not reply within"),
         (says(ProposerGreeting, REFUSAL), WalproxyError, "safekeeper 3 at .* refuses: this is safekeeper 1"),
         (
             says(ProposerGreeting, Bootstrapped("c" * 32, 1)),
             WalproxyError,
-            "safekeeper 3 at .* answered with Bootstrapped",
+            "safekeeper 3 at .* replied with Bootstrapped",
         ),
-        (says(ProposerGreeting, OTHER_FOLDER), WalproxyError, "safekeeper 3 has another data folder than a moment ago"),
+        (says(ProposerGreeting, OTHER_FOLDER), WalproxyError, "safekeeper 3 has another data folder than before"),
         (says(PreVoteRequest, PreVoteResponse(False, "b" * 32)), ConfigurationError, "a proxy serves on safekeeper 3"),
     ],
 )
@@ -232,7 +232,9 @@ def test_what_breaks_off_in_the_middle_is_to_be_done_again(
     async def run() -> None:
         async with cluster(*safekeepers) as config:
             safekeepers[1].answers[Bootstrap] = answer
-            with pytest.raises(WalproxyError, match=r"^safekeeper 2 at .* may have begun cluster \w{8}: run it again$"):
+            with pytest.raises(
+                WalproxyError, match=r"^safekeeper 2 at .* may have joined cluster \w{8}: repeat the command$"
+            ):
                 await execute(config, surveyed(*safekeepers))
 
     run()
@@ -258,7 +260,7 @@ def test_what_each_safekeeper_holds_and_where_it_is_set_aside_is_said() -> None:
     assert lines[0] == "primary: system 7, timeline 1, WAL up to 0/900000"
     assert lines[1].startswith("safekeeper 1: cluster cccccccc, system 7, last term 3, WAL [0/100000, 0/500000)")
     assert lines[3] == "safekeeper 3: empty"
-    assert "what this primary has is kept" in lines[4]
+    assert "the WAL of this primary is kept" in lines[4]
     assert lines[5:7] == [
         f"safekeeper 1: 4194304 bytes of WAL are set aside in its data folder, in wal.{found.cluster_id}",
         f"safekeeper 2: 6291456 bytes of WAL are set aside in its data folder, in wal.{found.cluster_id}",
@@ -359,7 +361,7 @@ async def test_a_safekeeper_that_has_received_wal_since_the_survey_is_surveyed_a
     async with cluster(safekeeper) as config:
         before = surveyed(safekeeper)
         safekeeper.answers[ProposerGreeting] = greeting(1, flush_lsn=6 << 20)
-        with pytest.raises(WalproxyError, match="safekeeper 1 holds other WAL than a moment ago: run it again"):
+        with pytest.raises(WalproxyError, match="safekeeper 1 has other WAL than before: repeat the command"):
             await execute(config, before)
     assert not safekeeper.bootstraps()
 
@@ -415,7 +417,7 @@ async def test_who_was_no_member_before_the_rebootstrap_becomes_a_learner() -> N
     kept = msgspec.structs.replace(KEPT, membership=Membership(1, (*MEMBERS[:2], Member(3, "9" * 32))))
     safekeepers = replaced(1, kept=kept), replaced(2, kept=kept), replaced(3, kept=None)
     found = await undone(*safekeepers)
-    assert "safekeeper 3: is no member of it; it joins as a learner" in found.lines()
+    assert "safekeeper 3: is not a member of it; it joins as a learner" in found.lines()
     assert len(safekeepers[2].bootstraps()) == 1
     empty = FakeSafekeeper(3, flush_lsn=0)
     found = await undone(replaced(1, kept=kept), replaced(2, kept=kept), empty)
@@ -444,7 +446,7 @@ async def test_the_new_cluster_has_lost_its_quorum_before_the_old_one_has_one_ag
 @on_the_loop
 async def test_an_undo_that_leaves_members_of_the_new_cluster_out_is_refused() -> None:
     safekeepers = [of_five(1), of_five(2), of_five(3)]
-    with pytest.raises(ConfigurationError, match=r"safekeeper 1 .* dddddddd, which safekeeper 4 .*: name all of its"):
+    with pytest.raises(ConfigurationError, match=r"safekeeper 1 .* dddddddd, which safekeeper 4 .*: list all of its"):
         await undone(*safekeepers)
     assert not any(safekeeper.bootstraps() for safekeeper in safekeepers)
 
@@ -471,7 +473,7 @@ async def test_an_undo_that_broke_off_before_those_who_had_not_left_were_told_is
         ),
         (
             lambda: [replaced(1), replaced(2), replaced(3, kept=None)],
-            "safekeeper 3 is a member of cluster cccccccc and keeps nothing of it: wipe its data folder",
+            "safekeeper 3 is a member of cluster cccccccc and has none of its WAL: wipe its data folder",
         ),
     ],
 )

@@ -219,7 +219,7 @@ def test_those_who_fit_talk_in_both_directions(
             Listener(),
             Proxy(trusts),
             "the proxy speaks TLS, and this listener has none: give the safekeeper --tls-cert and --tls-key",
-            "it ended the connection during the TLS handshake: has it --tls-cert and --tls-key?",
+            "it closed the connection during the TLS handshake: check its --tls-cert and --tls-key",
         ),
         (
             Listener(server_tls),
@@ -261,7 +261,7 @@ def test_those_who_fit_talk_in_both_directions(
             Listener(secret=OURS, networks="192.0.2.0/24"),
             Proxy(secret=OURS),
             "it lies in none of the networks of --allow",
-            "the safekeeper closed the connection and proved no shared secret: see its log",
+            "the safekeeper closed the connection before it proved the shared secret: see its log",
         ),
     ],
     ids=[

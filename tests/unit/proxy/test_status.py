@@ -110,7 +110,7 @@ def test_a_proxy_that_does_not_stream_is_not_ready_and_says_why(proxy: Proxy) ->
     reason = not_ready_reason(proxy, 1.0)
     assert reason.startswith("connecting: ") and "safekeeper 2: not connected yet" in reason
     proxy.proposer.candidacy.is_spare = True
-    assert "waits as a spare" in not_ready_reason(proxy, 1.0)
+    assert "is a spare" in not_ready_reason(proxy, 1.0)
 
 
 def shown(status: dict[str, Any]) -> list[str]:
@@ -191,7 +191,7 @@ def test_safekeepers_that_are_all_empty_have_no_problem() -> None:
 
 def test_one_lost_disk_is_fed_and_two_take_a_rebootstrap() -> None:
     problem = member_problem(3, peers(greeting(1), greeting(2), empty(3)), "")
-    assert "is empty" in problem and "fed and does not count" in problem and "rebootstrap" not in problem
+    assert "is empty" in problem and "does not vote" in problem and "rebootstrap" not in problem
     known = peers(greeting(1), empty(2), empty(3))
     assert member_problem(1, known, "") == ""
     for safekeeper_id in (2, 3):
@@ -211,7 +211,7 @@ def test_a_member_that_missed_the_end_of_the_bootstrap_counts() -> None:
 def test_a_safekeeper_that_no_membership_lists_is_said_to_be_none() -> None:
     known = {**peers(greeting(1), greeting(2), greeting(3)), 4: Peer(connected=True, greeting=empty(4))}
     assert member_problem(4, known, "") == (
-        "it is not a member (generation 1: 1, 2, 3), so it is fed and does not count"
+        "it is not a member (generation 1: 1, 2, 3), so it receives WAL as a learner and does not vote"
     )
 
 
@@ -316,7 +316,7 @@ def test_whom_remote_apply_waits_for_and_in_vain_is_shown(proxy: Proxy) -> None:
     assert (status["apply_rule"], status["apply_problem"], status["standbys"]) == ("", None, [])
     a_term_with_standbys(proxy, "A, gone")
     status = proxy_status(proxy, 1.5)
-    assert (status["apply_rule"], status["apply_problem"]) == ("A, gone", "gone does not stream")
+    assert (status["apply_rule"], status["apply_problem"]) == ("A, gone", "gone is not streaming")
     assert {row["name"]: row["designated"] for row in status["standbys"]}["a"] is True
 
 
@@ -361,10 +361,10 @@ def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_colum
     assert "has every acknowledged commit" in lines["[red]a"] and "50 B" in lines["[red]a"]
     assert "lacks 200 bytes" in lines["b"]
     assert "unknown" in lines["new"]
-    assert "replays nothing: no server" in lines["pg_receivewal"]
+    assert "does not replay: not a server" in lines["pg_receivewal"]
     assert "1, gone" in lines["a"] and "has every acknowledged commit" in lines["a"]
     assert "remote_apply waits for ANY 2 (a, gone)" in text
-    assert "remote_apply waits in vain: a, gone do not stream" in text
+    assert "remote_apply is blocked: a, gone are not streaming" in text
 
 
 # The archive.
@@ -392,15 +392,15 @@ def test_who_archives_and_how_far_the_archive_is_are_shown(proxy: Proxy) -> None
     reports(leadership, 2)
     status = proxy_status(proxy, 1.5)
     assert status["archive"] == {"archiver": None, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
-    assert "archive: nobody archives" in shown(status) and summarise(status).endswith(" archive=nobody:-")
+    assert "archive: no archiver" in shown(status) and summarise(status).endswith(" archive=none:-")
     leadership.tick(1.5 + INCUMBENT_GRACE_S)
     status = proxy_status(proxy, 4.0)
     assert status["archive"] == {"archiver": 2, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
-    assert "archive: safekeeper 2 has not said yet how far it is" in shown(status)
+    assert "archive: safekeeper 2 has not reported its progress yet" in shown(status)
     reports(leadership, 2, 700, is_archiver=True)
     status = proxy_status(proxy, 4.0)
     assert status["archive"] == {"archiver": 2, "archived_lsn": "0/2BC", "lag_bytes": 200, "problem": ""}
-    assert "archive: safekeeper 2, up to 0/2BC, 200 B behind" in shown(status)
+    assert "archive: safekeeper 2, up to 0/2BC, lag 200 B" in shown(status)
     assert summarise(status).endswith(" archive=2:200B")
 
 

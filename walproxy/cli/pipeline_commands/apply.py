@@ -20,19 +20,19 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 @click.option(
     "--primary", envvar="WALPROXY_PRIMARY", required=True, metavar="CONNINFO", help="The primary, and its database."
 )
-@click.option("--slot", required=True, metavar="NAME", help="The logical slot, for this job alone.")
+@click.option("--slot", required=True, metavar="NAME", help="The logical slot, used by this job only.")
 @click.option("--publication", "publications", required=True, multiple=True, metavar="NAME", help="Can be repeated.")
-@click.option("--to", "folder", required=True, metavar="FOLDER", help="Where the tables are.")
+@click.option("--to", "folder", required=True, metavar="FOLDER", help="Folder of the tables.")
 @click.option(
     "--format",
     "table_format",
     type=click.Choice(FOLLOWING_FORMATS),
     default="delta",
     show_default=True,
-    help="What new tables are.",
+    help="Format of new tables.",
 )
 @click.option(
-    "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Follow this one; can be repeated. All without it."
+    "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Follow only this table; can be repeated."
 )
 @click.option(
     "--text-column",
@@ -41,31 +41,31 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
     metavar="SCHEMA.TABLE.COLUMN",
     help="Keep this column as PostgreSQL prints it; can be repeated.",
 )
-@click.option("--once", is_flag=True, help="End when everything that is on the quorum now is in the tables.")
-@click.option("--interval", type=DURATION, default="5s", show_default=True, help="Look for changes so often.")
+@click.option("--once", is_flag=True, help="End when the tables contain all changes that are on the quorum now.")
+@click.option("--interval", type=DURATION, default="5s", show_default=True, help="Interval between steps.")
 @click.option(
-    "--status", metavar="SOURCE", help="Who knows what is on a quorum: walproxy's URL, standby:NAME, or none."
+    "--status", metavar="SOURCE", help="Source of the quorum's position: walproxy's URL, standby:NAME, or none."
 )
-@click.option("--max-bytes", type=SIZE, default="256MB", show_default=True, help="WAL that one step reads.")
-@click.option("--memory", type=SIZE, default="128MB", show_default=True, help="Changes that are held at once.")
-@click.option("--keep", type=DURATION, default="1d", show_default=True, help="How long old states can be read.")
+@click.option("--max-bytes", type=SIZE, default="256MB", show_default=True, help="Amount of WAL that one step reads.")
+@click.option("--memory", type=SIZE, default="128MB", show_default=True, help="Memory for changes.")
+@click.option("--keep", type=DURATION, default="1d", show_default=True, help="Time for which old states can be read.")
 @click.option("--copy-again", multiple=True, metavar="SCHEMA.NAME", help="Copy this table again; can be repeated.")
-@click.option("--start-over", is_flag=True, help="Copy all tables again, with a new slot if it is gone.")
+@click.option("--start-over", is_flag=True, help="Copy all tables again, with a new slot if it is missing.")
 @click.option(
     "--on-bad-value",
     type=click.Choice(ON_BAD_VALUE),
     default="stop",
     show_default=True,
-    help="What becomes of infinity, NaN and other values that a column's type cannot hold; stop quarantines the table.",
+    help="Handling of infinity, NaN and other values that a column's type cannot store; stop quarantines the table.",
 )
 @click.option(
     "--max-retained",
     type=SIZE,
     metavar="SIZE",
-    help="WAL that the slot may retain on the primary; beyond it the slot is made again and all tables are copied.",
+    help="WAL that the slot may retain on the primary; beyond it the slot is created again and all tables are copied.",
 )
 @click.option("--verify", is_flag=True, help="Follow up to now, compare all rows with the source, and end.")
-@click.option("--repair", is_flag=True, help="As --verify, and copy tables again that differ.")
+@click.option("--repair", is_flag=True, help="As --verify, and copy tables that differ again.")
 def apply(
     primary: str,
     slot: str,
@@ -87,12 +87,12 @@ def apply(
     verify: bool,
     repair: bool,
 ) -> None:
-    """Keep tables as the tables of a database are.
+    """Replicate tables of a database into lakehouse tables.
 
     The first time the tables are copied; then every change is merged into them, exactly once, and only when it is on
-    the quorum. Each table of the source becomes one here, called SCHEMA.NAME. A table that cannot be followed is
-    quarantined, and the others go on. Stop the job at any time, with kill -9 too, and start it again. Publication and
-    slot: `walproxy pipeline cdc create`; a slot that is missing is made.
+    the quorum. Each table of the source becomes one here, named SCHEMA.NAME. A table that cannot be followed is
+    quarantined, and the others continue. Stop the job at any time, with kill -9 too, and start it again. Publication
+    and slot: `walproxy pipeline cdc create`; a missing slot is created.
 
     \b
     Examples:
@@ -104,10 +104,12 @@ def apply(
     logging.getLogger("walproxy").setLevel(logging.INFO)
     for name in as_text:
         if name.count(".") < 2:
-            raise ConfigurationError(f"--text-column: {name!r} is no column: write schema.table.column")
+            raise ConfigurationError(f"--text-column: {name!r} is not a column: write schema.table.column")
     SafeLsn(status)
     if max_retained is not None and max_retained < _MAX_RETAINED_MIN_BYTES:
-        raise ConfigurationError(f"--max-retained: a slot retains {_MAX_RETAINED_MIN_BYTES >> 20} MB at any time")
+        raise ConfigurationError(
+            f"--max-retained: the minimum is {_MAX_RETAINED_MIN_BYTES >> 20} MB, which a slot always retains"
+        )
     from walproxy.cli.pipeline_work.apply import ApplyOptions, apply_until_signal, local_folder, verify_once
 
     options = ApplyOptions(

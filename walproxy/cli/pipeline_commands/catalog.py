@@ -22,9 +22,9 @@ from walproxy.pipeline.jobs.catalog import merge, read_snapshot, take_snapshot, 
 def catalog(primary: str | None, older: tuple[Path, ...], output: Path) -> None:
     """Write the names of all databases, tablespaces and relations into a file.
 
-    WAL names files by number; a table that is rewritten gets a new one, and what the old one was only an older file of
-    names can tell. So take one from time to time, and merge it with the one before. The role needs the right to connect
-    to each database, and nothing else.
+    WAL contains the numbers of files; a table that is rewritten gets a new one, and only an older file of names
+    contains the old one. So write one from time to time, and merge it with the previous one. The role needs the right
+    to connect to each database, and nothing else.
 
     \b
     Examples:

@@ -26,9 +26,9 @@ _slot = click.option("--slot", required=True, metavar="NAME", help="The logical 
 
 @click.group()
 def cdc() -> None:
-    """Make, look at and drop what row changes are read from: a publication and a logical slot.
+    """Create, check and drop the publication and the logical slot for row changes.
 
-    A slot keeps WAL on the primary from where its reader is. One that nobody reads any more must be dropped.
+    A slot retains WAL on the primary from the position of its reader on. Drop a slot that is no longer read.
 
     \b
     Examples:
@@ -43,43 +43,47 @@ def cdc() -> None:
 @_slot
 @click.option("--publication", required=True, metavar="NAME", help="The publication.")
 @click.option(
-    "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="A table of it; can be repeated. All without it."
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="SCHEMA.NAME",
+    help="A table of it; can be repeated; by default all tables.",
 )
 def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -> None:
-    """Make a publication and a slot, where they are missing.
+    """Create a publication and a slot, if they are missing.
 
-    The publication comes first: the slot sends nothing of the time before it. Making the slot waits for the end of
-    every transaction that is under way.
+    The publication comes first: the slot sends no changes from before it. Creating the slot waits for the end of
+    every open transaction.
     """
     names = [parse_table(table) for table in tables]
     with closing(connect(primary)) as connection:
         if create_publication(connection, publication, names):
-            click.echo(f"publication {publication} made")
+            click.echo(f"publication {publication} created")
         else:
             absent = set(names) - {each.table for each in published_tables(connection, [publication])}
             if absent:
                 raise ConfigurationError(
-                    f"publication {publication!r} is there without {min(absent)}: ALTER PUBLICATION ... ADD TABLE"
+                    f"publication {publication!r} exists without {min(absent)}: ALTER PUBLICATION ... ADD TABLE"
                 )
-            click.echo(f"publication {publication} is there")
+            click.echo(f"publication {publication} exists")
         if read_slot(connection, slot) is None:
-            click.echo(f"slot {slot} made, at {format_lsn(create_slot(connection, slot))}")
+            click.echo(f"slot {slot} created, at {format_lsn(create_slot(connection, slot))}")
         else:
-            click.echo(f"slot {slot} is there, at {format_lsn(usable_slot(connection, slot)[1])}")
+            click.echo(f"slot {slot} exists, at {format_lsn(usable_slot(connection, slot)[1])}")
 
 
 @cdc.command()
 @_primary
 @_slot
-@click.option("--publication", metavar="NAME", help="Show its tables too.")
+@click.option("--publication", metavar="NAME", help="Show its tables, too.")
 @click.option(
-    "--status", metavar="SOURCE", help="Who knows what is on a quorum: walproxy's URL, standby:NAME, or none."
+    "--status", metavar="SOURCE", help="Source of the quorum's position: walproxy's URL, standby:NAME, or none."
 )
-@click.option("--to", "folder", metavar="FOLDER", help="Show the tables that `apply` keeps there too.")
+@click.option("--to", "folder", metavar="FOLDER", help="Show the tables of `apply` in this folder, too.")
 def status(primary: str, slot: str, publication: str | None, status: str | None, folder: str | None) -> None:
     """Report where a slot is, how much WAL it retains, and which tables follow it.
 
-    An error says why it cannot be read, if it cannot. Exit code 1 if a table is quarantined.
+    If the slot cannot be read, the error contains the reason. Exit code 1 if a table is quarantined.
     """
     with closing(connect(primary)) as connection:
         state, confirmed_lsn = usable_slot(connection, slot)
@@ -89,7 +93,7 @@ def status(primary: str, slot: str, publication: str | None, status: str | None,
             f"on the quorum: up to {format_lsn(safe_lsn)}, {format_bytes(max(safe_lsn - confirmed_lsn, 0))} ahead"
         )
         click.echo(
-            f"WAL that it keeps on the primary: {format_bytes(state.retained_bytes or 0)}"
+            f"WAL that it retains on the primary: {format_bytes(state.retained_bytes or 0)}"
             + (f" ({state.wal_status})" if state.wal_status not in (None, "reserved") else "")
         )
         if publication is not None:
@@ -105,12 +109,12 @@ def status(primary: str, slot: str, publication: str | None, status: str | None,
 @cdc.command()
 @_primary
 @_slot
-@click.option("--publication", metavar="NAME", help="Drop it too.")
+@click.option("--publication", metavar="NAME", help="Drop this publication, too.")
 def drop(primary: str, slot: str, publication: str | None) -> None:
-    """Drop a slot. What it has not been read of is lost to its reader."""
+    """Drop a slot. Its reader does not receive the changes that it has not read yet."""
     with closing(connect(primary)) as connection:
         if read_slot(connection, slot) is None:
-            click.echo(f"there is no slot {slot}")
+            click.echo(f"slot {slot} does not exist")
         else:
             drop_slot(connection, slot)
             click.echo(f"slot {slot} dropped")

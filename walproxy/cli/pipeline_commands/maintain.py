@@ -13,16 +13,16 @@ from walproxy.cli.parameters import DURATION, SIZE
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--table", "names", multiple=True, metavar="NAME", help="Only this table; can be given several times.")
-@click.option("--target-size", default="128MB", show_default=True, type=SIZE, help="Of new files.")
-@click.option("--keep", default="7d", show_default=True, type=DURATION, help="How long old states can be read.")
+@click.option("--target-size", default="128MB", show_default=True, type=SIZE, help="Size of new files.")
+@click.option("--keep", default="7d", show_default=True, type=DURATION, help="Time for which old states can be read.")
 @click.option(
     "--orphans-after",
     default="1d",
     show_default=True,
     type=DURATION,
-    help="When files of killed tasks are removed; longer than any batch takes.",
+    help="Age at which files of killed tasks are removed; more than the time of any batch.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def maintain(
     folder: Path,
@@ -35,7 +35,7 @@ def maintain(
 ) -> None:
     """Merge small files of tables into large ones, and remove what is old: files, snapshots, entries of logs.
 
-    No row is lost or doubled, and jobs that write to the tables can go on. Run it once an hour beside a job with
+    No row is lost or doubled, and jobs that write to the tables can continue. Run it once an hour beside a job with
     batches of seconds. The exit code is 1 if something could not be done.
 
     \b

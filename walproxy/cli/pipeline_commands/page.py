@@ -19,9 +19,9 @@ _TIMEOUT_S = 60.0
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--relation", required=True, metavar="NAME", help="[DATABASE.]SCHEMA.NAME, or T/D/R in numbers.")
 @click.option("--block", required=True, type=click.IntRange(0, 2**32 - 2), metavar="N", help="Number of the block.")
-@click.option("--fork", type=click.Choice(FORKS), default="main", show_default=True, help="Which of its forks.")
-@click.option("--at", metavar="LSN", help="Of all that was complete at this LSN.")
-@click.option("--at-time", type=INSTANT, help="Instead: of all that had committed at this time (ISO 8601).")
+@click.option("--fork", type=click.Choice(FORKS), default="main", show_default=True, help="Fork of the relation.")
+@click.option("--at", metavar="LSN", help="State at this LSN.")
+@click.option("--at-time", type=INSTANT, help="State at this time, instead of --at (ISO 8601).")
 @click.option(
     "--backup",
     required=True,
@@ -46,13 +46,13 @@ _TIMEOUT_S = 60.0
     "--work-dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="Where there is room for the restored backup, for as long as it takes.",
+    help="Folder with space for the restored backup, which is removed at the end.",
 )
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the page's 8 KiB into a file.")
 @click.option("--hex", "as_hex", is_flag=True, help="Print its bytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with its bytes in base64.")
 @click.option("--verify", "is_verified", is_flag=True, help="Compare it with the page of --primary.")
-@click.option("--primary", envvar="WALPROXY_PRIMARY", metavar="CONNINFO", help="The server that runs.")
+@click.option("--primary", envvar="WALPROXY_PRIMARY", metavar="CONNINFO", help="The running server.")
 @settings.click_options(ArchiveConfig, ENVIRONMENT_PREFIX)
 def page(
     config: Path | None,
@@ -74,8 +74,8 @@ def page(
 ) -> int:
     """Restore one page of a table as it was at an LSN.
 
-    A throw-away PostgreSQL recovers the backup and the archive's WAL up to there; nobody can reach it, and its folder
-    is removed. What the page's header says is compared with the records of the WAL that make the page. --verify
+    A temporary PostgreSQL recovers the backup and the archive's WAL up to there; it accepts no connections from other
+    users, and its folder is removed. The header of the page is compared with the WAL records of the page. --verify
     compares the bytes with those of the primary, if the page has not changed there since: the exit code is 1 if bytes
     differ that must not.
 
@@ -88,9 +88,9 @@ def page(
     """
     logs.configure(lambda: "walproxy pipeline page", "warning")
     if (at is None) == (at_time is None):
-        raise click.UsageError("say of when with either --at or --at-time")
+        raise click.UsageError("give either --at or --at-time")
     if is_verified and primary is None:
-        raise click.UsageError("--verify compares with the page of --primary: name it")
+        raise click.UsageError("--verify requires --primary")
     loaded = settings.load(
         ArchiveConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
     )

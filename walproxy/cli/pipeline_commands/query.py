@@ -15,7 +15,7 @@ from safekeeper.base import logs
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @click.option("--memory", default="2g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
 def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int | None, memory: str) -> None:
-    """Ask the tables that `walproxy pipeline run` writes, whatever their format, with Spark's SQL.
+    """Query the tables that `walproxy pipeline run` writes, in any format, with Spark's SQL.
 
     Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, and transaction_sizes
     has the WAL of each transaction.
@@ -27,12 +27,12 @@ def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int 
       walproxy pipeline query "SELECT * FROM transactions WHERE lsn >= lsn('5/40000000')" --tables tables --csv
     """
     if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other")
+        raise click.UsageError("--json and --csv cannot be combined")
     if sql is None:
         sql = sys.stdin.read()
     statement = sql.strip().rstrip(";")
     if not statement:
-        raise click.UsageError("there is no SQL: give it as an argument or on standard input")
+        raise click.UsageError("SQL is missing: give it as an argument or on standard input")
     logs.configure(lambda: "walproxy pipeline query", "warning")
     from walproxy.cli.pipeline_work.query import ask
 

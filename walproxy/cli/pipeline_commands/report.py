@@ -37,8 +37,8 @@ def report(
 ) -> None:
     """Report what wrote the WAL: which tables, which transactions, when, how much of it as full-page images.
 
-    The page is one file that needs no network. It is made of the tables that `walproxy pipeline run` writes; what it
-    cannot tell, because a table is missing or the WAL does not say it, it lists at its end.
+    The page is one file that needs no network. Its source is the tables that `walproxy pipeline run` writes; at its end
+    it lists the information that is missing in the tables or in the WAL.
 
     \b
     Examples:
@@ -48,9 +48,9 @@ def report(
       walproxy pipeline report --tables tables --json --from 5/40000000 --to 5/60000000
     """
     if output is None and not as_json:
-        raise click.UsageError("name the page to write with --output, or print JSON with --json")
+        raise click.UsageError("set --output to write the page, or --json to print JSON")
     if catalog is not None and primary is not None and not _is_from_environment("primary"):
-        raise click.UsageError("--catalog and --primary exclude each other: names come from one of them")
+        raise click.UsageError("--catalog and --primary cannot be combined: names come from one of them")
     logs.configure(lambda: "walproxy pipeline report", "warning")
     from walproxy.cli.pipeline_work.report import report_tables
 

@@ -24,41 +24,44 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     type=click.Choice(TABLE_FORMATS),
     default="parquet",
     show_default=True,
-    help="What new tables are.",
+    help="Format of new tables.",
 )
 @click.option(
     "--tables",
     default=",".join(DEFAULT_TABLES),
     callback=_tables,
     metavar="NAME,...",
-    help="Which tables; by default all but blocks.",
+    help="Tables to write; by default all but blocks.",
 )
 @click.option("--once", is_flag=True, help="End when what is there now is in the tables.")
-@click.option("--interval", default="1s", show_default=True, type=DURATION, help="Look for WAL so often.")
+@click.option("--interval", default="1s", show_default=True, type=DURATION, help="Interval between batches.")
 @click.option(
     "--max-bytes-per-trigger",
     default="256MB",
     show_default=True,
     type=SIZE,
-    help="A batch has so much WAL at most.",
+    help="Maximum amount of WAL in a batch.",
 )
-@click.option("--start", type=LSN, help="Where new tables begin; by default where the WAL begins.")
+@click.option("--start", type=LSN, help="Beginning of new tables; by default the beginning of the WAL.")
 @click.option(
-    "--timeline", type=click.IntRange(1), metavar="TLI", help="Stay on it; by default promotions are followed."
+    "--timeline",
+    type=click.IntRange(1),
+    metavar="TLI",
+    help="Stay on this timeline; by default promotions are followed.",
 )
-@click.option("--allow-gaps", is_flag=True, help="Pass over WAL that is missing.")
+@click.option("--allow-gaps", is_flag=True, help="Skip WAL that is missing.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where Spark keeps its notes, made anew at each start; by default in the folder of the tables.",
+    help="Folder for the state of Spark, created again at each start; by default in the folder of the tables.",
 )
 @click.option(
     "--drain-timeout",
     default="45s",
     show_default=True,
     type=DURATION,
-    help="After SIGTERM the batch that runs has so long; then it is dropped.",
+    help="Time that the present batch has after SIGTERM, before it is cancelled.",
 )
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
@@ -87,10 +90,11 @@ def run(
     as_json: bool,
     archive_options: Mapping[str, str],
 ) -> None:
-    """Write WAL into tables, and go on as it grows: every record exactly once, whatever is killed when.
+    """Write WAL into tables, and continue as it grows: every record exactly once, also after a crash.
 
-    SOURCE is s3://, gs:// or az:// and what follows, a folder, or safekeeper://HOST:PORT,HOST:PORT. The tables know how
-    far they are; the same command goes on there. After SIGTERM the batch that runs is finished, within --drain-timeout.
+    SOURCE is s3://, gs:// or az:// and what follows, a folder, or safekeeper://HOST:PORT,HOST:PORT. The tables contain
+    their position; the same command continues there. After SIGTERM the present batch is finished, within
+    --drain-timeout.
 
     \b
     Examples:

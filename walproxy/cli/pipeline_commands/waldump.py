@@ -41,7 +41,7 @@ class _Waldump(click.Command):
 )
 @click.option("-F", "--fork", type=click.Choice(FORKS), help="Only those that change this fork.")
 @click.option("-w", "--fullpage", is_flag=True, help="Only those with a full-page image.")
-@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="No more than that many.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Maximum number of records.")
 @click.option(
     "-z",
     "--stats",
@@ -49,9 +49,9 @@ class _Waldump(click.Command):
     metavar="[=record]",
     help="Counts and sizes instead, by resource manager or, with --stats=record, by operation.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Wait for more at the end.")
+@click.option("-f", "--follow", is_flag=True, help="At the end, wait for more WAL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each record.")
-@click.option("--allow-gaps", is_flag=True, help="Pass over WAL that is missing.")
+@click.option("--allow-gaps", is_flag=True, help="Skip WAL that is missing.")
 @click.option(
     "--archive-options",
     default="",
@@ -78,11 +78,11 @@ def waldump(path: str, **options: Any) -> None:
         click.echo("\n".join(rmgr_names()))
         return
     if wanted.block is not None and wanted.relation is None:
-        raise click.UsageError("--block needs --relation")
+        raise click.UsageError("--block requires --relation")
     if wanted.follow and wanted.stats:
-        raise click.UsageError("--follow and --stats exclude each other")
+        raise click.UsageError("--follow and --stats cannot be combined")
     if wanted.start is not None and wanted.end is not None and wanted.start >= wanted.end:
         start, end = format_lsn(wanted.start), format_lsn(wanted.end)
-        raise click.UsageError(f"nothing lies between --start {start} and --end {end}")
+        raise click.UsageError(f"the range from --start {start} to --end {end} is empty")
     logs.configure(lambda: "walproxy pipeline waldump", "warning")
     print_records(path, wanted)

@@ -20,7 +20,7 @@ __all__ = ["PageRequest", "parse_lsn", "parse_relation", "restore_and_print"]
 def restore_and_print(
     request: PageRequest, primary: str | None, output: Path | None, *, as_json: bool, as_hex: bool
 ) -> int:
-    """Restore a page and print what is known of it; return the exit code.
+    """Restore a page and print its description; return the exit code.
 
     Args:
         primary: the server whose page it is compared with, None for none.
@@ -33,7 +33,7 @@ def restore_and_print(
     if as_json:
         click.echo(msgspec.json.encode(_as_json(restored, verdict)).decode())
     else:
-        for line in _told(restored, verdict):
+        for line in _page_lines(restored, verdict):
             click.echo(line)
         for line in hex_dump(restored.content) if as_hex else ():
             click.echo(line)
@@ -41,7 +41,7 @@ def restore_and_print(
 
 
 def _restore(request: PageRequest) -> RestoredPage:
-    """Restore the page, and show at a terminal what takes long."""
+    """Restore the page, and show the progress on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         return restore_page(request)
@@ -56,7 +56,7 @@ def _write(path: Path, content: bytes) -> None:
         raise ConfigurationError(f"could not write {path}: {error.strerror}; correct --output") from error
 
 
-def _told(restored: RestoredPage, verdict: Verdict | None) -> list[str]:
+def _page_lines(restored: RestoredPage, verdict: Verdict | None) -> list[str]:
     header, history = restored.header, restored.history
     where = f"{restored.page.relation}, {FORKS[restored.page.fork]} fork"
     lines = [
@@ -81,12 +81,12 @@ def _told(restored: RestoredPage, verdict: Verdict | None) -> list[str]:
         )
     else:
         lines.append("header: none, the page was never used")
-    return lines + (_told_verdict(verdict) if verdict is not None else [])
+    return lines + (_verdict_lines(verdict) if verdict is not None else [])
 
 
-def _told_verdict(verdict: Verdict) -> list[str]:
+def _verdict_lines(verdict: Verdict) -> list[str]:
     excused = ", ".join(f"{count} of {kind}" for kind, count in verdict.difference.excused.items())
-    but = f", but for bytes that redo does not know: {excused}" if excused else " byte for byte"
+    but = f", except for bytes that redo does not restore: {excused}" if excused else " byte for byte"
     if not verdict.difference.ranges:
         return [f"the primary's page ({verdict.read_by}) is the same{but}"]
     ranges = ", ".join(f"{begin} to {end}" for begin, end in verdict.difference.ranges[:10])

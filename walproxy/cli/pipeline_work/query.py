@@ -1,4 +1,4 @@
-"""`walproxy pipeline query`: the answer as JSON, as CSV, or as a table for people."""
+"""`walproxy pipeline query`: the result as JSON, as CSV, or as a table."""
 
 import sys
 from datetime import datetime
@@ -23,7 +23,7 @@ _SHOWN_MAX = 1000
 
 
 def ask(tables: str, statement: str, *, as_json: bool, as_csv: bool, master: str, memory: str) -> None:
-    """Ask the tables in the folder `tables`, and print the answer.
+    """Query the tables in the folder `tables`, and print the result.
 
     Args:
         master, memory: Spark's.
@@ -56,7 +56,7 @@ def _flat(result: pa.Table) -> pa.Table:
 
 
 def _show(result: pa.Table) -> None:
-    """Print a table for people, LSNs as PostgreSQL writes them."""
+    """Print a table, with LSNs as PostgreSQL writes them."""
     shown = Table(box=box.SIMPLE_HEAD)
     for field in result.schema:
         is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)

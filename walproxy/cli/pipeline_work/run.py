@@ -19,7 +19,7 @@ __all__ = ["RunConfig", "local_folder", "run_and_report"]
 
 
 def run_and_report(config: RunConfig, *, as_json: bool) -> None:
-    """Run the job, print its progress, and finish the batch that runs at the first SIGTERM or SIGINT."""
+    """Run the job, print its progress, and finish the present batch at the first SIGTERM or SIGINT."""
     with stopped_by_signals() as stop, _reporter(as_json, config.once) as report:
         run_job(config, report, stop)
 
@@ -31,7 +31,7 @@ def _reporter(as_json: bool, once: bool) -> Iterator[Report]:
     if as_json:
         yield lambda event: click.echo(msgspec.json.encode(_as_json(event)).decode())
     elif not (once and console.is_terminal):
-        yield lambda event: click.echo(_told(event), err=isinstance(event, Waiting))
+        yield lambda event: click.echo(_line_of(event), err=isinstance(event, Waiting))
     else:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
@@ -39,7 +39,7 @@ def _reporter(as_json: bool, once: bool) -> Iterator[Report]:
 
 
 class _Bar:
-    """A bar of the WAL that was there when the run began."""
+    """A bar of the WAL that existed when the run began."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -53,15 +53,15 @@ class _Bar:
             where = f"up to {format_lsn(event.end_lsn)}"
             self._bar.update(self._task, description=where, completed=self._done, total=self._done + event.lag_bytes)
         else:
-            self._bar.console.print(_told(event), markup=False, highlight=False)
+            self._bar.console.print(_line_of(event), markup=False, highlight=False)
 
 
-def _told(event: BatchDone | Waiting | Finished) -> str:
+def _line_of(event: BatchDone | Waiting | Finished) -> str:
     match event:
         case Waiting(reason):
             return f"waiting: {reason}"
         case Finished(lsn, 0, _):
-            return f"nothing new: the tables have the WAL up to {format_lsn(lsn)}"
+            return f"no new WAL: the tables contain the WAL up to {format_lsn(lsn)}"
         case Finished(lsn, batches, rows):
             return f"the tables have the WAL up to {format_lsn(lsn)}: {rows} rows in {batches} batches"
         case BatchDone():
@@ -69,7 +69,7 @@ def _told(event: BatchDone | Waiting | Finished) -> str:
             added = ", ".join(f"{name} {count}" for name, count in event.rows.items())
             return (
                 f"{format_lsn(event.begin_lsn)} to {format_lsn(event.end_lsn)} in {event.seconds:.2f} s "
-                f"({speed:.0f} MiB/s), {event.lag_bytes} bytes behind; rows: {added}"
+                f"({speed:.0f} MiB/s), lag {event.lag_bytes} bytes; rows: {added}"
             )
 
 

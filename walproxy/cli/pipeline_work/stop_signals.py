@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as an event, for commands that finish the step at hand when they are asked to stop.
+"""SIGTERM and SIGINT as an event, for commands that finish the present step before they stop.
 
 Python calls a signal handler in the main thread, between any two of its instructions. So a handler must not set an
 event: if the main thread is at that moment inside `Event.wait()` of the same event, it holds the lock that

@@ -73,7 +73,7 @@ def print_records(path: str, wanted: Wanted) -> None:
 def _segment(
     path: Path, timeline: int | None, start: Lsn | None, end: Lsn | None
 ) -> tuple[str, int | None, Lsn | None, Lsn | None]:
-    """Return the folder of a segment and what there is to read, if that is not said otherwise."""
+    """Return the folder of a segment, and its timeline and range as far as the options do not set them."""
     segment_size = open_input(str(path.parent)).origin().segment_size
     named = parse_segment_name(path.name, segment_size)
     if named is None:

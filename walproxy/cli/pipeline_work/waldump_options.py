@@ -1,4 +1,4 @@
-"""What `walproxy pipeline waldump` is asked for."""
+"""The options of `walproxy pipeline waldump`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from safekeeper.base.lsn import Lsn
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is printed, and how: the options of the command, by the names of its parameters."""
+    """The selected records and the output format, by the names of the command's parameters."""
 
     start: Lsn | None
     end: Lsn | None
