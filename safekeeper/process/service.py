@@ -141,7 +141,7 @@ class Service:
 
             http = await serve_http(
                 safekeeper_routes(node, addresses, pg_listener, archiver, retention),
-                config.http,
+                config.http_listen,
                 application=metrics_application(collector),
                 tls=protection.http_tls,
                 networks=protection.allow.http,

@@ -11,7 +11,7 @@ primary_stream   the COPY from the primary, and what of it was compared
 refusals         primaries that were refused, so that no term is spent on them again
 leadership       a term that is led: appends, commits, members
 standbys         what standbys have replayed, and remote_apply
-apply_rule       the rule of --apply-standbys
+apply_rule       the rule of --remote-apply-standbys
 archiving        which safekeeper archives
 actions          what the shell is to do, in order
 """

@@ -2,7 +2,7 @@
 
 The rule is written as in PostgreSQL's synchronous_standby_names, as far as that makes sense for replaying:
 
-    (nothing)              nobody is designated: remote_apply waits no longer than on
+    (nothing)              no standby is designated: remote_apply behaves like on
     a, b                   all that are named
     ANY 1 (a, b)           any one of those named
     ANY 2 (*), ANY 2       any two of those that stream

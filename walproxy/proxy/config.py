@@ -87,17 +87,19 @@ class ProxyConfig:
     application_name: str = option(
         "What synchronous_standby_names calls this proxy", parse=text, default="walproxy", metavar="NAME"
     )
-    http: Address = option(
+    http_listen: Address = option(
         "Where /status, /metrics, /healthz and /readyz are served; anybody who reaches it may read it",
         parse=address,
         default=DEFAULT_HTTP,
         metavar="HOST:PORT",
+        old_name="http",
     )
-    window: int = option(
+    window_size: int = option(
         "Memory for WAL that safekeepers still need; uncommitted WAL beyond it holds PostgreSQL back",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
+        old_name="window",
     )
     catchup_rate: int = option(
         "Bytes a second at which a safekeeper that lags is fed from another",
@@ -105,13 +107,14 @@ class ProxyConfig:
         default="64MiB",
         metavar="SIZE",
     )
-    apply_standbys: ApplyRule = option(
+    remote_apply_standbys: ApplyRule = option(
         "The standbys that remote_apply waits for: NAME, ... (all of them) or ANY COUNT (NAME, ...) or ANY COUNT (*); "
-        "without any it waits no longer than on",
+        "without one it behaves like on",
         parse=parse_apply_rule,
         default="",
         metavar="RULE",
         reloadable=True,
+        old_name="apply_standbys",
     )
     heartbeat_interval: float = option(
         "Seconds between heartbeats to an idle safekeeper", parse=heartbeat_seconds, default="0.25", metavar="SECONDS"

@@ -95,7 +95,7 @@ class Proxy:
                 allow_data_loss=config.allow_data_loss,
                 bootstrap=config.bootstrap,
                 allow_unverified_primary=config.allow_unverified_primary,
-                apply_rule=config.apply_standbys,
+                apply_rule=config.remote_apply_standbys,
                 several_primaries=len(hosts) > 1,
                 timing=timing,
             )
@@ -105,7 +105,7 @@ class Proxy:
             FeedConfig(hosts, config.application_name, config.slot, config.connect_timeout, config.primary_timeout),
             self,
         )
-        self.window = Window(config.window)
+        self.window = Window(config.window_size)
         self.status = ReportStatus(0, 0, 0)
         self.state = "connecting"
         self.state_since = 0.0
@@ -138,7 +138,7 @@ class Proxy:
                 (count - 1) // 2,
                 count - 1,
             )
-        self._tell_apply_rule(self.config.apply_standbys)
+        self._tell_apply_rule(self.config.remote_apply_standbys)
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
         tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_for_ever())]
         tasks.append(asyncio.create_task(self.quorum_watch.run()))
@@ -165,16 +165,16 @@ class Proxy:
     def reconfigure(self, config: ProxyConfig) -> None:
         """Apply what can change while it runs: the standbys of remote_apply. Refused hosts are verified again."""
         self.proposer.forget_refusals()
-        if config.apply_standbys != self.proposer.standbys.rule:
-            self._tell_apply_rule(config.apply_standbys)
-            self._execute(self.proposer.set_apply_rule(config.apply_standbys))
+        if config.remote_apply_standbys != self.proposer.standbys.rule:
+            self._tell_apply_rule(config.remote_apply_standbys)
+            self._execute(self.proposer.set_apply_rule(config.remote_apply_standbys))
 
     def _tell_apply_rule(self, rule: ApplyRule) -> None:
         if rule.count:
             logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
         else:
             logger.warning(
-                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply waits no longer than on"
+                "no standby is designated (--remote-apply-standbys): remote_apply behaves like synchronous_commit = on"
             )
 
     def _finish(self, error: WalproxyError | None) -> None:
