@@ -37,7 +37,7 @@ def cli() -> None:
 
     \b
     Examples:
-      safekeeper run --id 1 --data-dir /var/lib/safekeeper --listen 0.0.0.0:5454
+      safekeeper run --id 1 --data-dir /var/lib/safekeeper --proposer-listen 0.0.0.0:5454
       safekeeper inspect --data-dir /var/lib/safekeeper
     """
 
@@ -54,7 +54,7 @@ def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) 
     \b
     Examples:
       safekeeper run --id 1 --data-dir /var/lib/safekeeper
-      safekeeper run --id 2 --data-dir sk2 --listen 127.0.0.1:5455 --http 127.0.0.1:7677
+      safekeeper run --id 2 --data-dir sk2 --proposer-listen 127.0.0.1:5455 --http-listen 127.0.0.1:7677
       SAFEKEEPER_ID=3 safekeeper run --config /etc/safekeeper.toml
     """
     # Imported here: `inspect` and --help need no web server.

@@ -18,7 +18,7 @@ A key of the file that no option has is refused by name: a misspelt option must 
 import dataclasses
 import hmac
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,6 +46,7 @@ class Option(NamedTuple):
             shows, nor in a file that many may read.
         is_flag: on the command line it has no value, and means true.
         repeatable: on the command line it may be given several times; the values arrive as a tuple.
+        old_name: the name that it had before, accepted in every place; the help does not show it.
     """
 
     help: str
@@ -56,6 +57,11 @@ class Option(NamedTuple):
     environment_only: bool
     is_flag: bool = False
     repeatable: bool = False
+    old_name: str | None = None
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return the names under which the option is accepted: `name`, its present one, comes first."""
+        return (name,) if self.old_name is None else (name, self.old_name)
 
 
 class Address(NamedTuple):
@@ -78,9 +84,10 @@ def option(
     environment_only: bool = False,
     is_flag: bool = False,
     repeatable: bool = False,
+    old_name: str | None = None,
 ) -> Any:
     """Declare a field of a settings dataclass; see `Option`. Without a default it must be given."""
-    declared = Option(help, parse, default, metavar, reloadable, environment_only, is_flag, repeatable)
+    declared = Option(help, parse, default, metavar, reloadable, environment_only, is_flag, repeatable, old_name)
     return dataclasses.field(metadata={"option": declared})
 
 
@@ -141,24 +148,46 @@ def load(
     in_file = _read_file(file, options) if file is not None else {}
     values = {}
     for name, declared in options.items():
-        variable = environment_variable(prefix, name)
-        if command_line.get(name) not in (None, ()) and not declared.environment_only:
-            place, written = command_line_name(name), command_line[name]
-        elif variable in environment:
-            place, written = variable, environment[variable]
-        elif name in in_file:
-            place, written = f"{file}: {name}", in_file[name]
-        elif declared.default is not _REQUIRED:
-            place, written = f"default of {command_line_name(name)}", declared.default
-        else:
+        names = declared.names(name)
+        given = [
+            [
+                (command_line_name(n), command_line[n])
+                for n in names
+                if command_line.get(n) not in (None, ()) and not declared.environment_only
+            ],
+            [(v, environment[v]) for v in (environment_variable(prefix, n) for n in names) if v in environment],
+            [(f"{file}: {n}", in_file[n]) for n in names if n in in_file],
+        ]
+        if declared.default is not _REQUIRED:
+            given.append([(f"default of {command_line_name(name)}", declared.default)])
+        first = next((place for place in given if place), None)
+        if first is None:
+            variable = environment_variable(prefix, name)
             raise ConfigurationError(
                 f"{command_line_name(name)} is missing: give it, or set {variable}, or write {name} = ... in the file"
             )
+        values[name] = _value(declared, first)
+    return settings_type(**values)
+
+
+def _value(declared: Option, given: Sequence[tuple[str, Any]]) -> Any:
+    """Return the value of an option that one place gives under its present name, its old one, or both.
+
+    Raises:
+        ConfigurationError: it is wrong, or the two names have different values.
+    """
+    values = []
+    for place, written in given:
         try:
-            values[name] = declared.parse(written)
+            values.append(declared.parse(written))
         except ValueError as error:
             raise ConfigurationError(f"{place}: {error}") from error
-    return settings_type(**values)
+    if any(value != values[0] for value in values[1:]):
+        raise ConfigurationError(
+            f"{' and '.join(place for place, _ in given)} are two names of one option and have different values: "
+            "keep the first only"
+        )
+    return values[0]
 
 
 def command_line_name(name: str) -> str:
@@ -192,17 +221,27 @@ def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Com
             if declared.default is not _REQUIRED and declared.default not in (None, ""):
                 notes.insert(0, f"Default: {declared.default}.")
             described = f"{declared.help}. {' '.join(notes)}"
-            if declared.is_flag:
-                given = click.option(command_line_name(name), name, is_flag=True, default=None, help=described)
-            else:
-                given = click.option(
-                    command_line_name(name),
-                    name,
-                    metavar=declared.metavar,
-                    multiple=declared.repeatable,
-                    help=described,
-                )
-            decorated = given(decorated)
+            for accepted in reversed(declared.names(name)):
+                hidden = accepted != name
+                if declared.is_flag:
+                    given = click.option(
+                        command_line_name(accepted),
+                        accepted,
+                        is_flag=True,
+                        default=None,
+                        help=described,
+                        hidden=hidden,
+                    )
+                else:
+                    given = click.option(
+                        command_line_name(accepted),
+                        accepted,
+                        metavar=declared.metavar,
+                        multiple=declared.repeatable,
+                        help=described,
+                        hidden=hidden,
+                    )
+                decorated = given(decorated)
         return decorated
 
     return decorate
@@ -227,9 +266,10 @@ def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file} is not TOML: {error}") from error
     known = [name for name, declared in options.items() if not declared.environment_only]
-    unknown = sorted(set(content) - set(known))
+    accepted = {accepted for name in known for accepted in options[name].names(name)}
+    unknown = sorted(set(content) - accepted)
     if unknown:
-        raise ConfigurationError(f"{file}: there is no option {', '.join(unknown)}; known are {', '.join(known)}")
+        raise ConfigurationError(f"{file}: unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
     return content
 
 

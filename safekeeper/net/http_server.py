@@ -49,7 +49,7 @@ class HttpListener(Listener["HttpConnection"]):
     answered the longest ago.
     """
 
-    CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http"
+    CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http-listen"
     FOREIGN = "refused HTTP to %s: it lies in none of the networks of --http-allow"
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
 

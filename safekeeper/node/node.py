@@ -53,7 +53,7 @@ from safekeeper.base.worker import Worker
 from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage, Standby
 from safekeeper.node.state_log import ChangeLog
 from safekeeper.storage.data_folder import DataFolder
-from safekeeper.storage.disk_space import CONTROL_FILE, WAL, Room
+from safekeeper.storage.disk_space import CONTROL_FILE, WAL, DiskSpace
 from safekeeper.storage.disk_work import Flush, Preparation, Removal
 from safekeeper.storage.filesystem import Space
 
@@ -120,12 +120,12 @@ class Node:
                 what is unfinished, and tries again.
         """
         self.folder = folder
-        self.room = Room()
+        self.disk_space = DiskSpace()
         self.acceptor = Acceptor(folder.control, folder.flush_lsn)
         try:
             folder.perform_all(self.acceptor.start())
         except StorageFull as full:
-            self.room.note(CONTROL_FILE, full)
+            self.disk_space.note(CONTROL_FILE, full)
         self.disk = Worker("disk", loop)
         # A segment takes far longer to prepare than a flush may wait, hence a thread of its own.
         self._preparer = Worker("preparer", loop)
@@ -286,7 +286,7 @@ class Node:
             self._effects = None
             self._outbox.close(self._connection, str(broken), broken=True)
         except StorageFull:
-            self._effects = None  # A checkpoint, which nobody waits for. `room` has noted it.
+            self._effects = None  # A checkpoint, which nobody waits for. `disk_space` has noted it.
         except Exception as error:
             self._fail(error)
         self._check()
@@ -312,7 +312,7 @@ class Node:
                 try:
                     return self.folder.perform(effect)
                 except ResourceShortage as short:
-                    self._loop.call_soon_threadsafe(self.room.short_of_resources, short)
+                    self._loop.call_soon_threadsafe(self.disk_space.short_of_resources, short)
                     time.sleep(pause_s)
             return self.folder.perform(effect)
 
@@ -325,9 +325,9 @@ class Node:
             self._fail(error)
             return
         if isinstance(effect, Persist):
-            self.room.note(CONTROL_FILE, error)
+            self.disk_space.note(CONTROL_FILE, error)
         elif isinstance(error, ResourceShortage):
-            self.room.short_of_resources(error)
+            self.disk_space.short_of_resources(error)
         elif error is not None:
             self._no_room_for_wal(error)
         self._step(result, error)
@@ -350,7 +350,7 @@ class Node:
 
     def _write_lazy_positions(self) -> Effects:
         yield from self.acceptor.checkpoint()
-        if CONTROL_FILE in self.room.lacking:
+        if CONTROL_FILE in self.disk_space.lacking:
             yield Persist(self.acceptor.control)
 
     # Flushes.
@@ -394,8 +394,8 @@ class Node:
         self._flush = None
         took_s = time.monotonic() - self._flush_began_at
         self._average_flush_s += (took_s - self._average_flush_s) / FLUSHES_AVERAGED
-        if WAL in self.room.lacking and storage.flush_lsn > self.room.wal_ends_at_lsn:
-            self.room.note(WAL, None)
+        if WAL in self.disk_space.lacking and storage.flush_lsn > self.disk_space.wal_ends_at_lsn:
+            self.disk_space.note(WAL, None)
         return self.acceptor.flushed(flush.end_lsn)
 
     def _report_timer(self) -> None:
@@ -443,7 +443,7 @@ class Node:
             self._no_room_for_wal(full)
         else:
             self._shortages_in_a_row = 0
-            self.room.note(WAL, None)
+            self.disk_space.note(WAL, None)
 
     def _removed(self, removal: Removal, _: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -454,8 +454,8 @@ class Node:
     def _no_room_for_wal(self, full: StorageFull) -> None:
         storage, segment_size = self.folder.storage, self.folder.control.segment_size
         if storage is not None and segment_size:
-            self.room.wal_ends_at_lsn = segment_start(storage.write_lsn - 1, segment_size) + segment_size
-        self.room.note(WAL, full)
+            self.disk_space.wal_ends_at_lsn = segment_start(storage.write_lsn - 1, segment_size) + segment_size
+        self.disk_space.note(WAL, full)
 
     # What a person wants to know.
 
@@ -465,6 +465,6 @@ class Node:
 
     def _room_measured(self, _: Any, space: Space | None, error: BaseException | None) -> None:
         if space is not None:
-            self.room.measured(space)
+            self.disk_space.measured(space)
         else:
             _log.warning("could not measure the disk's space: %s", error)

@@ -217,7 +217,7 @@ class ProposerListener(Listener[Connection]):
         secret: what a proxy must prove to know, None for nothing.
     """
 
-    CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --listen"
+    CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --proposer-listen"
     FOREIGN = "refused a proxy connection from %s: it lies in none of the networks of --allow"
     EVICTED = "closed the proxy connection from %s, the oldest of %d that are not authenticated, for a newer one"
 

@@ -41,17 +41,19 @@ class SafekeeperConfig:
     data_dir: Path = option(
         "Folder of the WAL and the control file; made if it is not there", parse=folder, metavar="DIR"
     )
-    listen: Address = option(
+    proposer_listen: Address = option(
         "Where proxies connect; port 0 takes any free one",
         parse=address,
         default="127.0.0.1:5454",
         metavar="HOST:PORT",
+        old_name="listen",
     )
-    http: Address = option(
+    http_listen: Address = option(
         "Where /status, /metrics, /healthz and /readyz are served; anybody who reaches it may read it",
         parse=address,
         default="127.0.0.1:7676",
         metavar="HOST:PORT",
+        old_name="http",
     )
     pg_listen: Address | None = option(
         "Where standbys and pg_receivewal stream committed WAL; without it they cannot",

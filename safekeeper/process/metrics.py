@@ -80,15 +80,17 @@ class SafekeeperCollector(Collector):
         if retention.limit_bytes is not None:
             yield _gauge("wal_limit_bytes", "Room for WAL, --wal-limit", retention.limit_bytes)
             yield _gauge("wal_over_limit", "1 if there is more WAL than --wal-limit", retention.is_over_limit)
-        if node.room.space is not None:
-            yield _gauge("disk_free_bytes", "Free space of the data folder's disk", node.room.space.free_bytes)
-            yield _gauge("disk_total_bytes", "Size of the data folder's disk", node.room.space.total_bytes)
+        if node.disk_space.space is not None:
+            yield _gauge("disk_free_bytes", "Free space of the data folder's disk", node.disk_space.space.free_bytes)
+            yield _gauge("disk_total_bytes", "Size of the data folder's disk", node.disk_space.space.total_bytes)
         yield _counter(
             "resource_shortages",
             "Failed attempts to open a file, for want of descriptors or memory",
-            node.room.shortages,
+            node.disk_space.shortages,
         )
-        yield _gauge("disk_lacking", "1 if there was no room for WAL or the control file", bool(node.room.lacking))
+        yield _gauge(
+            "disk_lacking", "1 if there was no room for WAL or the control file", bool(node.disk_space.lacking)
+        )
 
     def _of_the_slots(self) -> Iterator[Metric]:
         restart = _labelled(

@@ -3,7 +3,7 @@
     listener          who may come in                                            without any of it
     proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the user's own secret
     replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only
-    HTTP          --http-allow                                               wherever --http says
+    HTTP          --http-allow                                               wherever --http-listen says
 
 A listener that any of its three protects listens where it is told. One that nothing protects listens on loopback,
 whatever it is told, and says so: a listener that is open to a network by mistake is worse than one that is closed by
@@ -73,7 +73,11 @@ class Protection:
         shared = read_shared_secret(config.secret_file, config.secret, "SAFEKEEPER_SECRET")
         self._is_open = bool(shared or config.tls_client_ca or config.allow)
         self.secret: PeerSecret | None = shared
-        if shared is None and config.tls_client_ca is None and (not config.allow or is_loopback(config.listen.host)):
+        if (
+            shared is None
+            and config.tls_client_ca is None
+            and (not config.allow or is_loopback(config.proposer_listen.host))
+        ):
             self.secret = local = LocalSecret()
             local.ensure()
         self.allow = AllowLists(config.allow, config.pg_allow, config.http_allow)
@@ -82,7 +86,7 @@ class Protection:
     def proposers_address(self) -> Address:
         """Return where the proposers' listener may listen; said in the log if that is not where it was told to."""
         protections = "--secret-file, --tls-client-ca or --allow"
-        address = _guarded(self._config.listen, self._is_open, "--listen", protections)
+        address = _guarded(self._config.proposer_listen, self._is_open, "--proposer-listen", protections)
         if isinstance(self.secret, LocalSecret):
             _log.info("proxies on this machine have to prove the shared secret: %s", self.secret.origin)
         return address

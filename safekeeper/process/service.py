@@ -94,7 +94,7 @@ class Service:
 
     async def _serve(self, node: Node, archive: ArchiveAccess | None) -> None:
         config, protection, loop = self._config, self._protection, asyncio.get_running_loop()
-        node.room.free_warning_bytes = config.disk_free_warning
+        node.disk_space.free_warning_bytes = config.disk_free_warning
         budgets = listener_budgets(listener_wishes(config))
         listener = ProposerListener(
             node,
@@ -141,7 +141,7 @@ class Service:
 
             http = await serve_http(
                 safekeeper_routes(node, addresses, pg_listener, archiver, retention),
-                config.http,
+                config.http_listen,
                 application=metrics_application(collector),
                 tls=protection.http_tls,
                 networks=protection.allow.http,
@@ -254,7 +254,7 @@ class Service:
         new = reload_settings(self._config, self._reload)
         if new is None or self._node is None:
             return
-        self._node.room.free_warning_bytes = new.disk_free_warning
+        self._node.disk_space.free_warning_bytes = new.disk_free_warning
         self._retention.keep_bytes, self._retention.limit_bytes = new.wal_keep, new.wal_limit
         self._retention.slot_idle_timeout_s = new.slot_idle_timeout
         if self._archiver is not None:

@@ -62,7 +62,7 @@ def safekeeper_routes(
 def status(node: Node) -> dict[str, Any]:
     """Return what /status shows of the node; LSNs as PostgreSQL prints them."""
     acceptor, control, folder = node.acceptor, node.acceptor.control, node.folder
-    space = node.room.space
+    space = node.disk_space.space
     return {
         "id": control.safekeeper_id,
         "state": acceptor.state,
@@ -98,8 +98,8 @@ def status(node: Node) -> dict[str, Any]:
             "free_bytes": space.free_bytes if space is not None else None,
             "total_bytes": space.total_bytes if space is not None else None,
             "wal_bytes": folder.wal_bytes,
-            "low": node.room.is_low,
-            "no_room_for": node.room.lacking,
+            "low": node.disk_space.is_low,
+            "no_room_for": node.disk_space.lacking,
             "busy_s": round(node.disk.busy_s, 3),
         },
     }
@@ -123,8 +123,8 @@ def readiness_problem(node: Node) -> str | None:
         return "empty: waits for a proxy to make it a member"
     if not node.acceptor.is_voter:
         return "a learner: its data folder is no member, so it does not count (S8)"
-    if node.room.lacking:
-        return "; ".join(node.room.lacking.values())
+    if node.disk_space.lacking:
+        return "; ".join(node.disk_space.lacking.values())
     return None
 
 

@@ -322,7 +322,7 @@ class ReaderHub:
 
     def _wait_for_resources(self, reader: Reader, short: ResourceShortage) -> None:
         """Serve the reader again after a pause: its segment could not be opened."""
-        self._node.room.short_of_resources(short)
+        self._node.disk_space.short_of_resources(short)
         self._loop.call_later(SHORTAGE_PAUSE_S, self._wake, reader)
 
     # Older WAL.

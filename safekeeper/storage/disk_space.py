@@ -18,7 +18,7 @@ CONTROL_FILE = "control file"
 _log = logging.getLogger(__name__)
 
 
-class Room:
+class DiskSpace:
     """The disk's room as the node has last seen it.
 
     Attributes:

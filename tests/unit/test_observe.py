@@ -37,7 +37,7 @@ def test_every_metric_that_is_watched_is_there(file: str, tmp_path: Path, proxy:
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         house.run(house.slots.create("s1", 0, connection=0))
         house.call(house.node.measure_room)
-        house.until(lambda: house.node.room.space is not None)
+        house.until(lambda: house.node.disk_space.space is not None)
         said |= set(pages(house)[0])
     there = {name.partition("[")[0] for name in said}
     watched = {name for expression in expressions()[file] for name in _METRIC.findall(expression)}

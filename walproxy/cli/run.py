@@ -85,7 +85,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     collector = proxy_collector(proxy)
     http = await serve_http(
         proxy_routes(proxy),
-        config.http,
+        config.http_listen,
         application=metrics_application(collector),
         tls=http_tls,
         networks=config.http_allow,

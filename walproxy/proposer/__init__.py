@@ -14,7 +14,7 @@ replication      WAL to the members of a term
 progress         the state of each member of a term, with its transitions
 liveness         which members of a term answer
 standbys         what standbys have replayed, and remote_apply
-apply_rule       the rule of --apply-standbys
+apply_rule       the rule of --remote-apply-standbys
 archiving        which safekeeper archives
 actions          what the shell is to do, in order
 view             what the shell shows: states, positions, members

@@ -87,17 +87,19 @@ class ProxyConfig:
     application_name: str = option(
         "Name of this proxy in synchronous_standby_names", parse=text, default="walproxy", metavar="NAME"
     )
-    http: Address = option(
+    http_listen: Address = option(
         "Where /status, /metrics, /healthz and /readyz are served, to every client that can reach it",
         parse=address,
         default=DEFAULT_HTTP,
         metavar="HOST:PORT",
+        old_name="http",
     )
-    window: int = option(
+    window_size: int = option(
         "Memory for WAL that safekeepers still need; with more uncommitted WAL than that, PostgreSQL has to wait",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
+        old_name="window",
     )
     catchup_rate: int = option(
         "Bytes per second at which a lagging safekeeper is sent WAL of another one",
@@ -105,13 +107,14 @@ class ProxyConfig:
         default="64MiB",
         metavar="SIZE",
     )
-    apply_standbys: ApplyRule = option(
+    remote_apply_standbys: ApplyRule = option(
         "The standbys that remote_apply waits for: NAME, ... (all of them) or ANY COUNT (NAME, ...) or ANY COUNT (*); "
         "empty: remote_apply behaves like on",
         parse=parse_apply_rule,
         default="",
         metavar="RULE",
         reloadable=True,
+        old_name="apply_standbys",
     )
     heartbeat_interval: float = option(
         "Seconds between heartbeats to an idle safekeeper", parse=heartbeat_seconds, default="0.25", metavar="SECONDS"

@@ -96,7 +96,7 @@ class Proxy:
                 allow_data_loss=config.allow_data_loss,
                 bootstrap=config.bootstrap,
                 allow_unverified_primary=config.allow_unverified_primary,
-                apply_rule=config.apply_standbys,
+                apply_rule=config.remote_apply_standbys,
                 several_primaries=len(hosts) > 1,
                 timing=timing,
             )
@@ -106,7 +106,7 @@ class Proxy:
             FeedConfig(hosts, config.application_name, config.slot, config.connect_timeout, config.primary_timeout),
             self,
         )
-        self.window = Window(config.window)
+        self.window = Window(config.window_size)
         self.status = ReportStatus(0, 0, 0)
         self.state = "connecting"
         self.state_since = 0.0
@@ -139,7 +139,7 @@ class Proxy:
                 (count - 1) // 2,
                 count - 1,
             )
-        self._log_apply_rule(self.config.apply_standbys)
+        self._log_apply_rule(self.config.remote_apply_standbys)
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
         tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_periodically())]
         tasks.append(asyncio.create_task(self.quorum_watch.run()))
@@ -166,16 +166,16 @@ class Proxy:
     def reconfigure(self, config: ProxyConfig) -> None:
         """Apply the settings that can change at run time: the standbys of remote_apply. Verify refused hosts again."""
         self.proposer.forget_refusals()
-        if config.apply_standbys != self.proposer.standbys.rule:
-            self._log_apply_rule(config.apply_standbys)
-            self._execute(self.proposer.set_apply_rule(config.apply_standbys))
+        if config.remote_apply_standbys != self.proposer.standbys.rule:
+            self._log_apply_rule(config.remote_apply_standbys)
+            self._execute(self.proposer.set_apply_rule(config.remote_apply_standbys))
 
     def _log_apply_rule(self, rule: ApplyRule) -> None:
         if rule.count:
             logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
         else:
             logger.warning(
-                "no standby is designated (--apply-standbys): synchronous_commit = remote_apply behaves like on"
+                "no standby is designated (--remote-apply-standbys): remote_apply behaves like synchronous_commit = on"
             )
 
     def _finish(self, error: WalproxyError | None) -> None:

@@ -77,7 +77,7 @@ def authority(tmp_path: Path) -> Authority:
 def test_an_unprotected_listener_stays_on_loopback_and_says_what_would_open_it(tmp_path: Path) -> None:
     with SafekeeperProcess(tmp_path / "sk", "--listen", "0.0.0.0:0") as process:
         line = process.wait_for_line("to open it to others")
-        assert " WARNING " in line and "--listen 0.0.0.0:0: listens on 127.0.0.1:0 instead" in line
+        assert " WARNING " in line and "--proposer-listen 0.0.0.0:0: listens on 127.0.0.1:0 instead" in line
         with process.proposer() as proposer:
             proposer.greet()
 

@@ -160,7 +160,7 @@ def test_a_wrong_file_or_environment_is_refused_with_its_name(
     file.write_text('slots = "x"\n')
     result = here(*RUN, "--config", str(file))
     assert result.returncode == EXIT_CONFIGURATION
-    assert f"{file}: there is no option slots; known are primary" in one_line(result)
+    assert f"{file}: unknown option slots; the options are primary" in one_line(result)
     file.write_text("slot = \n")
     monkeypatch.setenv("WALPROXY_CONFIG", str(file))
     assert "is not TOML" in one_line(here(*RUN))
@@ -182,7 +182,7 @@ def test_an_address_where_it_cannot_listen_is_refused_with_what_to_correct() -> 
             result = walproxy(*RUN[:-1], address)
             assert result.returncode == EXIT_CONFIGURATION
             line = one_line(result)
-            assert f"could not serve HTTP at {address}" in line and part in line and "correct --http" in line
+            assert f"could not serve HTTP at {address}" in line and part in line and "correct --http-listen" in line
 
 
 def test_a_file_that_another_user_may_not_read_is_told_and_the_rest_works_from_any_folder(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
             until(lambda: expected in process.log_path.read_text())
 
         reload('log_level = "debug"\nwindow = "1MiB"\n', "read the configuration again; changed: log_level")
-        until(lambda: "a change of window takes a restart" in process.log_path.read_text())
-        reload("nonsense = 1", "there is no option nonsense")
+        until(lambda: "a change of window_size takes a restart" in process.log_path.read_text())
+        reload("nonsense = 1", "unknown option nonsense")
         assert "nothing was changed" in process.log_path.read_text()
         assert process.stop() == EXIT_FINE
 

@@ -403,13 +403,13 @@ async def test_a_full_disk_refuses_appends_and_recovers_by_itself(tmp_path: Path
         refusal = sk.refusal()
         assert refusal is not None and refusal.code is RefusalCode.STORAGE_FULL
         assert [number for number, _, _ in sk.closed] == [CONNECTION]
-        assert WAL in sk.node.room.lacking
+        assert WAL in sk.node.disk_space.lacking
         read = await sk.ask(ReadRequest(LeaderId(1, "run"), 1, BASE_LSN, BASE_LSN + 10), ReadResponse)
         assert read.payload == bytes(10)
         sk.fs.full = False
         await sk.lead(term=2)
         assert await sk.append_durably(bytes(SEGMENT_SIZE)) == end_lsn + SEGMENT_SIZE
-        assert not sk.node.room.lacking
+        assert not sk.node.disk_space.lacking
 
 
 @on_the_loop
@@ -420,10 +420,10 @@ async def test_space_that_returns_is_noticed_without_a_single_append(tmp_path: P
         await sk.append_durably(bytes(SEGMENT_SIZE))
         sk.append(b"x")
         sk.says(VoteRequest(LeaderId(2, "other"), 1))
-        await until(lambda: set(sk.node.room.lacking) == {WAL, CONTROL_FILE})
+        await until(lambda: set(sk.node.disk_space.lacking) == {WAL, CONTROL_FILE})
         sk.fs.full = False
         sk.node.checkpoint()
-        await until(lambda: not sk.node.room.lacking)
+        await until(lambda: not sk.node.disk_space.lacking)
 
 
 @on_the_loop
@@ -444,7 +444,7 @@ async def test_a_full_disk_at_a_checkpoint_is_one_warning_and_no_harm(
         sk.fs.full = False
         sk.node.checkpoint()
         await until(lambda: sk.node.acceptor.control.commit_lsn == end_lsn)
-        assert not sk.node.room.lacking
+        assert not sk.node.disk_space.lacking
 
 
 @on_the_loop

@@ -22,25 +22,77 @@ def read(file: Path | None = None, environment: dict[str, str] | None = None, **
 def test_defaults_are_filled_in() -> None:
     config = read()
     assert (config.id, config.data_dir) == (1, Path("sk"))
-    assert config.listen == Address("127.0.0.1", 5454)
-    assert config.http == Address("127.0.0.1", 7676)
+    assert config.proposer_listen == Address("127.0.0.1", 5454)
+    assert config.http_listen == Address("127.0.0.1", 7676)
 
 
 def test_the_command_line_goes_before_the_environment_before_the_file_before_the_default(tmp_path: Path) -> None:
     file = tmp_path / "sk.toml"
-    file.write_text('listen = "1.1.1.1:1"\nhttp = "1.1.1.1:1"\nlog_level = "debug"\nconnections_max = 3\n')
-    environment = {"SAFEKEEPER_LISTEN": "2.2.2.2:2", "SAFEKEEPER_HTTP": "2.2.2.2:2", "OTHER_LOG_LEVEL": "error"}
-    config = read(file, environment, listen="3.3.3.3:3", http=None)
-    assert str(config.listen) == "3.3.3.3:3"
-    assert str(config.http) == "2.2.2.2:2"
+    file.write_text(
+        'proposer_listen = "1.1.1.1:1"\nhttp_listen = "1.1.1.1:1"\nlog_level = "debug"\nconnections_max = 3\n'
+    )
+    environment = {
+        "SAFEKEEPER_PROPOSER_LISTEN": "2.2.2.2:2",
+        "SAFEKEEPER_HTTP_LISTEN": "2.2.2.2:2",
+        "OTHER_LOG_LEVEL": "error",
+    }
+    config = read(file, environment, proposer_listen="3.3.3.3:3", http_listen=None)
+    assert str(config.proposer_listen) == "3.3.3.3:3"
+    assert str(config.http_listen) == "2.2.2.2:2"
     assert (config.log_level, config.connections_max) == ("debug", 3)
     assert config.idle_timeout == 60
+
+
+def test_an_option_is_accepted_under_its_old_name_in_every_place(tmp_path: Path) -> None:
+    file = tmp_path / "sk.toml"
+    file.write_text('listen = "1.1.1.1:1"\n')
+    assert str(read(file).proposer_listen) == "1.1.1.1:1"
+    assert str(read(environment={"SAFEKEEPER_LISTEN": "2.2.2.2:2"}).proposer_listen) == "2.2.2.2:2"
+    assert str(read(listen="3.3.3.3:3").proposer_listen) == "3.3.3.3:3"
+
+
+def test_the_place_decides_and_not_the_name(tmp_path: Path) -> None:
+    file = tmp_path / "sk.toml"
+    file.write_text('proposer_listen = "1.1.1.1:1"\nhttp = "1.1.1.1:1"\n')
+    environment = {"SAFEKEEPER_LISTEN": "2.2.2.2:2", "SAFEKEEPER_HTTP_LISTEN": "2.2.2.2:2"}
+    config = read(file, environment, http="3.3.3.3:3")
+    assert str(config.proposer_listen) == "2.2.2.2:2"
+    assert str(config.http_listen) == "3.3.3.3:3"
+
+
+@pytest.mark.parametrize(
+    ("content", "environment", "written", "places"),
+    [
+        ("", {}, {"http": "h:1", "http_listen": "h:2"}, "--http-listen and --http"),
+        (
+            "",
+            {"SAFEKEEPER_HTTP": "h:1", "SAFEKEEPER_HTTP_LISTEN": "h:2"},
+            {},
+            "SAFEKEEPER_HTTP_LISTEN and SAFEKEEPER_HTTP",
+        ),
+        ("http = 'h:1'\nhttp_listen = 'h:2'", {}, {}, "{file}: http_listen and {file}: http"),
+    ],
+)
+def test_two_values_under_the_two_names_are_refused(
+    tmp_path: Path, content: str, environment: dict[str, str], written: dict[str, str], places: str
+) -> None:
+    file = tmp_path / "sk.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError) as caught:
+        read(file, environment, **written)
+    assert str(caught.value) == (
+        f"{places.format(file=file)} are two names of one option and have different values: keep the first only"
+    )
+
+
+def test_one_value_under_both_names_is_accepted() -> None:
+    assert str(read(http="h:1", http_listen="h:1").http_listen) == "h:1"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("lisen = 'x'", "there is no option lisen"),
+        ("lisen = 'x'", "unknown option lisen"),
         ("listen = 'nowhere'", "sk.toml: listen: 'nowhere' is not an address"),
         ("listen = 5", "is not a text"),
         ("id = = 1", "is not TOML"),
@@ -149,8 +201,8 @@ def test_networks_are_a_text_or_a_list(tmp_path: Path) -> None:
 
 def test_changes_that_need_a_restart_are_told_from_those_that_do_not() -> None:
     old = read()
-    new = dataclasses.replace(old, log_level="debug", listen=Address("x", 1))
-    assert changed_options(old, new) == (["log_level"], ["listen"])
+    new = dataclasses.replace(old, log_level="debug", proposer_listen=Address("x", 1))
+    assert changed_options(old, new) == (["log_level"], ["proposer_listen"])
 
 
 def test_settings_of_a_store_are_pairs_on_the_command_line_and_a_table_in_the_file(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_positions_disk_and_archive_are_told_in_numbers_and_words(tmp_path: Path
         leader.write(WAL + b"not committed")
         leader.commit(END_LSN)
         house.call(house.node.measure_room)
-        house.until(lambda: house.node.room.space is not None)
+        house.until(lambda: house.node.disk_space.space is not None)
         before, status = pages(house)
         assert status["archive"]["problem"]
         assert before["safekeeper_archiver"] == 0

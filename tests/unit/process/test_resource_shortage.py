@@ -174,14 +174,14 @@ async def test_a_segment_that_cannot_be_made_is_made_later_and_the_node_lives(
         await sk.lead()
         descriptors.left = 0
         await sk.append_durably(bytes(SEGMENT_SIZE - 100))
-        await until(lambda: sk.node.room.shortages >= 3)
+        await until(lambda: sk.node.disk_space.shortages >= 3)
         sk.append(bytes(200))
         await until(lambda: sk.refusal() is not None)
         refusal = sk.refusal()
         assert refusal is not None and refusal.code == RefusalCode.STORAGE_FULL
         assert "Too many open files" in refusal.reason
         descriptors.left = None
-        await until(lambda: not sk.node.room.lacking)
+        await until(lambda: not sk.node.disk_space.lacking)
         await sk.append_durably(bytes(200))
         assert sk.node.acceptor.flush_lsn == BASE_LSN + SEGMENT_SIZE + 100
     lines = [record.getMessage() for record in caplog.records if "Too many open files: retrying" in record.getMessage()]
@@ -194,10 +194,10 @@ async def test_a_vote_waits_for_a_descriptor(tmp_path: Path, descriptors: Descri
         await sk.lead()
         descriptors.left = 0
         sk.says(VoteRequest(LeaderId(2, "run"), 1))
-        await until(lambda: sk.node.room.shortages >= 2)
+        await until(lambda: sk.node.disk_space.shortages >= 2)
         descriptors.left = None
         await until(lambda: sk.node.ready)
         vote = sk.said[-1][1]
         assert isinstance(vote, VoteResponse) and vote.granted
         assert sk.node.acceptor.control.promised == LeaderId(2, "run")
-        assert not sk.node.room.lacking
+        assert not sk.node.disk_space.lacking

@@ -81,8 +81,8 @@ def test_the_proposers_listener_is_open_to_others_only_if_it_is_protected(
         []
         if opens
         else [
-            "--listen 10.0.0.1:5454: listens on 127.0.0.1:5454 instead, for this machine only: to open it to others "
-            "give --secret-file, --tls-client-ca or --allow"
+            "--proposer-listen 10.0.0.1:5454: listens on 127.0.0.1:5454 instead, for this machine only: to open it "
+            "to others give --secret-file, --tls-client-ca or --allow"
         ]
     )
 
@@ -112,7 +112,8 @@ def test_a_listener_on_loopback_says_why_it_stays_there(files: Path, caplog: pyt
     assert Protection(config(files)).proposers_address() == Address("127.0.0.1", 5454)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "--listen stays on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or --allow is given",
+        "--proposer-listen stays on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or --allow is "
+        "given",
         f"proxies on this machine have to prove the shared secret: {LocalSecret().origin}",
     ]
 
@@ -197,7 +198,7 @@ def test_a_secret_stands_neither_in_a_command_line_nor_in_a_configuration_file(f
     assert config(files, secret=SECRET).secret is None
     file = tmp_path / "sk.toml"
     file.write_text(f'secret = "{SECRET}"\n')
-    with pytest.raises(ConfigurationError, match="there is no option secret; known are") as refused:
+    with pytest.raises(ConfigurationError, match="unknown option secret; the options are") as refused:
         load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line={}, environment={}, file=file)
     assert SECRET not in str(refused.value)
 

@@ -42,7 +42,7 @@ async def test_a_learner_is_not_ready(tmp_path: Path) -> None:
 async def test_lack_of_room_is_not_ready_and_shown(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        sk.node.room.note(WAL, OSError("No space left"))
+        sk.node.disk_space.note(WAL, OSError("No space left"))
         assert readiness_problem(sk.node) == "No space left"
         assert status(sk.node)["disk"]["no_room_for"] == {"WAL": "No space left"}
 
@@ -76,12 +76,12 @@ async def test_free_space_is_measured_and_a_low_one_warned_about_once(
 ) -> None:
     async with bench(tmp_path / "sk") as sk:
         sk.node.measure_room()
-        await until(lambda: sk.node.room.space is not None)
+        await until(lambda: sk.node.disk_space.space is not None)
         assert status(sk.node)["disk"]["free_bytes"] > 0
-        sk.node.room.free_warning_bytes = 100 << 20
+        sk.node.disk_space.free_warning_bytes = 100 << 20
         for _ in range(3):
-            sk.node.room.measured(Space(50 << 20, 1 << 40))
+            sk.node.disk_space.measured(Space(50 << 20, 1 << 40))
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert status(sk.node)["disk"]["low"]
-        sk.node.room.measured(Space(500 << 20, 1 << 40))
+        sk.node.disk_space.measured(Space(500 << 20, 1 << 40))
         assert not status(sk.node)["disk"]["low"]

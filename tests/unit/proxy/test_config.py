@@ -70,7 +70,7 @@ def test_what_is_neither_yes_nor_no_is_refused(written: Any) -> None:
 def test_every_option_but_two_has_a_default_and_the_dangerous_ones_are_off() -> None:
     config = read({"primary": PRIMARY, "safekeepers": MEMBERS})
     assert (config.slot, config.application_name) == ("walproxy", "walproxy")
-    assert config.window == 64 << 20
+    assert config.window_size == 64 << 20
     assert config.takeover is False and config.allow_data_loss is False
     assert config.allow_unverified_primary is False
     for name in ("primary", "safekeepers"):
@@ -85,7 +85,7 @@ def test_command_line_goes_before_environment_and_environment_before_file(tmp_pa
     )
     assert read(file=file).safekeepers == ((1, Address("a", 1)),)
     config = read({"slot": "line"}, {"WALPROXY_SLOT": "environment", "WALPROXY_WINDOW": "2MiB"}, file)
-    assert (config.slot, config.window, config.takeover) == ("line", 2 << 20, True)
+    assert (config.slot, config.window_size, config.takeover) == ("line", 2 << 20, True)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_wrong_value_is_refused_with_the_place_where_it_stands(option: str, wr
 def test_a_key_that_no_option_has_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "walproxy.toml"
     file.write_text('slots = "walproxy"\n')
-    with pytest.raises(ConfigurationError, match="no option slots; known are primary, safekeepers"):
+    with pytest.raises(ConfigurationError, match="unknown option slots; the options are primary, safekeepers"):
         read(file=file)
 
 

@@ -325,7 +325,7 @@ def test_a_changed_rule_is_taken_while_the_proxy_runs(proxy: Proxy, caplog: pyte
     leadership = a_term_with_standbys(proxy)
     leadership.streaming = True
     assert leadership.status().apply_lsn == 900
-    changed = replace(proxy.config, apply_standbys=parse_apply_rule("b"))
+    changed = replace(proxy.config, remote_apply_standbys=parse_apply_rule("b"))
     proxy.reconfigure(changed)
     assert (proxy.status.flush_lsn, proxy.status.apply_lsn) == (900, 600)
     assert "remote_apply waits for the standbys b" in caplog.text
