@@ -72,7 +72,7 @@ def swap(archive: Path, past: Past) -> None:
         (lambda archive, past: corrupt(segment_key(archive, past.steps[1].end_lsn)), "CRC-32C"),
         (
             lambda archive, past: segment_key(archive, past.steps[1].end_lsn).unlink(),
-            ".receipt says that an object is there which is not",
+            ".receipt is the receipt of an object that does not exist",
         ),
         (lambda archive, past: remove_segment(archive, past.steps[1].end_lsn), "is missing"),
         (swap, "belongs to"),

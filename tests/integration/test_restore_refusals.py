@@ -155,7 +155,7 @@ def test_a_damaged_backup_is_found_by_a_dry_run_and_restored_only_if_the_manifes
     assert_refused(attempt(backup, target, *sources), target, "of global/1260 is", "--ignore-manifest")
     answer = attempt(backup, target, *sources, "--ignore-manifest")
     assert answer.returncode == 0
-    assert "damage is not noticed" in answer.stderr
+    assert "damage is not detected" in answer.stderr
     (backup / "backup_manifest").unlink()
     answer = attempt(backup, target, *sources)
     assert answer.returncode == 0

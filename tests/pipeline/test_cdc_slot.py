@@ -491,15 +491,15 @@ def test_the_commands_make_show_and_drop_what_is_read_from(source: Source) -> No
         return result.output
 
     made = say("create", *named, "--table", "t")
-    assert "publication my pub made" in made
-    assert f"slot {source.slot} made, at " in made
+    assert "publication my pub created" in made
+    assert f"slot {source.slot} created, at " in made
     assert parse_lsn(made.split()[-1]) > 0
     assert say("create", *named, "--table", "t").count("is there") == 2
     with pytest.raises(ConfigurationError, match=r"without public\.u"):
         say("create", *named, "--table", "u")
     shown = say("status", *named)
     assert "public.t: key id" in shown
-    assert "WAL that it keeps on the primary" in shown
+    assert "WAL that it retains on the primary" in shown
     assert "dropped" in say("drop", *named)
     assert "there is no slot" in say("drop", *where)
     with pytest.raises(SourceRefused, match="there is no slot"):

@@ -280,7 +280,7 @@ BUGS: dict[str, Bug] = {
     ),
     "truncate_lsn_of_the_votes": Bug(
         "S9",
-        "a leader counts truncate_lsn anew in its term",
+        "a leader counts truncate_lsn again in its term",
         "switches",
         ((Proposer, "_lead", dropped.lead_with_truncate_lsn_of_votes),),
         rates={"trims": 1.0, "archive": 0.0},
@@ -410,7 +410,7 @@ BUGS: dict[str, Bug] = {
     ),
     "undone_without_its_log": Bug(
         "S8",
-        "an undo makes nobody a member again whose log is not there",
+        "an undo makes no safekeeper a member again whose log is not there",
         "balanced",
         _acceptor(dropped.ComesBackWithoutItsLog),
         scenario="an_undo_finds_no_log",

@@ -1,17 +1,17 @@
-"""Recovery: WAL from wherever it is left, delivered to a PostgreSQL that recovers (docs/guide/archive.md).
+"""Recovery: WAL from all remaining sources, for a PostgreSQL that recovers (docs/guide/archive.md).
 
-config              which sources there are (walproxy/wal_sources), out of options or a file
-pages               is this file the WAL that it claims to be
-fetcher             the best answer of several sources: a restore_command's decisions
-server_mode         what the server does that runs a restore_command, and what an exit code would make it do
-caller              the same server: which system it is, whether it recovers, when the sources were silent
-prefetched          what the next call needs, fetched before it is asked for: the half that must be quick
-prefetcher          the same, the process that fetches
-record_times        when commits happened, out of the WAL itself
-survey              what an archive holds: which points in time, what is missing, what is wrong
+config              the sources (walproxy/wal_sources), from options or a file
+pages               the check of a file against its name
+fetcher             the best reply of several sources: the decisions of a restore_command
+server_mode         the mode of the server that runs a restore_command, and its exit codes
+caller              the same server: its system, whether it recovers, when the sources did not reply
+prefetched          segments that are fetched ahead: the quick part, in every call
+prefetcher          the same: the process that fetches
+record_times        the times of commits in WAL
+survey              the content of an archive: times, missing WAL, problems
 base_backup         a pg_basebackup, as a folder or as tars
 backup_manifest     its files, sizes and checksums, with which it is compared while it is copied
-plan                how far a recovery would reach, and whether it may begin
-restore             makes the data folder
-settings_block      what it adds to the server's settings, and removes when recovery has ended
+plan                the end of a recovery, and whether it may begin
+restore             creates the data folder
+settings_block      the settings that it adds for the server, and removes after recovery
 """

@@ -51,7 +51,7 @@ class _Content(msgspec.Struct):
 
 
 class ManifestFile(NamedTuple):
-    """What the manifest has of one file. Without a checksum `algorithm` is NONE."""
+    """The entry of one file in the manifest. Without a checksum `algorithm` is NONE."""
 
     size: int
     algorithm: str
@@ -59,7 +59,7 @@ class ManifestFile(NamedTuple):
 
 
 class BackupManifest(NamedTuple):
-    """A manifest that its own checksum has confirmed.
+    """A manifest whose own checksum is correct.
 
     Attributes:
         files: by their paths in the data folder.
@@ -73,7 +73,7 @@ class BackupManifest(NamedTuple):
 
 
 def parse_manifest(content: bytes) -> BackupManifest:
-    """Return the manifest that the file's `content` holds.
+    """Return the manifest in the file's `content`.
 
     Raises:
         ValueError: it is damaged, or of a version that this release does not read.
@@ -81,7 +81,7 @@ def parse_manifest(content: bytes) -> BackupManifest:
     try:
         parsed = msgspec.json.decode(content, type=_Content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"it is not understood ({error})") from error
+        raise ValueError(f"its JSON is invalid ({error})") from error
     last_line = content.rfind(b"\n", 0, len(content) - 1) + 1
     if b"Manifest-Checksum" not in content[last_line:]:
         raise ValueError("its last line does not have its checksum")
@@ -126,7 +126,7 @@ class ManifestCheck:
         self._found: set[PurePosixPath] = set()
 
     def found(self, path: PurePosixPath, size: int) -> None:
-        """Take a file of the backup, before it is read.
+        """Record a file of the backup, before it is read.
 
         Raises:
             BackupDamaged: the manifest does not list it, or with another size.
@@ -141,7 +141,7 @@ class ManifestCheck:
             self._compare_size(path, size, expected)
 
     def skipped(self, path: PurePosixPath) -> None:
-        """Take a file that is neither read nor restored."""
+        """Record a file that is neither read nor restored."""
         self._found.add(path)
 
     def checked(self, path: PurePosixPath, pieces: Iterator[bytes]) -> Iterator[bytes]:

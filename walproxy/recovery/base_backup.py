@@ -1,12 +1,12 @@
-"""A base backup as pg_basebackup leaves it: a folder (-Fp), or tars (-Ft), plain or compressed.
+"""A base backup as pg_basebackup writes it: a folder (-Fp), or tars (-Ft), plain or compressed.
 
     FOLDER/                       backup_label, PG_VERSION, global/pg_control, ...
     FOLDER/base.tar[.gz|.zst]     the same; FOLDER/pg_wal.tar[...] beside it (-X stream), backup_manifest beside it
     base.tar[.gz|.zst]            named directly
 
-Both give the same two things: the few small files that tell what kind of backup it is, and all entries, one after the
-other, to be written elsewhere. What is read is compared with the backup_manifest. Tablespaces outside of the data
-folder are refused: their places belong to the machine that the backup was taken on.
+Both provide the few small files that identify the backup, and all entries, one after the other, to be written
+elsewhere. All content is compared with the backup_manifest. Tablespaces outside of the data folder are refused: their
+paths are those of the machine on which the backup was taken.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _LABEL_TIME = re.compile(r"^START TIME: (.+)$", re.MULTILINE)
 _LABEL_INCREMENTAL = re.compile(r"^INCREMENTAL FROM LSN: ", re.MULTILINE)
 _LABEL_CHECKPOINT = re.compile(r"^CHECKPOINT LOCATION: ([0-9A-F]+/[0-9A-F]+)$", re.MULTILINE)
 _COPY_BYTES = 1 << 20
-# What belongs to the server that the backup was taken of, or to another recovery of it.
+# Files of the server that was backed up, or of another recovery of it.
 _LEFT_OUT = {
     "postmaster.pid",
     "postmaster.opts",
@@ -60,15 +60,15 @@ _LEFT_OUT = {
 
 
 class BackupFacts(NamedTuple):
-    """What a backup says about itself.
+    """The facts in the small files of a backup.
 
     Attributes:
-        major: of the PostgreSQL that it is of.
+        major: the major version of PostgreSQL.
         start_lsn, start_tli: recovery begins there.
-        checkpoint_lsn: the checkpoint that it was begun with.
-        end_lsn: recovery must reach it to be consistent; 0 if there is no backup_manifest to say so.
-        started_at: when it was begun, as it was written.
-        start_segment: the file that holds start_lsn.
+        checkpoint_lsn: the checkpoint at its beginning.
+        end_lsn: recovery must reach it to be consistent; 0 if there is no backup_manifest.
+        started_at: the time of its beginning, as it was written.
+        start_segment: the file that contains start_lsn.
     """
 
     system_id: int
@@ -84,7 +84,7 @@ class BackupFacts(NamedTuple):
 class Entry(NamedTuple):
     """One file or folder of a backup: its path in the data folder, and a file's size and content.
 
-    The content of a tar's file can be read only before the next entry is asked for.
+    The content of a file in a tar can be read only before the next entry is requested.
     """
 
     path: PurePosixPath
@@ -97,20 +97,20 @@ class BaseBackup:
     """A backup.
 
     Attributes:
-        path: what was named.
-        facts: what it says about itself.
-        manifest: what its content is compared with; None if it has no manifest, or if that is ignored.
+        path: the path that was given.
+        facts: those in its small files.
+        manifest: its manifest; None if it has none, or if that is ignored.
     """
 
     def __init__(self, path: Path, *, ignore_manifest: bool = False) -> None:
-        """Look at it. A tar is read up to the files that tell what it is.
+        """Read the small files. A tar is read up to them.
 
         Args:
             ignore_manifest: do not compare the content with the manifest.
 
         Raises:
             BackupDamaged: its manifest is damaged, or of another system.
-            ConfigurationError: it is no backup that can be restored.
+            ConfigurationError: it is not a backup that can be restored.
         """
         self.path = path
         self._archives = _archives(path)
@@ -126,13 +126,13 @@ class BaseBackup:
         self.manifest = manifest if not ignore_manifest else None
 
     def entries(self) -> Iterator[Entry]:
-        """Yield everything that belongs into the data folder, folders before what is in them.
+        """Yield all files and folders of the data folder, folders before their content.
 
-        With a manifest all of it is compared: names and sizes here, the content while it is read.
+        With a manifest all of them are compared: names and sizes here, the content while it is read.
 
         Raises:
             BackupDamaged: it differs from its manifest; also raised by `pieces` of the entries.
-            ConfigurationError: the backup cannot be read, or holds what cannot be restored.
+            ConfigurationError: the backup cannot be read, or contains what cannot be restored.
         """
         check = ManifestCheck(self.manifest, self.path) if self.manifest is not None else None
         with _readable(self.path):
@@ -156,14 +156,14 @@ class BaseBackup:
                 done(len(piece))
 
     def wal_entries(self) -> Iterator[Entry]:
-        """Yield the files of pg_wal that came with it."""
+        """Yield the files of pg_wal that it contains."""
         with _readable(self.path):
             for entry in self._all_entries(wal=True):
                 if entry.path.parts[:1] == ("pg_wal",) and not entry.is_folder:
                     yield entry
 
     def size(self) -> int:
-        """Return how many bytes there are to read, for a progress bar."""
+        """Return the number of bytes to read, for a progress bar."""
         if self._archives:
             return sum(archive.stat().st_size for archive in self._archives)
         return sum(entry.size for entry in self.entries())
@@ -207,7 +207,7 @@ _REFUSALS = {
     "postmaster.pid": "{path} is the data folder of a server, not a backup of it: take one with pg_basebackup",
 }
 _MISSING = {
-    "PG_VERSION": "is no base backup: there is no PG_VERSION; name what pg_basebackup has written",
+    "PG_VERSION": "is not a base backup: PG_VERSION is missing; use the output of pg_basebackup",
     "backup_label": "has no backup_label, without which recovery would begin at the wrong place: take a backup with "
     "pg_basebackup, and do not start a server on it",
     "global/pg_control": "has no global/pg_control: the backup is not complete",
@@ -218,11 +218,11 @@ def parse_label(label: str) -> tuple[Lsn, int, Lsn, str, str]:
     """Return (start LSN, start TLI, checkpoint LSN, start time as written, start segment) of a backup_label.
 
     Raises:
-        ValueError: it is not understood.
+        ValueError: its format is unknown.
     """
     start, checkpoint = _LABEL_START.search(label), _LABEL_CHECKPOINT.search(label)
     if start is None or checkpoint is None:
-        raise ValueError("it does not say where the WAL of the backup starts")
+        raise ValueError("it lacks the start of the backup's WAL")
     tli, time = _LABEL_TLI.search(label), _LABEL_TIME.search(label)
     return (
         parse_lsn(start[1]),
@@ -256,7 +256,7 @@ def _manifest(path: Path, small: dict[str, bytes], ignored: bool) -> BackupManif
 def _facts(path: Path, small: dict[str, bytes], manifest: BackupManifest | None) -> BackupFacts:
     version = small["PG_VERSION"].decode(errors="replace").strip()
     if not version.isdecimal() or len(small["global/pg_control"]) < 8:
-        raise ConfigurationError(f"{path} is no base backup: PG_VERSION says {version[:20]!r}")
+        raise ConfigurationError(f"{path} is not a base backup: PG_VERSION contains {version[:20]!r}")
     label = small["backup_label"].decode(errors="replace")
     if _LABEL_INCREMENTAL.search(label):
         raise ConfigurationError(
@@ -266,7 +266,7 @@ def _facts(path: Path, small: dict[str, bytes], manifest: BackupManifest | None)
     try:
         start_lsn, tli, checkpoint_lsn, started_at, segment = parse_label(label)
     except (ValueError, ConfigurationError) as error:
-        raise ConfigurationError(f"the backup_label of {path} is not understood: {error}") from error
+        raise ConfigurationError(f"the backup_label of {path} cannot be parsed: {error}") from error
     end_lsn = manifest.end_lsn if manifest is not None else 0
     system_id = int.from_bytes(small["global/pg_control"][:8], "little")
     return BackupFacts(system_id, int(version), start_lsn, tli, checkpoint_lsn, end_lsn, started_at, segment)
@@ -285,9 +285,7 @@ def _folder_entries(directory: Path) -> Iterator[Entry]:
         for name in folders:
             path = Path(parent, name)
             if path.is_symlink() and path != directory / "pg_wal":
-                raise ConfigurationError(
-                    f"{path} is a link, which restore does not follow: replace it by what it names"
-                )
+                raise ConfigurationError(f"{path} is a link, which restore does not follow: replace it with its target")
             yield Entry(PurePosixPath(path.relative_to(directory)), True, 0, lambda: iter(()))
         if Path(parent) == directory and (directory / "pg_wal").is_symlink():
             for file in _children(directory / "pg_wal"):
@@ -338,7 +336,7 @@ def _archives(path: Path) -> list[Path]:
             raise ConfigurationError(f"{path} is neither a folder nor a tar (.tar, .tar.gz, .tar.zst)")
         return [path, *_named(path.parent, "pg_wal")]
     if not path.is_dir():
-        raise ConfigurationError(f"there is no backup at {path}: correct --backup")
+        raise ConfigurationError(f"{path} does not exist: correct --backup")
     base = _named(path, "base")
     if base and not (path / "PG_VERSION").exists():
         others = [each.name for each in path.iterdir() if re.fullmatch(r"\d+\.tar(\.\w+)?", each.name)]
@@ -363,7 +361,7 @@ def _tar_entries(archive: Path, below: PurePosixPath) -> Iterator[Entry]:
         for member in tar:
             inside = below / PurePosixPath(member.name)
             if inside.is_absolute() or ".." in inside.parts:
-                raise ConfigurationError(f"{archive} has an entry {member.name!r} that leads out of the data folder")
+                raise ConfigurationError(f"{archive} has an entry {member.name!r} outside of the data folder")
             if member.issym() or member.islnk():
                 raise ConfigurationError(f"{archive} has a link, {member.name!r}: tablespaces are not supported")
             if inside.parts and (member.isdir() or member.isreg()):
@@ -401,7 +399,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def write_entry(entry: Entry, target: Path, done: Callable[[int], None]) -> None:
-    """Write one entry into the data folder `target`; `done` is told how many bytes were written."""
+    """Write one entry into the data folder `target`; `done` is called with the number of bytes written."""
     path = target / entry.path
     if entry.is_folder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

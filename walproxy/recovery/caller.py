@@ -1,6 +1,6 @@
-"""The PostgreSQL server that runs a restore_command: which system it is, whether it recovers, when sources were silent.
+"""The PostgreSQL server that runs a restore_command: its system, whether it recovers, when sources did not reply.
 
-Read from its data folder at each call; nothing heavy is imported.
+Read from its data folder at each call; only small modules are imported.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def is_recovering(data_directory: Path) -> bool:
 
 
 def sources_key(system_id: int, config: FetchConfig) -> str:
-    """Return a name for these sources as those of one system: what is kept between two calls is kept under it."""
+    """Return a key for these sources and one system, under which state is kept between two calls."""
     sources = (
         system_id,
         config.archive,
@@ -50,12 +50,12 @@ def sources_key(system_id: int, config: FetchConfig) -> str:
 
 
 class Silence:
-    """The note in pg_wal that the sources did not answer a moment ago. An old one means nothing, and is left there.
+    """The file in pg_wal which records that the sources did not reply recently. An old one is ignored, and kept.
 
-    A server that is promoted asks several questions before it serves, each of which would wait for the same timeout.
+    A server that is promoted runs the command several times before it serves; each would wait for the same timeout.
 
     Args:
-        key: of the sources; the note of others does not count.
+        key: the key of the sources; the file of others does not count.
     """
 
     def __init__(self, wal_directory: Path, key: str) -> None:
@@ -63,14 +63,14 @@ class Silence:
         self._key = key
 
     def is_recent(self) -> bool:
-        """Return whether the sources did not answer within the last seconds."""
+        """Return whether the sources did not reply within the last seconds."""
         try:
             return self._path.read_text() == self._key and 0 <= time.time() - self._path.stat().st_mtime < _SILENCE_S
         except OSError:
             return False
 
     def begin(self) -> None:
-        """Write the note. Without it the next call asks, which is right too."""
+        """Write the file. Without it the next call tries the sources, which is right, too."""
         try:
             self._path.write_text(self._key)
         except OSError:

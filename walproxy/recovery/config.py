@@ -1,6 +1,6 @@
-"""Where recovery gets WAL from, as an operator writes it: options, environment (WALPROXY_...), TOML file.
+"""The sources of WAL for recovery: options, environment (WALPROXY_...), TOML file.
 
-Imports nothing heavy: a restore_command is a new process for each file.
+Only small modules are imported: a restore_command is a new process for each file.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "WALPROXY"
 DEFAULT_PREFETCH = 4
-# A promotion waits for the answers to some three questions, and pg_promote waits for 60 s.
+# A promotion waits for about three calls, and pg_promote waits for 60 s.
 _SHORT_TIMEOUT_S = 5.0
 _PREFETCH_MAX = 64
 
 
 def folders(written: Any) -> tuple[Path, ...]:
-    """Folders: several options, a TOML list, or one text with commas between them."""
+    """Parse folders: several options, a TOML list, or one text with commas between them."""
     parts = written.split(",") if isinstance(written, str) else written
     if not isinstance(parts, list | tuple):
         raise ValueError(f"{written!r} is not a list of folders")
@@ -30,13 +30,13 @@ def folders(written: Any) -> tuple[Path, ...]:
 
 
 def location(written: Any) -> str:
-    """An archive's URL; a folder's path becomes absolute: PostgreSQL runs a restore_command in its data folder."""
+    """Parse an archive's URL; make a path absolute: PostgreSQL runs a restore_command in its data folder."""
     url = text(written)
     return url if "://" in url else str(Path(url).absolute())
 
 
 def count(written: Any) -> int:
-    """A whole number from 0 on."""
+    """Parse a whole number from 0 on."""
     try:
         number = int(written) if isinstance(written, str | int) and not isinstance(written, bool) else -1
     except ValueError:
@@ -61,7 +61,7 @@ def _archive_options_option() -> Any:
 
 @dataclass(frozen=True)
 class ArchiveConfig:
-    """Which archive `walproxy archive` looks at."""
+    """The archive of `walproxy archive`."""
 
     archive: str = _archive_option(parse=location)
     archive_options: Mapping[str, str] = _archive_options_option()
@@ -69,13 +69,13 @@ class ArchiveConfig:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where WAL comes from."""
+    """The sources of WAL."""
 
     archive: str | None = _archive_option(parse=optional(location), default=None)
     archive_options: Mapping[str, str] = _archive_options_option()
     safekeepers: str | None = option(
-        "Running safekeepers: a libpq connection string of their replication listeners, with several hosts; every one "
-        "named must answer",
+        "Running safekeepers: a libpq connection string of their replication listeners, with several hosts; all of "
+        "them must reply",
         parse=optional(text),
         default=None,
         metavar="CONNINFO",
@@ -88,14 +88,14 @@ class SourceConfig:
         repeatable=True,
     )
     uncommitted: bool = option(
-        "Take from a data folder also what it does not know to be committed: every acknowledged commit, and perhaps "
-        "some that never were",
+        "Use also WAL of a data folder that is not known to be committed: it contains every acknowledged commit, and "
+        "perhaps others",
         parse=yes_or_no,
         default="false",
         is_flag=True,
     )
     timeout: float = option(
-        "Seconds for which a source that does not answer is asked again", parse=seconds, default="60", metavar="SECONDS"
+        "Seconds for which a source that does not reply is retried", parse=seconds, default="60", metavar="SECONDS"
     )
 
 
@@ -105,14 +105,14 @@ class FetchConfig(SourceConfig):
 
     no_partial: bool = option("Deliver whole segments only", parse=yes_or_no, default="false", is_flag=True)
     end_at_hole: bool = option(
-        "WAL that is missing in the middle is the end of the WAL: for a recovery with a target, which PostgreSQL does "
+        "Treat missing WAL in the middle as the end of the WAL: for a recovery with a target, which PostgreSQL does "
         "not end before",
         parse=yes_or_no,
         default="false",
         is_flag=True,
     )
     prefetch: int = option(
-        "How many segments are fetched ahead, at once; 0 for none",
+        "Number of segments to fetch ahead, in parallel; 0 for none",
         parse=count,
         default=str(DEFAULT_PREFETCH),
         metavar="COUNT",
@@ -120,13 +120,13 @@ class FetchConfig(SourceConfig):
 
 
 def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list[SegmentSource]":
-    """Return the sources that are named: data folders, the archive, safekeepers. None of them is asked anything yet.
+    """Return the configured sources: data folders, the archive, safekeepers. No request is sent to them yet.
 
     Args:
-        is_asked_again: each question is asked once and for a few seconds only, since PostgreSQL repeats it.
+        is_asked_again: each request is sent once and for a few seconds only, since PostgreSQL repeats it.
 
     Raises:
-        ConfigurationError: one cannot be used, or none is named.
+        ConfigurationError: one cannot be used, or none is configured.
     """
     import logging
 
@@ -146,15 +146,15 @@ def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list
     found = [FolderSource(directory) for directory in config.data_dir]
     if config.uncommitted and (donor := choose_uncommitted(found)) is not None:
         logging.getLogger(__name__).warning(
-            "uncommitted WAL is used: %s is known to be committed up to %s, and holds WAL up to %s; what lies between "
-            "may hold commits that were never acknowledged",
+            "uncommitted WAL is used: %s is known to be committed up to %s, and contains WAL up to %s; the WAL in "
+            "between may contain commits that were never acknowledged",
             donor.name,
             format_lsn(donor.commit_lsn),
             format_lsn(donor.flush_lsn),
         )
     sources += found
     if not sources:
-        raise ConfigurationError("no source of WAL is named: give --archive, --safekeepers or --data-dir")
+        raise ConfigurationError("no source of WAL: set --archive, --safekeepers or --data-dir")
     return sources
 
 

@@ -1,14 +1,13 @@
-"""The best answer of several sources to one question of a restore_command.
+"""The best reply of several sources to one request of a restore_command.
 
-- A whole segment from whichever source has one, checked; one that is not what it should be is said, and the next is
-  taken.
-- Otherwise the longest part of it. This and "nobody has it" are said only when every source has answered: recovery
-  takes either for the end of the log. So a source that does not answer is asked again until the timeout, and then the
-  answer is an error; it is one, too, if the longest part is there and cannot be had.
-- What was offered and is gone may have been replaced by more, as the archive's part of the open segment is every few
-  seconds: then all sources are asked again.
-- A hole is not the end of the log either: if nobody has a segment and somebody has a later one, that is an error.
-- Bytes that may not be committed count only if they continue what is known to be.
+- A whole segment of any source, after a check; a bad one is logged, and the next source is used.
+- Otherwise the longest part of it. This and "no source has it" are returned only when every source has replied:
+  recovery takes either for the end of the log. So a source that does not reply is retried until the timeout, and then
+  the result is an error; it is one, too, if the longest part exists and cannot be read.
+- A part that was offered and is gone may have been replaced by a longer one, as the archive's part of the open segment
+  is every few seconds: then all sources are asked again.
+- A hole is not the end of the log either: if no source has a segment and one has a later segment, that is an error.
+- Bytes that may not be committed count only if they continue bytes that are.
 """
 
 import itertools
@@ -43,7 +42,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Delivered(NamedTuple):
-    """What was written: the segment's bytes up to `end_lsn`, from this source."""
+    """A segment that was written: its bytes up to `end_lsn`, from this source."""
 
     source: str
     end_lsn: Lsn
@@ -51,21 +50,21 @@ class Delivered(NamedTuple):
 
 
 class HoleFound(SourceCorrupt):
-    """Nobody has a segment, but somebody has a later one of the same timeline."""
+    """No source has a segment, but one has a later segment of the same timeline."""
 
 
 class _OffersChanged(Exception):
-    """What was offered is gone, and something else is offered."""
+    """The offered WAL is gone, and other WAL is offered."""
 
 
 class Fetcher:
-    """Asks sources. Blocking; may be used by several threads at once.
+    """Fetch from several sources. Blocking; may be used by several threads at once.
 
     Args:
         sources: in the order in which they are preferred.
-        system_id: of the PostgreSQL that recovers; 0 if it is not known: then that of the first source that answers.
-        timeout_s: how long a source that does not answer is asked again, for each question.
-        asks_once: a source that did not answer is not asked anything else.
+        system_id: of the PostgreSQL that recovers; 0 if unknown: then that of the first source that replies.
+        timeout_s: for how long a source that does not reply is retried, for each request.
+        asks_once: send no further request to a source that did not reply.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Fetcher:
         asks_once: bool = False,
     ) -> None:
         if not sources:
-            raise ConfigurationError("no source of WAL is named: give --archive, --safekeepers or --data-dir")
+            raise ConfigurationError("no source of WAL: set --archive, --safekeepers or --data-dir")
         self.sources = list(sources)
         self._timeout_s = timeout_s
         self._system_id = system_id
@@ -87,10 +86,10 @@ class Fetcher:
         self._silent: dict[str, SourceUnavailable] = {}
 
     def origin(self) -> Origin:
-        """Return whose WAL it is, as the first source that answers says.
+        """Return the origin of the WAL that the first source to reply reports.
 
         Raises:
-            SourceUnavailable: none answers.
+            SourceUnavailable: none replies.
             ArchiveRefused: a source has the WAL of another PostgreSQL than it should.
         """
 
@@ -108,16 +107,16 @@ class Fetcher:
     def fetch_segment(
         self, tli: int, begin_lsn: Lsn, target: Path, *, whole_only: bool = False, find_holes: bool = True
     ) -> Delivered | None:
-        """Write the bytes that there are of a segment to `target`; None if every source says that it has none.
+        """Write the existing bytes of a segment to `target`; None if every source has replied that it has none.
 
         Args:
             tli: the timeline in the file's name.
-            whole_only: parts of segments are passed over.
-            find_holes: before it is said that the log ends here, every source is asked for a later segment.
+            whole_only: ignore parts of segments.
+            find_holes: before the log is reported to end here, ask every source for a later segment.
 
         Raises:
-            SourceUnavailable: a source that must be asked does not answer.
-            SourceCorrupt: nobody can give what somebody should have; HoleFound: or a later one is there.
+            SourceUnavailable: a required source does not reply.
+            SourceCorrupt: no source can send a segment that one should have; HoleFound: or a later one exists.
         """
 
         def ask() -> Delivered | None:
@@ -129,27 +128,27 @@ class Fetcher:
         return self.until_answered(ask)
 
     def history(self, tli: int) -> bytes | None:
-        """Return the history file of `tli`, None if every source says that it has none.
+        """Return the history file of `tli`, None if every source has replied that it has none.
 
         Raises:
-            SourceUnavailable: a source does not answer, and the others have none.
-            SourceCorrupt: the only ones cannot be used.
+            SourceUnavailable: a source does not reply, and the others have none.
+            SourceCorrupt: no existing one can be used.
         """
         return self.until_answered(lambda: self._history(tli))
 
     def reach(self, path: LogPath, begin_lsn: Lsn) -> Lsn:
-        """Return how far the source that reaches furthest has the bytes of `path` from `begin_lsn` on.
+        """Return the highest end of the bytes of `path` from `begin_lsn` on in any source.
 
         Raises:
-            SourceUnavailable: one of them does not answer.
+            SourceUnavailable: one of them does not reply.
         """
         return max(self._ask_each(lambda source: reach_of(source.extents(path, begin_lsn), begin_lsn)))
 
     def next_after(self, path: LogPath, lsn: Lsn) -> Lsn | None:
-        """Return the first byte of `path` at or behind `lsn` that a source has; None if there is none.
+        """Return the first byte of `path` at or after `lsn` that a source has; None if there is none.
 
         Raises:
-            SourceUnavailable: one of them does not answer.
+            SourceUnavailable: one of them does not reply.
         """
         found = self._ask_each(lambda source: next_of(source.extents(path, lsn), lsn))
         return min((each for each in found if each is not None), default=None)
@@ -163,7 +162,7 @@ class Fetcher:
         return self.until_answered(ask)
 
     def until_answered(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Call `ask`, again and again as long as it raises SourceUnavailable and the timeout is not over."""
+        """Call `ask`, repeatedly while it raises SourceUnavailable, until the timeout."""
         deadline = time.monotonic() + self._timeout_s
         for attempt in itertools.count():
             try:
@@ -180,7 +179,7 @@ class Fetcher:
     # Sources.
 
     def _admit(self, source: SegmentSource) -> Origin:
-        """Make sure that a source has the WAL of our PostgreSQL; return whose that is."""
+        """Check that a source has the WAL of this PostgreSQL; return the origin."""
         if self._origin is not None and source.name in self._admitted:
             return self._origin
         if source.name in self._silent:
@@ -195,10 +194,12 @@ class Fetcher:
         if expected and origin.system_id != expected:
             raise ArchiveRefused(
                 f"{source.name} has the WAL of the system {origin.system_id}, not of {expected}: it belongs to another "
-                "cluster; correct where the WAL comes from"
+                "cluster; correct the sources"
             )
         if self._origin is not None and origin != self._origin:
-            raise ArchiveRefused(f"{source.name} has segments of {origin.segment_size} bytes: leave it out")
+            raise ArchiveRefused(
+                f"{source.name} has segments of {origin.segment_size} bytes: remove it from the sources"
+            )
         self._origin = origin
         self._admitted.add(source.name)
         return origin
@@ -234,10 +235,10 @@ class Fetcher:
             except _OffersChanged:
                 continue
         name = segment_name(tli, begin_lsn, self.origin().segment_size)
-        raise SourceUnavailable(f"what there is of {name} changes all the time")
+        raise SourceUnavailable(f"the existing part of {name} changes repeatedly")
 
     def _offers(self, tli: int, begin_lsn: Lsn, silent: list[str], corrupt: list[str]) -> list[Offer]:
-        """Return what all sources offer; add the reasons of those that cannot say to `silent` and `corrupt`."""
+        """Return the offers of all sources; add the errors of those without one to `silent` and `corrupt`."""
         offers: list[Offer] = []
         for source in self.sources:
             try:
@@ -258,7 +259,7 @@ class Fetcher:
         corrupt: list[str] = []
         offers = self._offers(tli, begin_lsn, silent, corrupt)
         whole_lsn = begin_lsn + segment_size
-        # A source that contradicts itself may have had all of it.
+        # A source whose replies contradict each other may have had all of it.
         lost_lsn = whole_lsn if corrupt else 0
         for offer in _by_worth(offers, whole_lsn):
             if offer.end_lsn < whole_lsn and (whole_only or silent or lost_lsn > offer.end_lsn):
@@ -282,7 +283,7 @@ class Fetcher:
         if silent:
             raise SourceUnavailable("; ".join(silent))
         if corrupt:
-            raise SourceCorrupt(f"no source has {name} in good order: {'; '.join(corrupt)}")
+            raise SourceCorrupt(f"no source has a good copy of {name}: {'; '.join(corrupt)}")
         return None
 
     def _take(self, offer: Offer, tli: int, target: Path) -> None:
@@ -297,15 +298,15 @@ class Fetcher:
             later = source.has_later(tli, begin_lsn)
             if later is not None:
                 raise HoleFound(
-                    f"{name} is in no source as a whole, but {source.name} has {later}: what follows "
-                    f"{format_lsn(begin_lsn)} cannot be recovered without it; name another source, or recover to a "
+                    f"no source has all of {name}, but {source.name} has {later}: WAL after "
+                    f"{format_lsn(begin_lsn)} cannot be recovered without it; add another source, or recover to a "
                     "target before it"
                 )
 
-    # What may not be committed.
+    # WAL that may not be committed.
 
     def _continues_committed(self, offer: Offer, offers: Sequence[Offer], tli: int, target: Path) -> bool:
-        """Whether an uncommitted offer agrees with what is known to be committed, here and in the segment before."""
+        """Return whether an uncommitted offer agrees with committed WAL, here and in the segment before."""
         if not self._agrees(offer, offers, tli, target):
             return False
         before_lsn = offer.begin_lsn - self.origin().segment_size
@@ -329,8 +330,8 @@ class Fetcher:
         if differs_at is None:
             return True
         _log.warning(
-            "the uncommitted WAL of %s differs at %s from what is committed, in %s: it was given up by the cluster and "
-            "is not used",
+            "the uncommitted WAL of %s differs at %s from the committed WAL in %s: the cluster has given it up, and "
+            "it is not used",
             offer.source,
             format_lsn(offer.begin_lsn + differs_at),
             longest.source,
@@ -343,7 +344,7 @@ def _contents(offers: Sequence[Offer]) -> list[tuple[str, Lsn, Lsn]]:
 
 
 def _by_worth(offers: Sequence[Offer], whole_lsn: Lsn) -> list[Offer]:
-    """Return the offers, the best first: what is whole and committed, what is whole, what is longest."""
+    """Return the offers, the best first: whole and committed, whole, longest."""
     return sorted(
         offers, key=lambda offer: (offer.end_lsn == whole_lsn and offer.is_committed, offer.end_lsn), reverse=True
     )

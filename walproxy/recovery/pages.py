@@ -1,8 +1,8 @@
-"""Is this file the WAL that it claims to be: the headers of its pages against its name.
+"""The check of a WAL file: the headers of its pages against its name.
 
-Every page says in which version of which cluster's WAL it stands, and where. That finds a file of another cluster, a
-misnamed or recycled one, and torn or zeroed pages; the archive's checksums and PostgreSQL's own find the rest. 2 ms for
-16 MiB, since only the headers are looked at.
+Every page header contains its position and the version, and some contain the system id. The check finds a file of
+another cluster, a misnamed or recycled one, and torn or zeroed pages; the checksums of the archive and of PostgreSQL
+find the rest. 2 ms for 16 MiB, since only the headers are read.
 """
 
 from pathlib import Path
@@ -24,10 +24,10 @@ _NO_HEADER = bytes(PAGE_HEADER_SIZE)
 
 
 def check_pages(path: Path, tli: int, begin_lsn: Lsn, size: int, origin: Origin, what: str) -> None:
-    """Check that a file holds `size` bytes of WAL of timeline `tli` from `begin_lsn`, a segment's start, on.
+    """Check that a file contains `size` bytes of WAL of timeline `tli` from `begin_lsn`, a segment's start, on.
 
     Args:
-        what: the file for a person: its name and where it came from.
+        what: the file in messages: its name and source.
 
     Raises:
         SourceCorrupt: it does not.
@@ -36,7 +36,7 @@ def check_pages(path: Path, tli: int, begin_lsn: Lsn, size: int, origin: Origin,
     if found != size:
         raise SourceCorrupt(f"{what} has {found} bytes where {size} are expected")
     magic = 0
-    filler_lsn = None  # Where pages of zeros began, which fill a segment behind a switch record.
+    filler_lsn = None  # Where pages of zeros began, which fill a segment after a switch record.
     with path.open("rb") as file:
         lsn = begin_lsn
         while chunk := file.read(_CHUNK_BYTES):
@@ -57,7 +57,7 @@ def _check_header(header: bytes, lsn: Lsn, begin_lsn: Lsn, tli: int, magic: int,
     """Check one page's header; return its magic."""
     found_magic, flags, page_tli, address, _ = PAGE_HEADER.unpack_from(header)
     if found_magic not in MAJOR_OF_MAGIC or magic not in (0, found_magic):
-        raise SourceCorrupt(f"{what} has a page at {format_lsn(lsn)} that is no WAL: its magic is {found_magic:04X}")
+        raise SourceCorrupt(f"{what} has a page at {format_lsn(lsn)} that is not WAL: its magic is {found_magic:04X}")
     if address != lsn:
         raise SourceCorrupt(f"{what} has a page at {format_lsn(lsn)} that belongs to {format_lsn(address)}")
     if not 0 < page_tli <= tli:
@@ -69,5 +69,5 @@ def _check_header(header: bytes, lsn: Lsn, begin_lsn: Lsn, tli: int, magic: int,
         if system_id != origin.system_id:
             raise SourceCorrupt(f"{what} is WAL of the system {system_id}, not of {origin.system_id}")
         if (segment_size, page_size) != (origin.segment_size, PAGE_SIZE):
-            raise SourceCorrupt(f"{what} states segments of {segment_size} and pages of {page_size} bytes")
+            raise SourceCorrupt(f"{what} has segments of {segment_size} and pages of {page_size} bytes")
     return int(found_magic)

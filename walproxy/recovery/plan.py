@@ -1,8 +1,9 @@
-"""How far a recovery would reach, and whether it may begin: decided before anything is written.
+"""The end of a recovery, and whether it may begin: decided before anything is written.
 
-A recovery that ends early looks like one that worked. So the WAL from the backup's start to the target must be there
-without a hole, along the timelines that PostgreSQL will follow; what is missing is named, with what it makes
-unrecoverable. PostgreSQL itself refuses a target that it does not reach, at the end of a recovery that may take hours.
+A recovery that ends early looks like one that has succeeded. So the WAL from the backup's start to the target must be
+available without a hole, along the timelines that PostgreSQL will follow; an error names the missing WAL and the range
+that cannot be recovered. PostgreSQL itself refuses a target that it does not reach, at the end of a recovery that may
+take hours.
 """
 
 import tempfile
@@ -30,7 +31,7 @@ class Target(NamedTuple):
 
     Attributes:
         timeline: `latest`, `current` or a TLI, as PostgreSQL's recovery_target_timeline.
-        action: what PostgreSQL does there.
+        action: the action of PostgreSQL there.
     """
 
     time: datetime | None = None
@@ -41,7 +42,7 @@ class Target(NamedTuple):
 
     @property
     def is_end(self) -> bool:
-        """Whether all WAL that there is is to be replayed."""
+        """Whether all existing WAL is to be replayed."""
         return self.time is None and self.lsn is None and self.name is None
 
 
@@ -52,8 +53,8 @@ class Plan(NamedTuple):
         path: the timelines that it follows.
         reach_lsn: the end of the WAL that can be replayed.
         last_commit: the last one in it, None if none was found near its end.
-        last_record_lsn: where the last complete record in it begins, 0 if that is not known.
-        hole_lsn: where the WAL goes on behind a hole, None if there is none.
+        last_record_lsn: where the last complete record in it begins, 0 if unknown.
+        hole_lsn: where the WAL continues after a hole, None if there is none.
         needs_own_wal: the backup's own pg_wal has WAL that no source has.
     """
 
@@ -66,13 +67,13 @@ class Plan(NamedTuple):
 
 
 def make_plan(fetcher: Fetcher, backup: BackupFacts, own_wal: Mapping[str, int], target: Target) -> Plan:
-    """Return how recovery goes.
+    """Return the plan of a recovery.
 
     Args:
         own_wal: names and sizes of the files in the backup's own pg_wal.
 
     Raises:
-        ConfigurationError: it cannot reach its target; the message says what is missing.
+        ConfigurationError: it cannot reach its target; the message contains what is missing.
         SourceUnavailable, SourceCorrupt, ArchiveRefused: see Fetcher.
     """
     path = choose_path(fetcher, backup, target.timeline)
@@ -84,7 +85,7 @@ def make_plan(fetcher: Fetcher, backup: BackupFacts, own_wal: Mapping[str, int],
         raise ConfigurationError(
             f"WAL segment {path.name_of(reach_lsn)} is in no source, and the backup needs the WAL from "
             f"{format_lsn(backup.start_lsn)}{f' to {format_lsn(backup.end_lsn)}' if backup.end_lsn else ' on'}: it "
-            "cannot be restored; take a later backup, or name another source"
+            "cannot be restored; use a later backup, or add another source"
         )
     tail = scan_tail(fetcher, path, begin_lsn, reach_lsn)
     plan = Plan(path, reach_lsn, tail.last, tail.last_record_lsn, hole_lsn, needs_own_wal)
@@ -96,7 +97,7 @@ def choose_path(fetcher: Fetcher, backup: BackupFacts, timeline: str) -> LogPath
     """Return the timelines that PostgreSQL follows for this recovery_target_timeline.
 
     Raises:
-        ConfigurationError: there is no such timeline, or the backup is not of its past.
+        ConfigurationError: there is no such timeline, or it does not contain the backup.
     """
     segment_size = fetcher.origin().segment_size
     tli = backup.start_tli
@@ -123,7 +124,7 @@ def scan_tail(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn) -> 
     """Find the last record, and the last commit if it is near, before `end_lsn`.
 
     Args:
-        begin_lsn: no further back than this.
+        begin_lsn: the lower limit of the search.
     """
     last = Scanned(None, None, 0, 0, "")
     segment_lsn = segment_start(end_lsn - 1, path.segment_size)
@@ -141,7 +142,7 @@ def scan_tail(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn) -> 
 
 
 def _scan_segment(fetcher: Fetcher, path: LogPath, segment_lsn: Lsn, end_lsn: Lsn, file: Path) -> Scanned | None:
-    """Scan one segment up to `end_lsn`; None if no source gives it."""
+    """Scan one segment up to `end_lsn`; None if no source has it."""
     for tli, useful_end_lsn in path.names(segment_lsn):
         delivered = fetcher.fetch_segment(tli, segment_lsn, file, find_holes=False)
         if delivered is not None:
@@ -157,7 +158,7 @@ def _pieces(file: Path, size: int) -> Iterator[bytes]:
 
 
 def _reach(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, own: list[Extent]) -> tuple[Lsn, bool]:
-    """Return how far the sources reach together, and whether the backup's own WAL was needed for it."""
+    """Return the end of the WAL of all sources together, and whether the backup's own WAL was needed for it."""
     reach_lsn, needs_own_wal = begin_lsn, False
     while True:
         longest_lsn = fetcher.reach(path, reach_lsn)
@@ -170,7 +171,7 @@ def _reach(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, own: list[Extent]) -
 
 
 def _own_extents(own_wal: Mapping[str, int], path: LogPath, end_lsn: Lsn) -> list[Extent]:
-    """Return what WAL came with the backup. Its last segment is filled up with zeros, so it counts up to end_lsn."""
+    """Return the WAL in the backup. Its last segment is filled with zeros, so it counts up to end_lsn."""
     segment_size = path.segment_size
     names = {name: parse_segment_name(name, segment_size) for name, size in own_wal.items() if size == segment_size}
     segments = sorted(parsed for parsed in names.values() if parsed is not None)
@@ -186,7 +187,7 @@ def _check_target(plan: Plan, backup: BackupFacts, target: Target) -> None:
     """Refuse a target that cannot be reached.
 
     Raises:
-        ConfigurationError: it says why.
+        ConfigurationError: with the reason.
     """
     reached = f"recovery can reach {format_lsn(plan.reach_lsn)}"
     if plan.last_commit is not None:
@@ -194,8 +195,8 @@ def _check_target(plan: Plan, backup: BackupFacts, target: Target) -> None:
     if target.lsn is not None:
         if backup.end_lsn and target.lsn < backup.end_lsn:
             raise ConfigurationError(
-                f"--target-lsn {format_lsn(target.lsn)} lies before the end of the backup, {format_lsn(backup.end_lsn)}"
-                ": take an earlier backup"
+                f"--target-lsn {format_lsn(target.lsn)} is before the end of the backup, {format_lsn(backup.end_lsn)}"
+                ": use an earlier backup"
             )
         if target.lsn > (plan.last_record_lsn or plan.reach_lsn):
             raise ConfigurationError(
@@ -206,10 +207,10 @@ def _check_target(plan: Plan, backup: BackupFacts, target: Target) -> None:
         if plan.last_commit is not None and target.time > plan.last_commit.time:
             raise ConfigurationError(
                 f"--target-time {format_time(target.time)} cannot be reached: {_missing(plan)}; {reached}; without a "
-                "target everything up to there is recovered"
+                "target all WAL up to there is recovered"
             )
     elif plan.hole_lsn is not None:
-        raise ConfigurationError(f"{_missing(plan)}; {reached}: name another source{_advised(plan, backup)}")
+        raise ConfigurationError(f"{_missing(plan)}; {reached}: add another source{_advised(plan, backup)}")
 
 
 def _advised(plan: Plan, backup: BackupFacts) -> str:
@@ -223,8 +224,8 @@ def _missing(plan: Plan) -> str:
     if plan.hole_lsn is None:
         return f"no source has WAL from {format_lsn(plan.reach_lsn)} on ({name})"
     return (
-        f"WAL segment {name} is in no source, or not as a whole: nothing from {format_lsn(plan.reach_lsn)} on can be "
-        f"recovered, although there is WAL from {format_lsn(plan.hole_lsn)} on"
+        f"WAL segment {name} is in no source, or not completely: no WAL from {format_lsn(plan.reach_lsn)} on can be "
+        f"recovered, although WAL exists from {format_lsn(plan.hole_lsn)} on"
     )
 
 

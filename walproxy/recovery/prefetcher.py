@@ -1,13 +1,12 @@
-"""Segments that are fetched before PostgreSQL asks for them: the process that fetches.
+"""Segments that are fetched before PostgreSQL requests them: the process that fetches.
 
 Started by the first call of the restore_command (`python -m walproxy.recovery.prefetcher`, its settings as JSON on
-standard input), it stays while the recovery goes on, so that what takes long is done once: importing, connecting,
-reading listings. Each call names what it has delivered; the next segments of the same timeline are then fetched, as
-many at once as may be ahead. It ends, and removes all that it has made, when recovery has ended, when the server is
-gone, or when nobody has asked for a minute.
+standard input), it runs during the recovery, so that importing, connecting and reading listings are done once. Each
+call sends the name of the segment that it has delivered; the next segments of the same timeline are then fetched in
+parallel. The process ends, and removes all its files, when recovery has ended, when the server has stopped, or when no
+call was made for a minute.
 
-Only whole segments that are committed are fetched ahead. Whatever fails is left to the call that needs it, which says
-what is wrong.
+Only whole, committed segments are fetched ahead. An error is left to the call that needs the segment, which reports it.
 """
 
 import fcntl
@@ -38,7 +37,7 @@ _NAME_BYTES = 24
 
 
 def start_prefetcher(prefetched: Prefetched, config: FetchConfig, name: str) -> None:
-    """Start the process, detached from this one. It ends by itself if there is one already.
+    """Start the process, detached from this one. It ends at once if another one runs already.
 
     Args:
         name: the segment that was delivered.
@@ -60,16 +59,16 @@ def start_prefetcher(prefetched: Prefetched, config: FetchConfig, name: str) -> 
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # It outlives this call, and a Ctrl-C is not for it.
+        start_new_session=True,  # It runs longer than this call, and must not be ended by its Ctrl-C.
     )
-    assert process.stdin is not None  # As asked for.
+    assert process.stdin is not None  # By the arguments above.
     process.stdin.write(json.dumps(words).encode())
     process.stdin.close()
-    process.returncode = 0  # Nobody waits for it: the system's first process will.
+    process.returncode = 0  # It is not waited for here: init will do that.
 
 
 class Prefetcher:
-    """Fetches ahead of what was delivered.
+    """Fetch the segments after the delivered one.
 
     Args:
         name: the segment that was delivered last.
@@ -82,12 +81,12 @@ class Prefetcher:
         self._segment_size = self._fetcher.origin().segment_size
         self._count = min(config.prefetch, max(1, _AHEAD_BYTES_MAX // self._segment_size))
         self._under_way: dict[str, Future[bool]] = {}
-        self._fetched: set[str] = set()  # Those that are ahead, and were perhaps taken already.
-        self._end_lsn: Lsn | None = None  # The first segment that nobody had.
+        self._fetched: set[str] = set()  # Those that were fetched ahead, some perhaps delivered already.
+        self._end_lsn: Lsn | None = None  # The first segment that no source had.
         self._delivered = name
 
     def run(self) -> None:
-        """Fetch until there is no need any more."""
+        """Fetch until no more segments are needed."""
         with ThreadPoolExecutor(self._count) as pool:
             self._fetch_ahead(pool)
             pipe = os.open(self._folder / REQUESTS, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -122,7 +121,7 @@ class Prefetcher:
             if len(path.name) == _NAME_BYTES and path.name not in names:
                 path.unlink(missing_ok=True)
         if self._end_lsn is not None and self._end_lsn <= wanted[0]:
-            self._end_lsn = None  # PostgreSQL asks for it itself now; there may be more since.
+            self._end_lsn = None  # PostgreSQL requests it itself now; it may exist meanwhile.
         for name, lsn in names.items():
             if self._end_lsn is not None and lsn >= self._end_lsn:
                 break
@@ -131,7 +130,7 @@ class Prefetcher:
                 self._under_way[name] = pool.submit(self._fetch, name, tli, lsn)
 
     def _fetch(self, name: str, tli: int, begin_lsn: Lsn) -> bool:
-        """Fetch one segment; return False if nobody has it as a whole, or it cannot be had now."""
+        """Fetch one segment; return False if no source has all of it, or it cannot be fetched now."""
         begun, part = self._folder / (name + BEGUN_SUFFIX), self._folder / (name + ".part")
         try:
             if self._fetcher.fetch_segment(tli, begin_lsn, part, whole_only=True, find_holes=False) is None:
@@ -140,7 +139,7 @@ class Prefetcher:
             part.rename(self._folder / name)
         except (WalproxyError, OSError):
             part.unlink(missing_ok=True)
-            return False  # Said by the call that needs it.
+            return False  # Reported by the call that needs it.
         finally:
             begun.unlink(missing_ok=True)
         return True
@@ -156,7 +155,7 @@ def sync(path: Path) -> None:
 
 
 def main() -> None:
-    """Run the process: take the lock, make the folder anew, fetch, remove it."""
+    """Run the process: acquire the lock, create the folder again, fetch, remove it."""
     words: dict[str, Any] = json.load(sys.stdin)
     config = settings.load(FetchConfig, ENVIRONMENT_PREFIX, command_line=words["settings"], environment={}, file=None)
     data_directory = Path(words["data_directory"])
@@ -176,7 +175,7 @@ def main() -> None:
         os.mkfifo(prefetched.folder / REQUESTS, 0o600)
         Prefetcher(prefetched, config, words["name"]).run()
     except (WalproxyError, OSError):
-        return  # The next call says what is wrong, or starts another.
+        return  # The next call reports the error, or starts another process.
     finally:
         shutil.rmtree(top, ignore_errors=True)
         os.close(lock)

@@ -1,8 +1,8 @@
-"""When commits happened, out of the WAL itself: what a point in time to recover to is compared with.
+"""The times of commits in WAL, with which the target time of a recovery is compared.
 
 A commit record begins with the time at which its backend took it (xl_xact_commit, src/include/access/xact.h), in
-microseconds since 2000-01-01 UTC; behind the header of its main data, which may have a replication origin and the xid
-of a subtransaction's parent before it (src/backend/access/transam/xloginsert.c). Pure.
+microseconds since 2000-01-01 UTC; it is after the header of its main data, which may have a replication origin and the
+xid of a subtransaction's parent before it (src/backend/access/transam/xloginsert.c). Pure.
 """
 
 import struct
@@ -23,7 +23,7 @@ _TIME = struct.Struct("<q")
 
 
 class Commit(NamedTuple):
-    """One commit: where its record begins and ends, and when it happened."""
+    """One commit: the beginning and end of its record, and its time."""
 
     start_lsn: Lsn
     end_lsn: Lsn
@@ -31,7 +31,7 @@ class Commit(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What a scan of WAL found.
+    """The result of a scan of WAL.
 
     Attributes:
         first, last: the commits among the complete records, None if there are none.
@@ -48,7 +48,7 @@ class Scanned(NamedTuple):
 
 
 def commit_of(record: Record) -> Commit | None:
-    """Return the commit that a record is, None if it is none. Its body must be there."""
+    """Return the commit of a record, None if it is not one. Its body must be present."""
     if record.rmid != RM_XACT or record.info & _OPERATION_MASK not in _COMMITS:
         return None
     offset = 0

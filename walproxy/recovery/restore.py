@@ -1,9 +1,9 @@
-"""Makes a data folder out of a base backup, ready to recover from the named sources when it is started.
+"""Restore a base backup into a data folder, ready to recover from the configured sources when it is started.
 
-Nothing is written before `plan` has said that the target can be reached. What must not be taken for a whole data folder
-is none: pg_control, without which no server starts, is written last, and if something fails all is removed again.
+Nothing is written before `plan` has found that the target can be reached. An incomplete data folder cannot be started:
+pg_control, without which no server starts, is written last, and after an error all files are removed.
 
-The server finds its WAL through `walproxy wal-fetch`, whose settings stand in a file of the data folder. When recovery
+The server fetches its WAL with `walproxy wal-fetch`, whose settings are in a file of the data folder. When recovery
 has ended, `walproxy recovery-end` removes that file and what was added to postgresql.auto.conf (settings_block.py).
 """
 
@@ -34,38 +34,38 @@ _PG_CONTROL = PurePosixPath("global/pg_control")
 _CREDENTIAL_OPTIONS = re.compile(
     "secret|token|password|(access|account|master|sas|encryption|customer|service_account)_key|access_key_id"
 )
-# What the restore_command takes for "missing": no other failure of a program has this code.
+# The exit code for "missing": no other failure of a program has it.
 MISSING_CODE = 100
 _USER_IN_URL = re.compile("://[^/?#]*@")
 _CONNINFO_CREDENTIALS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 
 class Owner(NamedTuple):
-    """To whom the data folder will belong."""
+    """The owner of the data folder."""
 
     uid: int
     gid: int
 
 
 def check_target_folder(target: Path) -> None:
-    """Refuse a folder that is not free to be filled.
+    """Refuse a target folder that is not empty, or cannot be created.
 
     Raises:
-        ConfigurationError: it says why.
+        ConfigurationError: with the reason.
     """
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise ConfigurationError(f"{target} is not a folder: choose another --target")
     if target.is_dir() and any(target.iterdir()):
         raise ConfigurationError(f"{target} is not empty: empty it, or choose another --target; nothing was changed")
     if not target.parent.is_dir():
-        raise ConfigurationError(f"{target.parent} does not exist: make it, or correct --target")
+        raise ConfigurationError(f"{target.parent} does not exist: create it, or correct --target")
 
 
 def refuse_credentials(config: SourceConfig) -> None:
-    """Refuse settings that would bring credentials into the data folder, and with it into every copy of it.
+    """Refuse settings that would write credentials into the data folder, and so into every copy of it.
 
     Raises:
-        ConfigurationError: it names them, and where they belong.
+        ConfigurationError: with their names, and where to set them instead.
     """
     named = [name for name, value in config.archive_options.items() if _is_credential(name, value)]
     if named:
@@ -92,13 +92,13 @@ def _is_credential(option: str, value: str) -> bool:
 
 
 def owner_of(target: Path, name: str | None) -> Owner | None:
-    """Return to whom the data folder is given, None if it stays with this process's user.
+    """Return the new owner of the data folder, None for this process's user.
 
     Args:
-        name: a user; by default who owns the folder above `target`, if this process is root.
+        name: a user; by default the owner of the folder above `target`, if this process is root.
 
     Raises:
-        ConfigurationError: there is no such user, or it is root, as whom PostgreSQL refuses to run.
+        ConfigurationError: the user does not exist, or it is root, as which PostgreSQL does not run.
     """
     if os.geteuid() != 0:
         if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
@@ -108,14 +108,14 @@ def owner_of(target: Path, name: str | None) -> Owner | None:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
-            raise ConfigurationError(f"--owner: there is no user {name!r}") from None
+            raise ConfigurationError(f"--owner: the user {name!r} does not exist") from None
         owner = Owner(entry.pw_uid, entry.pw_gid)
     else:
         status = target.parent.stat()
         owner = Owner(status.st_uid, status.st_gid)
     if owner.uid == 0:
         raise ConfigurationError(
-            f"{target} would belong to root, as whom PostgreSQL does not run: name its user with --owner, e.g. postgres"
+            f"{target} would belong to root, as which PostgreSQL does not run: set its user with --owner, e.g. postgres"
         )
     return owner
 
@@ -129,13 +129,13 @@ def write_data_folder(
     owner: Owner | None,
     progress: Callable[[int], None],
 ) -> None:
-    """Fill `target`, which is empty or not there.
+    """Fill `target`, which is empty or does not exist.
 
     Args:
-        progress: told how many bytes were written.
+        progress: called with the number of bytes written.
 
     Raises:
-        ConfigurationError: the backup cannot be read, or there is no room. Nothing is left behind.
+        ConfigurationError: the backup cannot be read, or the disk is full. All written files are removed.
     """
     existed = target.is_dir()
     try:
@@ -151,7 +151,7 @@ def write_data_folder(
         _empty(target, existed)
         if isinstance(error, OSError):
             raise ConfigurationError(
-                f"could not write {error.filename or target}: {error.strerror}; nothing was left behind"
+                f"could not write {error.filename or target}: {error.strerror}; the copied files were removed"
             ) from error
         raise
 
@@ -176,9 +176,10 @@ def _is_wal(entry: Entry) -> bool:
 
 
 def _configure(target: Path, config: SourceConfig, goal: Target) -> None:
-    """Say where the WAL comes from and where recovery ends."""
+    """Write the settings: the sources of WAL and the end of recovery."""
     sources = {name: value for name, value in asdict(config).items() if name in SourceConfig.__dataclass_fields__}
-    # PostgreSQL reads ahead of its target, so what is missing behind it must not stop it; and it does not end before.
+    # PostgreSQL reads ahead of its target, so WAL that is missing after it must not stop it; and it does not end
+    # before.
     fetching = FetchConfig(**sources, no_partial=False, end_at_hole=not goal.is_end, prefetch=DEFAULT_PREFETCH)
     settings = target / SETTINGS_FILE
     settings.touch(mode=0o600)
@@ -197,8 +198,8 @@ def recovery_settings(goal: Target) -> dict[str, str]:
         "recovery_target_lsn": format_lsn(goal.lsn) if goal.lsn is not None else None,
         "recovery_target_name": goal.name,
     }
-    # PostgreSQL refuses two targets, and the backup may have brought one along. It reads them in this order and has
-    # one already when it comes to a second, even to an empty one: so the empty ones come first.
+    # PostgreSQL refuses two targets, and the backup may contain one. It reads them in this order and refuses a second
+    # one after a target, even an empty one: so the empty ones are first.
     settings = {"restore_command": restore_command(), "recovery_end_command": recovery_end_command()}
     settings |= {name: "" for name in TARGETS if chosen.get(name) is None}
     settings |= {name: value for name, value in chosen.items() if value is not None}
@@ -212,7 +213,7 @@ def restore_command() -> str:
     """Return the command that fetches WAL; PostgreSQL runs it in its data folder.
 
     A program that cannot start, e.g. after an upgrade of Python, ends with a code that would end the recovery early, or
-    with one that would end a promotion halfway. The shell around it takes both for what they are.
+    with one that would stop a promotion in the middle. The shell around it handles both.
     """
     fetch = f"{_walproxy()} wal-fetch %f %p --config {SETTINGS_FILE} --missing-code {MISSING_CODE}"
     return (
@@ -231,7 +232,7 @@ def recovery_end_command() -> str:
 
 
 def _walproxy() -> str:
-    """Return the beginning of a command that runs this program, as PostgreSQL hands it to a shell."""
+    """Return the beginning of a command that runs this program, as PostgreSQL passes it to a shell."""
     program = Path(sys.argv[0]).absolute()
     if program.name == "walproxy" and os.access(program, os.X_OK):
         words = [str(program)]
@@ -241,7 +242,7 @@ def _walproxy() -> str:
 
 
 def warn_of_unreachable(owner: Owner, config: SourceConfig) -> list[str]:
-    """Return what the server's user cannot use of what recovery needs, one line each."""
+    """Return a line for each program and folder of the recovery that the server's user cannot use."""
     user = ServerUser(str(owner.uid), owner.uid, owner.gid)
     program = Path(sys.executable).resolve()
     found = []
@@ -264,7 +265,7 @@ def _give(target: Path, owner: Owner) -> None:
 
 
 def _empty(target: Path, existed: bool) -> None:
-    """Remove what was written."""
+    """Remove all written files."""
     if not existed:
         shutil.rmtree(target, ignore_errors=True)
         return

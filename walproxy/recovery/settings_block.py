@@ -1,12 +1,12 @@
 """The settings that `walproxy restore` adds to postgresql.auto.conf, and their removal when recovery has ended.
 
-postgresql.auto.conf is the only configuration file that is in the data folder on every system, so the settings stand
-there and not in a file of their own: an include in it would be replaced by its content at the next ALTER SYSTEM. That
-command also drops all comments and appends what it sets, but it keeps the order of the other lines and writes them as
+postgresql.auto.conf is the only configuration file that is in the data folder on every system, so the settings are
+there and not in a separate file: an include in it would be replaced by its content at the next ALTER SYSTEM. That
+command also drops all comments and appends its setting, but it keeps the order of the other lines and writes them as
 `as_block` does. So the block is found by its first line: the settings of this recovery are the commands that name
 SETTINGS_FILE, and each recovery_target... that follows them.
 
-What the backup had brought along under the same names is above the block, and counts again.
+Settings of the backup with the same names are above the block, and apply again.
 """
 
 import errno
@@ -32,13 +32,13 @@ _ATTEMPTS = 10
 
 
 def as_block(settings: Mapping[str, str]) -> str:
-    """Return the lines to append; the commands come first."""
+    """Return the lines to append; the commands are first."""
     lines = [f"{name} = '{_escaped(value)}'\n" for name, value in settings.items()]
     return f"\n{_HEADING}\n{''.join(lines)}"
 
 
 def without_block(text: str) -> str:
-    """Return the content of postgresql.auto.conf without what was appended to it."""
+    """Return the content of postgresql.auto.conf without the appended block."""
     kept, is_in_block = [], False
     for line in text.splitlines(keepends=True):
         name = line.partition("=")[0].strip()
@@ -52,7 +52,7 @@ def without_block(text: str) -> str:
 
 
 def remove_settings(data_directory: Path) -> None:
-    """Remove the block and SETTINGS_FILE from a data folder. Nothing is changed where they are not.
+    """Remove the block and SETTINGS_FILE from a data folder. Change nothing if they do not exist.
 
     Raises:
         OSError: a file cannot be read or written; postgresql.auto.conf is then as it was.
@@ -70,12 +70,12 @@ def remove_settings(data_directory: Path) -> None:
 
 
 def _replaced(path: Path, text: str, before: os.stat_result) -> bool:
-    """Replace a file durably; return False if somebody else has, e.g. ALTER SYSTEM, since it was looked at."""
+    """Replace a file durably; return False if another process has, e.g. ALTER SYSTEM, since it was read."""
     temporary = path.with_name(_TEMPORARY)
     try:
         with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
             os.fchmod(file.fileno(), before.st_mode & 0o7777)
-            if os.geteuid() != before.st_uid:  # Root runs it by hand: the server must still read its file.
+            if os.geteuid() != before.st_uid:  # Run by root: the server must still be able to read its file.
                 os.fchown(file.fileno(), before.st_uid, before.st_gid)
             file.write(text)
             file.flush()

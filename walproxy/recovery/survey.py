@@ -1,4 +1,4 @@
-"""What an archive holds: which points in time can be restored, what is missing, and whether its bytes are right."""
+"""The content of an archive: the times that can be restored, missing WAL, and whether its bytes are right."""
 
 import tempfile
 from collections import defaultdict
@@ -33,13 +33,13 @@ class RestorableRange(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a verification found.
+    """The result of a verification.
 
     Attributes:
-        checked: how many objects were downloaded and compared.
-        plain_bytes: what they hold.
-        problems: what is wrong, one line each.
-        notes: what is worth knowing, and does no harm.
+        checked: the number of objects that were downloaded and compared.
+        plain_bytes: the size of their content.
+        problems: one line each.
+        notes: findings that do no harm, one line each.
     """
 
     checked: int
@@ -49,16 +49,14 @@ class Verdict(NamedTuple):
 
 
 def manifest_of(reader: ArchiveReader) -> Manifest:
-    """Return whose archive it is.
+    """Return the manifest of the archive.
 
     Raises:
         ArchiveRefused: there is none.
     """
     manifest = reader.manifest()
     if manifest is None:
-        raise ArchiveRefused(
-            f"there is no archive in {reader.store.url}: nothing was ever archived there; correct the URL"
-        )
+        raise ArchiveRefused(f"{reader.store.url} contains no archive: no WAL was archived there; correct the URL")
     return manifest
 
 
@@ -87,17 +85,17 @@ def _commits(
     *,
     first: bool,
 ) -> Commit | None:
-    """Return the first, or the last, commit of a range that the nearest of `segments` hold."""
+    """Return the first, or the last, commit of a range in the nearest of `segments`."""
     for begin_lsn in segments[:_SCANNED_SEGMENTS_MAX]:
         end_lsn = min(begin_lsn + catalog.segment_size, found.end_lsn)
-        # The segment with a fork inside may be there under a later timeline's name only.
+        # The segment with a fork inside may exist under a later timeline's name only.
         holders = [each for each in by_begin[begin_lsn] if each.file.tli >= found.tli and each.file.end_lsn >= end_lsn]
         if not holders:
             return None
         try:
             content = reader.fetch_bytes(min(holders, key=lambda each: each.file.tli))
         except (ArchiveCorrupt, ObjectMissing):
-            return None  # A verification says what is wrong.
+            return None  # A verification reports what is wrong.
         scanned = scan([content[: end_lsn - begin_lsn]], begin_lsn, catalog.segment_size, first_only=first)
         commit = scanned.first if first else scanned.last
         if commit is not None:
@@ -106,7 +104,7 @@ def _commits(
 
 
 def describe_hole(hole: Hole) -> str:
-    """Return what a hole makes unrecoverable."""
+    """Return a line about the WAL that cannot be recovered because of a hole."""
     if hole.begin_lsn == hole.end_lsn:
         return f"{hole.missing} is missing: nothing of timeline {hole.tli} can be recovered"
     extent = f"{format_lsn(hole.begin_lsn)} to {format_lsn(hole.end_lsn)}"
@@ -123,11 +121,11 @@ def verify(
     since_lsn: Lsn = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """Download what is in the archive and compare it with what it should be.
+    """Download all objects of the archive and verify them.
 
     Args:
-        since_lsn: segments that end at or below it are passed over.
-        progress: told how many bytes are done, of how many.
+        since_lsn: segments that end at or below it are skipped.
+        progress: called with the number of bytes done, and of all bytes.
     """
     manifest = manifest_of(reader)
     listing = catalog.listing
@@ -135,10 +133,10 @@ def verify(
     problems = [describe_hole(hole) for hole in catalog.holes() if hole.end_lsn >= since_lsn]
     for file, claims in listing.conflicts:
         keys = ", ".join(claim.receipt_key for claim in claims)
-        problems.append(f"{file.name} is there with different contents: {keys}")
-    problems += [f"{lost.receipt_key} says that an object is there which is not" for lost in listing.lost]
+        problems.append(f"{file.name} exists with different contents: {keys}")
+    problems += [f"{lost.receipt_key} is the receipt of an object that does not exist" for lost in listing.lost]
     notes = [f"{key} has no receipt: an upload that did not finish" for key in listing.unconfirmed]
-    notes += [f"{key} is nothing that an archive has" for key in listing.strangers]
+    notes += [f"{key} is not a file of an archive" for key in listing.strangers]
     total = sum(each.plain_bytes for each in objects)
     done = 0
     origin = Origin(manifest.system_id, manifest.segment_size)
@@ -171,9 +169,9 @@ def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin,
     except (ArchiveCorrupt, SourceCorrupt, RemoteProtocolError) as error:
         return str(error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return f"{archived.receipt_key} is no receipt: {one_line(str(error)[:200])}"
+        return f"{archived.receipt_key} is not a receipt: {one_line(str(error)[:200])}"
     except ObjectMissing as error:
-        # An archiver removes a partial once something longer is there.
+        # An archiver removes a partial once a longer one exists.
         return "" if file.kind == "partial" else str(error)
     finally:
         path.unlink(missing_ok=True)

@@ -1,13 +1,13 @@
-"""What `walproxy wal-fetch %f %p` does when nothing was fetched ahead, and what its answer means.
+"""`walproxy wal-fetch %f %p` when the segment was not fetched ahead, and its exit codes.
 
-PostgreSQL takes every exit code up to 125 for "there is no such file", and ends archive recovery with what it has. So
-only what every source has denied is EXIT_MISSING there; whatever else goes wrong, even in the command line, stops
-recovery, and the server.
+PostgreSQL takes every exit code up to 125 for a missing file, and ends archive recovery with the WAL that it has. So
+the result is EXIT_MISSING only if every source has replied that it does not have the file; every other error, even in
+the command line, stops recovery, and the server.
 
-A standby asks again and again, and streams meanwhile: what cannot be said now is missing for it. A promotion needs
-nothing that is not in pg_wal already, and must not be stopped. Both wait for an answer, so each source gets a few
-seconds, and what pg_wal has is not replaced by less: the archive's part of the open segment is older than what was
-streamed.
+A standby retries, and streams meanwhile: an unknown result is reported as missing to it. A promotion needs only files
+that are in pg_wal already, and must not be stopped. Both wait for the result, so each source has a timeout of a few
+seconds, and a file in pg_wal is not replaced by a shorter part: the archive's part of the open segment is older than
+the WAL that was streamed.
 """
 
 import logging
@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 
 
 def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, mode: Mode, wal_directory: Path) -> int:
-    """Fetch a file for PostgreSQL; return the exit code. What is wrong is logged.
+    """Fetch a file for PostgreSQL; return the exit code. Errors are logged.
 
     Args:
         name: PostgreSQL's name of it, a segment's or a history file's.
-        target: where PostgreSQL wants it; replaced atomically.
-        system_id: of the PostgreSQL that recovers, 0 if it is not known.
-        mode: what that PostgreSQL does.
+        target: the path that PostgreSQL requests; replaced atomically.
+        system_id: of the PostgreSQL that recovers, 0 if unknown.
+        mode: the mode of that PostgreSQL.
         wal_directory: its pg_wal.
     """
     temporary = target.with_name(target.name + _TEMPORARY_SUFFIX)
@@ -59,7 +59,7 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, m
         return EXIT_DELIVERED
     except HoleFound as error:
         if (wal_directory / name).exists():
-            return EXIT_MISSING  # PostgreSQL has it already, and looks there next.
+            return EXIT_MISSING  # PostgreSQL has it already, and reads it from there next.
         _log.error("%s", error)
     except WalproxyError as error:
         _log.error("cannot fetch %s: %s", name, error)
@@ -85,7 +85,7 @@ def _fetch_segment(
     """Fetch a segment; return whether there is one.
 
     Args:
-        own: the segment as PostgreSQL may have it already. A part of a segment that is a part of it is of no use.
+        own: the segment as PostgreSQL may have it already. A part of a segment that it begins with is not used.
     """
     segment_size = fetcher.origin().segment_size
     parsed = parse_segment_name(name, segment_size)
@@ -107,13 +107,13 @@ def _fetch_segment(
 
 
 def _pad(path: Path, size: int) -> None:
-    """Append zeros up to `size` bytes, with their place on the disk: PostgreSQL takes no shorter segment."""
+    """Append zeros up to `size` bytes, with space allocated on the disk: PostgreSQL accepts no shorter segment."""
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _begins_with(own: Path, part: Path) -> bool:
-    """Return whether the file `own` is there and begins with all bytes of the file `part`."""
+    """Return whether the file `own` exists and begins with all bytes of the file `part`."""
     try:
         longer = own.open("rb")
     except FileNotFoundError:

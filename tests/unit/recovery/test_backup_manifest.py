@@ -53,9 +53,9 @@ def test_a_path_that_is_no_utf_8_is_encoded() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "not understood"),
-        (b"{", "not understood"),
-        (manifest_of({}) + b"\xff", "not understood"),
+        (b"", "JSON is invalid"),
+        (b"{", "JSON is invalid"),
+        (manifest_of({}) + b"\xff", "JSON is invalid"),
         (manifest_of({"a": b""}).replace(b'"a"', b'"b"'), "its own SHA-256 is"),
         (manifest_of({}).replace(b"}\n", b"\n}\n"), "its last line"),
         (written([], version=3), "version 3"),

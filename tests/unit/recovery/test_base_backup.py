@@ -90,7 +90,7 @@ def test_every_form_says_the_same_and_has_the_same_files(tmp_path: Path, make) -
 @pytest.mark.parametrize("name", ["../evil", "/etc/evil", "base/../../evil"])
 def test_an_entry_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "base.tar").write_bytes(tar_of({name: b"x", **FILES}))
-    with pytest.raises(ConfigurationError, match=r"leads out|no base backup"):
+    with pytest.raises(ConfigurationError, match=r"outside of the data folder|not a base backup"):
         list(BaseBackup(tmp_path).entries())
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_tar_is_an_error_of_one_line(tmp_path: Path, damage: bytes) ->
 def test_a_label_without_a_timeline_has_that_of_its_file() -> None:
     old = "\n".join(line for line in LABEL.splitlines() if "TIMELINE" not in line)
     assert parse_label(old)[1] == 2
-    with pytest.raises(ValueError, match="does not say"):
+    with pytest.raises(ValueError, match="lacks the start"):
         parse_label(LABEL.replace("START WAL", "STOP WAL"))
 
 

@@ -166,7 +166,7 @@ def test_a_part_that_was_replaced_by_a_longer_one_meanwhile_is_asked_for_again(t
     assert fetch(target, ReplacedPart("a", *parts)) == ("a", 2 * MIB + 9000)
     assert fetch(target, ReplacedPart("a", *parts), FakeSource("b", 2 * MIB + 500)) == ("a", 2 * MIB + 9000)
     changing = ReplacedPart("a", *(2 * MIB + size for size in range(1000, 2000)))
-    with pytest.raises(SourceUnavailable, match="changes all the time"):
+    with pytest.raises(SourceUnavailable, match="changes repeatedly"):
         fetch(target, changing, FakeSource("b", 2 * MIB + 500))
 
 
@@ -188,7 +188,7 @@ def test_a_corrupt_segment_is_passed_over(target: Path, caplog: pytest.LogCaptur
 def test_a_shorter_part_does_not_stand_for_what_is_corrupt(target: Path, other_end_lsn: Lsn) -> None:
     corrupt = FakeSource("a", 3 * MIB)
     corrupt.change = lambda content: content.__delitem__(slice(5000, None))
-    with pytest.raises(SourceCorrupt, match="no source has 000000010000000000000002"):
+    with pytest.raises(SourceCorrupt, match="no source has a good copy of 000000010000000000000002"):
         fetch(target, corrupt, FakeSource("b", other_end_lsn))
 
 
@@ -282,5 +282,5 @@ def test_a_shorter_part_does_not_stand_for_what_a_folder_cannot_open(target: Pat
     assert fetch(target, folder, partial) == (folder.name, 2 * MIB + 9000)
     (segment,) = (directory / "wal").iterdir()
     segment.unlink()
-    with pytest.raises(SourceCorrupt, match=r"no source has .* in good order"):
+    with pytest.raises(SourceCorrupt, match=r"no source has a good copy of "):
         fetch(target, folder, partial)

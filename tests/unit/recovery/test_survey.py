@@ -1,4 +1,4 @@
-"""Verifying an archive: what is no receipt is a problem of that object, and not the end of the survey."""
+"""Verifying an archive: what is not a receipt is a problem of that object, and not the end of the survey."""
 
 from pathlib import Path
 
@@ -25,4 +25,4 @@ class Reader:
 def test_a_receipt_that_is_not_understood_is_named(receipt: bytes, tmp_path: Path) -> None:
     archived = ArchivedObject(history_file(2), "history/00000002.history", 1, 7, False)
     problem = _problem_of(Reader(receipt), archived, Origin(5, 1 << 20), tmp_path / "x")  # type: ignore[arg-type]
-    assert problem.startswith(f"{archived.receipt_key} is no receipt: ")
+    assert problem.startswith(f"{archived.receipt_key} is not a receipt: ")
