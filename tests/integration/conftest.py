@@ -69,9 +69,9 @@ def major(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder that the servers' user can enter, unlike pytest's own under root."""
-    with scratch_folder() as path:
+    with scratch_folder(may_be_in_memory=request.node.get_closest_marker("on_disk") is None) as path:
         yield path
 
 

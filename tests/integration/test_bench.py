@@ -23,6 +23,7 @@ from walproxy.lab.bench.wal_readers import READING, SLOW, STOPPED
 from walproxy.lab.cluster.local_standby import current_lsn, make_standby, received_lsn, replay_lsn, wait_until_replayed
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
+pytestmark = pytest.mark.on_disk
 BENCH = [sys.executable, "-m", "walproxy", "bench"]
 MIB = 1 << 20
 

@@ -18,6 +18,7 @@ from walproxy.lab.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, Audit, Tra
 from walproxy.lab.demo.steps import STEPS, TAKEOVER_S_MAX
 from walproxy.postgres.local_server import LocalPostgres
 
+pytestmark = pytest.mark.on_disk
 DEMO = [sys.executable, "-m", "walproxy", "demo"]
 TOTAL_BALANCE = ACCOUNTS * OPENING_BALANCE
 TRANSFERS = [Transfer(1, 1, 2, 50), Transfer(2, 2, 3, 7), Transfer(3, 3, 1, 1)]

@@ -127,9 +127,9 @@ def test_remote_apply_waits_until_the_designated_standby_has_replayed_and_on_doe
             assert parse_lsn(status["apply_lsn"]) <= replay_lsn(first) < end_lsn <= parse_lsn(status["flush_lsn"])
         waiting.wait(AT_ONCE_S)
         # What it waited for can be read there by then.
-        Commit(cluster.postgres, "INSERT INTO ledger VALUES (-1, 1)", synchronous_commit="remote_apply").wait()
-        assert first.execute("SELECT count(*) FROM ledger WHERE worker = -1") == [(1,)]
-        cluster.postgres.execute("DELETE FROM ledger WHERE worker = -1")
+        Commit(cluster.postgres, "INSERT INTO ledger VALUES (-2, 1)", synchronous_commit="remote_apply").wait()
+        assert first.execute("SELECT count(*) FROM ledger WHERE worker = -2") == [(1,)]
+        cluster.postgres.execute("DELETE FROM ledger WHERE worker = -2")
 
 
 def test_single_client_at_remote_apply_in_an_idle_cluster_is_answered_promptly(

@@ -53,6 +53,8 @@ def test_in_memory_a_folder_has_another_on_the_disk_and_both_go_with_their_block
         assert folder.parent == memory and folder.stat().st_mode & 0o777 == 0o755
         beside = on_disk(folder / "part")
         assert beside == disk / folder.name / "part" and beside.is_dir()
+        with scratch_folder(may_be_in_memory=False) as other:
+            assert other.parent == disk and on_disk(other) == other
         raise ValueError("it fails")
     assert list(memory.glob("walproxy-test-*")) == list(disk.glob("walproxy-test-*")) == []
 
