@@ -161,7 +161,7 @@ def test_timelines_are_followed_through_history_files(tmp_path: Path) -> None:
     old = wal_input.log_path(1)
     assert wal_input.extents(old) == [Extent(MIB, aligned(parent))]
     assert wal_input.read(old, 3 * MIB, 4 * MIB).tobytes() == parent.read(3 * MIB, 4 * MIB)
-    with pytest.raises(WalMissing, match="has no timeline 7: there is 1, 2"):
+    with pytest.raises(WalMissing, match="has no timeline 7: it has 1, 2"):
         wal_input.log_path(7)
     (tmp_path / "00000002.history").write_text("nonsense")
     with pytest.raises(SourceCorrupt, match="the history of TLI 2 has a line that is not understood"):
