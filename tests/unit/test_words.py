@@ -53,7 +53,6 @@ PENDING = (
     "walproxy/cli/",
     "walproxy/html_page/",
     "walproxy/lab/",
-    "walproxy/pipeline/",
     "walproxy/proposer/",
     "walproxy/proxy/",
     "walproxy/recovery/",

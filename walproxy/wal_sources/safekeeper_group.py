@@ -86,7 +86,7 @@ class SafekeeperGroup:
             return self._without_retreat(path, union(found))
 
     def _without_retreat(self, path: LogPath, extents: list[Extent]) -> list[Extent]:
-        """Extend the extents to the end that was reported before: committed WAL stays, even if no host reports it now."""
+        """Extend the extents to the end that was reported before: committed WAL stays committed."""
         if extents:
             end_lsn = self._known_ends[path] = max(self._known_ends.get(path, 0), extents[-1].end_lsn)
             extents[-1] = extents[-1]._replace(end_lsn=end_lsn)

@@ -1,4 +1,4 @@
-"""The interface of a source of WAL: an archive, running safekeepers, the data folder of a stopped one, a folder of segments.
+"""Sources of WAL: an archive, running safekeepers, the data folder of a stopped one, a folder of segments.
 
 Each source reports which system wrote its WAL, and which bytes of a log it has. It reports "nothing" only when that is
 certain; a source that cannot be read raises SourceUnavailable, because recovery that takes "unknown" for "missing" ends

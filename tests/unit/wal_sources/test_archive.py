@@ -182,8 +182,8 @@ def test_receipts_that_contradict_each_other_are_told(archive: ArchiveMaker) -> 
 
 def test_what_cannot_be_an_input_is_refused(tmp_path: Path, archive: ArchiveMaker) -> None:
     for path, problem in (
-        (str(tmp_path / "nowhere"), "nowhere is no folder: correct the input's path"),
-        ("ftp://somewhere", "ftp:// is no input of WAL: give a folder, s3://"),
+        (str(tmp_path / "nowhere"), "nowhere is not a folder: correct the input's path"),
+        ("ftp://somewhere", "ftp:// is not an input of WAL: give a folder, s3://"),
         ("s3://", "names no bucket"),
         ("file://archive", "file://archive names another host: write file:///path"),
     ):

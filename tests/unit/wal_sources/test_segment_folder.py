@@ -191,7 +191,7 @@ def test_a_folder_without_wal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pg_wal").mkdir()
     with pytest.raises(ConfigurationError, match=rf"segments of WAL: name {tmp_path}/pg_wal"):
         opened(tmp_path).origin()
-    with pytest.raises(ConfigurationError, match="has no options: remove region"):
+    with pytest.raises(ConfigurationError, match="takes no options: remove region"):
         open_input(str(tmp_path), {"region": "x"})
 
 
