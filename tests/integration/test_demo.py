@@ -58,7 +58,7 @@ def test_every_step_of_the_demo_holds(folder: Path) -> None:
     acknowledged = [int(number.replace(",", "")) for number in found]
     assert len(acknowledged) == 6
     assert 100 < acknowledged[0] < acknowledged[1] < acknowledged[2]
-    since = re.findall(r"([\d,]+) transfers committed since the loss, as the clients were told", answer.stdout)
+    since = re.findall(r"([\d,]+) transfers committed since the loss, all of them acknowledged", answer.stdout)
     assert int(since[0].replace(",", "")) > 10
     # Only the report stays.
     [report] = folder.iterdir()

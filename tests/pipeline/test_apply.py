@@ -302,7 +302,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(source: Source, 
     refused(some._replace(format="iceberg"), "follow the format delta, not iceberg", ConfigurationError)
     source.run("""ALTER PUBLICATION "my pub" SET (publish = 'insert')""")
     refused(some, "does not send all changes")
-    refused(some._replace(publications=("other",)), "there is no publication 'other'")
+    refused(some._replace(publications=("other",)), "publication 'other' does not exist")
 
 
 def test_a_value_that_no_type_of_the_table_holds_can_be_kept_as_text(source: Source, tmp_path: Path) -> None:

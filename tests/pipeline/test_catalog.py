@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
         open_names(str(tmp_path / "missing"))
     other = tmp_path / "other.json"
     other.write_text('{"names": 1}')
-    with pytest.raises(ConfigurationError, match="is no file of names"):
+    with pytest.raises(ConfigurationError, match="is not a file of names"):
         open_names(str(other))
     with pytest.raises(ConfigurationError, match="connection string is wrong"):
         open_names("host=x nonsense=y")

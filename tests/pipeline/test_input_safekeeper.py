@@ -121,9 +121,11 @@ def test_when_nobody_answers_or_has_it_that_is_said(cluster: Gated, monkeypatch:
     extent = wal_input.extents(path)[-1]
     monkeypatch.setattr("walproxy.wal_sources.safekeeper_group._PATIENCE_S", 0.5)
     far_lsn = extent.end_lsn + 100 * MIB
-    with pytest.raises(SourceUnavailable, match=r"the safekeeper 127\..* knows the log of timeline 1 only up to 0/"):
+    with pytest.raises(
+        SourceUnavailable, match=r"the safekeeper 127\..* has committed WAL of timeline 1 only up to 0/"
+    ):
         wal_input.read(path, extent.begin_lsn, far_lsn)
-    with pytest.raises(WalMissing, match=r"the safekeeper .* has no timeline 7: there is 1"):
+    with pytest.raises(WalMissing, match=r"the safekeeper .* has no timeline 7: it has 1"):
         wal_input.log_path(7)
     with pytest.raises(WalMissing, match=r"has no 000000010000000000000000 with the WAL from 0/0 to 0/64: the safe"):
         wal_input.read(path, 0, 100)

@@ -222,7 +222,7 @@ def test_asking_for_a_relation_changes_no_page() -> None:
         relation = _relation_id(server, RelationName("postgres", "pg_catalog", "pg_class"))
         page = read_page(folder / "data", PageId(relation, 0, 0))
         assert header_of(page).is_regular
-        with pytest.raises(ConfigurationError, match="lies beyond the end"):
+        with pytest.raises(ConfigurationError, match="is beyond the end"):
             read_page(folder / "data", PageId(relation, 0, 9999))
         with pytest.raises(ConfigurationError, match="has no file at that LSN"):
             read_page(folder / "data", PageId(RelationId(1663, 5, 99_999), 0, 0))

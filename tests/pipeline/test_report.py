@@ -200,13 +200,11 @@ def test_empty_tables_and_a_single_commit_make_a_report_that_says_so(
     assert report.headline.records == 3 * rows
     assert report.headline.commits == (1 if rows else None)
     assert (
-        not report.bins.has_times
-        if rows
-        else report.findings == ["There is no WAL in these tables, or none in this range."]
+        not report.bins.has_times if rows else report.findings == ["These tables have no WAL, or none in this range."]
     )
     page = tmp_path / "report.html"
     write_page(report, page)
-    assert ("There is no WAL to show." in page.read_text()) == (not rows)
+    assert ("No WAL." in page.read_text()) == (not rows)
 
 
 def test_the_command_writes_the_page_and_json_of_a_range(spark: SparkSession, stage: Stage, tmp_path: Path) -> None:
@@ -227,7 +225,7 @@ def test_the_command_writes_the_page_and_json_of_a_range(spark: SparkSession, st
 
 
 def test_what_cannot_be_reported_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="holds none of the tables"):
+    with pytest.raises(ConfigurationError, match="has none of the tables"):
         look_for_tables(tmp_path)
     with pytest.raises(ConfigurationError, match="neither an LSN like"):
         parse_position("yesterday")

@@ -77,7 +77,7 @@ def test_what_is_wrong_is_told_in_one_line(spark: SparkSession, wal: WalBuilder,
     path.unlink()
     with pytest.raises(WalMissing, match=r"^\w+ is missing: no WAL from 0/2F\w+ to 0/400000; find that file"):
         rows(spark, damaged)
-    with pytest.raises(ConfigurationError, match=r"^there is no view 'rows'"):
+    with pytest.raises(ConfigurationError, match=r"^unknown view 'rows'"):
         rows(spark, damaged, view="rows")
 
 

@@ -90,5 +90,5 @@ def test_a_checkpoint_of_other_wal_is_refused_in_one_line(stream: Stream) -> Non
     with pytest.raises(ConfigurationError, match=r"^the checkpoint is of the system 8, and .* has the WAL of 7: name"):
         stream.run()
     stream.change_offset(last, system_id="7", lsn="7/0")
-    with pytest.raises(ConfigurationError, match=r"^the stream stands at 7/0, and the WAL of .* ends at 0/"):
+    with pytest.raises(ConfigurationError, match=r"^the stream is at 7/0, and the WAL of .* ends at 0/"):
         stream.run()

@@ -1,4 +1,4 @@
-"""What tests, benchmarks, torture and demo share: clusters on this machine, faults, load. Not used in production.
+"""Shared by tests, benchmarks, torture test and demo: clusters on this machine, faults, load. Not used in production.
 
 cluster    a cluster of local processes
 load       clients that commit, and what each commit came to

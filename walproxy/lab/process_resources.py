@@ -1,4 +1,4 @@
-"""What processes use of the machine: memory in RAM, open files, CPU time; as /proc tells."""
+"""The resources of processes: memory in RAM, open files, CPU time; from /proc."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a process has in RAM (VmRSS), and the most that it ever had (VmHWM); 0 where /proc is not there to tell."""
+    """A process's memory in RAM (VmRSS), and the most that it ever had (VmHWM); 0 without /proc."""
 
     resident_bytes: int
     peak_bytes: int
@@ -27,7 +27,7 @@ def memory_of(pid: int) -> Memory:
     except FileNotFoundError:
         raise ProcessLookupError(f"process {pid} has ended") from None
     fields = dict(line.split(":", 1) for line in text.splitlines())
-    if "VmRSS" not in fields:  # One that has ended and that nobody has waited for has no memory any more.
+    if "VmRSS" not in fields:  # A process that has ended and was not waited for has no memory.
         raise ProcessLookupError(f"process {pid} has ended")
     resident_bytes, peak_bytes = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
     return Memory(resident_bytes, peak_bytes)
@@ -39,7 +39,7 @@ def resident_bytes(process_ids: Mapping[str, int]) -> dict[str, int]:
 
 
 def file_descriptors_of(pid: int) -> int:
-    """Return how many file descriptors a process of ours has open; 0 where /proc is not there to tell.
+    """Return how many file descriptors a process of this user has open; 0 without /proc.
 
     Raises:
         ProcessLookupError: it has ended.
@@ -53,7 +53,7 @@ def file_descriptors_of(pid: int) -> int:
 
 
 def cpu_seconds(process_ids: Iterable[int]) -> float:
-    """Return the user and system time that the processes have used; 0 where /proc is not there to tell."""
+    """Return the user and system time that the processes have used; 0 without /proc."""
     if not Path("/proc/self/stat").exists():
         return 0.0
     ticks = 0

@@ -1,8 +1,8 @@
 """Safekeepers' segments compared with the primary's pg_wal, byte for byte, and read by pg_waldump.
 
-A safekeeper's file is the segment as PostgreSQL has it, with a footer behind (safekeeper/storage/segment_file.py).
-After a promotion the WAL of one TLI lies in one primary's pg_wal and that of the next in another's: name them all. What
-lies beyond the position to compare up to is nobody's business: PostgreSQL may have recycled its file, a safekeeper's
+A safekeeper's file is the segment as PostgreSQL has it, with a footer at the end (safekeeper/storage/segment_file.py).
+After a promotion the WAL of one TLI is in one primary's pg_wal and that of the next in another's: name them all. What
+is beyond the position to compare up to is ignored: PostgreSQL may have recycled its file, a safekeeper's
 ends in zeros. Nothing is changed; both sides may be running, since WAL below commit_lsn is never written again.
 """
 
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What was found equal: the WAL [begin_lsn, end_lsn), in so many segment files."""
+    """The equal range: the WAL [begin_lsn, end_lsn), in so many segment files."""
 
     begin_lsn: Lsn
     end_lsn: Lsn
@@ -48,7 +48,7 @@ def list_segments(directory: Path, segment_size: int) -> list[Segment]:
         ConfigurationError: there is no such folder.
     """
     if not directory.is_dir():
-        raise ConfigurationError(f"{directory} is no folder of WAL segments")
+        raise ConfigurationError(f"{directory} is not a folder of WAL segments")
     parsed = ((parse_segment_name(path.name, segment_size), path) for path in directory.iterdir())
     return sorted(Segment(name[1], name[0], path) for name, path in parsed if name is not None)
 
@@ -83,7 +83,7 @@ def _compare_segment(segment: Segment, primary_wals: Sequence[Path], end_lsn: Ls
     candidates = [folder / segment.path.name for folder in primary_wals]
     primary_path = next((path for path in candidates if path.exists()), None)
     if primary_path is None:
-        raise WalDiffers(f"{candidates[0]} is gone, so {segment.path} cannot be compared: raise wal_keep_size")
+        raise WalDiffers(f"{candidates[0]} has been removed, so {segment.path} cannot be compared: raise wal_keep_size")
     position_lsn = segment.begin_lsn
     with segment.path.open("rb") as ours, primary_path.open("rb") as theirs:
         while position_lsn < end_lsn:

@@ -1,4 +1,4 @@
-"""WAL as tables: decoded where it lies, written as Parquet, Iceberg or Delta, asked with SQL.
+"""WAL as tables: decoded where it is stored, written as Parquet, Iceberg or Delta, queried with SQL.
 
     archive, safekeeper --input/--> raw WAL --decoder/--> arrays --views--> Arrow --tables/--> Parquet, Iceberg, Delta
                                                                      |

@@ -1,4 +1,4 @@
-"""What the options of `walproxy pipeline` can choose from. Imports nothing: `--help` must work without the extra."""
+"""The choices of the options of `walproxy pipeline`. Imports nothing: `--help` must work without the extra."""
 
 from typing import Final, Literal, TypeAlias, get_args
 

@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
     Attributes:
         type: as Arrow calls it.
-        nullable: it can be null; `meaning` says when.
+        nullable: it can be null; `meaning` describes when.
         meaning: what stands in it, with its unit.
         source: the field of WAL that it comes from, in PostgreSQL's words.
     """
@@ -63,7 +63,7 @@ _BLOCK_REFERENCE: Final = (
         "image_bytes", pa.int32(), "bytes of the image as stored, without its hole", "XLogRecordBlockImageHeader.length"
     ),
     _column("data_bytes", pa.int32(), "bytes of data for this block", "XLogRecordBlockHeader.data_length"),
-    _column("will_init", pa.bool_(), "redo makes the page anew", "BKPBLOCK_WILL_INIT"),
+    _column("will_init", pa.bool_(), "redo initializes the page", "BKPBLOCK_WILL_INIT"),
 )
 
 _RECORD: Final = (
@@ -182,14 +182,14 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         _column("records", pa.int64(), "records of the piece that change the page", "XLogRecordBlockHeader"),
         _column("first_lsn", pa.int64(), "the first of them", "ReadRecPtr"),
         _column("last_lsn", pa.int64(), "the last of them", "ReadRecPtr"),
-        _column("last_end_lsn", pa.int64(), "its end: what the page's header says once it was replayed", "EndRecPtr"),
+        _column("last_end_lsn", pa.int64(), "its end: the LSN in the page's header once it was replayed", "EndRecPtr"),
         _nullable(
             "image_lsn",
             pa.int64(),
             "the last record that makes the page without its older version; null if none does",
             "BKPIMAGE_APPLY, BKPBLOCK_WILL_INIT",
         ),
-        _column("records_since_image", pa.int64(), "records behind that one; all if there is none", "ReadRecPtr"),
+        _column("records_since_image", pa.int64(), "records after that one; all if there is none", "ReadRecPtr"),
     ),
     "tuple_stats": (
         *_PIECE,
@@ -218,7 +218,7 @@ def columns_of(view: str, names: Sequence[str] | None = None) -> tuple[Column, .
         ConfigurationError: there is no such view or column.
     """
     if view not in COLUMNS:
-        raise ConfigurationError(f"there is no view {view!r}: it is one of {', '.join(VIEWS)}")
+        raise ConfigurationError(f"unknown view {view!r}: use one of {', '.join(VIEWS)}")
     columns = COLUMNS[view]
     if names is None:
         return columns

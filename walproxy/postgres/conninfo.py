@@ -1,7 +1,7 @@
 """libpq's connection strings, read without showing the password that may be in them.
 
-A password belongs into .pgpass, PGPASSWORD or a service file. Where somebody writes it into --primary all the same, it
-must not come out again in an error: libpq quotes what it does not understand, which may be a part of the password.
+A password belongs into .pgpass, PGPASSWORD or a service file. One that is written into --primary nevertheless must not
+be printed in an error: libpq quotes what it does not understand, which may be a part of the password.
 """
 
 import functools
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def parse_conninfo(conninfo: str, whose: str = "the primary's") -> dict[str, str]:
-    """Return the parameters of a libpq connection string (URI or key=value); `whose` it is, an error says.
+    """Return the parameters of a libpq connection string (URI or key=value); an error names `whose` it is.
 
     A password file that libpq would ignore because others can read it is logged and left out.
 
@@ -38,12 +38,12 @@ def parse_conninfo(conninfo: str, whose: str = "the primary's") -> dict[str, str
     except psycopg.Error as error:
         reason = str(error).strip()
         if may_have_password:
-            reason = f"{_QUOTED.sub('(not shown)', reason)}; a password belongs into .pgpass or PGPASSWORD"
+            reason = f"{_QUOTED.sub('(not shown)', reason)}; a password should be stored in .pgpass or PGPASSWORD"
         raise ConfigurationError(f"{whose} connection string is wrong: {reason}") from None
     if "://" in conninfo and "@" in given.get("host", ""):
         raise ConfigurationError(
             f"{whose} connection string is wrong: its host has an @; one in a password is written %40, "
-            "and a password belongs into .pgpass or PGPASSWORD"
+            "and a password should be stored in .pgpass or PGPASSWORD"
         )
     return given | _passfile_override(given)
 

@@ -1,8 +1,8 @@
 """The hosts that a connection string names, and which of them is tried next.
 
-libpq would connect to the first host that lets it in. Which PostgreSQL is the right one is not known by that: an old
-primary lets everybody in, and is refused only when its WAL is compared (S10). So each host gets a connection string of
-its own, and `HostRota` says which one to try:
+libpq would connect to the first host that accepts it. That does not show which PostgreSQL is the right one: an old
+primary accepts connections too, and is refused only when its WAL is compared (S10). So each host gets a connection
+string of its own, and `HostRota` decides which one to try:
 
 - in rounds, one host after the other, beginning with the one that worked last; after a round the caller pauses;
 - a host that is refused is put aside. It is tried again after a while, and only at the end of a round in which no other
@@ -10,7 +10,7 @@ its own, and `HostRota` says which one to try:
   remembers that by the host's name (walproxy/proposer/refusals.py).
 
 A name that resolves to several addresses is one host; psycopg tries them. So is a service (service=...), whatever it
-says. There is one primary at most, so load_balance_hosts has nothing to balance: the order is that of the string.
+contains. There is one primary at most, so load_balance_hosts has nothing to balance: the order is that of the string.
 
 Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-MULTIPLE-HOSTS
 """
@@ -52,8 +52,8 @@ class HostState(Enum):
     """What is known of a host."""
 
     UNTRIED = "untried"
-    CONNECTED = "connected"  # it has said who it is, and nothing speaks against it yet
-    UNREACHABLE = "unreachable"  # or it lets nobody in at the moment
+    CONNECTED = "connected"  # it has reported its identity, and there is no reason against it yet
+    UNREACHABLE = "unreachable"  # or it accepts no connection at the moment
     STANDBY = "standby"  # passed over until it is promoted
     REFUSED = "refused"  # put aside
 
@@ -78,7 +78,7 @@ class Candidate:
 
 
 class HostRota:
-    """Whose turn it is. Times are arguments, of any clock in seconds that does not go back.
+    """Choose the host to try next. Times are arguments, of any clock in seconds that does not go back.
 
     Attributes:
         candidates: every host, in the order of the connection string.
@@ -109,7 +109,7 @@ class HostRota:
         return self.current
 
     def connected(self) -> None:
-        """The present host has said who it is."""
+        """Note that the present host has reported its identity."""
         self.current.state, self.current.problem = HostState.CONNECTED, ""
 
     def works(self) -> bool:
@@ -147,26 +147,28 @@ def primary_hosts(conninfo: str, whose: str = "the primary's") -> tuple[PrimaryH
     """Return the hosts of a connection string (key=value or URI), one at least.
 
     PGHOST, PGHOSTADDR, PGPORT and PGTARGETSESSIONATTRS count where the string is silent. A single host keeps its
-    connection string as it is. `whose` it is, an error says.
+    connection string as it is. an error names `whose` it is.
 
     Raises:
         ConfigurationError: libpq cannot read it, its lists are of different lengths, or it asks for a standby.
     """
     given = parse_conninfo(conninfo, whose)
-    # A service may say what the string does not, and only libpq knows what it says.
+    # A service may contain what the string does not, and only libpq can read it.
     elsewhere = {} if "service" in given else _defaults()
     hosts, addresses, ports = (_listed(given.get(name, elsewhere.get(name, ""))) for name in _LISTS)
     wanted = given.get("target_session_attrs") or elsewhere.get("target_session_attrs") or "any"
     if wanted not in _SESSIONS:
         asks = (
-            "asks for a standby, which cannot be streamed" if wanted in _NEVER_A_PRIMARY else "means nothing to libpq"
+            "asks for a standby, which cannot be streamed"
+            if wanted in _NEVER_A_PRIMARY
+            else "is not a value that libpq accepts"
         )
         raise ConfigurationError(f"target_session_attrs={wanted} {asks}: use read-write")
     count = max(len(hosts), len(addresses), 1)
     for name, listed in zip(_LISTS, (hosts, addresses, ports), strict=True):
         if len(listed) not in ((0, 1, count) if name == "port" else (0, count)):
-            told = f"{len(listed)} values of {name} for {count} host{'s' if count > 1 else ''}"
-            raise ConfigurationError(f"{whose} connection string is wrong: {told}")
+            counts = f"{len(listed)} values of {name} for {count} host{'s' if count > 1 else ''}"
+            raise ConfigurationError(f"{whose} connection string is wrong: {counts}")
     found: dict[PrimaryHost, None] = {}  # as an ordered set: a host that is named twice is one
     for index in range(count):
         one = {
@@ -182,7 +184,7 @@ def primary_hosts(conninfo: str, whose: str = "the primary's") -> tuple[PrimaryH
 
 
 def _defaults() -> dict[str, str]:
-    """Return what the environment says, or else libpq itself."""
+    """Return the environment's values, or else libpq's defaults."""
     return {option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val}
 
 

@@ -1,10 +1,10 @@
 """A real PostgreSQL server on this machine, for the demo, the benchmark and the tests.
 
 `LocalPostgres` makes a cluster of one of the servers that walproxy/postgres/binaries.py finds, starts and stops it,
-kills it as a crash would, and never leaves it behind: it is a context manager, and on Linux the kernel ends the server
+kills it as a crash would, and never leaves it running: it is a context manager, and on Linux the kernel ends the server
 when the *thread* that started it dies, so start it from the main thread or from a pool's thread that outlives it.
 
-Under root everything runs as an unprivileged user of the system, who then owns the data folder.
+Under root everything runs as an unprivileged user of the system, which then owns the data folder.
 
 The postmaster is a child of this process, so its pid is certain. Only processes that were started here, and their
 children, are ever signalled. Everything blocks; asyncio code calls it through `asyncio.to_thread`.
@@ -57,8 +57,8 @@ class LocalPostgres:
     """One cluster and, while it runs, its server. The superuser is `postgres`; loopback needs no password.
 
     Attributes:
-        client_options: what all its connection strings say besides, and those of its standbys: none, unless somebody
-            has locked it up, with TLS and passwords.
+        client_options: further parameters of all its connection strings and those of its standbys: none, unless it was
+            secured with TLS and passwords.
 
     Args:
         binaries: which PostgreSQL, from `find_servers`.
@@ -217,7 +217,7 @@ class LocalPostgres:
         process.wait()
         self._process = None
         if not wait_until_ended(pids, 10.0):
-            raise LocalPostgresFailed(f"processes of {self.data_directory} still live 10 s after SIGKILL")
+            raise LocalPostgresFailed(f"processes of {self.data_directory} are still running 10 s after SIGKILL")
 
     def restart(self, mode: StopMode = "fast", timeout_s: float = 30.0) -> None:
         """Stop and start the server, on the same port."""
@@ -288,7 +288,7 @@ class LocalPostgres:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._user is not None and not self._user.may_enter(directory):
             raise ConfigurationError(
-                f"user {self._user.name}, who runs PostgreSQL because root may not, cannot enter the folders above "
+                f"user {self._user.name}, which runs PostgreSQL because root may not, cannot enter the folders above "
                 f"{directory}: choose a folder under {tempfile.gettempdir()}, or do not run as root"
             )
         self._give(directory)
@@ -321,7 +321,7 @@ class LocalPostgres:
 
     def _spawn(self) -> None:
         options = self._options()
-        # A change of user makes the kernel forget whose death ends a process: it comes first.
+        # A change of user makes the kernel forget which process's death ends this one: it comes first.
         reader = _as_reader_of_all(self._user) if self._reads_all and self._user is not None else ()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -374,7 +374,7 @@ class LocalPostgres:
         return False
 
     def _answers(self) -> bool:
-        """A standby says "standby" before it is consistent, so only a connection shows that it is open."""
+        """Return whether it accepts connections; a standby's status is "standby" before it is consistent."""
         return psycopg.pq.PGconn.ping(self.conninfo().encode()) == psycopg.pq.Ping.OK
 
     def _failed(self, what: str) -> LocalPostgresFailed:
@@ -404,7 +404,7 @@ def end_with_parent(signal_name: str = "QUIT") -> tuple[str, ...]:
 
 
 def _as_reader_of_all(user: ServerUser) -> tuple[str, ...]:
-    """Return the words with which root runs a command as `user` who may read all files; none where setpriv is not."""
+    """Return the words with which root runs a command as `user` that may read all files; none where setpriv is not."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return ()
@@ -421,9 +421,9 @@ def take_ports(share: int) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on now.
+    """Return a TCP port of the loopback interface that no process listens on now.
 
-    Never the same twice in a process: whoever has got one may be down for a while, and wants it back.
+    Never the same twice in a process: a server that has got one may be down for a while, and needs it again.
     """
     while True:
         port = random.choice(_ports)

@@ -4,7 +4,7 @@ A `PageChecksums` follows the stream: at any time it has the CRC-32C of each 8 K
 the last record known to have a time up to the last byte. It is what a primary that comes back is compared with. It is
 begun with the bytes that a primary sends for the comparison, and goes on from there.
 
-Cost: about 0.3 us for a message that lies within a page; the CRC itself runs at more than 10 GB/s.
+Cost: about 0.3 us for a message within a page; the CRC itself runs at more than 10 GB/s.
 """
 
 from array import array

@@ -1,11 +1,11 @@
-"""What is wrong with a primary, as one line that says what to do, and whether waiting can help.
+"""Describe what is wrong with a primary: one line with the remedy, and whether waiting can help.
 
-Every failure of a conversation with PostgreSQL becomes one `PrimaryProblem`. Its kind fixes the rest: most problems
+Every failure of a connection to PostgreSQL becomes one `PrimaryProblem`. Its kind fixes the rest: most problems
 pass by themselves or with a command in PostgreSQL, and the proxy waits; some need another configuration of the
 proxy or of the server (exit code 3); some mean that this server's WAL must not be trusted (S10, exit code 4).
 
-The kind comes from the SQLSTATE. While a connection is being made libpq keeps that to itself, so there the text must
-do; a server that speaks another language than English is then waited for where an English one is refused. Pure.
+The kind comes from the SQLSTATE. While a connection is being made libpq does not report it, so there the text must
+do; a server whose messages are not in English is then waited for where an English one is refused. Pure.
 """
 
 import re
@@ -18,9 +18,9 @@ from walproxy.postgres.replication import PrimaryFacts
 
 
 class ProblemKind(Enum):
-    """Each kind: (name, waiting can help, exit code when nobody waits)."""
+    """Each kind: (name, waiting can help, exit code of a process that does not wait)."""
 
-    UNREACHABLE = ("unreachable", True, EXIT_UNEXPECTED)  # nobody listens, or the host cannot be found
+    UNREACHABLE = ("unreachable", True, EXIT_UNEXPECTED)  # no server listens, or the host cannot be found
     STARTING = ("starting", True, EXIT_UNEXPECTED)  # starts, stops or recovers from a crash (57P03)
     LOST = ("lost", True, EXIT_UNEXPECTED)  # the connection ended without a reason given
     SHUT_DOWN = ("shut_down", True, EXIT_UNEXPECTED)  # it stopped cleanly: all that it had is acknowledged
@@ -28,7 +28,7 @@ class ProblemKind(Enum):
     IN_RECOVERY = ("in_recovery", True, EXIT_UNEXPECTED)  # a standby, which may be promoted
     NO_FREE_WALSENDER = ("no_free_walsender", True, EXIT_UNEXPECTED)
     NO_FREE_SLOT = ("no_free_slot", True, EXIT_UNEXPECTED)
-    SLOT_MISSING = ("slot_missing", True, EXIT_UNEXPECTED)  # dropped meanwhile; it is made anew at the next connect
+    SLOT_MISSING = ("slot_missing", True, EXIT_UNEXPECTED)  # dropped meanwhile; it is created again at the next connect
     SLOT_IN_USE = ("slot_in_use", True, EXIT_UNEXPECTED)  # by another proxy, perhaps a deposed one
     OTHER = ("other", True, EXIT_UNEXPECTED)  # something that this list does not foresee
     WRONG_CONNINFO = ("wrong_conninfo", False, EXIT_CONFIGURATION)
@@ -50,8 +50,8 @@ class ProblemKind(Enum):
 class PrimaryProblem(WalproxyError):
     """Something is wrong with the primary or with the way to it.
 
-    `message` is one line; `retry` says whether it may pass without another configuration; `exit_code` is that of a
-    process that gives up; `sqlstate` is what PostgreSQL said, if it did.
+    `message` is one line; `retry`: it may pass without another configuration; `exit_code` is that of a
+    process that gives up; `sqlstate` is PostgreSQL's, if it sent one.
     """
 
     def __init__(self, kind: ProblemKind, message: str, sqlstate: str | None = None) -> None:
@@ -117,19 +117,19 @@ _CONNECT_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
 # SQLSTATE of a refused command: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _SQLSTATE_RULES: dict[str, tuple[ProblemKind, str]] = {
     "57P03": (ProblemKind.STARTING, "waiting for it"),
-    "57P01": (ProblemKind.ENDED, "connecting again"),
+    "57P01": (ProblemKind.ENDED, "reconnecting"),
     "53300": (ProblemKind.NO_FREE_WALSENDER, "raise max_wal_senders or end a walsender"),
     "53400": (ProblemKind.NO_FREE_SLOT, "raise max_replication_slots or drop a slot"),
     "42501": (ProblemKind.NO_REPLICATION_RIGHT, "ALTER ROLE ... REPLICATION"),
     "28000": (ProblemKind.NO_LOGIN, "check the role and pg_hba.conf"),
     "28P01": (ProblemKind.NO_LOGIN, "check user and password"),
     "55006": (ProblemKind.SLOT_IN_USE, "end that walsender, or let its proxy go on"),
-    "42704": (ProblemKind.SLOT_MISSING, "making it anew"),
+    "42704": (ProblemKind.SLOT_MISSING, "creating it again"),
     "42602": (ProblemKind.WRONG_SLOT, "use lower-case letters, digits and underscores, at most 63"),
     "0A000": (ProblemKind.WRONG_SLOT, "name another slot, or drop this one"),
     "58P01": (ProblemKind.WAL_REMOVED, "see docs/operations on rebootstrap"),
 }
-# 55000, object_not_in_prerequisite_state, says many things.
+# 55000, object_not_in_prerequisite_state, has many meanings.
 _NOT_READY_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
     (
         r"can no longer (get changes|access)|invalidated|has been removed",
@@ -149,7 +149,7 @@ _AHEAD = re.compile(r"is ahead of the WAL flush position|is not in this server's
 
 
 def one_line(text: str) -> str:
-    """Return the essence of what libpq or PostgreSQL says: the first line, without hints, severity and full stop."""
+    """Return the essence of a message of libpq or PostgreSQL: the first line, without hints, severity and full stop."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
     line = next((line for line in lines if not line.startswith(("DETAIL:", "HINT:"))), "no reason given")
     line = re.sub(r"\b(FATAL|ERROR):\s+", "", line)
@@ -175,7 +175,7 @@ def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProb
     """
     line = one_line(text)
     if sqlstate is None:
-        return PrimaryProblem(ProblemKind.LOST, f"cannot {doing}: {line}; connecting again")
+        return PrimaryProblem(ProblemKind.LOST, f"cannot {doing}: {line}; reconnecting")
     kind, advice = _SQLSTATE_RULES.get(sqlstate, (ProblemKind.OTHER, ""))
     if sqlstate == "55000":
         for pattern, not_ready_kind, not_ready_advice in _NOT_READY_RULES:
@@ -183,7 +183,7 @@ def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProb
                 kind, advice = not_ready_kind, not_ready_advice
                 break
     elif _AHEAD.search(line):
-        kind, advice = ProblemKind.WRONG_POSITION, "this is not the primary that wrote the WAL we hold (S10)"
+        kind, advice = ProblemKind.WRONG_POSITION, "this is not the primary that wrote the safekeepers' WAL"
     return PrimaryProblem(kind, f"cannot {doing}: {line}" + (f"; {advice}" if advice else ""), sqlstate)
 
 
@@ -206,7 +206,7 @@ def problem_of_identity(identity: PrimaryFacts) -> PrimaryProblem | None:
 
 
 def warnings_of_identity(identity: PrimaryFacts, application_name: str) -> list[str]:
-    """Return what lets commits pass without the quorum, one line each. The WAL is streamed all the same."""
+    """Return what lets commits pass without the quorum, one line each. The WAL is streamed nevertheless."""
     found = []
     names = {name.strip(' "').lower() for name in re.split(r"[(),]", identity.synchronous_standby_names)}
     if not names & {application_name.lower(), "*"}:

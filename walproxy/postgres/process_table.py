@@ -1,4 +1,4 @@
-"""The processes of this machine, as far as a crash has to reach them: who descends from whom, and who still lives.
+"""The processes of this machine, as far as a crash has to reach them: their descent, and which are still alive.
 
 Read from /proc where there is one, else from `ps`.
 """

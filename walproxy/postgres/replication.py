@@ -45,7 +45,7 @@ class XLogData(msgspec.Struct, frozen=True, gc=False):
 
 
 class Keepalive(msgspec.Struct, frozen=True, gc=False):
-    """The server is alive and has sent everything up to `server_end_lsn`; it may want a status update now."""
+    """The server is alive and has sent everything up to `server_end_lsn`; it may request a status update now."""
 
     server_end_lsn: Lsn
     reply_requested: bool
@@ -75,7 +75,7 @@ def parse_copy_message(message: memoryview) -> XLogData | Keepalive:
 def build_status_update(
     write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, unix_time_us: int, reply_requested: bool = False
 ) -> bytes:
-    """Return the message that tells PostgreSQL how far its WAL is written, durable and replayed (0: nothing said)."""
+    """Return the message that reports up to where WAL is written, durable and replayed (0: not reported)."""
     clock = unix_time_us - POSTGRES_EPOCH_US
     return _STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, apply_lsn, clock, reply_requested)
 
@@ -83,14 +83,14 @@ def build_status_update(
 def build_hot_standby_feedback(
     unix_time_us: int, xmin: int, xmin_epoch: int, catalog_xmin: int = 0, catalog_xmin_epoch: int = 0
 ) -> bytes:
-    """Return the message that holds back vacuum for the standbys' oldest snapshot (xmin 0: not any more)."""
+    """Return the message that holds back vacuum for the standbys' oldest snapshot (xmin 0: no longer)."""
     clock = unix_time_us - POSTGRES_EPOCH_US
     return _HOT_STANDBY_FEEDBACK.pack(b"h", clock, xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch)
 
 
 @dataclass(frozen=True)
 class PrimaryFacts:
-    """Which PostgreSQL this is and how it is set up, as its replication connection tells.
+    """Which PostgreSQL this is and how it is set up, as its replication connection reports it.
 
     `server_version` is as libpq writes it (180001 is 18.1); `segment_size` is in bytes; `flush_lsn` is the end of its
     durable WAL when it was asked. `timeline_history` is the content of TLI's history file, empty for TLI 1.
@@ -131,7 +131,7 @@ def parse_segment_size(setting: str) -> int:
     match = _SIZE.fullmatch(setting)
     size = int(match[1]) * _SIZE_UNITS[match[2]] if match else 0
     if not SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX or size & (size - 1):
-        raise RemoteProtocolError(f"PostgreSQL says that wal_segment_size is {setting[:_QUOTED_CHARACTERS_MAX]!r}")
+        raise RemoteProtocolError(f"PostgreSQL reports the wal_segment_size {setting[:_QUOTED_CHARACTERS_MAX]!r}")
     return size
 
 

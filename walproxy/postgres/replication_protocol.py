@@ -2,7 +2,7 @@
 
 A command is a generator over libpq's non-blocking functions. It yields what the socket must be ready for, is resumed
 when that is so, and returns its answer. `waiting` has the two shells that wait: on the event loop, and blocking. The
-stream itself is a `WalStream`: whoever waits for the socket calls `read`, which takes all that has arrived.
+stream itself is a `WalStream`: its owner waits for the socket and calls `read`, which takes all that has arrived.
 
     stream_end = await wait_on_loop(start_replication(pgconn, begin_lsn, tli), pgconn)
     stream_end = wait_blocking(start_replication(pgconn, begin_lsn, tli), pgconn, timeout_s)
@@ -31,7 +31,7 @@ from walproxy.postgres.replication import XLogData, parse_copy_message, parse_id
 
 _Answer = TypeVar("_Answer")
 
-# OpenSSL may hold the rest of a record that the socket does not show any more. Two passes in a row that completed no
+# OpenSSL may hold the rest of a record that the socket no longer shows. Two passes in a row that completed no
 # message have read it: libpq leaves a rest only when its buffer is full, and then makes room for the whole message.
 _IDLE_PASSES_TLS = 2
 
@@ -152,7 +152,7 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
         reply_requested: a keepalive requests a status update.
         is_over: the server has ended the stream: call `end_copy`.
         broken: the connection broke after these messages.
-        is_drained: the socket shows what comes next; if not, `read` again before waiting for it.
+        is_drained: the socket shows when more arrives; if not, `read` again before waiting for it.
     """
 
     chunks: list[memoryview]
@@ -239,7 +239,7 @@ def end_copy(pgconn: pq.abc.PGconn) -> Conversation[TimelineEnd | None]:
             raise
         if result is None:
             break
-        if result.status == pq.ExecStatus.COPY_IN:  # CopyDone came; it wants ours
+        if result.status == pq.ExecStatus.COPY_IN:  # CopyDone came; the server waits for ours
             pgconn.put_copy_end()
             yield from _flushed(pgconn)
         elif result.status == pq.ExecStatus.TUPLES_OK:

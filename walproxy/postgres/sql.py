@@ -1,4 +1,4 @@
-"""What only SQL can tell about a primary, or change: each call is one short ordinary connection.
+"""Read from a primary, or change, what takes SQL: each call is one short ordinary connection.
 
 The same connection string and role as for replication; the database is the one that it names, or `postgres`. The
 WAL streams without any of this, so a role that may connect to no database still works.

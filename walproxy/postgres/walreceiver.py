@@ -95,7 +95,7 @@ class ReplicationConnection(CommandConnection):
     # Commands.
 
     async def identify(self) -> PrimaryFacts:
-        """Ask the primary who it is and how it is set up.
+        """Ask the primary for its identity and how it is set up.
 
         Raises:
             PrimaryProblem: an error, or no answer.
@@ -131,7 +131,7 @@ class ReplicationConnection(CommandConnection):
         return await self._ask(read_timeline_history(self._pgconn, tli), f"read the history of TLI {tli}")
 
     async def has_slot(self, name: str) -> bool:
-        """Tell whether there is a slot `name`, without an SQL session, which the role need not be allowed.
+        """Return whether there is a slot `name`, without an SQL session, which the role need not be allowed.
 
         Raises:
             ConfigurationError: no slot can have this name.
@@ -153,7 +153,7 @@ class ReplicationConnection(CommandConnection):
         return False
 
     async def still_has_slot(self, name: str) -> bool:
-        """Tell whether slot `name` is still there, as `has_slot`, at no cost to the server's log.
+        """Return whether slot `name` is still there, as `has_slot`, at no cost to the server's log.
 
         Before PostgreSQL 15 that takes an SQL session; a slot that cannot be looked up counts as present.
         """
@@ -209,7 +209,7 @@ class ReplicationConnection(CommandConnection):
     async def start_replication(self, slot: str | None, begin_lsn: Lsn, tli: int) -> None:
         """Ask for the WAL of `tli` from `begin_lsn` on; `stream` then takes it.
 
-        A position that the primary cannot serve is often told only inside the stream.
+        A position that the primary cannot serve is often refused only inside the stream.
 
         Raises:
             PrimaryProblem: the slot is in use (SLOT_IN_USE) or not usable, or the primary has no such TLI.
@@ -277,13 +277,13 @@ class ReplicationConnection(CommandConnection):
         self._loop.call_soon(self._on_readable)
 
     def send_status(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, *, reply_requested: bool = False) -> None:
-        """Tell PostgreSQL how far its WAL is written, durable and replayed; it cannot be taken back (S1).
+        """Report to PostgreSQL up to where its WAL is written, durable and replayed; it cannot be taken back (S1).
 
         Never blocks: when the socket takes no more, only the newest update is kept for later. Once the connection
         broke, which its task may not have seen yet, nothing is sent.
 
         Raises:
-            LocalProtocolError: there is no stream, or a position lies beyond the WAL received.
+            LocalProtocolError: there is no stream, or a position is beyond the WAL received.
         """
         if self._broken is not None:
             return
@@ -301,7 +301,7 @@ class ReplicationConnection(CommandConnection):
             self._send_waiting_status()
 
     def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
-        """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: not any more.
+        """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: no longer.
 
         Waits and is replaced as a status update is.
 
@@ -391,7 +391,7 @@ class ReplicationConnection(CommandConnection):
             self._loop.call_soon(self._on_readable)
         except psycopg.Error as error:
             self._break(str(error))
-        except Exception as error:  # raised by `stream`, to whom these callbacks belong
+        except Exception as error:  # raised by `stream`, which these callbacks belong to
             self._stop_watching()
             if not self._ended.done():
                 self._ended.set_exception(error)

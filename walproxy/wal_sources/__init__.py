@@ -6,7 +6,7 @@ archive            the archive that safekeepers write, local or remote
 archive_listing    what is in it, kept up to date
 archived_bytes     one of its objects, or a part of it
 safekeeper         one running safekeeper, through its replication listener
-safekeeper_group   those of a cluster, whoever of them lives
+safekeeper_group   those of a cluster, as long as one of them answers
 folder             the data folder of a safekeeper that is stopped
 segment_folder     a folder of segments, such as pg_wal or pg_receivewal's
 segment_listing    what is in it, kept up to date

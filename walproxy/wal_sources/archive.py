@@ -133,11 +133,11 @@ class ArchiveSource:
         if wanted not in files:
             if wanted in timelines:
                 raise WalMissing(
-                    f"{self.name} has WAL of timeline {wanted}, but no {timeline_history_name(wanted)}, which says "
+                    f"{self.name} has WAL of timeline {wanted}, but no {timeline_history_name(wanted)}, which records "
                     "where it begins: archive that file, or name another timeline"
                 )
             known = ", ".join(str(each) for each in sorted(timelines))
-            raise WalMissing(f"{self.name} has no timeline {wanted}: there is {known}")
+            raise WalMissing(f"{self.name} has no timeline {wanted}: it has {known}")
         return LogPath(wanted, self._lineage(files[wanted]), segment_size)
 
     def read_into(self, path: LogPath, begin_lsn: Lsn, room: memoryview) -> None:

@@ -5,11 +5,11 @@ change. Two ways to notice that:
 
 - of a local archive each folder's time of modification is looked at. One that was changed less than two seconds before
   it was listed is listed again: a second change would not show in its time;
-- of a remote one only the keys behind the end of the WAL in question are listed, which is one request. What else may
+- of a remote one only the keys after the end of the WAL in question are listed, which is one request. What else may
   happen, a hole that is filled or old WAL that is removed, is seen when everything is listed again: after a minute, or
   after twenty times as long as that takes.
 
-Who reads single segments never lists everything: the segment's folder is enough.
+To read single segments never lists everything: the segment's folder is enough.
 """
 
 import os
@@ -43,7 +43,7 @@ class _Folder(NamedTuple):
     """A folder of segments.
 
     Attributes:
-        tli: whose they are; 0 if there are none.
+        tli: their timeline; 0 if there are none.
         keys: all that lie in it.
         objects: those with a receipt, by segment, the best first.
         conflicts: files whose receipts contradict each other.
@@ -130,7 +130,7 @@ class ArchiveListing:
         try:
             changed_at = (self._store.folder / name).stat().st_mtime_ns
         except OSError:
-            return 0  # The listing says why, or is empty.
+            return 0  # The listing shows why, or is empty.
         return changed_at if changed_at < time.time_ns() - _UNSETTLED_NS else 0
 
     def _look_at_all(self) -> None:
@@ -165,7 +165,7 @@ class ArchiveListing:
         self._listed_all_until = ended + max(_LIST_ALL_AFTER_S, (ended - began) * _LIST_ALL_FACTOR)
 
     def _list_behind(self, path: LogPath, end_lsn: Lsn) -> None:
-        """List what lies behind `end_lsn`, and in its segment."""
+        """List the keys after `end_lsn`, and those of its segment."""
         tli = path.tli_of(end_lsn)
         first = wal_folder(tli, end_lsn, self._segment_size)
         # A digit less than the segment's name: sorts before all its objects, and before fifteen more segments' at most.

@@ -1,10 +1,10 @@
 """Bytes of one object of an archive, into memory: the whole object, or a part of it.
 
-Who asks for half of an object or more reads all of it, which is then compared with its receipt. Less than that is read
+A request for half of an object or more reads all of it, and compares it with its receipt. Less than that is read
 by itself, and not compared: records have checksums of their own. A compressed object is decompressed from its beginning
 until enough has come.
 
-A local folder is read through the operating system's cache, for whoever asks the same question again.
+A local folder is read through the operating system's cache, since the same question is often asked again.
 """
 
 import ctypes
@@ -61,7 +61,7 @@ def _read_whole(store: ObjectStore, archived: ArchivedObject, into: memoryview) 
     # It takes neither a memoryview nor a bytearray; an array of ctypes over the same memory costs no copy.
     crc32c = google_crc32c.value((ctypes.c_ubyte * len(into)).from_buffer(into))
     if crc32c != archived.crc32c:
-        raise _has(store, archived, f"the CRC-32C {crc32c:08X}, but its receipt says {archived.crc32c:08X}")
+        raise _has(store, archived, f"the CRC-32C {crc32c:08X}, but its receipt has {archived.crc32c:08X}")
 
 
 def _read_plain(store: ObjectStore, archived: ArchivedObject, begin: int, into: memoryview) -> None:
@@ -150,7 +150,7 @@ def _inflate(store: ObjectStore, archived: ArchivedObject, source: _Readable, be
 
 @contextmanager
 def _opened(store: ObjectStore, key: str) -> Iterator[int]:
-    """Open an object of a local folder; what the system says about it becomes an error of the archive."""
+    """Open an object of a local folder; an error of the system becomes one of the archive."""
     try:
         descriptor = os.open(Path(store.folder or "") / key, os.O_RDONLY)
         try:

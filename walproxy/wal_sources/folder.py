@@ -1,7 +1,7 @@
 """The data folder of a stopped safekeeper as a source of WAL. Reads only.
 
-Its log is the chain of segments whose footers check (S13), less what an adopted history has cut (S5). Of that, what the
-control file knows to be committed is served; the file is written lazily, so the very last commits may lie above it.
+Its log is the chain of segments whose footers check (S13), less what an adopted history has cut (S5). Of that, the
+part below the control file's commit_lsn is served; the file is written lazily, so the last commits may be above it.
 With `uncommitted` everything that is flushed is served. Every acknowledged commit is on a quorum, but what is on one
 safekeeper only may never have been acknowledged, or have been given up by an election that this one missed.
 """
@@ -26,7 +26,7 @@ class FolderSource:
     """A data folder.
 
     Attributes:
-        commit_lsn: as far as the control file knows, but not above flush_lsn.
+        commit_lsn: the control file's, but not above flush_lsn.
         flush_lsn: where the valid WAL ends.
         end_lsn: what is served ends there.
         last_term: the term of the last byte: of several folders the one with the highest (last_term, flush_lsn) has

@@ -35,7 +35,7 @@ def extents_along(path: LogPath, extents_of: Callable[[int], Iterable[Extent]]) 
     """Return which bytes of `path` are there.
 
     Args:
-        extents_of: what the files of one timeline hold, whoever's bytes these are.
+        extents_of: what the files of one timeline hold, also the bytes before it left its parent.
     """
     found, began_lsn = [], 0
     for tli, left_lsn in (*path.lineage, (path.tli, LSN_MAX)):
@@ -61,7 +61,7 @@ def extents_of_files(path: LogPath, ends: Mapping[tuple[int, Lsn], Lsn]) -> list
 
 
 def later_of(segments: Iterable[tuple[int, Lsn]], tli: int, begin_lsn: Lsn, segment_size: int) -> str | None:
-    """Return the name of the first of these files that is one of `tli` behind the segment at `begin_lsn`."""
+    """Return the name of the first of these files that is one of `tli` after the segment at `begin_lsn`."""
     later_lsn = min((each for each_tli, each in segments if each_tli == tli and each > begin_lsn), default=None)
     return segment_name(tli, later_lsn, segment_size) if later_lsn is not None else None
 
@@ -74,7 +74,7 @@ def reach_of(extents: Iterable[Extent], begin_lsn: Lsn) -> Lsn:
 
 
 def next_of(extents: Iterable[Extent], lsn: Lsn) -> Lsn | None:
-    """Return the first byte at or behind `lsn` that is there; None if there is none."""
+    """Return the first byte at or after `lsn` that is there; None if there is none."""
     return min((max(extent.begin_lsn, lsn) for extent in extents if extent.end_lsn > lsn), default=None)
 
 
@@ -98,7 +98,7 @@ def check_first_page(segment: memoryview, begin_lsn: Lsn, tli: int, origin: Orig
 
     Args:
         segment: its beginning; too few bytes pass.
-        tli: whose name it bears.
+        tli: the timeline in its name.
         what: the file, for a person.
 
     Raises:

@@ -1,12 +1,12 @@
 """One running safekeeper as a source of WAL, through its replication listener.
 
-It serves what is committed, as far as it knows, and where it reads through to an archive also what it has removed.
-PostgreSQL's own servers answer in the same way, so a primary or a standby can be named as well.
+It serves the WAL below its commit_lsn, and where it reads through to an archive also what it has removed. PostgreSQL's
+own servers answer in the same way, so a primary or a standby can be named as well.
 
-A replication server does not say where its log begins. That is found by asking for the beginnings of segments, a dozen
-times at most, once: its log has no hole, so what it lacks was removed, and what follows is there.
+A replication server does not report where its log begins. That is found by requesting the beginnings of segments, a
+dozen times at most, once: its log has no hole, so what it lacks was removed, and what follows is there.
 
-Questions have a connection that is kept; bytes have one of their own, which is of no use afterwards.
+Questions use a connection that is kept; bytes use one of their own, which is closed afterwards.
 """
 
 import threading
@@ -28,11 +28,11 @@ class SafekeeperSource:
     """One safekeeper. See SegmentSource.
 
     Args:
-        host: how messages call it.
+        host: its name in messages.
         conninfo: of this host alone.
-        application_name: what we call ourselves there.
-        timeout_s: without an answer for so long it counts as unreachable.
-        stream_timeout_s: the same for WAL that it was asked for; timeout_s if None.
+        application_name: of this program's connections.
+        timeout_s: a safekeeper that does not answer for this time counts as unreachable.
+        stream_timeout_s: the same for requested WAL; timeout_s if None.
         advice: what an operator may do about it when it cannot be reached.
     """
 
@@ -44,7 +44,7 @@ class SafekeeperSource:
         application_name: str = "walproxy_recovery",
         timeout_s: float = 10.0,
         stream_timeout_s: float | None = None,
-        advice: str = "; if it is lost for good, leave it out of --safekeepers",
+        advice: str = "; if it is permanently lost, leave it out of --safekeepers",
     ) -> None:
         self.name = f"the safekeeper {host}"
         self._server = WalFetchClient(
@@ -62,7 +62,7 @@ class SafekeeperSource:
         self._begins: dict[LogPath, Lsn] = {}
 
     def log(self) -> ServedLog:
-        """Return what it says of its WAL, over the connection of the last time if that is still good."""
+        """Return which WAL it reports, over the last connection if that is still open."""
         with self._lock:
             if self._connection is not None:
                 try:
@@ -87,7 +87,7 @@ class SafekeeperSource:
     def extents_of(
         self, log: ServedLog, path: LogPath, begin_lsn: Lsn = 0, neighbours_lsn: Lsn | None = None
     ) -> list[Extent]:
-        """Return what `extents` does of what it has just said.
+        """Return what `extents` does, of a log that was just reported.
 
         Args:
             neighbours_lsn: where another safekeeper's log begins: probably there as well.
@@ -141,7 +141,7 @@ class SafekeeperSource:
             admit: raises what is to be raised if it has the WAL of another system by now.
 
         Raises:
-            SourceUnavailable: it does not know all of them to be committed yet, or does not answer.
+            SourceUnavailable: not all of them are below its commit_lsn yet, or it does not answer.
             WalMissing: they have been removed.
         """
         with self._server.connected() as connection:
@@ -150,14 +150,14 @@ class SafekeeperSource:
             known_lsn = min(path.common_end(log.path), log.readable_lsn)
             if known_lsn < end_lsn:
                 raise SourceUnavailable(
-                    f"{self.name} knows the log of timeline {path.tli} only up to {format_lsn(known_lsn)}"
+                    f"{self.name} has committed WAL of timeline {path.tli} only up to {format_lsn(known_lsn)}"
                 )
             yield from self._server.stream(connection, path.tli_of(begin_lsn), begin_lsn, end_lsn)
 
-    # What it says.
+    # Its replies.
 
     def _ask(self, connection: pq.abc.PGconn) -> ServedLog:
-        """Return what it says of its WAL; what cannot have changed is not asked again."""
+        """Return which WAL it reports; what cannot have changed is not asked again."""
         with self._server.talking():
             system_id, tli, readable_lsn = self._server.identify(connection)
             path = self._paths.get(tli)
@@ -208,7 +208,7 @@ def _end_of(log: ServedLog, tli: int, begin_lsn: Lsn) -> Lsn:
 
 
 def first_of(has: Callable[[int], bool], last: int, neighbour: int | None, *, lacking: int = 0) -> int | None:
-    """Return the first number that `has`, given that it has all behind that up to `last`; None if not even `last`.
+    """Return the first number that `has`, given that it has all after that up to `last`; None if not even `last`.
 
     Args:
         neighbour: a guess.

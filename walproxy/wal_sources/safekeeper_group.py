@@ -1,9 +1,9 @@
-"""The running safekeepers of one cluster as one source of WAL, whoever of them lives.
+"""The running safekeepers of one cluster as one source of WAL, as long as one of them answers.
 
-Any of them will do, and each knows the log up to where it has learned that it is committed. Which WAL there is, every
-one is asked that answers; one that does not is left alone for a while. Bytes come from one of them, and from the next
+Any of them will do; each serves the log up to the commit position that it has received. Each one that answers is asked
+which WAL it has; one that does not answer is left alone for a while. Bytes are read from one of them, and from the next
 one, from the byte reached, when it dies or turns out to lack them. Where a safekeeper reads through to an archive, old
-WAL is there too. What a PostgreSQL server serves that is named instead need not be committed by the quorum.
+WAL is served too. WAL of a PostgreSQL server that is named instead need not be committed by the quorum.
 """
 
 import threading
@@ -35,7 +35,7 @@ class SafekeeperGroup:
     """
 
     def __init__(self, listed: str, conninfo: str, application_name: str) -> None:
-        """Nobody is asked anything yet.
+        """Prepare the list of safekeepers; none is asked yet.
 
         Raises:
             ConfigurationError: libpq cannot read the connection string.
@@ -65,7 +65,7 @@ class SafekeeperGroup:
             return self._known_origin or next(iter(self._logs().values())).origin
 
     def log_path(self, tli: int | None = None) -> LogPath:
-        """See ByteSource. Of several hosts the one that knows the newest timeline counts."""
+        """See ByteSource. Of several hosts the one with the newest timeline counts."""
         with self._lock:
             logs = self._logs()
             host, log = max(logs.items(), key=lambda item: (item[1].path.tli, item[1].readable_lsn))
@@ -74,7 +74,7 @@ class SafekeeperGroup:
             known = (*(each for each, _ in log.path.lineage), log.path.tli)
             if tli not in known:
                 listed = ", ".join(str(each) for each in known)
-                raise WalMissing(f"{host.name} has no timeline {tli}: there is {listed}")
+                raise WalMissing(f"{host.name} has no timeline {tli}: it has {listed}")
             return log.path.ancestor(tli)
 
     def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
@@ -86,7 +86,7 @@ class SafekeeperGroup:
             return self._without_retreat(path, union(found))
 
     def _without_retreat(self, path: LogPath, extents: list[Extent]) -> list[Extent]:
-        """Return the extents with the end that was known before: what is committed stays, whoever knows it now."""
+        """Extend the extents to the end that was reported before: committed WAL stays committed."""
         if extents:
             end_lsn = self._known_ends[path] = max(self._known_ends.get(path, 0), extents[-1].end_lsn)
             extents[-1] = extents[-1]._replace(end_lsn=end_lsn)
@@ -102,7 +102,7 @@ class SafekeeperGroup:
             position_lsn = part.end_lsn
 
     def _logs(self) -> dict[SafekeeperSource, ServedLog]:
-        """Return what each host says that answers.
+        """Return the log that each host that answers reports.
 
         Raises:
             SourceUnavailable: none does.
@@ -157,11 +157,11 @@ class SafekeeperGroup:
                 else:
                     self._preferred = host
                     return
-            told = "; ".join(map(str, problems))
+            reasons = "; ".join(map(str, problems))
             if all(isinstance(problem, WalMissing) for problem in problems):
                 for host in self._hosts:
                     host.forget_begins()
-                raise WalMissing(f"{missing(self.name, path, position_lsn, part.end_lsn)}: {told}")
+                raise WalMissing(f"{missing(self.name, path, position_lsn, part.end_lsn)}: {reasons}")
             if time.monotonic() >= deadline:
-                raise SourceUnavailable(told)
+                raise SourceUnavailable(reasons)
             time.sleep(_PAUSE_S)

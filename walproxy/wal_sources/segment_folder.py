@@ -52,7 +52,7 @@ class _Inventory(NamedTuple):
 
     Attributes:
         complete: what complete segments hold, by timeline.
-        open: files of which the end has to be looked for, with what is known of it.
+        open: files whose end has to be searched for, with what is known of it.
     """
 
     complete: dict[int, list[Extent]]
@@ -93,13 +93,13 @@ class SegmentFolder:
             return LogPath(wanted, self._lineage(wanted), segment_size)
         if tli is None and wanted > min(timelines):
             raise SourceUnavailable(
-                f"{self.name} has WAL of timeline {wanted}, but no {timeline_history_name(wanted)} yet, which says "
+                f"{self.name} has WAL of timeline {wanted}, but no {timeline_history_name(wanted)} yet, which records "
                 "where it begins: put that file there, or name the timeline"
             )
         ancestors = {each for history in histories for each, _ in self._lineage(history)}
         if wanted not in timelines | ancestors:
             known = ", ".join(str(each) for each in sorted(timelines | ancestors))
-            raise WalMissing(f"{self.name} has no timeline {wanted}: there is {known}")
+            raise WalMissing(f"{self.name} has no timeline {wanted}: it has {known}")
         return LogPath(wanted, (), segment_size)
 
     def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
@@ -126,7 +126,7 @@ class SegmentFolder:
             self._ends = {file: known for file, known in self._ends.items() if file in there}
 
     def _taken(self, path: LogPath) -> _Inventory:
-        """Say which files are complete segments of `path`: whole, and followed by another one of it."""
+        """Return which files are complete segments of `path`: whole, and followed by another one of it."""
         files = self._listing.files
         complete: dict[int, list[Extent]] = {}
         unfinished = []

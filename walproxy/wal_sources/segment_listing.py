@@ -1,6 +1,6 @@
-"""Which files of a folder are segments of WAL, kept up to date without a look at each of them every time.
+"""List which files of a folder are segments of WAL, without reading each of them every time.
 
-A name says which segment a file should be, and its first page whether it is that: servers keep files for later use
+A name shows which segment a file should be, and its first page whether it is that one: servers keep files for later use
 under the names of segments to come. A file that is a whole segment stays one until its name is gone; a shorter one, and
 one that is none yet, are looked at each time. Names are listed when the folder has changed.
 """
@@ -39,7 +39,7 @@ class SegmentFile(NamedTuple):
 
 
 class FirstPage(NamedTuple):
-    """What the header at the beginning of a segment says."""
+    """The header at the beginning of a segment."""
 
     tli: int
     address: Lsn
@@ -64,7 +64,7 @@ class FolderListing:
         self.histories: set[int] = set()
 
     def origin(self) -> Origin:
-        """Return whose WAL it is, as the first file says that is a segment.
+        """Return which system wrote the WAL, by the header of the first file that is a segment.
 
         Raises:
             ConfigurationError: none is.
@@ -131,7 +131,7 @@ class FolderListing:
 
 
 def read_first_page(path: Path) -> FirstPage | None:
-    """Return what a file says that it is; None if it is no segment, or is gone."""
+    """Return a file's segment, by its header; None if it is not a segment, or is gone."""
     try:
         with path.open("rb", buffering=0) as file:
             return parse_first_page(file.read(LONG_PAGE_HEADER_SIZE))
@@ -142,7 +142,7 @@ def read_first_page(path: Path) -> FirstPage | None:
 
 
 def parse_first_page(header: bytes) -> FirstPage | None:
-    """Return what the first bytes of a segment say; None if no segment begins like that."""
+    """Return the header in the first bytes of a segment; None if they are not one."""
     if len(header) < LONG_PAGE_HEADER_SIZE:
         return None
     magic, flags, tli, address, _ = PAGE_HEADER.unpack_from(header)

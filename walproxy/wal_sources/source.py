@@ -1,11 +1,11 @@
-"""What a source of WAL is: an archive, running safekeepers, the data folder of a stopped one, a folder of segments.
+"""Sources of WAL: an archive, running safekeepers, the data folder of a stopped one, a folder of segments.
 
-Each source says whose WAL it has, and which bytes of a log are there. It answers "nothing" only when it is sure; when
-it cannot be asked it raises SourceUnavailable, because recovery that takes "cannot say" for "not there" ends early and
-loses commits. Beyond that there are two ways to ask:
+Each source reports which system wrote its WAL, and which bytes of a log it has. It reports "nothing" only when that is
+certain; a source that cannot be read raises SourceUnavailable, because recovery that takes "unknown" for "missing" ends
+early and loses commits. Beyond that there are two ways to read one:
 
-- Recovery asks as PostgreSQL does, by the names of files: for offers of one segment, the best first.
-- The pipeline asks for bytes of a log, wherever they are.
+- Recovery requests files by their names, as PostgreSQL does: offers of one segment, the best first.
+- The pipeline requests bytes of a log, in whichever files they are.
 
 `LogPath` is the WAL of one timeline together with its ancestors: what one recovery replays. A segment of it can bear
 the name of several timelines, since the segment with a fork inside exists under the parent's name and the child's.
@@ -160,19 +160,19 @@ class SegmentSource(WalSource, Protocol):
         ...
 
     def has_later(self, tli: int, begin_lsn: Lsn) -> str | None:
-        """Return the name of a file of `tli` behind the segment that begins at `begin_lsn`; None if it has none."""
+        """Return the name of a file of `tli` after the segment that begins at `begin_lsn`; None if it has none."""
         ...
 
 
 class ByteSource(WalSource, Protocol):
     """A source that can be asked for the bytes of a log, again and again while the log grows.
 
-    What it has once said to be there is committed, as far as that can be known: an archive holds committed WAL only,
+    What it has once reported as present is committed, as far as that can be known: an archive holds committed WAL only,
     and safekeepers serve nothing else; a folder has what its server has written.
     """
 
     def log_path(self, tli: int | None = None) -> LogPath:
-        """Return a timeline with its ancestors; the newest one if none is named. Asked anew at each call.
+        """Return a timeline with its ancestors; the newest one if none is named. Each call asks the source again.
 
         Raises:
             WalMissing: there is no such timeline, or no WAL at all.

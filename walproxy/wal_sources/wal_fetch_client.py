@@ -43,7 +43,7 @@ _WRONG_POSITION = "XX000"
 
 
 class ServedLog(NamedTuple):
-    """What a server says of its WAL: nothing at `readable_lsn` or behind it can be read yet."""
+    """The WAL that a server reports: nothing at `readable_lsn` or above can be read yet."""
 
     origin: Origin
     path: LogPath
@@ -58,7 +58,7 @@ class WalFetchClient:
         conninfo: of this host alone.
         whose: whose connection string that is, for a message.
         application_name: what we call ourselves there.
-        timeout_s: without a word for so long it counts as unreachable.
+        timeout_s: a server that sends nothing for this time counts as unreachable.
         stream_timeout_s: the same for WAL that it was asked for; timeout_s if None.
         advice: what an operator may do about it when it cannot be reached.
     """
@@ -121,7 +121,7 @@ class WalFetchClient:
         return self._ask(connection, identify_system(connection), "IDENTIFY_SYSTEM")
 
     def log(self, connection: pq.abc.PGconn) -> ServedLog:
-        """Return what it says of its WAL."""
+        """Return which WAL the server reports."""
         system_id, tli, readable_lsn = self.identify(connection)
         setting = self._ask(connection, show(connection, "wal_segment_size"), "SHOW wal_segment_size")
         segment_size = parse_segment_size(setting)
@@ -139,7 +139,7 @@ class WalFetchClient:
         """Yield the bytes [begin_lsn, end_lsn) of `tli`. The connection is of no use afterwards.
 
         Raises:
-            WalMissing: they are not there any more.
+            WalMissing: the server no longer has them.
             SourceUnavailable: it shuts down, or anything else went wrong.
         """
         command = f"START_REPLICATION PHYSICAL {format_lsn(begin_lsn)} TIMELINE {tli}"
@@ -163,7 +163,7 @@ class WalFetchClient:
             if arrived.broken is not None:
                 raise arrived.broken
             if arrived.reply_requested:
-                # Nothing is said of positions: whoever waits for standbys must not wait for us.
+                # No positions are reported: a server that waits for its standbys must not wait for this client.
                 connection.put_copy_data(build_status_update(0, 0, 0, time.time_ns() // 1000))
                 connection.flush()
             has_waited = arrived.is_drained
@@ -183,7 +183,7 @@ class WalFetchClient:
             raise self._no_answer() from None
         except ServerRefused as refusal:
             problem = problem_of_error(command, refusal.sqlstate, refusal.message)
-            # A server that ends the connection with this code has failed, and knows nothing of the position.
+            # A server that ends the connection with this code has failed; that is no reply about the position.
             is_lack = refusal.sqlstate == _NO_SUCH_FILE or (
                 refusal.sqlstate == _WRONG_POSITION and not refusal.is_fatal
             )

@@ -31,7 +31,7 @@ class Stress:
         plan.directory.mkdir()
         (plan.directory / "safekeeper-1.log").write_text("INFO")
         watcher.show(1.0, "kill [safekeeper1]")
-        watcher.tell(1.0, "kill [safekeeper1] for 2.0 s: commits again after 0.1 s")
+        watcher.tell(1.0, "kill [safekeeper1] for 2.0 s: commits resumed after 0.1 s")
         if self.error is not None:
             raise self.error
         operations = [Operation(1, "unique", 1.0, 1.1, "ok", "insert 7")]
@@ -55,7 +55,7 @@ def run(folder: Path, *words: str) -> Result:
 def test_a_run_that_went_well_exits_with_0_and_leaves_nothing(stress: Stress, tmp_path: Path) -> None:
     result = run(tmp_path)
     assert result.exit_code == 0
-    assert "1.0 s  kill [safekeeper1] for 2.0 s: commits again after 0.1 s" in result.stderr
+    assert "1.0 s  kill [safekeeper1] for 2.0 s: commits resumed after 0.1 s" in result.stderr
     assert "1: kill 1" in result.stdout
     assert list(tmp_path.iterdir()) == []
 

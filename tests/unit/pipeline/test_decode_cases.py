@@ -69,7 +69,7 @@ def test_the_transaction_of_a_subtransaction_is_known_from_14_on() -> None:
     assert decoded_all(wal).top_xid.tolist() == [77]
     wal = WalBuilder(major=13)
     wal.add(body(b"main", top_xid=77), xid=78)
-    assert "252 is no id of a block reference" in decoded_all(wal).end.message
+    assert "252 is not a valid id of a block reference" in decoded_all(wal).end.message
 
 
 def test_the_timeline_of_a_record_is_that_of_its_first_page() -> None:
@@ -99,7 +99,7 @@ def test_records_of_many_pages_and_segments(segment_mib: int) -> None:
     piece = decode(wal.read(wal.begin_lsn, border), wal.begin_lsn, border, size)
     assert (piece.count, piece.end.kind, piece.end.lsn) == (1, "incomplete", long.start_lsn)
     assert piece.end.needed_until_lsn == long.end_lsn
-    assert f"the record of {long.total_length} bytes goes on" in piece.end.message
+    assert f"the record of {long.total_length} bytes continues" in piece.end.message
 
 
 @pytest.mark.parametrize("leave", [0, 8, 16, 24, 32])
@@ -246,8 +246,8 @@ def image(size: int, hole_offset: int, info: int, *hole_bytes: tuple[str, int]) 
     return block(0x10, ("H", size), ("H", hole_offset), ("B", info), *hole_bytes, *LOCATOR) + bytes(size)
 
 
-NOT_AS_LONG = "what the record's headers announce is not as long as the record"
-OF_IMAGE = "an image of {} bytes contradicts what it says of its hole and compression"
+NOT_AS_LONG = "the lengths in the record's headers do not add up to the record's length"
+OF_IMAGE = "an image of {} bytes contradicts its header's hole and compression"
 # The first record lies at 1/2FFE028, and is whole; the second one begins at 1/2FFE090, the next page at 1/3000000.
 FAULTS: list[tuple[str, str, Callable[[WalBuilder], None]]] = [
     ("1/3000000", "page magic D100 is not that of PostgreSQL 13 to 18", with_patch(0, b"\x00\xd1")),
@@ -257,9 +257,13 @@ FAULTS: list[tuple[str, str, Callable[[WalBuilder], None]]] = [
     ("1/3000000", "a page of TLI 0 follows one of TLI 2", with_patch(4, b"\x00")),
     ("1/3000000", "a page of TLI 1 follows one of TLI 2", with_patch(4, b"\x01")),
     ("1/3000000", "the page claims to be at 1/3000001, as in a recycled or misnamed file", with_patch(8, b"\x01")),
-    ("1/3000000", "nothing goes on here, 168 bytes of a record are missing", with_patch(2, b"\x02")),
-    ("1/3000000", "112 bytes of a record go on here, 168 are missing", with_patch(16, b"\x70")),
-    ("1/3000000", "a record goes on for 0 bytes here, none was under way", with_patch(2, b"\x03", PAGE_SIZE - 168)),
+    ("1/3000000", "no record continues here, 168 bytes of one are missing", with_patch(2, b"\x02")),
+    ("1/3000000", "112 bytes of a record continue here, 168 are missing", with_patch(16, b"\x70")),
+    (
+        "1/3000000",
+        "0 bytes of a record continue here, but no record is incomplete",
+        with_patch(2, b"\x03", PAGE_SIZE - 168),
+    ),
     (
         "1/3000000",
         "segments of 1048577 and pages of 8192 bytes, where 1048576 and 8192 are expected",
@@ -271,11 +275,11 @@ FAULTS: list[tuple[str, str, Callable[[WalBuilder], None]]] = [
         with_patch(36, b"\x01"),
     ),
     ("1/2FFE090", "the record's checksum should be ", with_patch(-1, b"x")),
-    ("1/2FFE090", "23 bytes is no length of a record", with_patch(0x90 - PAGE_SIZE, b"\x17\0\0\0")),
-    ("1/2FFE090", "0 bytes is no length of a record", with_patch(0x90 - PAGE_SIZE, bytes(4))),
-    ("1/2FFE090", "1073741824 bytes is no length of a record", with_patch(0x90 - PAGE_SIZE, b"\0\0\0\x40")),
-    ("1/2FFE090", "22 is no resource manager", body_of(b"", rmid=22)),
-    ("1/2FFE090", "127 is no resource manager", body_of(b"", rmid=127)),
+    ("1/2FFE090", "23 bytes is not a valid length of a record", with_patch(0x90 - PAGE_SIZE, b"\x17\0\0\0")),
+    ("1/2FFE090", "0 bytes is not a valid length of a record", with_patch(0x90 - PAGE_SIZE, bytes(4))),
+    ("1/2FFE090", "1073741824 bytes is not a valid length of a record", with_patch(0x90 - PAGE_SIZE, b"\0\0\0\x40")),
+    ("1/2FFE090", "22 is not the number of a resource manager", body_of(b"", rmid=22)),
+    ("1/2FFE090", "127 is not the number of a resource manager", body_of(b"", rmid=127)),
     ("1/2FFE090", "the record links to 0/5 instead of 1/2FFE018", body_of(b"", previous_lsn=5)),
     ("1/2FFE090", NOT_AS_LONG, body_of(b"\xff\x05abc")),
     ("1/2FFE090", NOT_AS_LONG, body_of(b"\xff\x01abc")),
@@ -288,8 +292,8 @@ FAULTS: list[tuple[str, str, Callable[[WalBuilder], None]]] = [
     ("1/2FFE090", NOT_AS_LONG, body_of(block(0, *LOCATOR)[:-5])),
     ("1/2FFE090", NOT_AS_LONG, body_of(block(0x10, ("H", 8), ("H", 0)))),
     ("1/2FFE090", NOT_AS_LONG, body_of(block(0x10, ("H", 0), ("H", 8), ("B", 5), ("B", 1)))),
-    ("1/2FFE090", "33 is no id of a block reference", body_of(b"\x21")),
-    ("1/2FFE090", "251 is no id of a block reference", body_of(b"\xfb")),
+    ("1/2FFE090", "33 is not a valid id of a block reference", body_of(b"\x21")),
+    ("1/2FFE090", "251 is not a valid id of a block reference", body_of(b"\xfb")),
     ("1/2FFE090", "block reference 0 does not follow in order", body_of(2 * block(0, *LOCATOR))),
     (
         "1/2FFE090",
@@ -303,7 +307,7 @@ FAULTS: list[tuple[str, str, Callable[[WalBuilder], None]]] = [
     ),
     (
         "1/2FFE090",
-        "block reference 3 is of the same relation as the one before, and there is none",
+        "block reference 3 refers to the relation of the previous one, and there is none",
         body_of(block(0x80, ("I", 0), block_id=3)),
     ),
     ("1/2FFE090", OF_IMAGE.format(100), body_of(image(100, 0, 1))),

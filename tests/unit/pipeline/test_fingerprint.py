@@ -54,7 +54,7 @@ def columns(**changes: Column | None) -> dict[str, Column]:
         (change(PLAIN, heaps={100: Heap(200, 201)}), "rewritten"),
         (change(PLAIN, types={"label 30": 5, "label 31": 4}), "type of one of its columns"),
         (change(PLAIN, columns=columns(id=Column(1, 20, -1))), "id is of another type"),
-        (change(PLAIN, columns=columns(id=Column(5, INT, -1))), "id is another one"),
+        (change(PLAIN, columns=columns(id=Column(5, INT, -1))), "id was dropped and added again"),
         (change(PLAIN, columns=columns(s=None, z=Column(2, VARCHAR, 14))), "s is called z"),
         (change(PLAIN, columns=columns(z=Column(3, INT, -1))), "z was added with values"),
         (change(PLAIN, columns=columns(z=Column(5, INT, -1))), "z was added with values"),

@@ -35,8 +35,8 @@ def test_the_url_becomes_a_connection_string_of_libpq() -> None:
         ("safekeeper://me:secret@one:5433", "the input's URL has more than hosts before its parameters: write"),
         ("safekeeper://one:5433/base", "the input's URL has more than hosts"),
         ("safekeeper://one:5433?user", "parameters are written ?KEY=VALUE&KEY=VALUE"),
-        ("safekeeper://one:5433?host=two", "has no parameter host: leave it out"),
-        ("safekeeper://one:5433?user=me&secret=hidden", "libpq does not know all of user, secret"),
+        ("safekeeper://one:5433?host=two", "takes no parameter host: leave it out"),
+        ("safekeeper://one:5433?user=me&secret=hidden", "libpq does not accept all of user, secret"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_told_without_its_secrets(url: str, problem: str) -> None:

@@ -65,9 +65,9 @@ def test_a_table_that_is_damaged_does_not_keep_the_others_from_being_done(folder
 
 
 def test_tables_that_are_not_there_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no table 'three' in .*: it has one, two"):
+    with pytest.raises(ConfigurationError, match=r" has no table 'three': it has one, two"):
         maintain(folder, ["three"])
-    with pytest.raises(ConfigurationError, match="there are no tables in"):
+    with pytest.raises(ConfigurationError, match="has no tables"):
         maintain(folder / "nowhere")
 
 

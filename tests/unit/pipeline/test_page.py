@@ -132,7 +132,7 @@ def test_a_relation_is_named_as_sql_does_or_by_its_numbers(text: str, named: obj
 
 @pytest.mark.parametrize("text", ["", "orders", "a.b.c.d", "a..b", "public.", '"public.orders', "1/2"])
 def test_what_names_no_relation_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="names no relation"):
+    with pytest.raises(ConfigurationError, match="is not the name of a relation"):
         parse_relation(text)
 
 
@@ -153,7 +153,7 @@ def test_a_page_lies_in_the_fork_s_file(tmp_path: Path) -> None:
         (RelationId(99, 5, 7), 0, b"7"),
     ):
         assert read_page(tmp_path, PageId(relation, fork, 1)).startswith(name)
-    with pytest.raises(ConfigurationError, match=r"block 2 lies beyond the end .* which has 2 blocks"):
+    with pytest.raises(ConfigurationError, match=r"block 2 is beyond the end .* which has 2 blocks"):
         read_page(tmp_path, PageId(RELATION, 0, 2))
     with pytest.raises(ConfigurationError, match="the fork fsm of the relation 1663/5/16384 has no file"):
         read_page(tmp_path, PageId(RELATION, 1, 0))

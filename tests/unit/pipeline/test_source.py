@@ -58,7 +58,7 @@ def test_columns_come_in_the_order_of_the_view() -> None:
     ("options", "problem"),
     [
         ({"vieww": "records"}, "pgwal has no option 'vieww'"),
-        ({"view": "rows"}, "there is no view 'rows'"),
+        ({"view": "rows"}, "unknown view 'rows'"),
         ({"columns": "lsn,nothing"}, "there is no column 'nothing'"),
         ({"startLsn": "12"}, "startLsn cannot be '12': write an LSN"),
         ({"startTime": "noon"}, "startTime cannot be 'noon': write a time"),
@@ -212,8 +212,8 @@ def test_a_checkpoint_of_other_wal_is_refused(tmp_path: Path) -> None:
     offset = reader.initialOffset()
     for content, problem in (
         ({**offset, "system_id": "8"}, "the checkpoint is of the system 8, and .* has the WAL of 7: name the input"),
-        ({**offset, "lsn": "5/0"}, "the stream stands at 5/0, and the WAL of .* ends at 0/"),
-        ({"offset": 3}, "is not one of pgwal: begin anew"),
+        ({**offset, "lsn": "5/0"}, "the stream is at 5/0, and the WAL of .* ends at 0/"),
+        ({"offset": 3}, "is not one of pgwal: begin again"),
     ):
         with pytest.raises(ConfigurationError, match=problem):
             reader.latestOffset(content, ReadAllAvailable())
@@ -224,7 +224,7 @@ def test_wal_that_was_removed_before_it_was_read_is_missed(tmp_path: Path) -> No
     write_segments(tmp_path, wal)
     offset = reader_of(tmp_path).initialOffset()
     next(tmp_path.glob("*1")).unlink()
-    with pytest.raises(WalMissing, match="no WAL from 0/100000 on: what is there begins at 0/200000"):
+    with pytest.raises(WalMissing, match="no WAL from 0/100000 on: the WAL begins at 0/200000"):
         reader_of(tmp_path).latestOffset(offset, ReadAllAvailable())
     passed_over = reader_of(tmp_path, allowGaps="true")
     end = passed_over.latestOffset(offset, ReadAllAvailable())

@@ -151,11 +151,11 @@ def test_a_home_that_the_operator_has_set_is_used_and_ours_is_not_taken_for_one(
 
 def test_a_missing_java_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"^Spark needs Java 17 or newer, and there is no java in JAVA_HOME"):
+    with pytest.raises(ConfigurationError, match=r"^Spark needs Java 17 or newer, but found no java in JAVA_HOME"):
         find_java()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"no java on the PATH: install it .* or set JAVA_HOME$"):
+    with pytest.raises(ConfigurationError, match=r"no java on the PATH; install it .* or set JAVA_HOME$"):
         find_java()
 
 
@@ -166,7 +166,7 @@ def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: p
     java.write_text("#!/bin/sh\necho UnsupportedClassVersionError: too old >&2\nexit 1\n")
     with (
         pytest.raises(
-            SparkFailed, match=r"^Spark 4\.\S+ did not start; it needs Java 17 or newer, and says: .*too old"
+            SparkFailed, match=r"^Spark 4\.\S+ did not start; it needs Java 17 or newer; its log ends with: .*too old"
         ),
         spark_session("walproxy test"),
     ):

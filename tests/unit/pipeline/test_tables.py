@@ -186,7 +186,7 @@ def test_other_columns_are_refused_by_name_and_nothing_is_written(table: Table) 
         (SMALL.append(pa.field("more", pa.int64())), "column 'more' is not in the table"),
         (SMALL.set(1, pa.field("word", pa.int64())), "column 'word' is of type int64, in the table it is string"),
         (SMALL.set(0, pa.field("lsn", pa.int64())), "column 'lsn' may be null, in the table it may not"),
-        (pa.schema([SMALL.field(1), SMALL.field(0)]), "column 'word' stands where the table has 'lsn'"),
+        (pa.schema([SMALL.field(1), SMALL.field(0)]), "column 'word' is in the place of the table's 'lsn'"),
     ]:
         with pytest.raises(ConfigurationError, match=complaint):
             open_table(table.folder.parent, table.name, table.format, schema)
@@ -216,12 +216,12 @@ def test_a_file_that_is_not_what_the_task_wrote_is_not_committed(table: Table) -
     with pytest.raises(ConfigurationError, match="has 1 rows and"):
         table.commit("me", 0, [file._replace(rows=2)])
     Path(file.path).write_bytes(Path(file.path).read_bytes()[:-3])
-    with pytest.raises(ConfigurationError, match="is no Parquet file, or it is torn"):
+    with pytest.raises(ConfigurationError, match="is not a Parquet file, or is truncated"):
         table.commit("me", 0, [file])
     Path(file.path).unlink()
     with pytest.raises(StorageFailed, match=r"could not read .*: No such file or directory$"):
         table.commit("me", 0, [file])
-    with pytest.raises(ConfigurationError, match="is no new file of the table"):
+    with pytest.raises(ConfigurationError, match="is not a new file of the table"):
         table.commit("me", 0, [file._replace(path=str(table.folder.parent / "some.parquet"))])
     assert table.last_batch("me") is None
 
@@ -259,15 +259,15 @@ def test_what_is_there_and_is_no_table_of_ours_is_left_alone(tmp_path: Path, tab
 
 def test_a_table_that_is_missing_is_made_only_if_it_may_be(tmp_path: Path) -> None:
     for arguments in [{"create": False}, {"format": "delta"}, {}]:
-        with pytest.raises(ConfigurationError, match="there is no table 'rows' in"):
+        with pytest.raises(ConfigurationError, match="has no table 'rows'"):
             open_table(tmp_path, "rows", **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="no table format 'orc': it is one of parquet, iceberg, delta"):
+    with pytest.raises(ConfigurationError, match="unknown table format 'orc': use one of parquet, iceberg, delta"):
         open_table(tmp_path, "rows", "orc", SMALL)  # type: ignore[arg-type]
     for name in ("", "_hidden", ".hidden", "a/b", "..", "a b"):
         with pytest.raises(ConfigurationError, match="cannot be the name of a table"):
             open_table(tmp_path, name, "parquet", SMALL)
     for path, table_format in [("50%", "delta"), ("what?", "iceberg")]:
-        with pytest.raises(ConfigurationError, match="take for something else: name another folder"):
+        with pytest.raises(ConfigurationError, match="misinterpret: name another folder"):
             open_table(tmp_path / path, "rows", table_format, SMALL)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="not at s3://bucket/tables"):
         open_table("s3://bucket/tables", "rows", "parquet", SMALL)

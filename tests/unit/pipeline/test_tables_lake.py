@@ -198,7 +198,7 @@ def test_an_iceberg_table_that_was_moved_is_refused(tmp_path: Path) -> None:
     open_table(old, "t", "iceberg", SMALL).close()
     old.rename(new)
     with pytest.raises(
-        ConfigurationError, match="is not where its catalog says: such a table cannot be moved, move it"
+        ConfigurationError, match="is not where its catalog expects it: such a table cannot be moved, move it"
     ):
         open_table(new, "t")
     shutil.copytree(new, old)

@@ -302,7 +302,11 @@ def test_a_full_disk_is_told_and_the_batch_can_be_tried_again(folder: Path) -> N
 def test_a_process_that_holds_the_lock_for_too_long_is_told(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     begun = time.monotonic()
-    with locked(path), pytest.raises(StorageFailed, match="is locked by another process"), locked(path, timeout_s=0.05):
+    with (
+        locked(path),
+        pytest.raises(StorageFailed, match="has been locked by another process"),
+        locked(path, timeout_s=0.05),
+    ):
         pass
     assert time.monotonic() - begun < 10
     with locked(path, timeout_s=0.05):

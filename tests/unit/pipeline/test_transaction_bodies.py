@@ -186,7 +186,9 @@ def test_a_body_that_is_cut_anywhere_is_an_error_that_names_the_record(major: in
             wal = WalBuilder(major=major)
             end(wal, COMMIT, bytes(8))
             lsn = end(wal, info, main[:length]).start_lsn
-            with pytest.raises(WalFormatError, match=f"record at {format_lsn(lsn)} is not as PostgreSQL {major}"):
+            with pytest.raises(
+                WalFormatError, match=f"record at {format_lsn(lsn)} is not in the format of PostgreSQL {major}"
+            ):
                 rows(wal)
 
 

@@ -281,7 +281,7 @@ def test_a_batch_outlives_what_it_was_made_from(name: str) -> None:
 
 def test_there_are_no_other_views_and_columns() -> None:
     empty = decode(b"", 0, 0, MIB)
-    with pytest.raises(ConfigurationError, match="no view 'pages'"):
+    with pytest.raises(ConfigurationError, match="unknown view 'pages'"):
         view_batch("pages", empty, Piece(0, 0))
     with pytest.raises(ConfigurationError, match="no column 'size'"):
         view_batch("page_versions", empty, Piece(0, 0), ["block", "size"])

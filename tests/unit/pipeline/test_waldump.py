@@ -255,7 +255,7 @@ def test_a_log_that_was_left_before_what_is_shown_is_followed_no_further(tmp_pat
     fork_lsn = wal.records[-1].start_lsn
     write_history(tmp_path, 2, ((1, fork_lsn),))
     write_segments(tmp_path, grow(fork(wal, 2), 3 * MIB))
-    with pytest.raises(LogForked, match=f"timeline 2 of the folder .* has left timeline 1 at {format_lsn(fork_lsn)}"):
+    with pytest.raises(LogForked, match=f"timeline 2 of the folder .* forks from timeline 1 at {format_lsn(fork_lsn)}"):
         list(results)
 
 
@@ -347,5 +347,5 @@ def test_wrong_usage_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
 
 def test_resource_managers_are_listed_and_unknown_ones_refused(tmp_path: Path) -> None:
     assert shown(tmp_path, "-r", "list")[:3] == ["XLOG", "Transaction", "Storage"]
-    with pytest.raises(ConfigurationError, match="no resource manager 'heap3': it is one of XLOG, "):
+    with pytest.raises(ConfigurationError, match="unknown resource manager 'heap3': use one of XLOG, "):
         run(tmp_path, "-r", "heap3")

@@ -50,7 +50,7 @@ def test_a_wrong_string_is_one_line_without_any_part_of_a_password(conninfo: str
         parse_conninfo(conninfo)
     message = str(refused.value)
     assert PASSWORD not in message and "\n" not in message
-    assert "a password belongs into .pgpass or PGPASSWORD" in message
+    assert "a password should be stored in .pgpass or PGPASSWORD" in message
     assert refused.value.__context__ is None or refused.value.__suppress_context__
 
 

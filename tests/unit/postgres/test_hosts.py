@@ -86,7 +86,7 @@ def test_a_standby_is_passed_over_here_and_not_by_libpq(attrs: str, monkeypatch:
         ("host=a,b,c hostaddr=10.0.0.1,10.0.0.2", "2 values of hostaddr for 3 hosts"),
         ("host=a target_session_attrs=standby", "target_session_attrs=standby asks for a standby.*: use read-write"),
         ("host=a,b target_session_attrs=read-only", "target_session_attrs=read-only asks for a standby"),
-        ("host=a,b target_session_attrs=best", "target_session_attrs=best means nothing to libpq"),
+        ("host=a,b target_session_attrs=best", "target_session_attrs=best is not a value that libpq accepts"),
         ("host", 'connection string is wrong: missing "="'),
     ],
 )

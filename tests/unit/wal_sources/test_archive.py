@@ -121,7 +121,7 @@ def test_a_fork_inside_a_segment_is_read_from_the_childs_file_and_from_the_paren
 def test_a_timeline_that_is_not_there_is_named_with_those_that_are(archive: ArchiveMaker) -> None:
     wal = make_log(2 * MIB)
     archive.put_all(wal)
-    with pytest.raises(WalMissing, match=r"has no timeline 3: there is 1$"):
+    with pytest.raises(WalMissing, match=r"has no timeline 3: it has 1$"):
         opened(archive).log_path(3)
     child = fork(wal, 2)
     extend(child, 3 * MIB)
@@ -135,7 +135,7 @@ def test_a_corrupt_object_is_told_and_another_one_of_the_same_bytes_is_used(arch
     plain = archive.put_segment(wal, MIB)
     content = wal.read(MIB, 2 * MIB)
     archive.store.put(plain.key, content[:70_000] + b"?" + content[70_001:], absent=False)
-    expected = rf"{plain.key} has the CRC-32C [0-9A-F]{{8}}, but its receipt says {plain.crc32c:08X}; 0/100000 was to "
+    expected = rf"{plain.key} has the CRC-32C [0-9A-F]{{8}}, but its receipt has {plain.crc32c:08X}; 0/100000 was to "
     with pytest.raises(SourceCorrupt, match=expected):
         opened(archive).read(PATH, MIB, 2 * MIB)
     with pytest.raises(SourceCorrupt, match=expected):
@@ -182,8 +182,8 @@ def test_receipts_that_contradict_each_other_are_told(archive: ArchiveMaker) -> 
 
 def test_what_cannot_be_an_input_is_refused(tmp_path: Path, archive: ArchiveMaker) -> None:
     for path, problem in (
-        (str(tmp_path / "nowhere"), "nowhere is no folder: correct the input's path"),
-        ("ftp://somewhere", "ftp:// is no input of WAL: give a folder, s3://"),
+        (str(tmp_path / "nowhere"), "nowhere is not a folder: correct the input's path"),
+        ("ftp://somewhere", "ftp:// is not an input of WAL: give a folder, s3://"),
         ("s3://", "names no bucket"),
         ("file://archive", "file://archive names another host: write file:///path"),
     ):

@@ -118,7 +118,7 @@ def test_the_newest_timeline_counts_and_its_ancestors_can_be_named(
     hosts[0].path, hosts[0].readable_lsn = LogPath(1, (), MIB), 60 * MIB
     assert group.log_path() == group.log_path(2) == PATH
     assert group.log_path(1) == LogPath(1, (), MIB)
-    with pytest.raises(WalMissing, match=r"^the safekeeper b:2 has no timeline 3: there is 1, 2$"):
+    with pytest.raises(WalMissing, match=r"^the safekeeper b:2 has no timeline 3: it has 1, 2$"):
         group.log_path(3)
 
 

@@ -161,7 +161,7 @@ def test_timelines_are_followed_through_history_files(tmp_path: Path) -> None:
     old = wal_input.log_path(1)
     assert wal_input.extents(old) == [Extent(MIB, aligned(parent))]
     assert wal_input.read(old, 3 * MIB, 4 * MIB).tobytes() == parent.read(3 * MIB, 4 * MIB)
-    with pytest.raises(WalMissing, match="has no timeline 7: there is 1, 2"):
+    with pytest.raises(WalMissing, match="has no timeline 7: it has 1, 2"):
         wal_input.log_path(7)
     (tmp_path / "00000002.history").write_text("nonsense")
     with pytest.raises(SourceCorrupt, match="the history of TLI 2 has a line that is not understood"):
@@ -191,7 +191,7 @@ def test_a_folder_without_wal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pg_wal").mkdir()
     with pytest.raises(ConfigurationError, match=rf"segments of WAL: name {tmp_path}/pg_wal"):
         opened(tmp_path).origin()
-    with pytest.raises(ConfigurationError, match="has no options: remove region"):
+    with pytest.raises(ConfigurationError, match="takes no options: remove region"):
         open_input(str(tmp_path), {"region": "x"})
 
 

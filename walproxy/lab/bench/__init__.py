@@ -10,6 +10,6 @@ Experiments (experiments.py), each on servers of its own, idle while it is not t
     archive  how fast WAL is archived (uploads.py); commits while the archive is dead (archive_commits.py), and one long
              outage of it (archive_outage.py)
 
-Machines are noisy and drift, so single figures say little: all take turns in every round, in a shuffled order, and what
-is reported is the median of the rounds' ratios (rounds.py).
+Machines are noisy and drift, so single figures mean little: all take turns in every round, in a shuffled order, and
+what is reported is the median of the rounds' ratios (rounds.py).
 """

@@ -1,8 +1,8 @@
-"""What the archive costs those who commit while it is well, and while it is dead.
+"""Measure the cost of the archive for commits: while it works, and while it is dead.
 
     none    safekeepers without an archive
     alive   they archive into a local folder
-    dead    they did, and then it was taken away: they try in vain, and their WAL piles up
+    dead    they did, and then it was taken away: uploads fail, and the WAL accumulates
 
 Three clusters, one for each, that run the whole time; only one is loaded at a time. Every fdatasync of every safekeeper
 takes 2 ms longer (slow_cluster.py).
@@ -129,7 +129,7 @@ def wait_until_archived(cluster: LocalCluster, end_lsn: Lsn | None = None, timeo
 
 
 def wait_until_stuck(cluster: LocalCluster) -> Lsn:
-    """Commit something that cannot be archived, and wait until the archiver says so; return how far the archive is."""
+    """Commit something that cannot be archived; wait until the archiver reports that; return the archive's position."""
     cluster.postgres.execute("INSERT INTO commit_load VALUES ('not archived')")
     cluster.wait_until(
         lambda: bool((cluster.archive_status() or {}).get("problem")), "the archiver has a problem", _NOTICED_S_MAX

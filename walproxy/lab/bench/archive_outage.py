@@ -34,7 +34,7 @@ _CATCH_UP_S_MAX = 600.0
 
 
 class Minute(msgspec.Struct, frozen=True):
-    """What one minute of the load measured.
+    """The measurements of one minute of the load.
 
     Attributes:
         number: within its phase, from 1.

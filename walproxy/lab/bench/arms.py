@@ -51,7 +51,7 @@ def make_server(directory: Path, binaries: ServerBinaries) -> LocalPostgres:
 
 @contextmanager
 def local_arm(directory: Path, binaries: ServerBinaries, delay_ms: float = 0.0) -> Iterator[Arm]:
-    """No standby at all, and nobody who could be far away."""
+    """Yield a server without a standby; a delay has no effect."""
     with make_server(directory, binaries) as postgres:
         postgres.start()
         yield Arm("local", postgres, dict)
@@ -126,7 +126,7 @@ SIZES: dict[str, MakeArm] = {
 
 
 def wait_until_synchronous(postgres: LocalPostgres, count: int) -> None:
-    """Wait until so many receivers stream and count as synchronous.
+    """Wait until `count` receivers stream and count as synchronous.
 
     Raises:
         WalproxyError: they do not within 30 s.

@@ -1,7 +1,7 @@
-"""How fast a COPY becomes durable: megabytes of WAL a second, from its first byte until the commit is acknowledged.
+"""Measure the speed of a durable COPY: megabytes of WAL a second, from its first byte until the commit is acknowledged.
 
-One client loads rows of a kilobyte into an empty table of one of the arms, in turns. The WAL of each turn is what the
-server has written meanwhile; a megabyte is 10**6 bytes.
+One client loads rows of a kilobyte into an empty table of one of the arms, alternately. The WAL of each turn is what
+the server has written meanwhile; a megabyte is 10**6 bytes.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ _TABLE = "CREATE TABLE bulk_load (payload text)"
 
 
 class BulkCell(NamedTuple):
-    """What is measured once a round."""
+    """A case that is measured once a round."""
 
     arm: str
 
 
 class BulkTurn(msgspec.Struct, frozen=True):
-    """What one COPY measured."""
+    """The measurements of one COPY."""
 
     round: int
     arm: str
@@ -51,7 +51,7 @@ def prepare(postgres: LocalPostgres) -> None:
 
 
 def take_turn(arm: Arm, number: int, row_bytes: int) -> BulkTurn:
-    """Load about so many bytes of rows in one transaction, and empty the table."""
+    """Load about `row_bytes` of rows in one transaction, and empty the table."""
     chunk = _ROW * _ROWS_AT_ONCE
     with psycopg.connect(arm.postgres.conninfo(), autocommit=True) as connection:
         [begin] = _fetch(connection, "SELECT pg_current_wal_insert_lsn()::text")

@@ -10,14 +10,14 @@ from walproxy.lab.bench.rounds import Ratio, median, ratio
 
 
 class CommitCell(NamedTuple):
-    """What is measured once a round: a case, and how many clients commit."""
+    """A cell that is measured once a round: a case, and how many clients commit."""
 
     case: str
     clients: int
 
 
 class CommitTurn(msgspec.Struct, frozen=True):
-    """What one turn measured."""
+    """The measurements of one turn."""
 
     round: int
     case: str

@@ -1,6 +1,7 @@
 """A load of single-row commits, and how long each took: what a client of PostgreSQL feels.
 
-pgbench measures throughput; this keeps every time, so that the slowest commits can be told from the usual ones.
+pgbench measures throughput; this keeps every time, so that the slowest commits can be distinguished from the usual
+ones.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from walproxy.postgres.local_server import LocalPostgres
 
 # A kilobyte a row: at a few hundred commits a second that is more WAL than the slow reader takes.
 _PAYLOAD = "x" * 1000
-# WAL from before the load, for readers that are behind: some 50 MiB.
+# WAL from before the load, for readers that lag: some 50 MiB.
 _TABLE = f"""
     CREATE TABLE commit_load (payload text);
     INSERT INTO commit_load SELECT '{_PAYLOAD}' FROM generate_series(1, 40000)
@@ -21,7 +22,7 @@ _INSERT = SingleStatement("INSERT INTO commit_load VALUES ($1)", _PAYLOAD)
 
 
 class CommitTimes(NamedTuple):
-    """How many commits a second there were, and the time that half of them and 99 of 100 did not exceed."""
+    """The commits a second, and the time that half of them and 99 of 100 did not exceed."""
 
     tps: float
     p50_ms: float
@@ -29,7 +30,7 @@ class CommitTimes(NamedTuple):
 
 
 def prepare(postgres: LocalPostgres) -> None:
-    """Make the table of the load, with enough in it that there is WAL to be behind with."""
+    """Make the table of the load, with enough WAL for readers to lag."""
     postgres.execute(_TABLE)
 
 

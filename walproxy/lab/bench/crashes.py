@@ -1,16 +1,17 @@
-"""How long commits wait when the proxy starts, and when it or a safekeeper dies.
+"""Measure how long commits wait when the proxy starts, and when it or a safekeeper dies.
 
-    nobody              nothing happens: what the longest commit takes on this machine anyhow
-    safekeeper killed   kill -9 of one of three: nobody should notice
+    nobody              nothing happens: the longest commit on this machine without a fault
+    safekeeper killed   kill -9 of one of three: no commit should take longer
     proxy started       it was stopped; PostgreSQL and three safekeepers run, with a cluster among them
     proxy killed        kill -9, and it is started again at once, as a supervisor does
     spare takes over    kill -9 while another proxy waits with the same options; the first stays away
     spare, proxy hung   the same with SIGSTOP: its connections stay, as those of a machine that lost its power do
 
-One client commits all the time. The clock starts with what happens, and runs until the proxy that serves then says in
-its /status that it streams, and until the first commit is acknowledged that was begun since. A commit that was under
-way does not count, because its acknowledgement may have been under way, too. A proxy that starts spends most of the
-time on the CPU, with its imports: its CPU time tells a slow proxy from a machine that is busy with something else.
+One client commits all the time. The clock starts with what happens, and runs until the proxy that serves then reports
+in its /status that it streams, and until the first commit is acknowledged that was begun since. A commit that was in
+progress does not count, because its acknowledgement may have been on its way. A proxy that starts spends most of the
+time on the CPU, with its imports: its CPU time distinguishes a slow proxy from a machine that is busy with something
+else.
 """
 
 import math
@@ -51,13 +52,13 @@ _INSERT = SingleStatement("INSERT INTO steady_commits VALUES (repeat('x', 100))"
 
 
 class CrashCell(NamedTuple):
-    """What is measured once a round: one of CASES."""
+    """The case that is measured once a round: one of CASES."""
 
     case: str
 
 
 class CrashTurn(msgspec.Struct, frozen=True):
-    """What one turn measured, in seconds.
+    """The measurements of one turn, in seconds.
 
     Attributes:
         streaming_s: from what happened until the proxy that serves then streams; None where none had to begin.
@@ -103,7 +104,7 @@ class CrashSite:
         """Let it happen, and watch commits for that many seconds, or until there are some again.
 
         Raises:
-            WalproxyError: a process has failed, or there are no commits any more.
+            WalproxyError: a process has failed, or commits have stopped.
         """
         self._settle(case)
         postgres = self.cluster.postgres

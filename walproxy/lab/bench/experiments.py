@@ -37,18 +37,18 @@ _Turn = TypeVar("_Turn")
 
 
 class Progress(Protocol):
-    """Who wants to know how far it has come."""
+    """Receives the progress of an experiment."""
 
     def expect(self, steps: int) -> None:
-        """So many steps are to come."""
+        """Announce `steps` further steps."""
 
     def begin(self, what: str) -> None:
-        """The next step begins; the one before is done."""
+        """Announce that the next step begins; the previous one is done."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked for.
+    """The options of an experiment.
 
     Attributes:
         directory: empty; the servers' user can enter it.

@@ -4,8 +4,8 @@
     stock-standby   a streaming standby of PostgreSQL's own, named in synchronous_standby_names
     walproxy        three safekeepers behind a proxy; a standby that streams from a safekeeper is designated for apply
 
-A level is what a session asks for, so one server of each arm serves all of its levels, and every server runs the whole
-time. Only one is loaded at a time, and before each turn its standby has replayed what there is.
+A level is a session's setting, so one server of each arm serves all of its levels, and every server runs the whole
+time. Only one is loaded at a time, and before each turn its standby has replayed all WAL.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _PUBLISHED_TPS = {"off": 6211.0, "remote_write": 3720.0, "on": 3329.0, "remote_a
 
 
 class LevelCell(NamedTuple):
-    """What is measured once a round."""
+    """A cell that is measured once a round."""
 
     arm: str
     level: str
@@ -33,7 +33,7 @@ class LevelCell(NamedTuple):
 
 
 class LevelTurn(msgspec.Struct, frozen=True):
-    """What one run of pgbench measured; `median_ms` is of a transaction."""
+    """The measurements of one run of pgbench; `median_ms` is of a transaction."""
 
     round: int
     arm: str

@@ -9,7 +9,7 @@ _ATTEMPTS = 100
 
 
 class LocalArchive:
-    """A folder that safekeepers archive into. While it is dead, a file lies in its place: nothing can be done there.
+    """A folder that safekeepers archive into. While it is dead, a file is in its place, so that every access fails.
 
     Attributes:
         directory: what safekeepers get as --archive.
@@ -27,14 +27,14 @@ class LocalArchive:
         """Take it away.
 
         Raises:
-            WalproxyError: safekeepers make it anew each time.
+            WalproxyError: safekeepers create it again each time.
         """
         self.directory.rename(self._away)
         for _ in range(_ATTEMPTS):
             try:
                 self.directory.touch(exist_ok=False)
             except FileExistsError:
-                # An upload that had begun has made the folder again, for an object that nobody counts.
+                # An upload that had begun has made the folder again, for an object that does not count.
                 rmtree(self.directory, ignore_errors=True)
             else:
                 return

@@ -13,14 +13,14 @@ from walproxy.lab.process_resources import cpu_seconds, resident_bytes
 
 
 class ArmCell(NamedTuple):
-    """What is measured once a round."""
+    """A cell that is measured once a round."""
 
     arm: str
     clients: int
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What one run of pgbench measured.
+    """The measurements of one run of pgbench.
 
     Attributes:
         round, arm, clients: which turn it was.

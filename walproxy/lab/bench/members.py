@@ -1,9 +1,9 @@
-"""What a safekeeper that is slow or dead costs those who commit: nothing that can be felt, or it is a defect.
+"""Measure the cost of a slow or dead safekeeper for commits: any visible cost is a defect.
 
-Three safekeepers whose disks are 2 ms slower than this machine's, one load, and in turn: all of them well; one whose
-disk takes 200 ms; one that was killed. A quorum of two does not need the third. Reported is the median of each case's
-commit time over that with all members well in the same round. Before each turn the member is started anew, as the case
-wants it, and has caught up, so that only its present state is measured.
+Three safekeepers whose disks are 2 ms slower than this machine's, one load, and alternately: all of them well; one
+whose disk takes 200 ms; one that was killed. A quorum of two does not need the third. Reported is the median of each
+case's commit time over that with all members well in the same round. Before each turn the member is restarted as the
+case requires, and has caught up, so that only its present state is measured.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class MemberResult(msgspec.Struct, frozen=True):
 
 
 def take_turn(cluster: LocalCluster, number: int, cell: CommitCell, seconds: float) -> CommitTurn:
-    """Measure the load while a member is as the case wants it.
+    """Measure the load while a member is in the state of the case.
 
     Args:
         cluster: of slow_cluster.py.
@@ -79,7 +79,7 @@ def wait_until_caught_up(cluster: LocalCluster, *safekeeper_ids: int) -> None:
 
 
 def _start_member(cluster: LocalCluster, delay_ms: float) -> None:
-    """Start the member anew on a disk of this delay, and wait until it has caught up."""
+    """Restart the member on a disk of this delay, and wait until it has caught up."""
     member = cluster.safekeepers[_MEMBER]
     member.kill9()
     member.arguments[_DELAY_ARGUMENT] = str(delay_ms)

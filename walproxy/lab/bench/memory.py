@@ -1,6 +1,6 @@
-"""How much memory the proxy and the safekeepers have in RAM while a member is down and a lot of WAL goes by.
+"""Measure the memory of the proxy and the safekeepers in RAM while a member is down and much WAL is written.
 
-Each turn: the processes are started anew, one safekeeper of three is killed, a COPY streams its WAL to the other two,
+Each turn: the processes are restarted, one safekeeper of three is killed, a COPY streams its WAL to the other two,
 and the dead one comes back and is fed what it lacks. WAL that a member lacks is on the others' disks, and the proxy
 keeps a window of the newest only, so none of them may grow with it.
 """
@@ -23,13 +23,13 @@ _MEMBER = 3
 
 
 class MemoryCell(NamedTuple):
-    """What is measured once a round: all there is."""
+    """The only cell, which is measured once a round."""
 
     case: str = "memory with one dead"
 
 
 class MemoryTurn(msgspec.Struct, frozen=True):
-    """What one turn measured at one process.
+    """The measurements of one turn at one process.
 
     Attributes:
         process: "proxy", or "safekeeper 1".
@@ -62,7 +62,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
 
 def take_turn(cluster: LocalCluster, number: int, row_bytes: int) -> list[MemoryTurn]:
-    """Load about so many bytes of rows into the table of bulk.py while a safekeeper is dead; it is well again then.
+    """Load about `row_bytes` of rows into the table of bulk.py while a safekeeper is dead, and bring that back.
 
     Raises:
         WalproxyError: a process has failed.

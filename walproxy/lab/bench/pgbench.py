@@ -24,7 +24,7 @@ class Measured(NamedTuple):
 
 
 def prepare(postgres: LocalPostgres, scale: int) -> None:
-    """Make pgbench's tables; these commits wait for nobody."""
+    """Make pgbench's tables; these commits wait for no standby."""
     _run(postgres, ["--initialize", "--quiet", "--scale", str(scale)], "local")
     postgres.execute("CHECKPOINT")
 
@@ -51,7 +51,7 @@ def run(postgres: LocalPostgres, clients: int, seconds: int, synchronous_commit:
 
 
 def run_script(postgres: LocalPostgres, script: Path, clients: int, seconds: int, scale: int) -> None:
-    """Run a script of pgbench's, which finds `scale` in `:scale`; its commits wait for nobody.
+    """Run a script of pgbench's, which finds `scale` in `:scale`; its commits wait for no standby.
 
     Raises:
         WalproxyError: it failed.

@@ -21,7 +21,7 @@ class ReaderProcess:
     Args:
         kind: of wal_readers.py.
         count: how many at each of `conninfos`.
-        conninfos: whom they read from.
+        conninfos: of the safekeepers that they read from.
         begin_lsn: where they begin.
         until_lsn: where readers of the kind "reading" have to be before the block begins.
     """

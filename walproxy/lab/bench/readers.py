@@ -1,9 +1,9 @@
-"""What readers of a safekeeper's WAL cost those who commit: nothing that can be felt, or it is a defect.
+"""Measure the cost of readers of a safekeeper's WAL for commits: any visible cost is a defect.
 
-Three safekeepers whose disks are 2 ms slower than this machine's, one load, and in turn: no readers; one slow reader;
-ten readers; one that has stopped reading; all of them on one safekeeper, which a quorum does not need, or the same on
-each, where a quorum cannot go round it. Reported is the median of each case's commit time over that without readers in
-the same round.
+Three safekeepers whose disks are 2 ms slower than this machine's, one load, and alternately: no readers; one slow
+reader; ten readers; one that has stopped reading; all of them on one safekeeper, which a quorum does not need, or the
+same on each, where a quorum cannot go round it. Reported is the median of each case's commit time over that without
+readers in the same round.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from walproxy.lab.bench.reader_process import ReaderProcess
 from walproxy.lab.bench.wal_readers import READING, SLOW, STOPPED
 from walproxy.lab.cluster.local_cluster import LocalCluster
 
-# A slow or stopped reader begins that far back, or at the log's base: it must have something that it does not take.
+# A slow or stopped reader begins that far back, or at the log's base: there must be WAL that it does not read.
 _BACKLOG_BYTES = 32 << 20
 NOBODY = "nobody"
 
 
 class Case(NamedTuple):
-    """Who reads: `readers` of a kind at each of the safekeepers."""
+    """The readers: `readers` of a kind at each of the safekeepers."""
 
     kind: str
     readers: int
@@ -44,7 +44,7 @@ CASES = {
 
 
 class ReaderTurn(CommitTurn, frozen=True):
-    """What one turn measured; `read_bytes` is the WAL that each reader got."""
+    """The measurements of one turn; `read_bytes` is the WAL that each reader got."""
 
     read_bytes: list[int]
 

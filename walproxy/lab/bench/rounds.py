@@ -1,8 +1,8 @@
-"""Turns in rounds: every cell of an experiment once a round, in an order drawn anew each round.
+"""Turns in rounds: every cell of an experiment once a round, in an order that is drawn for each round.
 
 Machines drift while they are measured. So figures of different moments are never compared: each is divided by the
 base's figure of the same round, and the median over the rounds is what is reported. The order is shuffled, so that no
-cell always runs behind the same other one, and a seed that is printed gives the same orders again.
+cell always runs after the same other one, and a seed that is printed gives the same orders again.
 """
 
 import random
@@ -14,7 +14,7 @@ _Cell = TypeVar("_Cell", bound=Hashable)
 
 
 class Ratio(NamedTuple):
-    """How the figures of a cell relate to those of its base: the median over the rounds, the lowest, the highest."""
+    """The ratio of a cell's figures to those of its base: the median over the rounds, the lowest, the highest."""
 
     median: float
     low: float

@@ -27,7 +27,7 @@ class LevelArm:
     standby: LocalPostgres | None
 
     def settle(self) -> None:
-        """Wait until what earlier turns left behind is replayed: it would be a load on the next one."""
+        """Wait until the WAL of earlier turns is replayed: it would be a load on the next one."""
         if self.standby is not None:
             wait_until_replayed(self.standby, current_lsn(self.primary))
 

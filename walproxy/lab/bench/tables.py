@@ -1,4 +1,4 @@
-"""What the benchmark has found, as tables for a person."""
+"""Format the benchmark's results as tables for a person."""
 
 from collections.abc import Sequence
 
@@ -81,8 +81,8 @@ def single_client_lines(results: Sequence[SingleClient]) -> list[str]:
 
 
 def readers_table(results: Sequence[ReaderResult], conditions: str) -> Table:
-    """Return what readers cost those who commit."""
-    columns = ("clients", "readers", "tps", "p50 ms", "p99 ms", "p50 to nobody", "range", "p99 to nobody")
+    """Return the cost of readers for commits."""
+    columns = ("clients", "readers", "tps", "p50 ms", "p99 ms", "p50 to no reader", "range", "p99 to no reader")
     table = _table(f"Commits while WAL is read, each sync {SYNC_DELAY_MS:g} ms slower {conditions}", columns)
     for each in results:
         table.add_row(
@@ -95,7 +95,7 @@ def readers_table(results: Sequence[ReaderResult], conditions: str) -> Table:
 
 
 def members_table(results: Sequence[MemberResult], conditions: str) -> Table:
-    """Return what a slow or dead member costs those who commit."""
+    """Return the cost of a slow or dead member for commits."""
     columns = ("clients", "case", "tps", "p50 ms", "p99 ms", "p50 to all well", "range", "p99 to all well")
     table = _table(f"Commits with a bad member of three, each sync {SYNC_DELAY_MS:g} ms slower {conditions}", columns)
     for each in results:

@@ -1,12 +1,12 @@
-"""How fast a safekeeper brings WAL into an archive in a local folder, and what bounds it.
+"""Measure how fast a safekeeper archives WAL into a local folder, and what bounds it.
 
-    disk     nobody archives: files of the same sizes are written and synced, as many at once as a safekeeper uploads
+    disk     no archiver: files of the same sizes are written and synced, as many at once as a safekeeper uploads
     none     a safekeeper archives all of its WAL into an empty folder, as it is
     zstd     the same, compressed
 
 One safekeeper is the whole quorum and holds all of the WAL. For each turn it is started with another archive; the clock
-runs from the moment when it is the archiver until every whole segment has its receipt. What the disk alone would need
-for it, and how much CPU time it took, tell whether the disk or the CPU is what it waits for.
+runs from the moment when it is the archiver until every whole segment has its receipt. The time of the disk alone
+and the CPU time show whether the disk or the CPU is the bottleneck.
 """
 
 import os
@@ -51,13 +51,13 @@ _ARCHIVED_S_MAX = 600.0
 
 
 class UploadCell(NamedTuple):
-    """What is measured once a round: one of CASES."""
+    """The case that is measured once a round: one of CASES."""
 
     case: str
 
 
 class UploadTurn(msgspec.Struct, frozen=True):
-    """What one turn measured.
+    """The measurements of one turn.
 
     Attributes:
         wal_bytes: what was archived, or written.
@@ -153,7 +153,7 @@ class Hoard:
 
     def _is_archived(self) -> bool:
         archive = self.cluster.archive_status()
-        # Until it has looked at the new archive, it says what it knows of the one before.
+        # Until it has read the new archive, it reports the state of the previous one.
         return (
             archive is not None
             and archive["uploads"] >= self.segments
@@ -163,7 +163,7 @@ class Hoard:
 
 @contextmanager
 def hoarding_safekeeper(directory: Path, binaries: ServerBinaries, wal_bytes: int) -> Iterator[Hoard]:
-    """Yield a safekeeper that has at least so much WAL."""
+    """Yield a safekeeper that has at least `wal_bytes` of WAL."""
     postgres = make_server(directory / "cluster", binaries)
     options = ("--wal-keep", "1TiB")
     with LocalCluster(directory / "cluster", postgres, 1, safekeeper_options=options) as cluster:

@@ -52,7 +52,7 @@ class WalFolder(NamedTuple):
 
     @property
     def wal_bytes(self) -> int:
-        """How much there is."""
+        """The size of the WAL."""
         return self.end_lsn - self.begin_lsn
 
     def segments(self) -> list[Path]:
@@ -104,6 +104,6 @@ def write_wal(directory: Path, binaries: ServerBinaries, wal_bytes: int) -> WalF
 
 
 def _segment_of(postgres: LocalPostgres) -> Lsn:
-    """Return where the segment begins that is being written; the next one, just behind a switch."""
+    """Return where the segment begins that is being written; the next one, just after a switch."""
     [(lsn,)] = postgres.execute("SELECT pg_current_wal_insert_lsn()::text")
     return segment_start(parse_lsn(lsn), _SEGMENT_SIZE)

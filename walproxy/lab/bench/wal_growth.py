@@ -1,8 +1,8 @@
-"""Whether the tables of WAL cost the same for each gigabyte, however many there are, and whether memory stays.
+"""Measure whether tables of WAL cost the same for each gigabyte at every size, and whether memory stays constant.
 
 One run of the job for the first part of a folder of WAL, for twice as much, and for four times as much: in an
-order drawn anew each round, each with a process, a JVM and tables of its own. A gigabyte is 10**9 bytes of WAL. Each
-process makes tables of half a gigabyte before: Spark's start would make a gigabyte cheaper the more there are.
+order that is drawn for each round, each with a process, a JVM and tables of its own. A gigabyte is 10**9 bytes of WAL.
+Each process makes tables of half a gigabyte before: Spark's start would make a gigabyte cheaper the more there are.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ _WARM_UP_BYTES = 1 << 29
 
 
 class GrowthCell(NamedTuple):
-    """What is measured once a round: so many times the smallest part of the WAL."""
+    """The cell that is measured once a round: a multiple of the smallest part of the WAL."""
 
     factor: int
 
 
 class GrowthTurn(msgspec.Struct, frozen=True):
-    """What one run measured.
+    """The measurements of one run.
 
     Attributes:
         wal_bytes: of the smallest amount, twice or four times as much.

@@ -5,7 +5,7 @@ COUNT connections to each CONNINFO stream from START. What they get they throw a
 serving them, and their own work must not be it. So they look at their sockets a hundred times a second instead of at
 each message. The kinds:
 
-    reading  takes all that comes, and says so to the server
+    reading  reads all WAL, and reports that to the server
     slow     takes 200 kB a second
     stopped  never reads
 
@@ -103,7 +103,7 @@ class Reader:
 
 
 def run(readers: Sequence[Reader], until_lsn: Lsn) -> None:
-    """Read until stdin ends; say when all have got to `until_lsn`, or at once if it is 0."""
+    """Read until stdin ends; report when all have got to `until_lsn`, or at once if it is 0."""
     said_ready = False
     while True:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""How fast WAL is decoded and becomes tables, beside what pg_waldump takes for the same files.
+"""Measure how fast WAL is decoded and written as tables, compared with pg_waldump on the same files.
 
     waldump-stats, waldump-text   pg_waldump, one process
     decode                        the decoder with checksums, one thread
@@ -34,13 +34,13 @@ CASES = (STATS, TEXT, "decode", "lsn", "records", "parquet", *_AGGREGATED, NEXT_
 
 
 class TableCell(NamedTuple):
-    """What is measured once a round: one of CASES."""
+    """The case that is measured once a round: one of CASES."""
 
     case: str
 
 
 class TableTurn(msgspec.Struct, frozen=True):
-    """What one turn measured."""
+    """The measurements of one turn."""
 
     round: int
     case: str
@@ -67,7 +67,7 @@ class TableResult(msgspec.Struct, frozen=True):
 
 
 class Subject:
-    """What turns are taken with: WAL, and a Spark session that is warm.
+    """The input of turns: WAL, and a Spark session that is warm.
 
     Attributes:
         records: how many there are in the WAL.

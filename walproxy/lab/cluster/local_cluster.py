@@ -1,7 +1,7 @@
 """A whole cluster on this machine: PostgreSQL, safekeepers, proxies, each a real process.
 
 For the demo, the benchmark and the tests. The processes are this project's own commands, run by this interpreter, with
-their logs in files; they can be killed as a crash would and started again at the same place. Nothing is left behind: a
+their logs in files; they can be killed as a crash would and started again at the same place. Nothing is left running: a
 cluster is a context manager, and on Linux the kernel ends the processes when the thread that started them dies.
 
 Everything blocks; asyncio code calls it through `asyncio.to_thread`.
@@ -36,7 +36,7 @@ _HTTP_TIMEOUT_S = 2.0
 
 
 class LocalProcessFailed(WalproxyError):
-    """A local process did not do what it was asked; the message ends with the last lines of its log."""
+    """A local process failed or did not respond; the message ends with the last lines of its log."""
 
 
 class Child(Protocol):
@@ -56,10 +56,10 @@ class LocalProcess:
 
     Attributes:
         name: for messages, e.g. "safekeeper 2".
-        arguments: the command line behind the interpreter.
+        arguments: the command line after the interpreter.
         http_port: where its /status is.
         log_path: its output.
-        http_tls: whom to trust at its HTTP listener, None if that has no TLS.
+        http_tls: the CA to trust at its HTTP listener, None if that has no TLS.
         outlives_us: it goes on when this process ends without having ended it.
     """
 
@@ -88,7 +88,7 @@ class LocalProcess:
     def start(self) -> Self:
         """Start it; returns at once."""
         if self.pid is not None:
-            raise LocalProcessFailed(f"{self.name} runs already, with pid {self.pid}")
+            raise LocalProcessFailed(f"{self.name} is already running, with pid {self.pid}")
         with self.log_path.open("ab") as log:
             self._process = self._spawn(log, {**os.environ, **self.environment})
         return self
@@ -141,7 +141,7 @@ class LocalProcess:
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise LocalProcessFailed(f"{self.name} still runs after {timeout_s:g} s: {self.log_tail()}") from None
+            raise LocalProcessFailed(f"{self.name} is still running after {timeout_s:g} s: {self.log_tail()}") from None
 
     def status(self) -> dict[str, Any] | None:
         """Return its /status, None if it does not answer."""
@@ -158,7 +158,7 @@ def read_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any] |
     """Return the /status of a daemon by the address of its HTTP listener, None if it does not answer.
 
     Args:
-        tls: whom to trust there, None without TLS.
+        tls: the CA to trust there, None without TLS.
     """
     try:
         with urllib.request.urlopen(url + "/status", timeout=_HTTP_TIMEOUT_S, context=tls) as response:
@@ -179,12 +179,12 @@ class LocalCluster:
         proxies: the first one, and spares.
         standbys: by name, each fed by safekeepers; `add_standby` makes them.
         former_primaries: those that `promote` has replaced.
-        reader_options: what `standby_conninfo` says besides hosts.
+        reader_options: the parameters of `standby_conninfo` besides hosts.
         outlives_us: the daemons go on when this process ends without `close`.
 
     Args:
         candidates: names of standbys to come; the proxies know where they will be, and follow one that is promoted.
-        safekeeper_program: what runs a safekeeper, behind the interpreter.
+        safekeeper_program: what runs a safekeeper, after the interpreter.
         safekeeper_options: what else each is given, e.g. where the archive is.
         through: returns the port at which proxies reach what listens at a port, a relay's for instance.
     """
@@ -255,7 +255,7 @@ class LocalCluster:
         return self.process_type(f"safekeeper {safekeeper_id}", arguments, http_port, log_path, self.outlives_us)
 
     def standby_conninfo(self, *safekeeper_ids: int) -> str:
-        """Return the connection string of who streams from these safekeepers, by default all; each is tried in turn."""
+        """Return a connection string for these safekeepers, by default all, which are tried one after the other."""
         ports = [self._pg_listen_ports[i] for i in safekeeper_ids or self.safekeepers]
         return _several_hosts(ports, **self.reader_options)
 
@@ -368,15 +368,15 @@ class LocalCluster:
         while not condition():
             if time.monotonic() > deadline:
                 about = process or self.proxy
-                raise LocalProcessFailed(f"waited {timeout_s:g} s in vain until {what}; log: {about.log_tail()}")
+                raise LocalProcessFailed(f"condition not met within {timeout_s:g} s: {what}; log: {about.log_tail()}")
             time.sleep(_POLL_S)
 
     def commit_lsn(self) -> Lsn:
-        """Return the highest commit_lsn that any proxy knows, 0 if none."""
+        """Return the highest commit_lsn that any proxy reports, 0 if none."""
         return max((parse_lsn(s["commit_lsn"]) for s in (p.status() for p in self.proxies) if s), default=0)
 
     def archive_status(self) -> dict[str, Any] | None:
-        """Return what /status says of the archive at the safekeeper that archives, None if none does."""
+        """Return the archive's part of the archiver's /status, None if no safekeeper archives."""
         for status in filter(None, (process.status() for process in self.safekeepers.values())):
             archive: dict[str, Any] | None = status.get("archive")
             if archive is not None and archive["archiver"]:
@@ -384,7 +384,7 @@ class LocalCluster:
         return None
 
     def archived_lsn(self) -> Lsn:
-        """Return how far the archive reaches, as far as any safekeeper knows; 0 if none does."""
+        """Return how far the archive reaches, by any safekeeper's status; 0 if none does."""
         statuses = filter(None, (process.status() for process in self.safekeepers.values()))
         return max((parse_lsn(status["archived_lsn"]) for status in statuses), default=0)
 

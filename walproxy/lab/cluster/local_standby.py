@@ -1,4 +1,4 @@
-"""A standby of a local PostgreSQL: copied with pg_basebackup, fed by whoever a connection string names.
+"""A standby of a local PostgreSQL: copied with pg_basebackup, fed by the server that a connection string names.
 
 A standby takes over its primary's configuration, synchronous_standby_names included: while it is a standby that means
 nothing, and from its promotion on its commits wait for the same receivers as its primary's did.

@@ -1,7 +1,7 @@
 """A bank: accounts, and transfers of money between them. Its total balance never changes.
 
-Every transfer has an id that its client chose, so that afterwards the bank's books can be compared with what the
-clients were told.
+Every transfer has an id that its client chose, so that afterwards the bank's books can be compared with the replies
+to its clients.
 """
 
 from typing import NamedTuple, Protocol
@@ -65,11 +65,11 @@ class Executes(Protocol):
 
 
 class Audit(NamedTuple):
-    """The books compared with what the clients were told.
+    """The books compared with the replies to clients.
 
     Attributes:
         transfers: how many are in the books.
-        missing: ids that were acknowledged and are not in the books, or say something else there.
+        missing: ids that were acknowledged and are not in the books, or have other values there.
         strangers: ids in the books that no client ever tried to commit.
         in_doubt_found: how many transfers in doubt did happen.
         wrong_accounts: accounts whose balance does not follow from the transfers.
@@ -85,7 +85,7 @@ class Audit(NamedTuple):
 
 
 def audit(database: Executes, acknowledged: set[Transfer], in_doubt: set[Transfer]) -> Audit:
-    """Compare the books in `database` with what the clients were told."""
+    """Compare the books in `database` with the replies to clients."""
     booked = {Transfer(*row) for row in database.execute("SELECT id, source, target, amount FROM transfer")}
     [(wrong_accounts,)] = database.execute(_WRONG_ACCOUNTS)
     [(total_balance,)] = database.execute("SELECT sum(balance)::bigint FROM account")

@@ -1,4 +1,4 @@
-"""The check that everything is for: the bank's books against what the clients were told."""
+"""The main check: the bank's books against the replies to clients."""
 
 from walproxy.lab.demo.bank import ACCOUNTS, OPENING_BALANCE, audit
 from walproxy.lab.demo.stage import Stage
@@ -15,7 +15,7 @@ def compare_books(stage: Stage) -> str:
     stage.require(
         not found.missing, f"{len(found.missing)} acknowledged transfers are lost, the first is {found.missing[:1]}"
     )
-    stage.require(not found.strangers, f"{len(found.strangers)} transfers are there that nobody has committed")
+    stage.require(not found.strangers, f"{len(found.strangers)} transfers are there that no client has committed")
     stage.require(not found.wrong_accounts, f"{found.wrong_accounts} accounts do not follow from the transfers")
     total = ACCOUNTS * OPENING_BALANCE
     stage.require(found.total_balance == total, f"the total balance is {found.total_balance}, not {total}")

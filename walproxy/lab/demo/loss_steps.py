@@ -48,14 +48,14 @@ def _take_base_backup(stage: Stage) -> str:
     cluster.postgres.back_up(_backup_folder(stage))
     seconds = time.monotonic() - began_at
     target_lsn = stage.backed_up_lsn = cluster.commit_lsn()
-    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive has got so far", CATCH_UP_S_MAX)
+    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive has that WAL", CATCH_UP_S_MAX)
     return f"pg_basebackup took {seconds:.1f} s under load; the archive has the WAL up to {format_lsn(target_lsn)}"
 
 
 def _remove_old_wal(stage: Stage) -> str:
     cluster = stage.cluster
     before = [_size_of(stage.wal_folder(i)) for i in cluster.safekeepers]
-    # The proxies that the shutdown left behind may still be settling who serves, and one that is deposed ends.
+    # The proxies that still run after the shutdown may be electing, and one that is deposed ends.
     for process in [*cluster.proxies, *cluster.safekeepers.values()]:
         process.stop()
     for safekeeper in cluster.safekeepers.values():
@@ -105,7 +105,7 @@ def _restore(stage: Stage) -> str:
     target = cluster.directory / "restored"
     user = server_user()
     began_at = time.monotonic()
-    said = stage.command(
+    output = stage.command(
         *("restore", "--backup", _backup_folder(stage), "--target", target),
         *("--archive", archive_folder(cluster.directory)),
         *("--data-dir", cluster.safekeeper_directory(stage.survivor), "--uncommitted"),
@@ -125,12 +125,12 @@ def _restore(stage: Stage) -> str:
         lambda: restored.execute("SELECT pg_is_in_recovery()") == [(False,)], "recovery has ended", CATCH_UP_S_MAX
     )
     seconds = time.monotonic() - began_at
-    reach = _REACH.search(said)
+    reach = _REACH.search(output)
     up_to = f" up to {reach[1]}" if reach is not None else ""
     return f"restored, started and recovered{up_to} in {seconds:.1f} s; {compare_books(stage)}"
 
 
-def _begin_anew(stage: Stage) -> str:
+def _begin_again(stage: Stage) -> str:
     cluster = stage.cluster
     for safekeeper in cluster.safekeepers.values():
         safekeeper.start()
@@ -138,9 +138,9 @@ def _begin_anew(stage: Stage) -> str:
         lambda: all(process.status() for process in cluster.safekeepers.values()), "safekeepers answer", RESUME_S_MAX
     )
     options = ("--primary", cluster.postgres.conninfo(), "--safekeepers", cluster.safekeepers_option)
-    said = stage.command("rebootstrap", "--yes", *options)
-    begins = _NEW_CLUSTER.search(said)
-    stage.require(begins is not None, f"walproxy rebootstrap did not name the new cluster: {one_line(said)}")
+    output = stage.command("rebootstrap", "--yes", *options)
+    begins = _NEW_CLUSTER.search(output)
+    stage.require(begins is not None, f"walproxy rebootstrap did not name the new cluster: {one_line(output)}")
     assert begins is not None  # required above
     stage.command("archive", "adopt", "--cluster-id", begins[1], "--archive", archive_folder(cluster.directory))
     _start_proxies(stage)
@@ -154,8 +154,8 @@ def _begin_anew(stage: Stage) -> str:
     stage.observe(SHORT_WATCH_S)
     stage.stop_load()
     target_lsn = cluster.commit_lsn()
-    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive goes on, too", CATCH_UP_S_MAX)
-    return f"commits go on, and so does the archive; now {compare_books(stage)}"
+    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive continues, too", CATCH_UP_S_MAX)
+    return f"commits and the archive continue; now {compare_books(stage)}"
 
 
 def _start_proxies(stage: Stage) -> None:
@@ -186,5 +186,5 @@ LOSS_STEPS = (
     Step("go on, with less WAL on the safekeepers", _remove_old_wal),
     Step("lose all but one safekeeper and the archive", _lose_everything),
     Step("walproxy restore: all of it is there", _restore),
-    Step("begin anew on empty safekeepers", _begin_anew),
+    Step("begin again on empty safekeepers", _begin_again),
 )

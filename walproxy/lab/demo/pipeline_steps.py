@@ -1,8 +1,8 @@
-"""The demo's last chapter: the WAL of everything before becomes tables, and the tables are asked.
+"""The demo's last chapter: the WAL of everything before becomes tables, and the tables are queried.
 
 All WAL that the archive has is read. What only the lost disks had is missing there, unless a segment that came later
-brought it, so gaps are allowed, and named. The commits are counted in the WAL behind the loss, of which no byte may be
-missing, and compared with what the clients were told.
+brought it, so gaps are allowed, and named. The commits are counted in the WAL after the loss, of which no byte may be
+missing, and compared with the replies to clients.
 """
 
 import json
@@ -29,11 +29,11 @@ def _make_tables(stage: Stage) -> str:
     directory = stage.cluster.directory
     stage.command("pipeline", "catalog", "--primary", stage.cluster.postgres.conninfo(), "--output", _names(stage))
     began_at = time.monotonic()
-    said = stage.command(
+    output = stage.command(
         *("pipeline", "run", archive_folder(directory), "--to", _tables(stage), "--once", "--allow-gaps", "--json")
     )
     seconds = time.monotonic() - began_at
-    events = [json.loads(line) for line in said.splitlines()]
+    events = [json.loads(line) for line in output.splitlines()]
     batches = [event for event in events if event["event"] == "batch"]
     stage.require(bool(batches), "the archive was found empty")
     records = sum(event["rows"]["records"] for event in batches)
@@ -51,7 +51,7 @@ def _ask_tables(stage: Stage) -> str:
     stage.require(
         counted["transfers"] == expected,
         f"the tables have {counted['transfers']} committed transfers since {format_lsn(stage.new_log_lsn)}, but the "
-        f"clients were told of {expected}",
+        f"clients received {expected} acknowledgements",
     )
     volumes = _query(
         stage,
@@ -62,7 +62,7 @@ def _ask_tables(stage: Stage) -> str:
         postgres.execute("SELECT pg_relation_filenode(oid)::bigint, relname::text FROM pg_class WHERE relfilenode <> 0")
     )
     top = ", ".join(f"{names.get(row['relation'], row['relation'])} {format_bytes(row['bytes'])}" for row in volumes)
-    return f"{expected:,} transfers committed since the loss, as the clients were told; most WAL was written for {top}"
+    return f"{expected:,} transfers committed since the loss, all of them acknowledged; most WAL was written for {top}"
 
 
 def _report(stage: Stage) -> str:
@@ -72,8 +72,8 @@ def _report(stage: Stage) -> str:
 
 
 def _query(stage: Stage, sql: str) -> list[dict[str, Any]]:
-    said = stage.command("pipeline", "query", " ".join(sql.split()), "--tables", _tables(stage), "--json")
-    rows = [json.loads(line) for line in said.splitlines()]
+    output = stage.command("pipeline", "query", " ".join(sql.split()), "--tables", _tables(stage), "--json")
+    rows = [json.loads(line) for line in output.splitlines()]
     stage.require(bool(rows), f"no row came back: {sql}")
     return rows
 

@@ -1,6 +1,6 @@
-"""What the steps play on: the cluster, the load, and its history, with the waits and commands that steps share.
+"""The stage of the steps: the cluster, the load, and its history, with the waits and commands that steps share.
 
-A step makes something happen, checks what clients saw, and returns it as one line. A step that returns has held; one
+A step causes an event, checks its effect on clients, and returns that as one line. A step that returns has held; one
 that has not raises. The bounds are those that the project promises on an idle machine (see docs/guide/operations.md),
 or, where it promises no number, far above what is usual.
 """
@@ -42,7 +42,7 @@ _WAITING_CLIENTS = f"""
 
 
 class StepFailed(WalproxyError):
-    """What a step promises did not happen."""
+    """A step's expected effect did not happen."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Stage:
     Attributes:
         cluster: the processes.
         clients: how many of them the load has.
-        history: what the clients were told.
+        history: the replies to clients.
         transfer_ids: of the transfers that clients will try.
         load: the clients, or the last ones.
         dead_since_lsn: commit_lsn when each dead safekeeper was killed, by its id.
@@ -96,7 +96,7 @@ class Stage:
         assert self.load is not None  # start_load made it
         waiting = self.load.stop(_STOP_S_MAX)
         self.require(
-            not waiting, f"{waiting} commits of the load still waited after {_STOP_S_MAX:g} s: look at the proxy's log"
+            not waiting, f"{waiting} commits of the load were waiting after {_STOP_S_MAX:g} s: look at the proxy's log"
         )
 
     def require(self, holds: bool, otherwise: str) -> None:
@@ -120,7 +120,7 @@ class Stage:
         while not condition():
             if time.monotonic() - begin > timeout_s:
                 problem = f"; a client's last error: {self.history.problem}" if self.history.problem else ""
-                raise StepFailed(f"waited {timeout_s:g} s in vain until {what}{problem}")
+                raise StepFailed(f"condition not met within {timeout_s:g} s: {what}{problem}")
             time.sleep(_POLL_S)
         return time.monotonic() - begin
 
@@ -159,7 +159,7 @@ class Stage:
         self.cluster.safekeepers[safekeeper_id].kill9()
 
     def safekeeper_lsns(self, name: str) -> dict[int, Lsn]:
-        """Return one position, e.g. "flush_lsn", as each safekeeper says it; 0 for one that is silent."""
+        """Return one position, e.g. "flush_lsn", as each safekeeper reports it; 0 for one that does not answer."""
         answers = {i: process.status() for i, process in self.cluster.safekeepers.items()}
         return {i: parse_lsn(answer[name]) if answer else 0 for i, answer in answers.items()}
 

@@ -26,7 +26,7 @@ def _add_standby(stage: Stage) -> str:
     target_lsn = cluster.commit_lsn()
     stage.wait_until(lambda: replay_lsn(standby) >= target_lsn, "the standby has caught up", CATCH_UP_S_MAX)
     seconds = time.monotonic() - began_at
-    stage.wait_until(lambda: _applied_lsn(stage) >= target_lsn, "the proxy knows what it has replayed", RESUME_S_MAX)
+    stage.wait_until(lambda: _applied_lsn(stage) >= target_lsn, "the proxy has its replay position", RESUME_S_MAX)
     cluster.postgres.execute("CREATE TABLE note (line text)")
     committed_ms = _commit_applied(cluster.postgres, "INSERT INTO note VALUES ('hello')")
     seen = standby.execute("SELECT line FROM note")
@@ -59,8 +59,8 @@ def _promote(stage: Stage) -> str:
     cluster = stage.cluster
     standby = cluster.standbys[STANDBY]
     leading = leading_proxy(cluster)
-    # While the quorum hangs a spare may be voted for, and be without a primary a moment later: nobody could then tell
-    # the standby what was committed last (docs/guide/promoting.md).
+    # While the quorum hangs a spare may be voted for, and be without a primary a moment later: then no proxy could
+    # send the standby the last commit position (docs/guide/promoting.md).
     spares = [proxy for proxy in cluster.proxies if leading is not None and proxy is not leading[0]]
     for proxy in spares:
         proxy.kill9()
@@ -75,7 +75,7 @@ def _promote(stage: Stage) -> str:
     for process in hung:
         process.resume()
     stage.wait_until(
-        lambda: _has_all_that_is_committed(stage, standby), "the standby has all that is committed", CATCH_UP_S_MAX
+        lambda: _has_all_that_is_committed(stage, standby), "the standby has all committed WAL", CATCH_UP_S_MAX
     )
     cluster.promote(STANDBY)
     promoted = time.monotonic()
@@ -135,7 +135,7 @@ def _feeding_safekeeper(stage: Stage, standby: LocalPostgres) -> int | None:
 
 
 def _applied_lsn(stage: Stage) -> Lsn:
-    """Return how far the designated standby has replayed, as the serving proxy tells PostgreSQL."""
+    """Return how far the designated standby has replayed, as the serving proxy reports it to PostgreSQL."""
     leading = leading_proxy(stage.cluster)
     return parse_lsn(leading[1]["apply_lsn"]) if leading is not None else 0
 

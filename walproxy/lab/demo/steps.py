@@ -1,7 +1,7 @@
 """The steps of the demo, in order.
 
 The cluster under load, its standby (standby_steps.py), the books, the bytes, the loss of nearly everything
-(loss_steps.py), and the tables that come of it (pipeline_steps.py).
+(loss_steps.py), and the tables made from it (pipeline_steps.py).
 """
 
 import time
@@ -70,8 +70,8 @@ def _kill_second_safekeeper(stage: Stage) -> str:
         stage.history.first_begun_since(killed) is None, "a commit begun after the quorum was lost was acknowledged"
     )
     stage.require(for_quorum > 0, "no commit waits with wait_event SyncRep")
-    behind_locks = f" ({for_locks} more behind their locks)" if for_locks else ""
-    return f"{for_quorum} commits wait{behind_locks}, 0 acknowledged in {end - begin:.1f} s"
+    for_rows = f" ({for_locks} more for row locks)" if for_locks else ""
+    return f"{for_quorum} commits wait{for_rows}, 0 acknowledged in {end - begin:.1f} s"
 
 
 def _start_one_safekeeper(stage: Stage) -> str:
@@ -109,7 +109,7 @@ def _take_over(stage: Stage) -> str:
     cluster.start_proxy(spare)
     stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare", RESUME_S_MAX)
     leading = leading_proxy(cluster)
-    stage.require(leading is not None and leading[0] is cluster.proxy, "the first proxy does not serve any more")
+    stage.require(leading is not None and leading[0] is cluster.proxy, "the first proxy no longer serves")
     before = time.monotonic()
     cluster.proxy.kill9()
     killed = time.monotonic()

@@ -36,7 +36,7 @@ _SETTINGS = {
 
 @dataclass
 class Outcome:
-    """How the story went.
+    """The outcome of the story.
 
     Attributes:
         seen: what each step that held saw.

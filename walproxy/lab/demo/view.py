@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: the steps as lines, and below them, on a terminal, the cluster live.
+"""The demo's output while it runs: the steps as lines, and below them, on a terminal, the cluster live.
 
 A thread looks at the cluster a few times a second, so that neither drawing nor the story waits for a process that does
 not answer. Without a terminal the same is one line every two seconds.

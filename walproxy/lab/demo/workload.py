@@ -19,7 +19,7 @@ def transfer_clients(
 
     Args:
         conninfo: returns libpq's connection string of the server that is the primary now.
-        history: where they keep what they are told.
+        history: of the replies to them.
         ids: of their transfers; none of them may be in the books.
     """
 

@@ -5,7 +5,7 @@ its connection makes a new one and goes on with another transaction: it never re
 ("ok"), certainly not committed ("fail"), or in doubt ("unknown").
 
 A client that waits for too long hangs up. It never cancels: PostgreSQL answers a cancelled wait for its standbys with
-COMMIT and a warning, although no standby has it. The session that it leaves behind waits on, and may commit later.
+COMMIT and a warning, although no standby has it. The session that it leaves continues to wait, and may commit later.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ class Clients(Generic[T]):
         application_name: of the sessions.
         rate: transactions a second of all clients together, while nothing makes them wait; as many as they can without.
         hangs_up_after_s: how long a client waits for a transaction; without, until `stop`.
-        measures_s: the clients begin together, once all are connected, and end by themselves after so many seconds;
-            math.inf if not before `stop`. The first problem ends them all. Without, they reconnect.
+        measures_s: the clients begin together, once all are connected, and end by themselves after this number of
+            seconds; math.inf if not before `stop`. The first problem ends them all. Without, they reconnect.
     """
 
     def __init__(

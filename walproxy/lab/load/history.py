@@ -1,4 +1,4 @@
-"""What clients were told: which transactions were acknowledged, and when; which are in doubt; which have failed.
+"""The replies to clients: which transactions were acknowledged, and when; which are in doubt; which have failed.
 
 Written by the thread of the clients, read by others: entries are only ever appended, each as one object, in the order
 in which the transactions ended. Times are those of `time.monotonic`, in seconds.
@@ -35,7 +35,7 @@ class Operation(NamedTuple, Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.ended_at - self.begun_at
 
 

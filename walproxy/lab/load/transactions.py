@@ -1,6 +1,6 @@
-"""What a client of the load sends: a transaction, divided at the statement that commits it.
+"""A transaction of a client of the load, divided at the statement that commits it.
 
-Until that statement is sent, it is certain that nothing is committed; from then on only the answer tells.
+Until that statement is sent, it is certain that nothing is committed; from then on only the reply shows it.
 """
 
 from typing import Protocol

@@ -10,7 +10,7 @@ __all__ = ["ClusterFailed", "EngineName", "WalproxyCluster"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for only then: the cluster's own processes are modules of this package, and stay small."""
+    """Import a name only when it is used: the cluster's own processes are modules of this package, and stay small."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from walproxy.lab.testing import cluster

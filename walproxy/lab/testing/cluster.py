@@ -37,7 +37,7 @@ _LOG_LINES = 5
 
 
 class WalproxyCluster:
-    """A cluster that starts with the `with` block, commits through its quorum from then on, and is gone behind it.
+    """A cluster that starts with the `with` block, commits through its quorum from then on, and is removed after it.
 
     A member is named as in `members`; a number is a safekeeper's.
 
@@ -52,11 +52,12 @@ class WalproxyCluster:
         archive: they archive WAL, in a folder of the cluster's own.
         proxies: how many; one leads, the others wait as spares.
         standbys: how many, each fed by the safekeepers.
-        engine: "auto" is what WALPROXY_TESTING_ENGINE says, else containers if there is an engine that has the images.
+        engine: "auto" is the value of WALPROXY_TESTING_ENGINE, else containers if there is an engine that has the
+            images.
         directory: a new folder for data and logs, which stays; by default a temporary one.
         settings: of PostgreSQL.
         volatile_disks: what a safekeeper has written and not synced is lost with its process: `kill` is a power cut.
-        safekeeper_program: the words behind the interpreter in place of -m walproxy.lab.testing.faulty_disk, before
+        safekeeper_program: the words after the interpreter in place of -m walproxy.lab.testing.faulty_disk, before
             CONTROL_FILE run OPTIONS; processes only.
         proxy_program: those in place of -m walproxy run; processes only.
     """
@@ -120,7 +121,7 @@ class WalproxyCluster:
         self._disks.clear()
         self._closing.close()
 
-    # What one asks it.
+    # Its state.
 
     @property
     def conninfo(self) -> str:
@@ -131,7 +132,7 @@ class WalproxyCluster:
         """Return the connection string of a PostgreSQL, a standby's for instance: its superuser."""
         name = self._name(who)
         if name != "postgres" and name not in self._blueprint.standby_names:
-            raise ConfigurationError(f"{name} is no PostgreSQL: it has no connection string")
+            raise ConfigurationError(f"{name} is not a PostgreSQL server: it has no connection string")
         return self._engine.conninfo(name)
 
     @property
@@ -177,10 +178,10 @@ class WalproxyCluster:
         """Return the folder of a safekeeper's or a PostgreSQL's data; of containers, a copy as it is now."""
         name = self._name(who)
         if name in self._blueprint.proxy_names:
-            raise ConfigurationError(f"{name} is a proxy: it keeps nothing")
+            raise ConfigurationError(f"{name} is a proxy: it has no data folder")
         return self._engine.data_folder(name)
 
-    # What one does to it.
+    # Faults.
 
     def pause(self, who: str | int) -> None:
         """Let a member stand still: it lives, holds its connections, and does nothing.
@@ -220,11 +221,11 @@ class WalproxyCluster:
         self._engine.start(self._name(who))
 
     def partition(self, safekeeper: str | int, direction: Literal["both", "to", "from"] = "both") -> None:
-        """Cut a safekeeper off from the proxies: "to": it hears nothing; "from": nobody hears it; or both."""
+        """Cut a safekeeper off from the proxies: "to": it receives nothing; "from": nothing of it arrives; or both."""
         self._engine.hold(self._safekeeper(safekeeper), direction)
 
     def slow(self, safekeeper: str | int, fsync_ms: float) -> None:
-        """Let each fdatasync of a safekeeper take so much longer; 0: as quick as it is."""
+        """Let each fdatasync of a safekeeper take `fsync_ms` longer; 0: as quick as it is."""
         name = self._safekeeper(safekeeper)
         self._set_disk(name, DiskFaults(fsync_ms=fsync_ms, full=self._disk(name).full))
 
@@ -259,7 +260,7 @@ class WalproxyCluster:
     def heal(self, who: str | int | None = None) -> None:
         """End the partitions, the disk's faults, the shortages and the pause of a member; without one, of all.
 
-        Of all: whoever has ended, for whatever reason, is started again, too.
+        Of all: a member that has ended, for whatever reason, is started again, too.
         """
         for name in self.members if who is None else [self._name(who)]:
             if name in self._paused:
@@ -298,7 +299,7 @@ class WalproxyCluster:
     def _safekeeper(self, who: str | int) -> str:
         name = self._name(who)
         if name not in self._blueprint.safekeeper_names:
-            raise ConfigurationError(f"{name} is no safekeeper: this fault is for {self._blueprint.safekeeper_names}")
+            raise ConfigurationError(f"{name} is not a safekeeper: choose one of {self._blueprint.safekeeper_names}")
         return name
 
     def _disk(self, name: str) -> DiskFaults:
@@ -313,7 +314,7 @@ def choose_engine(wanted: EngineName, blueprint: Blueprint) -> Literal["containe
     """Return what a cluster is to run on.
 
     Raises:
-        ConfigurationError: WALPROXY_TESTING_ENGINE says something else, or it is to be containers and cannot.
+        ConfigurationError: WALPROXY_TESTING_ENGINE has another value, or containers are requested and cannot be used.
     """
     if wanted == "auto":
         wanted = _by_environment()
@@ -335,11 +336,11 @@ def choose_engine(wanted: EngineName, blueprint: Blueprint) -> Literal["containe
 
 
 def _by_environment() -> EngineName:
-    said = os.environ.get(_ENGINE_VARIABLE, "auto")
+    chosen = os.environ.get(_ENGINE_VARIABLE, "auto")
     for name in get_args(EngineName):
-        if said == name:
+        if chosen == name:
             return cast(EngineName, name)
-    raise ConfigurationError(f"{_ENGINE_VARIABLE} is {said}: set it to one of {', '.join(get_args(EngineName))}")
+    raise ConfigurationError(f"{_ENGINE_VARIABLE} is {chosen}: set it to one of {', '.join(get_args(EngineName))}")
 
 
 def _make_engine(name: str, blueprint: Blueprint, directory: Path) -> Engine:

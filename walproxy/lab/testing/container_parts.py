@@ -1,6 +1,6 @@
 """The container engine as the tests' clusters use it: containers, a network and a volume, made with testcontainers.
 
-All that is made carries a label with its owner, so that the next cluster removes what a killed test left behind. That
+All that is made carries a label with its owner, so that the next cluster removes what a killed test has left. That
 is what testcontainers' own reaper is for, too, which is one more image to pull and holds the engine's socket: it is not
 started for these containers. Where it runs for others, it takes care of these as well.
 """
@@ -55,7 +55,7 @@ def engine_answers() -> bool:
     """Return whether there is a container engine."""
     host = get_docker_host() or _UNIX_SOCKET
     if host.startswith("unix://"):
-        # Asked by hand first: the client leaks its socket where nobody answers.
+        # Checked by hand first: the client leaks its socket where no engine answers.
         with closing(socket.socket(socket.AF_UNIX)) as probe:
             if probe.connect_ex(host.removeprefix("unix://")) != 0:
                 return False
@@ -80,7 +80,7 @@ def remove_leftovers() -> None:
 
     What another cluster is removing just now is left to it; what cannot go at all, to the next one.
     """
-    with engine_errors("list what a killed test has left behind"), closing(DockerClient().client) as client:
+    with engine_errors("list what a killed test has left"), closing(DockerClient().client) as client:
         labelled: dict[str, Any] = {"filters": {"label": LABEL}}
         containers = client.containers.list(all=True, ignore_removed=True, **labelled)
         left = [(each.labels[LABEL], partial(each.remove, force=True, v=True)) for each in containers]
@@ -95,7 +95,7 @@ def remove_leftovers() -> None:
 
 
 def _remove(remove: Callable[[], None]) -> None:
-    """Remove something for good. The engine frees a network or a volume only a moment after its last container."""
+    """Remove something permanently. The engine frees a network or a volume only a moment after its last container."""
     deadline = time.monotonic() + _REMOVAL_S
     while True:
         try:

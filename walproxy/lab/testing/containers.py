@@ -276,7 +276,7 @@ class ContainersEngine:
         return str(self._container(member).status) if member in self._containers else "not made"
 
     def _find_relay(self) -> None:
-        """Wait until the relay answers; it tells at which address the engine publishes ports."""
+        """Wait until the relay answers; find the address at which the engine publishes ports."""
         hosts = dict.fromkeys([parts.LOOPBACK, self._containers["relay"].get_container_host_ip()])
 
         def answers() -> bool:
@@ -304,7 +304,9 @@ class ContainersEngine:
         while not condition():
             if time.monotonic() > deadline or not self.runs(member):
                 log = " | ".join(self.log(member, 5).splitlines())
-                raise ClusterFailed(f"waited in vain until {what}; the log of {member} ends with {log}")
+                raise ClusterFailed(
+                    f"condition not met within {_STARTUP_S:g} s: {what}; the log of {member} ends with {log}"
+                )
             time.sleep(_POLL_S)
 
 

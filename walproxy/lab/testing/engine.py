@@ -1,7 +1,7 @@
-"""What a cluster for tests runs on: containers, or processes of this machine. One interface for both.
+"""The engines of clusters for tests: containers, or processes of this machine. One interface for both.
 
-Members go by names: "postgres", "safekeeper1", ..., "walproxy", "walproxy2", ..., "standby1", ... An engine does what
-it is told; `WalproxyCluster` keeps the books of what is wrong with whom.
+Members go by names: "postgres", "safekeeper1", ..., "walproxy", "walproxy2", ..., "standby1", ... An engine carries out
+single calls; `WalproxyCluster` keeps a record of each member's faults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ _PING_S = 2
 
 
 class ClusterFailed(WalproxyError):
-    """A cluster for tests did not do what it was asked; the message names the member."""
+    """A cluster for tests failed or did not respond; the message names the member."""
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a cluster is to be; the fields are the arguments of `WalproxyCluster`."""
+    """The parameters of a cluster; the fields are the arguments of `WalproxyCluster`."""
 
     postgres: str | None = None
     safekeepers: int = 3
@@ -65,10 +65,10 @@ class Engine(Protocol):
     archive_url: str | None
 
     def start_all(self) -> None:
-        """Start every member; return when commits wait for the quorum and come through."""
+        """Start every member; return when commits wait for the quorum and succeed."""
 
     def close(self) -> None:
-        """End everything and leave nothing behind."""
+        """End everything and remove what was made."""
 
     def conninfo(self, member: str = "postgres") -> str:
         """Return libpq's connection string of the superuser of a PostgreSQL: the primary or a standby."""

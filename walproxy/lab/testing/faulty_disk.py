@@ -1,8 +1,8 @@
 """A safekeeper on a disk with faults: `python -m walproxy.lab.testing.faulty_disk [--volatile] CONTROL_FILE run
 OPTIONS`.
 
-What follows CONTROL_FILE is what follows `safekeeper`. The control file says, as JSON, what is wrong with the disk just
-now, e.g. {"fsync_ms": 20}; it is read at each call (2 us), so a fault begins and ends without a restart. As long as it
+What follows CONTROL_FILE is what follows `safekeeper`. The control file has, as JSON, the disk's present faults,
+e.g. {"fsync_ms": 20}; it is read at each call (2 us), so a fault begins and ends without a restart. As long as it
 is missing or empty, nothing changes.
 
     fsync_ms   each fdatasync returns that much later
@@ -11,7 +11,8 @@ is missing or empty, nothing changes.
 
 A full disk leaves what is written over: that has its blocks, as on any file system that does not copy on write.
 With --volatile what was written is in this process's memory alone until its fdatasync has returned: kill -9 is a power
-cut then, and who answers before the fdatasync loses what he has acknowledged. Names of files are durable at once.
+cut then, and a program that replies before the fdatasync loses what it has acknowledged. Names of files are durable at
+once.
 """
 
 import os
@@ -33,7 +34,7 @@ _LONGEST_BYTES = 4096
 
 
 class DiskFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wrong with a disk: how much longer an fdatasync takes, whether none returns, whether there is no room."""
+    """The faults of a disk: how much longer an fdatasync takes, whether none returns, whether there is no room."""
 
     fsync_ms: float = 0.0
     held: bool = False
@@ -68,12 +69,12 @@ class _Control:
             content = os.read(descriptor, _LONGEST_BYTES)
         finally:
             os.close(descriptor)
-        # Empty is one that is being written, by whoever cannot do it in one step.
+        # An empty one is being written, by a program that cannot do it in one step.
         if content and content != self._content:
             try:
                 self._faults = msgspec.json.decode(content, type=DiskFaults)
             except msgspec.DecodeError as error:
-                raise ConfigurationError(f"{self._path} does not say what is wrong with a disk: {error}") from error
+                raise ConfigurationError(f"{self._path} does not describe the faults of a disk: {error}") from error
             self._content = content
         return self._faults
 
@@ -95,7 +96,7 @@ class FaultyFile(RealFile):
         self._unsynced: UnsyncedWrites | None = None
 
     def identity(self) -> tuple[int, int]:
-        """Return what tells this file from all others, whatever its name."""
+        """Return what distinguishes this file from all others, whatever its name."""
         facts = os.fstat(self._descriptor)
         return facts.st_dev, facts.st_ino
 
@@ -136,7 +137,7 @@ class FaultyFile(RealFile):
 
 
 class FaultyDisk(RealFileSystem):
-    """The operating system's files, on a disk that has the faults that `control_file` says.
+    """The operating system's files, on a disk that has the faults in `control_file`.
 
     Args:
         volatile: what was written is lost with this process until it is synced.
@@ -179,7 +180,7 @@ class FaultyDisk(RealFileSystem):
         return file
 
     def _forget(self, path: Path) -> None:
-        """The file that has this name now loses it: nobody will read it under another one."""
+        """The file that has this name now loses it: it will not be read under another one."""
         if self._unsynced is not None and path.exists():
             facts = path.stat()
             self._unsynced.pop((facts.st_dev, facts.st_ino), None)

@@ -1,8 +1,8 @@
-"""What is left of clusters whose test process was killed, and how the next start tells it from what is in use.
+"""Remove what is left of clusters whose test process was killed, and keep what is in use.
 
-Each cluster's folder lies in the system's folder for temporary files and holds a file that its owner has locked: a lock
-ends with the process, whatever ended it. The processes themselves need nobody: the kernel ends them with their parent.
-Containers, networks and volumes carry the owner's name: machine, process id, and when that process began.
+Each cluster's folder is in the system's folder for temporary files and holds a file that its owner has locked: a lock
+ends with the process, whatever ended it. The processes themselves need no cleanup: the kernel ends them with their
+parent. Containers, networks and volumes carry the owner's name: machine, process id, and when that process began.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Yield a folder that anybody may enter, and remove it at the end; remove what others have left behind, too."""
+    """Yield a folder that any user may enter, and remove it at the end; remove what others have left, too."""
     folder, lock = claim_folder(Path(tempfile.gettempdir()), _PREFIX)
     try:
         yield folder
@@ -30,7 +30,8 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def claim_folder(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Make a folder that anybody may enter; remove those of the same prefix that processes which ended have left there.
+    """Make a folder that any user may enter; remove those of the same prefix that processes which ended have left
+    there.
 
     Returns:
         the folder, and the descriptor that keeps it from being removed.
@@ -39,7 +40,7 @@ def claim_folder(parent: Path, prefix: str) -> tuple[Path, int]:
         if _is_left(folder):
             shutil.rmtree(folder, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    # Locked before it has its name: nobody sees one that is not locked yet.
+    # Locked before it has its name: no process sees one that is not locked yet.
     lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (folder / "new").rename(folder / _LOCK)
@@ -69,7 +70,7 @@ def owner() -> str:
 
 
 def has_ended(owner: str) -> bool:
-    """Return whether the process of that name has ended, as far as this machine can tell."""
+    """Return whether the process of that name has ended, by what this machine shows."""
     host, pid, began = owner.rsplit("/", 2)
     return host == socket.gethostname() and _began(int(pid)) != began
 

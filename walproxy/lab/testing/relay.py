@@ -1,7 +1,7 @@
 """A network with faults: `python -m walproxy.lab.testing.relay [HOST:PORT]`, a process that TCP connections pass
 through.
 
-It listens at HOST:PORT (by default any port of the loopback interface), prints that port, and is told there what to do
+It listens at HOST:PORT (by default any port of the loopback interface), prints that port, and receives commands there
 (walproxy/lab/testing/relay_control.py), one JSON object a line, each answered by one: open a link, which is a port
 whose connections lead to a target, or hold or delay what passes a link.
 
@@ -9,7 +9,7 @@ A held direction is what a partition is to TCP: bytes stay where they are, the s
 lives, and what was sent arrives when the partition has ended, however late. Nothing is lost in the middle of a stream:
 TCP does not do that either. A connection that begins while either direction is held waits, as its first packets would.
 
-A delayed byte passes so many milliseconds later, both ways. The loop waits with select(), whose timeouts are of
+A delayed byte passes a number of milliseconds later, both ways. The loop waits with select(), whose timeouts are of
 microseconds; those of epoll are of milliseconds.
 """
 
@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 Direction = Literal["both", "to", "from", "none"]
-"""What a partition holds: all, what goes to the target, what comes from it, nothing."""
+"""The directions that a partition holds: both, those to or from the target, none."""
 
 _CHUNK_BYTES = 1 << 18
 _PIECES_UNDER_WAY = 256
@@ -45,7 +45,7 @@ class Hold(msgspec.Struct, frozen=True, tag="hold", forbid_unknown_fields=True):
 
 
 class Delay(msgspec.Struct, frozen=True, tag="delay", forbid_unknown_fields=True):
-    """Let what comes from now on pass the link so much later."""
+    """Let what comes from now on pass the link later by this delay."""
 
     name: str
     delay_ms: float
@@ -124,7 +124,7 @@ class _Link:
                 tasks.create_task(write())
                 tasks.create_task(read())
         except* OSError:
-            pass  # Reset, or no way there any more: the other end is told by closing its connection.
+            pass  # Reset, or no longer reachable: the other end's connection is closed.
         finally:
             writer.close()
 
@@ -164,7 +164,7 @@ class _Relay:
                 link.delay_s = order.delay_ms / 1000
             return Answer()
         except KeyError as error:
-            return Answer(problem=f"there is no link {error}")
+            return Answer(problem=f"unknown link {error}")
         except (OSError, msgspec.DecodeError) as error:
             return Answer(problem=str(error))
 

@@ -1,4 +1,4 @@
-"""Whoever starts a relay (walproxy/lab/testing/relay.py) and tells it what to do. Everything blocks."""
+"""Start a relay (walproxy/lab/testing/relay.py) and send it commands. Everything blocks."""
 
 import socket
 import subprocess
@@ -38,7 +38,7 @@ class RelayControl:
         self._order(Hold(name, direction))
 
     def delay(self, name: str, delay_ms: float) -> None:
-        """Let what comes from now on pass so much later."""
+        """Let what comes from now on pass later by this delay."""
         self._order(Delay(name, delay_ms))
 
     def _order(self, order: Order) -> Answer:
@@ -58,7 +58,7 @@ class RelayProcess:
     """A relay on this machine's loopback interface, a process of its own; it ends with the block.
 
     Attributes:
-        control: what tells it what to do.
+        control: for commands to it.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class RelayProcess:
             text=True,
             start_new_session=True,  # Ctrl-C in the terminal is for us: the links are needed for the clean-up.
         )
-        assert self._process.stdout is not None  # a pipe, as asked for
+        assert self._process.stdout is not None  # a pipe, as requested
         port = self._process.stdout.readline()
         if not port:
             raise WalproxyError(f"the relay has ended with code {self._process.wait()}")

@@ -1,4 +1,4 @@
-"""What strangers and the machine do to a process of ours: connections that prove nothing, and no descriptor to open."""
+"""Shortages of a process: connections that prove nothing, and no free file descriptor."""
 
 import contextlib
 import resource
@@ -40,7 +40,7 @@ class Flood:
         try:
             while kept and not self._stop.wait(_PAUSE_S):
                 for address, clients in kept.items():
-                    # One that is refused, or that finds nobody there, is tried again in the next round.
+                    # One that is refused, or that finds no listener, is tried again in the next round.
                     with contextlib.suppress(OSError):
                         client = socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S)
                         clients.append(client)

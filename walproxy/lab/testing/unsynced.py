@@ -1,4 +1,4 @@
-"""What a file was told to hold and its disk does not: writes since the last sync, as a disk's cache has them.
+"""The writes of a file that its disk does not have yet: those since the last sync, as a disk's cache has them.
 
 Kept in this process's memory and nowhere else, so that the process's sudden end loses them, as a power cut would lose
 what the operating system has not synced. Pure: bytes in, bytes out; one object may be used by several threads.

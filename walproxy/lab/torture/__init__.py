@@ -1,5 +1,5 @@
-"""A cluster that is stressed: clients log what they did, a nemesis breaks things, checkers look afterwards.
+"""The torture test of a cluster: clients log their commits, a nemesis injects faults, checkers compare afterwards.
 
-The three are kept apart. The clients (`workloads/`) know nothing of faults, the nemesis (`nemesis.py`) knows nothing
-of clients, and the checkers see only what was written down (`record.py`) and what the cluster holds in the end.
+The three are kept apart. The clients (`workloads/`) have no information about faults, the nemesis (`nemesis.py`) has
+none about clients, and the checkers see only the history (`record.py`) and the cluster's content at the end.
 """

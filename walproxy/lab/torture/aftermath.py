@@ -1,4 +1,4 @@
-"""What is checked when the stress is over: tables, bytes, standbys, logs."""
+"""The checks after the faults: tables, bytes, standbys, logs."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ _END_OF_LOG: Final = """
 
 
 class LeftCluster(Protocol):
-    """What the checks ask a cluster: see walproxy.lab.testing.WalproxyCluster."""
+    """The cluster's interface for the checks: see walproxy.lab.testing.WalproxyCluster."""
 
     @property
     def conninfo(self) -> str: ...
@@ -48,7 +48,7 @@ class LeftCluster(Protocol):
 async def check_tables(
     conninfo: str, history: Sequence[Operation], workloads: Sequence[Workload] = WORKLOADS
 ) -> list[Violation]:
-    """Compare the tables of a server with the history. No client may commit any more."""
+    """Compare the tables of a server with the history. No client may still commit."""
     connection = await asyncpg.connect(**asyncpg_options(conninfo, APPLICATION_NAME))
     try:
         return [
@@ -61,7 +61,7 @@ async def check_tables(
 
 
 def wait_for_sessions(conninfo: str) -> None:
-    """Wait until no session of a client that has hung up may commit any more, or it takes too long."""
+    """Wait until no session of a client that has disconnected can still commit, or a timeout."""
     deadline = time.monotonic() + _SESSIONS_END_WITHIN_S
     with psycopg.connect(conninfo, autocommit=True) as connection:
         while time.monotonic() < deadline:
@@ -97,15 +97,15 @@ def check_copies(
 
 
 def check_logs(cluster: LeftCluster) -> list[Violation]:
-    """Nobody may have fallen over by an error that he did not expect."""
+    """Check that no member's log has a traceback."""
     violations = []
     for member in cluster.members:
         lines = cluster.logs(member, _ALL_LINES).splitlines()
         fallen = [number for number, line in enumerate(lines) if any(word in line for word in _FALLEN)]
         if fallen:
-            said = next((line for line in lines[fallen[0] + 1 :] if line and not line[0].isspace()), lines[fallen[0]])
+            first = next((line for line in lines[fallen[0] + 1 :] if line and not line[0].isspace()), lines[fallen[0]])
             violations.append(
-                Violation(FELL_OVER, f"{member} fell over {len(fallen)} times, first with: {said}; see its log")
+                Violation(FELL_OVER, f"{member} fell over {len(fallen)} times, first with: {first}; see its log")
             )
     return violations
 
@@ -117,7 +117,7 @@ def keep_logs(cluster: LeftCluster, directory: Path) -> None:
 
 
 def _replayed_lsn(cluster: LeftCluster, standby: str) -> Lsn:
-    """Return up to where a standby has replayed, as the proxy knows; 0 if it does not."""
+    """Return up to where a standby has replayed, by the proxy's status; 0 if that does not list it."""
     status = cluster.status()
     rows = status["standbys"] if status is not None else []
     return max((parse_lsn(row["apply_lsn"]) for row in rows if row["name"] == standby), default=0)

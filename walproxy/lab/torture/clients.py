@@ -21,7 +21,7 @@ class Tried:
     """An attempt at a workload's transaction.
 
     Attributes:
-        lsn: where the log ended before its COMMIT: the commit's record begins there or behind it.
+        lsn: where the log ended before its COMMIT: the commit's record begins there or after it.
     """
 
     # A soak keeps hundreds of thousands of them.

@@ -1,8 +1,8 @@
-"""Whether processes grow: the verdict of a soak, from its samples. Pure.
+"""Detect growth of processes: the verdict of a soak, from its samples. Pure.
 
 A process that leaks grows without end, one that does not has all that it will ever need after a while. So what it has
-late in the run, in the last fifth, is compared with what it had early, when it was warm: behind the first sixth, ten
-minutes at most, and for as long as a fifth, ten minutes at most. Of an hour these are the last 12 minutes and the
+late in the run, in the last fifth, is compared with what it had early, when it was warm: after the first sixth, ten
+minutes at most, during a fifth, ten minutes at most. Of an hour these are the last 12 minutes and the
 minutes 10 to 20. Medians, because a single sample may fall into a moment's work.
 """
 
@@ -30,7 +30,7 @@ class Windows(NamedTuple):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """What a process had early and late.
+    """The resources of a process early and late.
 
     Attributes:
         process: its name.
@@ -50,12 +50,12 @@ class Growth(msgspec.Struct, frozen=True):
 
     @property
     def percent(self) -> float:
-        """How much more memory it has late than early."""
+        """The growth of its memory from early to late."""
         return 100 * (self.late_bytes / self.early_bytes - 1) if self.early_bytes else 0.0
 
 
 def windows_of(seconds: float) -> Windows:
-    """Return what is compared in a run of so many seconds."""
+    """Return the spans that are compared in a run of that length."""
     warm_up_s = min(seconds * _WARM_UP_SHARE, _WINDOW_S_MAX)
     return Windows(warm_up_s, warm_up_s + min(seconds * _WINDOW_SHARE, _WINDOW_S_MAX), seconds * (1 - _WINDOW_SHARE))
 
@@ -95,7 +95,7 @@ def violations_of(samples: Sequence[Sample], seconds: float, is_judged: Callable
             found.append(Violation("ProcessEnded", f"{process} was last seen after {end_s:.0f} s of {last_s:.0f}"))
         elif process not in figures:
             found.append(
-                Violation("TooFewSamples", f"{process} has no sample early in the run, so nobody knows if it grows")
+                Violation("TooFewSamples", f"{process} has no sample early in the run, so its growth is unknown")
             )
         else:
             found += _violations_of_one(figures[process])

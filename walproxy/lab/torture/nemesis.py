@@ -1,11 +1,11 @@
-"""Breaks what the plan says, undoes it, and sees that commits come through again; writes down what it did and when.
+"""Injects the planned faults, ends them, and verifies that commits succeed again; records each fault with its times.
 
-A fault's beginning is written down when it has been brought about, its end before it is begun to be undone: within
-these times it was there for certain, and the checkers build on that.
+A fault's beginning is recorded when it has taken effect, its end before it begins to be undone: between these times it
+was in effect for certain, and the checkers rely on that.
 
 After each bout everything is healed, and a transaction that begins only then must be acknowledged before a deadline.
-Whoever has ended meanwhile without having been killed is a violation; a proxy alone may, when another one has taken
-over from it, and is started again as its supervisor would.
+A process that has ended meanwhile without having been killed is a violation; only a proxy may, when another one has
+taken over from it, and is started again as its supervisor would.
 """
 
 import heapq
@@ -46,7 +46,7 @@ _DIRECTIONS: Final[dict[str, Literal["both", "to", "from"]]] = {CUT_OFF: "both",
 
 
 class StressedCluster(Protocol):
-    """What the nemesis does to a cluster: see walproxy.lab.testing.WalproxyCluster."""
+    """The faults that the nemesis injects into a cluster: see walproxy.lab.testing.WalproxyCluster."""
 
     @property
     def members(self) -> tuple[str, ...]: ...
@@ -66,7 +66,7 @@ class StressedCluster(Protocol):
 
 
 class Commits(Protocol):
-    """What the nemesis knows of the clients: see walproxy.lab.torture.clients.TortureClients."""
+    """The clients' progress, for the nemesis: see walproxy.lab.torture.clients.TortureClients."""
 
     @property
     def acknowledged_lsn(self) -> Lsn: ...
@@ -80,13 +80,13 @@ class Nemesis:
     """Carries out bouts.
 
     Attributes:
-        faults: what was done so far.
-        violations: what was seen that must not be.
-        recoveries_s: how long after each bout the first commit was acknowledged that had begun behind it.
+        faults: the faults so far.
+        violations: of the rules that a cluster must obey.
+        recoveries_s: the time after each bout until a commit that had begun after it was acknowledged.
 
     Args:
         clock: seconds since the run began.
-        wait: lets so many seconds pass.
+        wait: waits for a number of seconds.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Nemesis:
         self._wait = wait
 
     def carry_out(self, bout: Bout) -> bool:
-        """Carry out a bout to its end; return whether commits came through again behind it.
+        """Carry out a bout to its end; return whether commits succeeded again after it.
 
         Raises:
-            WalproxyError: the cluster does not do what the nemesis wants.
+            WalproxyError: the cluster does not carry out a fault.
         """
         if bout.kind == POWER_CUT:
             self._cut_power([fault.target for fault in bout.faults])
@@ -181,7 +181,7 @@ class Nemesis:
     def _wait_for_start(self, safekeeper: str) -> None:
         """Wait until a safekeeper that the bout before has left starting runs: a start without room ends, and may.
 
-        One that has died is waited for no longer: `_see_who_died` says so.
+        One that has died is waited for no longer: `_see_who_died` reports it.
         """
         deadline_s = self._clock() + _ANSWERS_WITHIN_S
         while self._cluster.status_of(safekeeper) is None and safekeeper in self._cluster.process_ids():
@@ -204,7 +204,7 @@ class Nemesis:
             self._cluster.kill(target)
 
     def _cut_power(self, victims: list[str]) -> None:
-        """Kill all; then what was acknowledged must be on the disks of a quorum, as those say that come up again."""
+        """Kill all; then what was acknowledged must be on the disks of a quorum of those that start again."""
         begun_s = {}
         for victim in victims:
             self._cluster.kill(victim)
@@ -227,7 +227,7 @@ class Nemesis:
             self._violate(
                 DURABLE,
                 f"after the power cut at {cut_s:.1f} s fewer than {self._targets.quorum} safekeepers have the commit "
-                f"behind {format_lsn(acknowledged_lsn)} that was acknowledged before; on disk: {disks}",
+                f"after {format_lsn(acknowledged_lsn)} that was acknowledged before; on disk: {disks}",
             )
 
     def _recovered_lsn(self, safekeeper: str) -> Lsn:
@@ -235,17 +235,17 @@ class Nemesis:
         deadline_s = self._clock() + _ANSWERS_WITHIN_S
         while (status := self._cluster.status_of(safekeeper)) is None:
             if self._clock() > deadline_s or safekeeper not in self._cluster.process_ids():
-                self._violate(DIED, f"{safekeeper} does not come up after a power cut: {self._end_of_log(safekeeper)}")
+                self._violate(DIED, f"{safekeeper} does not start after a power cut: {self._end_of_log(safekeeper)}")
                 return 0
             self._wait(_POLL_S)
         return parse_lsn(status["flush_lsn"])
 
     def _see_who_died(self) -> None:
-        """Nobody may have ended by itself, but a proxy; `heal` starts it again."""
+        """Check that no process but a proxy has ended by itself; `heal` starts a proxy again."""
         living = self._cluster.process_ids()
         for member in self._cluster.members:
             if member not in living and member not in self._targets.proxies:
-                self._violate(DIED, f"{member} has ended though nobody killed it: {self._end_of_log(member)}")
+                self._violate(DIED, f"{member} has ended without having been killed: {self._end_of_log(member)}")
 
     def _end_of_log(self, member: str) -> str:
         lines = " | ".join(self._cluster.logs(member, _LOG_LINES).splitlines())

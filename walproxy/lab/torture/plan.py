@@ -1,4 +1,4 @@
-"""What the nemesis is going to do: bouts of faults, drawn by chance. Pure.
+"""Plan the faults of the nemesis: bouts, drawn by chance. Pure.
 
 A bout is a handful of faults that overlap, each with a target of its own, a time at which it begins and one at which it
 is undone. After each bout everything is whole again, so nothing stays broken for longer than a bout. There are five
@@ -26,7 +26,7 @@ POWER_CUT = "power cut"
 
 POSTGRES: Final = "postgres"
 SILENCING: Final = (KILL, STOP, PAUSE, CUT_OFF, DEAF, MUTE)
-"""While one of these lasts, nobody hears from a safekeeper that it has anything new."""
+"""While one of these lasts, no proxy receives an acknowledgement of new WAL from the safekeeper."""
 
 # How often each is chosen, against the others of its row.
 _OF_SAFEKEEPERS: Final = {
@@ -104,7 +104,7 @@ class Targets:
 
     @property
     def quorum(self) -> int:
-        """How many safekeepers a commit needs."""
+        """The number of safekeepers that a commit needs."""
         return len(self.safekeepers) // 2 + 1
 
 

@@ -2,8 +2,8 @@
 
 A transaction that begins and ends wholly within a time during which a majority of the safekeepers was dead, stopped,
 paused or cut off, in either direction, cannot have been acknowledged by a quorum: those that were dead did not have it,
-and of those that nobody hears nobody knows that they have it. If its client was told "ok" nevertheless, somebody claims
-more than he knows.
+and the acknowledgements of those that were cut off reached no proxy. If its client nevertheless received "ok", it was
+acknowledged without a quorum.
 """
 
 from bisect import bisect_right

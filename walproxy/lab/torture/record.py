@@ -1,4 +1,4 @@
-"""What a run of the torture leaves behind: the one thing that its parts share.
+"""The record of a run of the torture test, which all its parts share.
 
 Clients write operations, the nemesis writes faults, the sampler writes samples, the checkers write violations; the
 report reads all of them. All times are seconds since the run began, on a clock that does not leap. An end that is None
@@ -35,7 +35,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What one process used at one moment."""
+    """The resources of one process at one moment."""
 
     at_s: float
     process: str

@@ -1,4 +1,4 @@
-"""What is done every so often beside a run, in a thread of its own, so that nothing else of the run delays it."""
+"""Call a function periodically during a run, in a thread of its own, so that nothing else of the run delays it."""
 
 import threading
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Self
 
 
 class Repeatedly:
-    """Calls something while it is entered, at once and then every so often.
+    """Calls something while it is entered, at once and then periodically.
 
-    If that fails, it is not called again, and leaving raises the error: nobody else would notice.
+    If that fails, it is not called again, and leaving raises the error, which would be lost otherwise.
 
     Args:
         name: of the thread.

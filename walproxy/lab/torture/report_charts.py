@@ -35,9 +35,9 @@ class _Drawing:
     def faults(self) -> Chart:
         run = self._run
         summary = f"{self._figures.fault_count} faults over time."
-        chart = Chart(id="faults", title="What was broken, and when", summary=summary)
+        chart = Chart(id="faults", title="Faults over time", summary=summary)
         if not run.faults:
-            chart.empty = "Nothing was broken."
+            chart.empty = "No faults."
             return chart
         kinds = [row.kind for row in self._figures.faults]
         for slot, kind in enumerate(kinds):
@@ -72,9 +72,9 @@ class _Drawing:
 
     def latencies(self) -> Chart:
         bins = self._figures.bins
-        chart = Chart(id="latencies", title="How long commits took", summary="Durations of commits over time.")
+        chart = Chart(id="latencies", title="Durations of commits", summary="Durations of commits over time.")
         if not self._run.operations:
-            chart.empty = "There were no operations."
+            chart.empty = "No operations."
             return chart
         x = [self._x(each.begin_s) for each in bins]
         lines = (
@@ -121,7 +121,7 @@ class _Drawing:
         figures = self._figures
         chart = Chart(id="commits", title="Commits a second", summary="Commits a second over time, by their outcome.")
         if not self._run.operations:
-            chart.empty = "There were no operations."
+            chart.empty = "No operations."
             return chart
         for outcome, name in _OUTCOME_NAMES.items():
             counts = [each.counts[outcome] for each in figures.bins]

@@ -1,4 +1,4 @@
-"""What a report says of a run, in figures: what each moment saw, the longest times without a commit, sums. Pure.
+"""The figures of a report on a run: by moment, the longest times without a commit, sums. Pure.
 
 A run has any number of operations, a page has room for some hundred points. So operations are summed up in bins of time
 of one handy width, by when they ended: what took long shows where it came through.
@@ -23,7 +23,7 @@ _GAPS_MAX: Final = 10
 
 
 class Bin(msgspec.Struct, frozen=True):
-    """What ended within one bin of time.
+    """The operations that ended within one bin of time.
 
     Attributes:
         begin_s: where it begins.
@@ -41,7 +41,7 @@ class Bin(msgspec.Struct, frozen=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What became of some operations; the times are of the ok ones, None without any."""
+    """The outcomes of some operations; the times are of the ok ones, None without any."""
 
     counts: dict[Outcome, int]
     p50_s: float | None
@@ -58,7 +58,7 @@ class Gap(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Its duration."""
         return self.end_s - self.begin_s
 
 
@@ -66,7 +66,7 @@ class FaultSums(msgspec.Struct, frozen=True):
     """The faults of one kind.
 
     Attributes:
-        count: how many there were; a power cut is one, whoever lost its power.
+        count: how many there were; a power cut is one, however many processes it kills.
         seconds: how long they lasted, of all targets together.
     """
 
@@ -88,7 +88,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def fault_count(self) -> int:
-        """How many faults there were of all kinds."""
+        """The number of faults of all kinds."""
         return sum(row.count for row in self.faults)
 
 

@@ -1,10 +1,10 @@
-"""A run of the torture: a cluster, clients, a nemesis until the time is over, and then the checks.
+"""A run of the torture test: a cluster, clients, a nemesis until the time is over, and then the checks.
 
 The nemesis has the calling thread; clients, samples and the watch over the standbys have threads of their own. The last
-fault is always a power cut of everything, PostgreSQL included, in the midst of the load. When commits come through
-again, the clients end, sessions that they have left behind are waited for, and everything is compared: tables with the
-history, the safekeepers' bytes with the primary's, the standbys' positions, and the logs, in which nobody may have
-fallen over.
+fault is always a power cut of everything, PostgreSQL included, in the midst of the load. When commits succeed
+again, the clients end, sessions that they have left are waited for, and everything is compared: tables with the
+history, the safekeepers' bytes with the primary's, the standbys' positions, and the logs, which must not contain a
+traceback.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from walproxy.lab.torture.workloads import WORKLOADS
 
 PROXIES: Final = 2
 STANDBYS: Final = 1
-# Whoever hangs up leaves a session behind.
+# Each client that disconnects while its commit waits leaves a session.
 _SETTINGS: Final = {"max_connections": "200"}
 _CALM_S: Final = (0.3, 2.0)
 _STEP_S: Final = 0.2
@@ -39,11 +39,11 @@ _SAMPLE_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to be.
+    """The options of a run.
 
     Attributes:
         seed: of the faults and of what clients do; real processes add their own chance.
-        seconds: after so many no bout begins any more, but the last one.
+        seconds: after this time no bout begins but the last one.
         rate: transactions a second of all clients, while nothing makes them wait.
         postgres, safekeepers, engine: see WalproxyCluster.
         directory: where the cluster's data and logs go.
@@ -63,29 +63,29 @@ class Plan:
 
 
 class Stressed(NamedTuple):
-    """What is left of a run: everything that was seen, and how long commits took to come through behind each bout."""
+    """The result of a run: its history, and the seconds after each bout until a commit succeeded."""
 
     run: Run
     recoveries_s: list[float]
 
 
 class Watcher(Protocol):
-    """Whoever looks on."""
+    """Receives the progress of a run."""
 
     def show(self, passed_s: float, what: str) -> None:
-        """So many seconds have passed; `what` goes on."""
+        """Show that `passed_s` seconds have passed, and that `what` is in progress."""
         ...
 
     def tell(self, passed_s: float, line: str) -> None:
-        """Something worth a line has happened."""
+        """Print a line about an event."""
         ...
 
 
 def stress(plan: Plan, watcher: Watcher) -> Stressed:
-    """Beat a cluster; return what was seen. Ctrl-C ends the bouts early, and the checks are made all the same.
+    """Run the torture test on a new cluster; return the result. Ctrl-C ends the bouts early; the checks still run.
 
     Raises:
-        WalproxyError: the cluster cannot be set up, or the torture itself fails.
+        WalproxyError: the cluster cannot be set up, or the torture test itself fails.
     """
     with WalproxyCluster(
         plan.postgres,
@@ -153,7 +153,7 @@ class _Run:
         return Stressed(run, self._nemesis.recoveries_s)
 
     def _carry_out_bouts(self) -> bool:
-        """Carry out one bout after the other, then the last power cut; return whether commits still come through."""
+        """Carry out one bout after the other, then the last power cut; return whether commits still succeed."""
         chance = random.Random(f"{self._plan.seed}/nemesis")
         try:
             while self._passed_s() < self._plan.seconds:
@@ -161,32 +161,33 @@ class _Run:
                 if not self._carry_out(plan_bout(chance, self._targets)):
                     return False
                 if self._nemesis.violations or self._watch.violations or self._early:
-                    # What has gone wrong is to be looked at as it is.
+                    # The cluster is kept as it is at the violation.
                     return True
         except KeyboardInterrupt:
-            self._watcher.tell(self._passed_s(), "ended by hand: all is healed, and what there is gets checked")
+            self._watcher.tell(self._passed_s(), "interrupted: ending all faults, then checking the results")
             self._cluster.heal()
         return self._carry_out(plan_power_cut(self._targets, with_postgres=True))
 
     def _carry_out(self, bout: Bout) -> bool:
-        """Carry out a bout, look through what the clients were told meanwhile, and tell of it."""
+        """Carry out a bout, check the replies that clients received meanwhile, and report it."""
         self._doing = str(bout)
         begun_s = self._passed_s()
         progresses = self._nemesis.carry_out(bout)
         self._clients.check()
         self._look_through_history()
-        came = f"commits again after {self._nemesis.recoveries_s[-1]:.1f} s" if progresses else "no commits any more"
-        self._watcher.tell(begun_s, f"{bout}: {came}")
+        resumed = f"commits resumed after {self._nemesis.recoveries_s[-1]:.1f} s"
+        outcome = resumed if progresses else "commits have not resumed"
+        self._watcher.tell(begun_s, f"{bout}: {outcome}")
         return progresses
 
     def _look_through_history(self) -> None:
-        """Look for commits without a quorum among those that have ended since the last time."""
+        """Search the commits that have ended since the last time for some without a quorum."""
         new = self._clients.ended_since(len(self._operations))
         self._operations += new
         self._early += check_quorum(new, self._nemesis.faults, self._targets.safekeepers)
 
     def _check_what_is_left(self, catches_up: bool) -> list[Violation]:
-        """Compare what the cluster holds with what clients were told; copies only if they can catch up at all."""
+        """Compare the cluster's content with the replies to clients; copies only if they can catch up at all."""
         cluster = self._cluster
         self._doing = "checking tables, bytes and logs"
         self._wait(0.0)
@@ -201,7 +202,7 @@ class _Run:
         return time.monotonic() - self._begun_at
 
     def _wait(self, seconds: float) -> None:
-        """Let so many seconds pass, and let the watcher see them pass."""
+        """Wait for `seconds`, and report the progress to the watcher."""
         deadline_s = self._passed_s() + seconds
         while True:
             self._watcher.show(self._passed_s(), self._doing)

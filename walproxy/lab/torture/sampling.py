@@ -1,6 +1,6 @@
-"""What the processes of a run use, written down every few seconds.
+"""Sample the resources of a run's processes every few seconds.
 
-A process that has ended has no sample; what that means is for others to say.
+A process that has ended has no sample; the checks interpret that.
 """
 
 import time

@@ -1,6 +1,6 @@
 """A soak: nothing goes wrong for a long time, and nothing grows.
 
-A steady load commits, a standby streams from a safekeeper, WAL is archived and removed, every status page is asked
+A steady load commits, a standby streams from a safekeeper, WAL is archived and removed, every status page is requested
 again and again, and what each process uses is written down. The verdict is that of `growth.py` on the proxies and the
 safekeepers, and that every commit was answered and is there; PostgreSQL's own processes are shown and not judged, for
 they take up shared memory as they touch it.
@@ -33,25 +33,25 @@ _POSTGRES: Final = ("postgres", "standby")
 
 
 class SoakedCluster(Protocol):
-    """What a soak needs of a cluster that runs."""
+    """The interface of a running cluster for a soak."""
 
     @property
     def engine(self) -> str:
-        """What the processes run in."""
+        """The environment of the processes."""
 
     @property
     def conninfo(self) -> str:
-        """Where the primary is, for libpq."""
+        """The primary's connection string."""
 
     def process_ids(self) -> dict[str, int]:
         """Return the processes that live, by name."""
 
     def status_of(self, who: str, /) -> dict[str, Any] | None:
-        """Return what a process says at its /status, None if it does not answer."""
+        """Return a process's /status, None if it does not answer."""
 
 
 class Load(NamedTuple):
-    """How much a soak commits."""
+    """The load of a soak."""
 
     clients: int = 4
     commits_per_s: float = 40.0
@@ -95,13 +95,13 @@ def soak(
         end_s = passed_s()
         clients.stop()
     operations = clients.ended_since(0)
-    # What was late is written down as well; the run is over all the same.
+    # Late operations are recorded as well; the run is over nevertheless.
     samples = [sample for sample in sampler.samples if sample.at_s <= end_s]
     violations = violations_of(samples, end_s, is_judged)
     violations += commit_violations(operations, end_s, load.commits_per_s, clients.problem)
     violations += asyncio.run(check_tables(cluster.conninfo, operations, _WORKLOADS))
     if is_interrupted:
-        violations.append(Violation("Interrupted", f"ended by hand after {end_s:.0f} of {seconds:.0f} s"))
+        violations.append(Violation("Interrupted", f"interrupted after {end_s:.0f} of {seconds:.0f} s"))
     return Run(0, end_s, cluster.engine, version.split()[0], safekeepers, operations, [], samples, violations)
 
 
@@ -143,14 +143,14 @@ def commit_violations(
     ends_s = [0.0, *sorted(each.ended_s for each in operations if each.outcome == "ok" and each.ended_s), seconds]
     gap_s, begin_s = max((end - begin, begin) for begin, end in pairwise(ends_s))
     if gap_s > _GAP_S_MAX:
-        found.append(Violation("NoProgress", f"no commit came through for {gap_s:.0f} s, from {begin_s:.0f} s on"))
+        found.append(Violation("NoProgress", f"no commit succeeded for {gap_s:.0f} s, from {begin_s:.0f} s on"))
     expected = seconds * commits_per_s
     if len(operations) < _RATE_SHARE_MIN * expected:
         found.append(
             Violation(
                 "LoadTooSmall",
-                f"{len(operations)} commits in {seconds:.0f} s, not {expected:.0f}: the machine is too slow for this "
-                "load, or commits are; lower --rate",
+                f"{len(operations)} commits in {seconds:.0f} s, not {expected:.0f}: the machine or the commits "
+                "are too slow for this load; lower --rate",
             )
         )
     return found

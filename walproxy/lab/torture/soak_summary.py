@@ -12,7 +12,7 @@ from walproxy.lab.torture.soak import is_judged
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What `--soak --json` prints.
+    """The output of `--soak --json`.
 
     Attributes:
         commits, not_ok: how many were acknowledged, and how many were not.
@@ -50,7 +50,7 @@ def summarise(run: Run) -> Summary:
 
 
 def as_json(summary: Summary) -> bytes:
-    """Return it as JSON, the growth of each process beside what it is made of."""
+    """Return it as JSON, the growth of each process beside its terms."""
     content: dict[str, Any] = msgspec.to_builtins(summary)
     for row, growth in zip(content["processes"], summary.processes, strict=True):
         row["percent"] = round(growth.percent, 2)

@@ -42,7 +42,7 @@ class _LocalSoakedCluster:
         return {name: each.pid for name, each in processes.items() if each.pid is not None}
 
     def status_of(self, who: str) -> dict[str, Any] | None:
-        """Return what a process says at its /status, None if it does not answer."""
+        """Return a process's /status, None if it does not answer."""
         return self._daemons[who].status()
 
 

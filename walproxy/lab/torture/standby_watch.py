@@ -1,6 +1,6 @@
-"""Looks at the standbys all the time: none may ever have WAL that is not committed.
+"""Watch the standbys: none may ever have WAL that is not committed.
 
-What a standby has said of itself comes to the proxy that leads, through the safekeepers that follow it, and stands in
+The positions that a standby reports reach the leading proxy through the safekeepers that follow it, and are in
 its /status beside commit_lsn. That commit_lsn is 0 until a quorum has the term's start, and covers whatever was
 committed before from then on: so within one /status no standby may be ahead of it.
 """
@@ -28,7 +28,7 @@ def standbys_ahead(status: dict[str, Any]) -> Iterable[tuple[str, str]]:
             yield (
                 standby["name"],
                 f"the standby {standby['name']} is at {format_lsn(furthest_lsn)} and the quorum only at "
-                f"{format_lsn(commit_lsn)}, says the proxy of run {status['run']}",
+                f"{format_lsn(commit_lsn)}, in /status of the proxy of run {status['run']}",
             )
 
 
@@ -37,7 +37,7 @@ class StandbyWatch(Repeatedly):
 
     Attributes:
         violations: one for each standby that was ahead, the first time.
-        looked: how often a proxy has told of a standby.
+        looked: how often a proxy has reported a standby.
 
     Args:
         status_of: returns the /status of a proxy, None if it does not answer; called from the watch's thread.

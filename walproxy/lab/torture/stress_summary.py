@@ -11,13 +11,13 @@ from walproxy.lab.torture.run import Stressed
 
 
 class StressSummary(msgspec.Struct, frozen=True):
-    """What `--json` prints.
+    """The output of `--json`.
 
     Attributes:
         operations: by workload, how many had which outcome.
         faults: by kind, how many there were; a power cut of everybody is one.
         fault_count: of all kinds.
-        recovery_s: from the end of a bout of faults until the first commit that began behind it: the median and the
+        recovery_s: from the end of a bout of faults until the first commit that began after it: the median and the
             longest; none without any.
     """
 
@@ -66,6 +66,6 @@ def stress_table(summary: StressSummary) -> Table:
     table.add_row("faults", f"{summary.fault_count}: {kinds}" if summary.faults else "none")
     if summary.recovery_s:
         longest_s, median_s = summary.recovery_s["max"], summary.recovery_s["p50"]
-        table.add_row("commits again behind faults", f"after {median_s:.1f} s (median), {longest_s:.1f} s (longest)")
+        table.add_row("commits resumed after faults", f"after {median_s:.1f} s (median), {longest_s:.1f} s (longest)")
     table.add_row("violations", f"{len(summary.violations)}")
     return table

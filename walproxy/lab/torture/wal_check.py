@@ -18,7 +18,7 @@ _POLL_S: Final = 0.05
 
 
 class HoldsWal(Protocol):
-    """What the checks ask a cluster: see walproxy.lab.testing.WalproxyCluster."""
+    """The cluster's interface for the checks: see walproxy.lab.testing.WalproxyCluster."""
 
     def status_of(self, who: str, /) -> dict[str, Any] | None: ...
     def data_folder(self, who: str, /) -> Path: ...
@@ -50,7 +50,7 @@ def check_safekeepers(
 
 
 def wait_until_reached(position: Callable[[], Lsn], end_lsn: Lsn) -> Lsn:
-    """Wait until `position()` is at `end_lsn` or beyond, not for ever; return it."""
+    """Wait until `position()` is at `end_lsn` or beyond, or until a timeout; return it."""
     deadline = time.monotonic() + CATCHES_UP_WITHIN_S
     while (lsn := position()) < end_lsn and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -58,6 +58,6 @@ def wait_until_reached(position: Callable[[], Lsn], end_lsn: Lsn) -> Lsn:
 
 
 def _committed_lsn(cluster: HoldsWal, safekeeper: str) -> Lsn:
-    """Return up to where a safekeeper has WAL on disk that it knows to be committed, 0 if it does not answer."""
+    """Return up to where a safekeeper has WAL on disk below its commit_lsn, 0 if it does not answer."""
     status = cluster.status_of(safekeeper)
     return min(parse_lsn(status["flush_lsn"]), parse_lsn(status["commit_lsn"])) if status is not None else 0

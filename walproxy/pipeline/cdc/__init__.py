@@ -1,6 +1,6 @@
 """Row changes from a logical slot, and tables that follow them (docs/design/adr/0020-row-changes.md).
 
-messages        what PostgreSQL's output plugin says; pure
+messages        the messages of PostgreSQL's output plugin; pure
 pgoutput        bytes of PostgreSQL's output plugin to messages; pure
 transactions    messages to committed transactions, in the order of their commits; pure
 spool           what waits for its commit, in memory and beyond a limit on disk

@@ -118,7 +118,7 @@ class Changes:
         relation = self._relations.get(oid)
         if relation is None:
             raise RemoteProtocolError(
-                f"the slot sent a change at {format_lsn(lsn)} of relation {oid}, of which it has not said anything"
+                f"the slot sent a change at {format_lsn(lsn)} of relation {oid}, which it has not described"
             )
         self._check(relation, lsn, values)
         return relation

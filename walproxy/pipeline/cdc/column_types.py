@@ -81,7 +81,7 @@ def to_arrow(values: Sequence[Value], data_type: pa.DataType, column: str, *, ba
         SourceRefused: a value is not text.
     """
     if any(type(value) is Binary for value in values):
-        raise SourceRefused(f"the server sends {column} in binary form, which nobody asked for")
+        raise SourceRefused(f"the server sends {column} in binary form, which was not requested")
     raw = pa.array([None if value is UNCHANGED else value for value in values], pa.binary())
     try:
         texts = raw.cast(pa.string())

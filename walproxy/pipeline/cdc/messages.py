@@ -1,4 +1,4 @@
-"""What PostgreSQL's output plugin `pgoutput` says, as values. pgoutput.py makes them of bytes. Pure."""
+"""The messages of PostgreSQL's output plugin `pgoutput`, as values. pgoutput.py decodes them. Pure."""
 
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -7,7 +7,7 @@ from safekeeper.base.lsn import Lsn
 
 
 class Unchanged(Enum):
-    """Stands for a value that lies out of line and that an update did not touch: the server does not send it."""
+    """A value that is stored out of line and that an update did not change: the server does not send it."""
 
     UNCHANGED = "unchanged"
 
@@ -58,7 +58,7 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """What a table looks like to the changes that follow.
+    """The columns of a table in the changes that follow.
 
     `replica_identity` is d(efault), n(othing), f(ull) or i(ndex); with f every column is marked as key.
     """
@@ -117,7 +117,7 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """What somebody wrote with pg_logical_emit_message."""
+    """A message that was written with pg_logical_emit_message."""
 
     xid: int
     is_transactional: bool
@@ -147,7 +147,7 @@ class StreamCommit(NamedTuple):
 
 
 class StreamAbort(NamedTuple):
-    """`subxid` is rolled back; it is `xid` itself if all is. LSN and time are 0 where the server does not say them."""
+    """`subxid` is rolled back; it is `xid` itself if all is. LSN and time are 0 where the server does not send them."""
 
     xid: int
     subxid: int

@@ -1,13 +1,13 @@
 """The options of `pgcdc`, parsed once. Spark hands them over as text, their names in lower case.
 
-| option | what it says |
+| option | meaning |
 |---|---|
 | conninfo | the primary and the database, as libpq writes it; passwords belong into .pgpass |
 | slot | a logical slot of the plugin pgoutput, for this query alone |
 | publication | one, or several separated by commas |
 | table | schema.name: the changes of this table only, with typed columns |
 | textColumns | columns of that table to be read as text, separated by commas |
-| status | who knows what is on a quorum: a URL of walproxy, standby:NAME or none (safe_lsn.py) |
+| status | where the quorum's commit position is read: a URL of walproxy, standby:NAME or none (safe_lsn.py) |
 | startLsn | where a stream or a batch begins; at the slot's confirmed position by default, which it cannot be below |
 | endLsn | where a batch ends; at the last change that is on a quorum by default |
 | maxBytesPerTrigger | how much WAL a batch of a stream decodes at most; a transaction is never divided |
@@ -45,11 +45,11 @@ _QUORUM_TIMEOUT_S: Final = 300.0
 
 
 class CdcOptions(NamedTuple):
-    """What is to be read. Can be pickled.
+    """The changes to read. Can be pickled.
 
     Attributes:
         table: None for all tables, as text.
-        status: None where nothing was said.
+        status: None if it was not given.
     """
 
     conninfo: str

@@ -4,7 +4,7 @@
     S ... E  S ... E  c or A   a piece of one that is under way (version 2), in the end committed or aborted
     b ... P  K or r            a prepared one (version 3): K commits, r rolls back; p prepares one that came in pieces
     R Y                        a relation or a type, before the first change that needs it
-    I U D T M                  changes; O says where a transaction was first made
+    I U D T M                  changes; O names the origin of a transaction
 
 Between S and E every change, relation and type begins with the xid of its (sub)transaction. In version 4 an A may end
 with position and time. Integers are big-endian, times are microseconds since 2000-01-01 UTC here too.
@@ -72,7 +72,7 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.position = 1  # behind the kind
+        self.position = 1  # after the kind
 
     def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
         values = layout.unpack_from(self.data, self.position)
@@ -108,7 +108,7 @@ class _Reader:
         return value
 
     def no_flags(self) -> None:
-        """PostgreSQL reserves a byte of flags in several messages: what it would say is not known."""
+        """Read a byte of flags that PostgreSQL reserves in several messages; its bits have no meaning yet."""
         if self.byte() != 0:
             raise ValueError("flags that are not known")
 
@@ -145,7 +145,7 @@ def decode(data: bytes, *, lsn: Lsn, version: int, in_piece: bool = False) -> Me
 
     Args:
         lsn: where the server sent it, for errors.
-        version: that of the protocol which was asked for.
+        version: that of the requested protocol.
         in_piece: it stands between Stream Start and Stream Stop.
 
     Raises:
@@ -240,7 +240,7 @@ def _truncate(reader: _Reader, xid: int, version: int) -> Truncate:
     if options & ~(_CASCADE | _RESTART_IDENTITY):
         raise ValueError("options of a truncate that are not known")
     if count * _U32.size != len(reader.data) - reader.position:
-        raise ValueError("a truncate with another number of relations than it says")
+        raise ValueError("a truncate whose number of relations contradicts its length")
     relations = tuple(reader.u32() for _ in range(count))
     return Truncate(xid, relations, options & _CASCADE != 0, options & _RESTART_IDENTITY != 0)
 

@@ -35,7 +35,7 @@ def parse_table(text: str) -> TableName:
     if not dot:
         schema, name = "public", text
     if not schema or not name:
-        raise ConfigurationError(f"{text!r} is no table: write schema.name")
+        raise ConfigurationError(f"{text!r} is not the name of a table: write schema.name")
     return TableName(schema, name)
 
 
@@ -79,7 +79,8 @@ def require_publications(connection: Connection, publications: Iterable[str]) ->
     for publication in publications:
         if not publication_exists(connection, publication):
             raise SourceRefused(
-                f"there is no publication {publication!r}: make it with `walproxy pipeline cdc create`, before the slot"
+                f"publication {publication!r} does not exist: create it, with `walproxy pipeline cdc create`, before "
+                "the slot"
             )
 
 
@@ -95,7 +96,7 @@ _BASE_TYPE = """
 
 
 def base_type(connection: Connection, type_oid: int, type_modifier: int) -> tuple[int, int]:
-    """Return OID and modifier of a type, of a domain those of the type below; itself if nobody knows it any more.
+    """Return OID and modifier of a type, of a domain those of the type below; itself if the server no longer has it.
 
     Raises:
         SourceUnavailable: the server does not answer.

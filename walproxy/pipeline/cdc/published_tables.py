@@ -48,7 +48,7 @@ class PublishedTable(NamedTuple):
 
     Attributes:
         replica_identity: d(efault), n(othing), f(ull) or i(ndex).
-        key: the columns that tell its rows apart in what is sent; with a full identity, its primary key; none if empty.
+        key: the columns that identify its rows in what is sent; with a full identity, its primary key; none if empty.
         row_filter: an SQL expression that selects the rows that are sent, None for all.
         is_partitioned: its rows are stored in its partitions, and are sent as its own.
         labels: of each column of an enum, the labels that the type has.
@@ -193,7 +193,7 @@ class _Relation(NamedTuple):
 
 @dataclass
 class _Sending:
-    """How a relation is sent by all publications together."""
+    """How all publications together send a relation."""
 
     witnesses: list[str] = field(default_factory=list)
     sends: list[tuple[bool, ...]] = field(default_factory=list)

@@ -19,7 +19,7 @@ from walproxy.pipeline.cdc.transactions import committed
 
 
 class SlotReader(NamedTuple):
-    """What to read, and how.
+    """The slot to read, and how.
 
     Attributes:
         stream: large transactions are sent before they are committed.
@@ -57,9 +57,9 @@ class SlotReader(NamedTuple):
         _, confirmed_lsn = usable_slot(connection, self.slot)
         if confirmed_lsn > begin_lsn:
             raise SourceRefused(
-                f"slot {self.slot!r} stands at {format_lsn(confirmed_lsn)}, changes are wanted from "
-                f"{format_lsn(begin_lsn)} on: somebody else moved it, or made it anew; what is between is missing, so "
-                "begin again with a new slot and a copy of the tables"
+                f"slot {self.slot!r} is at {format_lsn(confirmed_lsn)}, after the requested "
+                f"{format_lsn(begin_lsn)}: another program advanced it, or created it again; the changes in between "
+                "are missing, so begin again with a new slot and a copy of the tables"
             )
         have_flushed(connection)
         messages = peek(connection, self.slot, self.publications, end_lsn, stream=self.stream)

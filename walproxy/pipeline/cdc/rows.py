@@ -7,11 +7,11 @@ Two shapes. For several tables at once, values are the text that PostgreSQL prin
     unchanged            columns of `after` that the server did not send: out of line, and not touched by the update
     message_prefix, message
 
-For one table, its columns have their types and stand behind `_commit_lsn`, `_commit_time`, `_xid`, `_sequence`, `_lsn`,
+For one table, its columns have their types and follow `_commit_lsn`, `_commit_time`, `_xid`, `_sequence`, `_lsn`,
 `_kind`, `_key_before` (of an update that changed the key: the old key), `_unchanged` and `_other` (columns that the
 table got after the query was started). A deleted row shows its key, or all of it with a full replica identity.
 
-`commit_lsn` is where the commit record begins; (commit_lsn, sequence) orders all changes and tells them apart.
+`commit_lsn` is where the commit record begins; (commit_lsn, sequence) orders all changes and identifies each.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -127,7 +127,7 @@ def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
 
 
 def _places(part: list[Change]) -> list[pa.Array]:
-    """Return the columns that say where the changes stand, which both shapes begin with."""
+    """Return the columns with the changes' positions, which both shapes begin with."""
     transactions = [change.transaction for change in part]
     return [
         pa.array([each.commit_lsn for each in transactions], pa.int64()),
@@ -188,7 +188,7 @@ class _Layout(NamedTuple):
 
 
 class _Layouts:
-    """The layout of each relation. A relation that was said anew is another one."""
+    """The layout of each relation. A relation that is described again is another one."""
 
     def __init__(self) -> None:
         self._relation: Relation | None = None

@@ -1,13 +1,13 @@
 """Up to where commits may be shown: those below are on a quorum, so no failure takes them back (S7).
 
 A primary decodes a commit as soon as its own disk has it, while the client still waits for the quorum. If the primary
-is lost just then, the commit may never have been: a table that shows it is wrong for ever. So changes are read up to
-the quorum's commit_lsn only. Who says what that is:
+is lost just then, the commit may never have been: a table that shows it stays wrong. So changes are read up to the
+quorum's commit_lsn only. Where that is read:
 
     URL           GET /status of the proxy
     standby:NAME  the flush position that the walreceiver NAME reports to the primary: for a walproxy that is commit_lsn
-    none          nobody: the end of the primary's durable WAL. For a primary without walproxy
-    (not given)   standby:walproxy, if the server knows of a walproxy: one that streams, a slot of that name, or
+    none          the end of the primary's durable WAL. For a primary without walproxy
+    (not given)   standby:walproxy, if the server has traces of a walproxy: one that streams, a slot of that name, or
                   synchronous_standby_names; else as `none`
 """
 
@@ -45,15 +45,15 @@ class SafeLsn:
         self.status = status
         if status not in (None, NO_QUORUM) and not status.startswith((_STANDBY, "http://", "https://")):
             raise ConfigurationError(
-                f"{status!r} does not say where the quorum's position comes from: give the URL of walproxy's HTTP "
+                f"{status!r} does not name a source of the quorum's position: give the URL of walproxy's HTTP "
                 f"listener, {_STANDBY}NAME, or {NO_QUORUM}"
             )
 
     def read(self, connection: Connection) -> Lsn:
-        """Return the position, 0 while nobody knows it; never beyond what the primary itself has durably.
+        """Return the position, 0 while it is not known; never beyond what the primary itself has durably.
 
         Raises:
-            WalproxyError: whoever knows it does not answer.
+            WalproxyError: its source does not answer.
         """
         name = (self.status or "").removeprefix(_STANDBY) if (self.status or "").startswith(_STANDBY) else _WALPROXY
         with one_line_errors("ask for the position of the quorum"):
@@ -69,7 +69,7 @@ class SafeLsn:
             return min(flushed_lsn, parse_lsn(str(fetch_status(self.status)["commit_lsn"])))
         if not may_read:
             raise SourceRefused(
-                f"this role may not see how far {name!r} is: GRANT pg_monitor to it, or name the URL of walproxy's "
+                f"this role cannot read the position of {name!r}: GRANT pg_monitor to it, or set the URL of walproxy's "
                 "HTTP listener as status"
             )
         return min(flushed_lsn, parse_lsn(reported)) if reported else 0
@@ -79,7 +79,7 @@ class SafeLsn:
 
         Raises:
             SourceUnavailable: it is not within `timeout_s`.
-            WalproxyError: whoever knows it does not answer.
+            WalproxyError: its source does not answer.
         """
         deadline = time.monotonic() + timeout_s
         while (reached_lsn := self.read(connection)) < lsn:

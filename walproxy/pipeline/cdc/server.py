@@ -45,7 +45,7 @@ class SourceUnavailable(WalproxyError):
 
 
 class SourceRefused(WalproxyError):
-    """What is asked for cannot be had of this server or slot as it is: an operator must look."""
+    """This server or slot cannot serve the request as it is: an operator must act."""
 
     exit_code = EXIT_CONFIGURATION
 
@@ -110,7 +110,7 @@ def one_line_errors(doing: str) -> Iterator[None]:
 
     Raises:
         SourceUnavailable: the connection broke, or the server is short of something.
-        SourceRefused: the server does not want to.
+        SourceRefused: the server refuses.
     """
     try:
         yield

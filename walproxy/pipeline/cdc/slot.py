@@ -5,7 +5,7 @@ gives the same transactions (transactions.py says which belong to a range). `adv
 the changes below are durable elsewhere; what is below is gone then.
 
 The server collects what a peek returns before it sends the first row, in its temporary files beyond work_mem; here
-rows are taken a few at a time. Every peek begins to decode at the slot's restart_lsn, which stays behind while a
+rows are taken a few at a time. Every peek begins to decode at the slot's restart_lsn, which does not advance while a
 transaction is open: old open transactions make every read expensive.
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
 """
@@ -51,7 +51,7 @@ class SlotState:
     """A row of pg_replication_slots, of any version.
 
     Attributes:
-        confirmed_flush_lsn: what is below will not be sent any more.
+        confirmed_flush_lsn: changes below it are no longer sent.
         restart_lsn: where decoding begins; the server keeps WAL from there on.
         lost: why it can never be read again, None if it can.
         retained_bytes: of WAL that it keeps.
@@ -115,7 +115,8 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
     state = read_slot(connection, name)
     if state is None:
         raise SourceRefused(
-            f"there is no slot {name!r}: make it with `walproxy pipeline cdc create`; it will not have earlier changes"
+            f"slot {name!r} does not exist: create it with `walproxy pipeline cdc create`; it will not "
+            "have earlier changes"
         )
     here = connection.info.dbname
     if state.slot_type != "logical":
@@ -129,15 +130,15 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
         )
     if state.lost is not None:
         raise SourceRefused(
-            f"slot {name!r} is lost ({state.lost}): changes are missing; drop it, make it anew, and copy the tables "
-            "again"
+            f"slot {name!r} is lost ({state.lost}): changes are missing; drop it, create it again, and copy the "
+            "tables again"
         )
     if state.two_phase:
         raise SourceRefused(
             f"slot {name!r} decodes prepared transactions before they are committed: make one without two_phase"
         )
     if state.confirmed_flush_lsn is None:
-        raise SourceRefused(f"slot {name!r} is not ready yet: wait until whoever makes it has done so")
+        raise SourceRefused(f"slot {name!r} is not ready yet: wait until the session that creates it has finished")
     return state, state.confirmed_flush_lsn
 
 
@@ -177,12 +178,12 @@ def peek(
 
     Args:
         stream: send large transactions before they are committed (PostgreSQL 14 and newer); those that are not
-            committed below `upto_lsn` are sent in vain.
+            committed below `upto_lsn` are sent too, and ignored.
         messages: send what was written with pg_logical_emit_message (14 and newer).
 
     Raises:
         SourceUnavailable: the connection broke, or the slot is in use for long.
-        SourceRefused: the server does not want to.
+        SourceRefused: the server refuses.
         RemoteProtocolError: what it sends is no row of a peek.
     """
     version = protocol_version(server_major(connection))
@@ -200,7 +201,7 @@ def peek(
         with _texts_as_stored(connection), connection.cursor() as cursor:
 
             def begin() -> Iterator[Sequence[bytes]]:
-                """The server says with the first row whether it lets us; after a refusal a stream is of no use."""
+                """Fetch the first row: the server refuses before it; after a refusal a stream cannot be used."""
                 rows = cursor.stream(query, binary=True, size=_FETCH_ROWS)
                 first = next(rows, None)
                 return iter(()) if first is None else itertools.chain((first,), rows)
@@ -210,7 +211,7 @@ def peek(
     except psycopg.errors.UndefinedObject as error:
         raise SourceRefused(
             f"could not {doing}: {source_error(error, doing)}; a publication must be older than the slot: make the "
-            "publication, then drop the slot and make it anew"
+            "publication, then drop the slot and create it again"
         ) from error
     except psycopg.Error as error:
         raise source_error(error, doing) from error
@@ -236,9 +237,9 @@ def _texts_as_stored(connection: Connection) -> Iterator[None]:
 def have_flushed(connection: Connection) -> None:
     """See that the server flushes its WAL soon, if there is any that it has not.
 
-    A read that ends within a record waits until the record is on disk. While nobody commits the server flushes whole
-    pages only, and the rest when it notes its running transactions, every 15 s. A commit of ours, which itself waits
-    for nobody, makes it flush within 0.2 s.
+    A read that ends within a record waits until the record is on disk. While no session commits the server flushes
+    whole pages only, and the rest when it notes its running transactions, every 15 s. A commit of ours, which does not
+    wait itself, makes it flush within 0.2 s.
 
     Raises:
         SourceUnavailable, SourceRefused.

@@ -1,4 +1,4 @@
-"""How Spark reads a slot: once (a batch, which leaves the slot alone) or as a stream.
+"""Spark's readers of a slot: once (a batch, which does not move the slot) or as a stream.
 
 A stream's offset is a position: everything that was committed below it has been read. The range between two offsets
 gives the same rows whenever it is read, as long as the slot is not moved beyond its beginning; so a batch that is
@@ -82,7 +82,7 @@ def _typed_table(options: CdcOptions) -> TypedTable | None:
 
 
 class _Reader:
-    """What a batch and a stream have in common. Spark pickles it for its tasks: connections are made where needed."""
+    """The common part of a batch and a stream. Spark pickles it for its tasks: connections are made where needed."""
 
     def __init__(self, options: CdcOptions) -> None:
         self._options = options
@@ -116,8 +116,8 @@ class _Reader:
             return confirmed_lsn
         if start_lsn < confirmed_lsn:
             raise SourceRefused(
-                f"startLsn is {format_lsn(start_lsn)}, slot {self._options.slot!r} has nothing below "
-                f"{format_lsn(confirmed_lsn)} any more: begin there, or leave startLsn out"
+                f"startLsn is {format_lsn(start_lsn)}, slot {self._options.slot!r} no longer has changes below "
+                f"{format_lsn(confirmed_lsn)}: begin there, or leave startLsn out"
             )
         return start_lsn
 
@@ -136,7 +136,7 @@ class PgcdcReader(_Reader, DataSourceReader):
 
 
 class PgcdcStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a slot as it grows, and moves it behind what is in Spark's checkpoint."""
+    """Reads a slot as it grows, and moves it after what is in Spark's checkpoint."""
 
     def __init__(self, options: CdcOptions) -> None:
         if options.end_lsn is not None:
@@ -173,7 +173,7 @@ class PgcdcStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailabl
             self.stop()
             if self._target_lsn is not None:
                 raise
-            _log.warning("%s; asked again with the next batch", error)
+            _log.warning("%s; retrying with the next batch", error)
             return start
         if self._target_lsn is not None:
             end_lsn = min(end_lsn, self._target_lsn)
@@ -197,7 +197,7 @@ class PgcdcStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailabl
             advance(self._connected(), self._options.slot, self._parse(end)[1])
         except SourceUnavailable as error:
             self.stop()
-            _log.warning("%s; it is done with the next batch", error)
+            _log.warning("%s; retrying with the next batch", error)
 
     def stop(self) -> None:
         if self._connection is not None:

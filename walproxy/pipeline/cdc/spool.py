@@ -1,7 +1,7 @@
-"""Where the pieces of transactions wait for their commit: in memory, and on disk beyond a limit (S14).
+"""Buffer the pieces of transactions until their commit: in memory, and on disk beyond a limit (S14).
 
 All shelves of a spool share one limit. When it is reached, the shelf that holds most goes to a temporary file that has
-no name, so that no crash leaves one behind.
+no name, so that no crash leaves one.
 """
 
 import struct
@@ -14,7 +14,7 @@ from walproxy.pipeline.cdc.transactions import Piece
 MEMORY_BYTES: int = 64 << 20
 _HEAD = struct.Struct("<QII")  # LSN, xid, length
 _OVERHEAD_BYTES = 150
-"""What Python needs for a piece beside the message's own bytes."""
+"""Python's overhead for a piece, beside the message's own bytes."""
 
 
 class Spool:
@@ -39,7 +39,7 @@ class Spool:
             largest.spill()
 
     def forget(self, shelf: "SpooledShelf") -> None:
-        """A shelf is empty for good."""
+        """Discard a shelf that stays empty."""
         self._shelves.discard(shelf)
 
 
@@ -59,7 +59,7 @@ class SpooledShelf:
         self.spilled_bytes = 0
 
     def add(self, piece: Piece) -> None:
-        """Put a piece behind the others. Raises OSError if it goes to disk and cannot."""
+        """Append a piece. Raises OSError if it goes to disk and cannot."""
         self._pieces.append(piece)
         size = len(piece[2]) + _OVERHEAD_BYTES
         self.held_bytes += size

@@ -1,15 +1,15 @@
-"""What a slot sends, put together: committed transactions only, one after the other, in the order of their commits.
+"""Assemble what a slot sends: committed transactions only, one after the other, in the order of their commits.
 
 The server may send a large transaction in pieces before it is committed (version 2 of the protocol), or a prepared one
 before that is (version 3). `committed` gives the same stream without either: Begin, changes, Commit. Pieces wait in a
 *shelf* for each transaction, as the bytes that came; they are decoded when they leave it. A subtransaction that is
 rolled back takes its changes along: they carry its xid.
 
-What a relation looks like is said once in a session. So relations and types are given out also from transactions that
-are passed over, and stay when the subtransaction around them is rolled back: the server may count them as said.
+A relation is described once in a session. So relations and types are yielded also from transactions that are passed
+over, and stay when the subtransaction around them is rolled back: the server may not send them again.
 
 A range [begin_lsn, end_lsn) holds the transactions whose commit record *begins* in it. That is how the server itself
-reads: it passes over commit records that begin below the slot's confirmed position, and ends behind the first record
+reads: it passes over commit records that begin below the slot's confirmed position, and ends after the first record
 that ends at or beyond `upto_lsn`. So ranges that meet have each transaction once, wherever they are cut.
 
 Pure: no I/O; the shelves may lie on disk (spool.py).
@@ -51,7 +51,7 @@ _CHANGES = (Insert, Update, Delete, Truncate, LogicalMessage, Relation, Type, Or
 
 
 class Shelf(Protocol):
-    """Where the pieces of one transaction wait, in order."""
+    """The pieces of one transaction, in order, until it ends."""
 
     def add(self, piece: Piece) -> None: ...
 
@@ -119,7 +119,7 @@ class _Assembler:
         self._begin_lsn = begin_lsn
         self._end_lsn = end_lsn
         self._open: Begin | None = None
-        self._passes_over = False  # the open transaction lies outside the range
+        self._passes_over = False  # the open transaction is outside the range
         self._piece: int | None = None
         self._preparing: BeginPrepare | None = None
         self._waiting: dict[int, _Waiting] = {}
@@ -158,11 +158,11 @@ class _Assembler:
         if isinstance(message, Commit):
             assert self._open is not None
             if message.commit_lsn != self._open.commit_lsn:
-                raise _unexpected(lsn, message, "it ends another transaction than the one that began")
+                raise _unexpected(lsn, message, "it ends a transaction other than the one that began")
             self._open = None
             return () if self._passes_over else (Sent(lsn, message, len(data)),)
         if not isinstance(message, _CHANGES):
-            raise _unexpected(lsn, message, "it stands within a transaction")
+            raise _unexpected(lsn, message, "it is inside a transaction")
         return (Sent(lsn, message, len(data)),)
 
     def _take_outside(self, lsn: Lsn, data: bytes, message: Message) -> Iterable[Sent]:
@@ -173,7 +173,7 @@ class _Assembler:
                 return () if self._passes_over else (Sent(lsn, message, len(data)),)
             case StreamStart(xid=xid, is_first=is_first):
                 if is_first == (xid in self._waiting):
-                    raise _unexpected(lsn, message, "it is not the piece that comes next")
+                    raise _unexpected(lsn, message, "it is not the next piece")
                 if is_first:
                     self._waiting[xid] = _Waiting(self._shelves.new(), set())
                 self._piece = xid
@@ -185,7 +185,7 @@ class _Assembler:
                 elif xid in self._waiting:
                     self._waiting[xid].rolled_back.add(subxid)
                 else:
-                    raise _unexpected(lsn, message, "nothing of its transaction came before")
+                    raise _unexpected(lsn, message, "no part of its transaction was sent before")
             case StreamPrepare(xid=xid):
                 self._prepared[xid] = self._take_waiting(lsn, message, xid)
             case BeginPrepare(xid=xid):
@@ -194,7 +194,7 @@ class _Assembler:
             case CommitPrepared(commit_lsn=commit_lsn, end_lsn=end_lsn, commit_time_us=time_us, xid=xid):
                 waiting = self._prepared.pop(xid, None)
                 if waiting is None:
-                    raise _unexpected(lsn, message, "the prepared transaction did not come before: drop the slot")
+                    raise _unexpected(lsn, message, "its prepared transaction was not sent before: drop the slot")
                 return self._give_out(lsn, waiting, xid, commit_lsn, end_lsn, time_us)
             case RollbackPrepared(xid=xid):
                 waiting = self._prepared.pop(xid, None)
@@ -217,7 +217,7 @@ class _Assembler:
             # Whole messages are decoded when the transaction is committed: most bytes of one that is not are spared.
             self._waiting[xid].shelf.add((lsn, int.from_bytes(data[1:5]), data))
         elif kind != b"O":
-            raise _unexpected(lsn, decode(data, lsn=lsn, version=self._version, in_piece=True), "it stands in a piece")
+            raise _unexpected(lsn, decode(data, lsn=lsn, version=self._version, in_piece=True), "it is inside a piece")
 
     def _shelve_prepared(self, begin: BeginPrepare, lsn: Lsn, data: bytes) -> None:
         message = decode(data, lsn=lsn, version=self._version)
@@ -226,12 +226,12 @@ class _Assembler:
         elif isinstance(message, _CHANGES):
             self._prepared[begin.xid].shelf.add((lsn, 0, data))
         else:
-            raise _unexpected(lsn, message, "it stands within a transaction that is being prepared")
+            raise _unexpected(lsn, message, "it is inside a transaction that is being prepared")
 
     def _take_waiting(self, lsn: Lsn, message: Message, xid: int) -> _Waiting:
         waiting = self._waiting.pop(xid, None)
         if waiting is None:
-            raise _unexpected(lsn, message, "nothing of its transaction came before")
+            raise _unexpected(lsn, message, "no part of its transaction was sent before")
         return waiting
 
     def _give_out(

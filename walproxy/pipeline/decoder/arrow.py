@@ -1,6 +1,6 @@
 """The views `records` and `blocks`: what was decoded, as Arrow, one row a record or a block reference.
 
-Only the columns that are asked for are made. Names of resource managers and operations are taken out of tables by
+Only the requested columns are made. Names of resource managers and operations are taken out of tables by
 number. A batch has memory of its own: it stays valid when the workspace is used again.
 """
 

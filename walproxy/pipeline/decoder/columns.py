@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 Columns = dict[str, Callable[[], pa.Array]]
-"""The columns of a view, made when they are asked for."""
+"""The columns of a view, made when they are requested."""
 
 # From PostgreSQL's epoch, 2000-01-01, to 1970-01-01, in microseconds; and the times that Python and SQL can write,
 # years 1 to 9999, on PostgreSQL's scale. Others are infinite or nonsense.
@@ -63,7 +63,7 @@ def times(values: Any) -> pa.Array:
 
 
 def nullable_times(values: Any, valid: Any) -> pa.Array:
-    """Return times as `times` does, null where `valid` is false and where nobody could write the time."""
+    """Return times as `times` does, null where `valid` is false and outside of the years 1 to 9999."""
     writable = (values >= TIME_MIN) & (values <= TIME_MAX)
     return pa.array(np.clip(values, TIME_MIN, TIME_MAX) + _EPOCH_US, mask=~(valid & writable)).view(_TIME)
 

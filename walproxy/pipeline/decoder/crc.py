@@ -87,7 +87,7 @@ crc32c_aarch64 = _by_instructions(*(_instruction(*each) for each in AARCH64_INST
 
 
 def _make_tables() -> Any:
-    """Return 8 tables of 256: what a byte, seen so many bytes before the register's end, does to it."""
+    """Return 8 tables of 256: the effect of a byte at each distance before the register's end on it."""
     tables = np.zeros((8, 256), np.int64)
     for byte in range(256):
         value = byte
@@ -133,7 +133,7 @@ def _choose() -> Any:
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64") and "+crc32" in features:
         return crc32c_sse42
-    # Apple's processors all have it, but LLVM does not say what they have.
+    # Apple's processors all have it, but LLVM does not report it.
     if machine in ("aarch64", "arm64") and ("+crc" in features or platform.system() == "Darwin"):
         return crc32c_aarch64
     return crc32c_sliced

@@ -4,8 +4,8 @@ WAL is decoded in pieces that know nothing of each other. A record belongs to th
 piece begins by passing over what was under way, and ends with the record that straddles its end, for which it must
 have been given a look-ahead. So the pieces of a log can be decoded in any order, and together give each record once.
 
-Bad bytes are no exception here. `End` says how far the WAL is good, and why not further; whether that is damage or
-just where an open log ends, only the caller knows.
+Bad bytes raise no exception here. `End` has how far the WAL is valid, and why not further; whether that is damage or
+just the end of an open log is for the caller to decide.
 """
 
 from dataclasses import dataclass
@@ -46,17 +46,17 @@ _UNSIGNED: Final = (1 << 64) - 1
 
 
 class End(NamedTuple):
-    """Where decoding ended.
+    """The end of decoding.
 
     Attributes:
-        kind: "complete": every record that begins before the wanted end is here. "incomplete": the record (or page)
-            that begins at `lsn` needs bytes behind the buffer. "invalid": at `lsn` is no valid record or page.
-        lsn: of that record or page; the wanted end if complete.
+        kind: "complete": every record that begins before the requested end is here. "incomplete": the record (or page)
+            that begins at `lsn` needs bytes after the buffer. "invalid": there is no valid record or page at `lsn`.
+        lsn: of that record or page; the requested end if complete.
         message: one line, empty if complete.
         needed_until_lsn: how far a buffer must reach at least to get on; 0 unless incomplete.
         zeros_until_lsn: "invalid" at the first page, and all bytes from there up to here are zeros: the rest of a
-            segment behind a switch record, or WAL that is not written yet. The segment's end or that of what was given,
-            whichever comes first; else 0. Whoever knows that the WAL up to there was written may pass over it.
+            segment after a switch record, or WAL that is not written yet. The segment's end or that of what was given,
+            whichever comes first; else 0. A caller that knows that the WAL up to there was written may skip it.
     """
 
     kind: Literal["complete", "incomplete", "invalid"]
@@ -153,7 +153,7 @@ class Workspace:
         self.blocks = BlockArrays(*(np.empty(0, kind) for kind in BLOCK_TYPES))
 
     def buffers(self, wal_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-        """Return room for the content and for the headers of so many bytes of WAL, and have some for its records."""
+        """Return buffers for the content and the headers of `wal_bytes` of WAL, and make some for its records."""
         if len(self._content) < wal_bytes:
             self._content = np.empty(wal_bytes, np.uint8)
             self._headers = np.empty((wal_bytes // PAGE_SIZE + 2, HEADER_WORDS), np.uint64)
@@ -163,7 +163,7 @@ class Workspace:
         return self._content, self._headers
 
     def enlarge(self, records: int, blocks: int, room: int = 0) -> None:
-        """Make the arrays twice as large, or for `room` records; of what they hold so much is kept."""
+        """Make the arrays twice as large, or for `room` records; keep `records` and `blocks` of their elements."""
         record_room = max(room, 2 * len(self.records.lsn))
         block_room = max(room, 2 * len(self.blocks.block)) + BLOCKS_PER_RECORD_MAX
         self.records = RecordArrays(
@@ -203,9 +203,9 @@ def decode(
         LocalProtocolError: there is no such piece of WAL. Bad bytes raise nothing: see `Decoded.end`.
     """
     if segment_size & (segment_size - 1) or not SEGMENT_SIZE_MIN <= segment_size <= SEGMENT_SIZE_MAX:
-        raise LocalProtocolError(f"{segment_size} is no segment size: a power of two from 1 MiB to 1 GiB is")
+        raise LocalProtocolError(f"{segment_size} is not a segment size: it must be a power of two from 1 MiB to 1 GiB")
     if begin_lsn % PAGE_SIZE or not 0 <= begin_lsn <= end_lsn < 1 << 63:
-        raise LocalProtocolError(f"{format_lsn(begin_lsn)} to {format_lsn(end_lsn)} is no piece of WAL")
+        raise LocalProtocolError(f"{format_lsn(begin_lsn)} to {format_lsn(end_lsn)} is not a valid range of WAL")
     raw = np.frombuffer(wal, np.uint8)
     workspace = workspace or Workspace()
     content, headers = workspace.buffers(len(raw))
@@ -251,7 +251,7 @@ def _end(state: State, span: Span, raw: NDArray[np.uint8]) -> End:
     if state.stop == stops.CUT_RECORD:
         needed = record_end_lsn(lsn, state.expected or ALIGNMENT, span.segment_size)
         length = f" of {state.expected} bytes" if state.expected else ""
-        message = f"WAL at {format_lsn(lsn)}: the record{length} goes on behind what is here"
+        message = f"WAL at {format_lsn(lsn)}: the record{length} continues after the given WAL"
         return End("incomplete", lsn, f"{message}; the WAL up to {format_lsn(needed)} is needed", needed)
     message = stops.describe(state.stop, lsn, state.expected, state.found, span.segment_size)
     return End("invalid", lsn, message, zeros_until_lsn=_zeros_until(state, span, raw))
@@ -276,9 +276,9 @@ def record_end_lsn(lsn: Lsn, total_length: int, segment_size: int) -> Lsn:
 def straddler_end(header: bytes, page_lsn: Lsn, segment_size: int) -> Lsn:
     """Return where the record ends that goes on at a page's start, page headers counted in; page_lsn if none does.
 
-    So much WAL is needed to decode the records that begin before the page. Where a crash lost the record, and the page
-    begins afresh, that is the page's header, which says so. A record that goes on here may be lost on a later page:
-    then `decode` is content with less. What is no header of this page says nothing of a record.
+    The WAL up to there is needed to decode the records that begin before the page. Where a crash lost the record, and
+    the page begins afresh, that is the page's header, which has a flag for it. A record that goes on here may be lost
+    on a later page: then `decode` is content with less. A header that is not this page's is ignored.
 
     Args:
         header: the first 24 bytes of the page, or more.

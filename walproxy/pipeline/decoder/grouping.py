@@ -59,7 +59,7 @@ def row_of(slots: Any, mask: int, rows: Any, known: int, first: int, second: int
 
 @part
 def mask_for(slots: Any, mask: int, rows: Any, known: int) -> int:
-    """Return the mask for so many rows. If they fill half of the slots, it is larger, and they are spread anew."""
+    """Return the mask for `known` rows. If they fill half of the slots, enlarge it and distribute them again."""
     if 2 * known <= mask:
         return mask
     mask = 2 * mask + 1

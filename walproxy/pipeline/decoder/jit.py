@@ -6,7 +6,7 @@ the arrays in a tuple was two atomic instructions; they took nine tenths of a wa
 
 What `compiled` makes is kept beside the source in `__pycache__` or, where that cannot be written, in the user's cache
 folder or the one for temporary files; NUMBA_CACHE_DIR puts it elsewhere. Where nothing can be written it is compiled
-anew in each process: slow to start, as fast afterwards. The folder is named by a digest of all sources of the decoder:
+again in each process: slow to start, as fast afterwards. The folder is named by a digest of all sources of the decoder:
 numba itself looks only at the file of the function that Python calls, and would go on using old code of what that one
 calls.
 
@@ -14,7 +14,7 @@ Each function is compiled for one combination of types only. So processes that c
 that are the same, by renaming them into place.
 
 `load_u8` to `load_u64` read little-endian numbers at any byte of an array, aligned or not. They check nothing, unless
-NUMBA_BOUNDSCHECK=1 is set, as tests do: whoever calls them has checked.
+NUMBA_BOUNDSCHECK=1 is set, as tests do: their callers have checked.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     if _CACHE_FOLDER is None:
         return njit(**_OPTIONS)(function)
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(_CACHE_FOLDER)  # numba looks at it here and now, and remembers.
+    config.CACHE_DIR = str(_CACHE_FOLDER)  # numba reads it once, here.
     try:
         return njit(cache=True, **_OPTIONS)(function)
     finally:

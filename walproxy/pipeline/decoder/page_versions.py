@@ -1,6 +1,6 @@
 """Which pages a piece of WAL changes, and from where on it can be replayed: the view `page_versions`.
 
-A page can be had at any LSN by taking the last image of it and replaying the records behind that one. A record makes a
+A page can be had at any LSN by taking the last image of it and replaying the records after it. A record makes a
 page without its older version if redo puts its image in place, or begins with an empty page. Over several pieces the
 last one that has an image decides: `image_lsn` is its, and `records_since_image` adds up from there on.
 

@@ -1,4 +1,4 @@
-"""From page to page: each header is looked at when the walk comes to it, and must say what it should.
+"""From page to page: each header is validated when the walk reaches it.
 
 That is: where it is, in which version and timeline of which cluster's log, and how many bytes of a record go on there.
 The rules are those of XLogReaderValidatePageHeader in src/backend/access/transam/xlogreader.c, and of its reading of
@@ -26,11 +26,11 @@ UNKNOWN: Final = -1
 
 
 class Span(NamedTuple):
-    """What is walked.
+    """The range of the walk.
 
     Attributes:
         begin_lsn: a page's start, where the bytes begin.
-        end_lsn: records that begin below it are wanted.
+        end_lsn: records that begin below it are decoded.
         check_crc: 0 or 1.
     """
 
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The page that the walk is on, and what the pages so far said.
+    """The page that the walk is on, and what the pages so far have in common.
 
     Attributes:
         number: counted from begin_lsn; -1 before the first page.
@@ -72,7 +72,8 @@ def enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
     """Go to the next page.
 
     Args:
-        rest: bytes of the record under way that lie on it and behind; 0 if none is under way; UNKNOWN: take its word.
+        rest: bytes of the record under way that are on it and after it; 0 if none is incomplete; UNKNOWN: accept its
+            own.
 
     Returns:
         stop, expected, found, the new Page (the old one if the page will not do). If all is well, `found` is the
@@ -124,7 +125,7 @@ def enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
 
 @inlined
 def is_wanted(span: Any, number: int) -> Any:
-    """Return whether a record that begins on page `number` can be wanted."""
+    """Return whether a record that begins on page `number` can be needed."""
     page_lsn = span.begin_lsn + number * PAGE_SIZE
     is_long = page_lsn & (span.segment_size - 1) == 0
     return page_lsn + (LONG_PAGE_HEADER_SIZE if is_long else PAGE_HEADER_SIZE) < span.end_lsn
@@ -146,7 +147,7 @@ def cross_pages(headers: Any, span: Any, page: Any, record_end: int, until: int)
 
 @part
 def leave_segment(span: Any, page: Any, lsn: int) -> Any:
-    """Return the last Page of the segment that holds `lsn`: the walk goes on behind it."""
+    """Return the last Page of the segment that holds `lsn`: the walk continues after it."""
     segment_end_lsn = (lsn | (span.segment_size - 1)) + 1
     number = (segment_end_lsn - span.begin_lsn) // PAGE_SIZE - 1
     end = _content_position(segment_end_lsn, span.segment_size) - _content_position(span.begin_lsn, span.segment_size)

@@ -1,12 +1,12 @@
 """WAL without its page headers: one run of bytes in which every record is whole and begins at a multiple of 8.
 
-A page is 8192 bytes behind a header of 24, or of 40 where a segment begins. Both are multiples of 8, so taking the
+A page is 8192 bytes with a header of 24, or of 40 where a segment begins. Both are multiples of 8, so taking the
 headers out keeps every record aligned, and no reader has to care for records that lie on several pages. The headers go
 into an array of their own, one row a page.
 
 `content_position` counts the bytes of WAL that are no page headers, from LSN 0 on; `lsn_of_content` and
 `end_lsn_of_content` go back. They differ at a page's end, which as the end of a record is the page's end, and as the
-start of one lies behind the next page's header.
+start of one is after the next page's header.
 Source: XLogRecPtrToBytePos, XLogBytePosToRecPtr and XLogBytePosToEndRecPtr in src/backend/access/transam/xlog.c.
 """
 

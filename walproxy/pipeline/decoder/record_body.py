@@ -1,4 +1,4 @@
-"""What is in the body of a record: references to blocks, with images and data, and the main data.
+"""The body of a record: references to blocks, with images and data, and the main data.
 
 First come the headers of all of these, then their bytes, in the same order; by convention, the main data is the last.
 The rules are those of DecodeXLogRecord in src/backend/access/transam/xlogreader.c.
@@ -14,14 +14,14 @@ from walproxy.pipeline.decoder.jit import inlined, load_u8, load_u16, load_u32
 
 BLOCKS_PER_RECORD_MAX: Final = 33  # XLR_MAX_BLOCK_ID + 1
 
-# What a block reference's fork_flags and an image's bimg_info say (src/include/access/xlogrecord.h).
+# The bits of a block reference's fork_flags and an image's bimg_info (src/include/access/xlogrecord.h).
 _FORK_MASK: Final = 0x0F
 _HAS_IMAGE: Final = 0x10
 _HAS_DATA: Final = 0x20
 _WILL_INIT: Final = 0x40
 _SAME_RELATION: Final = 0x80
 _IMAGE_HAS_HOLE: Final = 0x01
-# 13 and 14 have one bit for "compressed", and "apply" behind it; 15 and later one bit for each way to compress.
+# 13 and 14 have one bit for "compressed", and "apply" after it; 15 and later one bit for each way to compress.
 _IMAGE_COMPRESSED_14, _IMAGE_APPLY_14 = 0x02, 0x04
 _IMAGE_COMPRESSED, _IMAGE_APPLY = 0x1C, 0x02
 
@@ -48,7 +48,7 @@ def read_body(
     """
     at = begin
     count = 0
-    data_bytes = 0  # of what the headers announce, behind them
+    data_bytes = 0  # of the data that the headers announce, after them
     main_bytes = 0
     top_xid = 0
     origin = 0

@@ -26,7 +26,7 @@ PAGE_REST: Final = 17  # bytes of a record that go on; 0: none does
 LENGTH: Final = 30
 RMID: Final = 31
 LINK: Final = 32  # expected: 0 if any earlier LSN will do
-CRC: Final = 33  # expected: what the record says; found: what its bytes make
+CRC: Final = 33  # expected: in the record's header; found: computed from its bytes
 BODY_LENGTH: Final = 34
 BLOCK_ID: Final = 35
 BLOCK_ORDER: Final = 36
@@ -38,7 +38,7 @@ _UNSIGNED: Final = (1 << 64) - 1
 
 
 def describe(stop: int, lsn: Lsn, expected: int, found: int, segment_size: int) -> str:
-    """Return one line that says what is wrong at `lsn`."""
+    """Describe in one line what is wrong at `lsn`."""
     if stop == LINK:
         target = format_lsn(expected) if expected else "an earlier one"
         what = f"the record links to {format_lsn(found & _UNSIGNED)} instead of {target}"
@@ -48,9 +48,9 @@ def describe(stop: int, lsn: Lsn, expected: int, found: int, segment_size: int) 
             f" where {segment_size} and {PAGE_SIZE} are expected"
         )
     elif stop == PAGE_REST and expected == 0:
-        what = f"a record goes on for {found} bytes here, none was under way"
+        what = f"{found} bytes of a record continue here, but no record is incomplete"
     elif stop == PAGE_REST and found == 0:
-        what = f"nothing goes on here, {expected} bytes of a record are missing"
+        what = f"no record continues here, {expected} bytes of one are missing"
     elif stop == PAGE_ADDRESS:
         what = f"the page claims to be at {format_lsn(found & _UNSIGNED)}, as in a recycled or misnamed file"
     else:
@@ -70,14 +70,14 @@ _SENTENCES: Final = {
     PAGE_FLAGS: "page flags {found:04X} do not fit segments of {segment_size} bytes",
     PAGE_TLI: "a page of TLI {found} follows one of TLI {expected}",
     PAGE_SYSTEM_ID: "system id {found_id} follows {expected_id}",
-    PAGE_REST: "{found} bytes of a record go on here, {expected} are missing",
-    LENGTH: "{found} bytes is no length of a record",
-    RMID: "{found} is no resource manager",
+    PAGE_REST: "{found} bytes of a record continue here, {expected} are missing",
+    LENGTH: "{found} bytes is not a valid length of a record",
+    RMID: "{found} is not the number of a resource manager",
     CRC: "the record's checksum should be {expected:08X} and is {found:08X}",
-    BODY_LENGTH: "what the record's headers announce is not as long as the record",
-    BLOCK_ID: "{found} is no id of a block reference",
+    BODY_LENGTH: "the lengths in the record's headers do not add up to the record's length",
+    BLOCK_ID: "{found} is not a valid id of a block reference",
     BLOCK_ORDER: "block reference {found} does not follow in order",
     BLOCK_DATA: "block reference {found} has data without its flag, or the flag without data",
-    IMAGE: "an image of {found} bytes contradicts what it says of its hole and compression",
-    NO_RELATION: "block reference {found} is of the same relation as the one before, and there is none",
+    IMAGE: "an image of {found} bytes contradicts its header's hole and compression",
+    NO_RELATION: "block reference {found} refers to the relation of the previous one, and there is none",
 }

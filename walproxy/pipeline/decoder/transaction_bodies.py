@@ -1,11 +1,11 @@
 """Reads the bodies of the records that end a transaction. Compiled: dense WAL has such a record every 500 bytes.
 
 The body of a commit or an abort begins with its time; if the highest bit of the record's info is set, an `xinfo`
-follows whose bits say which sections come next, always in the same order. A PREPARE TRANSACTION has a body of its own:
+follows whose bits show which sections come next, always in the same order. A PREPARE TRANSACTION has a body of its own:
 a fixed header, then the name, then the subtransactions.
 
 Nothing in a body is trusted beyond the record's checksum: a count that leads out of it, a name that does not end, or a
-bit of xinfo that no known version sets, makes it malformed; what stands behind such a bit cannot be told apart.
+bit of xinfo that no known version sets, makes it malformed; the data of such a bit cannot be parsed.
 
 Source: src/include/access/xact.h and src/backend/access/rmgrdesc/xactdesc.c of each version.
 """
@@ -32,7 +32,7 @@ _INVALIDATION_BYTES: Final = 16
 
 
 class _Layout(NamedTuple):
-    """What differs between versions: the bits of xinfo, the size of a dropped statistic, the header of PREPARE."""
+    """The differences between versions: the bits of xinfo, the size of a dropped statistic, the header of PREPARE."""
 
     known_xinfo: int
     stats_bytes: int
@@ -49,14 +49,14 @@ _PREPARE_XID, _PREPARE_DATABASE, _PREPARE_TIME, _PREPARE_SUBXIDS = 8, 12, 16, 28
 
 
 class Bodies(NamedTuple):
-    """What the bodies say, an element for each record that ends a transaction; int64 where nothing else is said.
+    """The content of the bodies, an element for each record that ends a transaction; int64 unless noted.
 
     Attributes:
         record: indices of the records.
         xid: of the transaction that ends; of a prepared one, its own.
         time: in microseconds since 2000.
         database: -1 where the record does not state it.
-        has_origin: 1 where origin_lsn and origin_time say something.
+        has_origin: 1 where origin_lsn and origin_time are set.
         remote_apply: 1 where the client waited for standbys to replay.
         subxid_end: where its subtransactions end in `subxids` (uint32); they begin where those before them end.
         gid_begin, gid_bytes: where its name stands in the stripped WAL; -1 bytes where it has none.
@@ -97,7 +97,7 @@ def _find(count: int, rmid: Any, info: Any, found: Any) -> int:
 
 @part
 def _section_end(wal: Any, at: int, end: int, item_bytes: int) -> int:
-    """Return the end of a section that is a count and so many items, or MALFORMED if it leads out of the body."""
+    """Return the end of a section that is a count and its items, or MALFORMED if it leads out of the body."""
     if at < 0 or end - at < 4:
         return _MALFORMED
     count = load_u32(wal, at)
@@ -242,7 +242,7 @@ def _read_all(
 
 
 def read_bodies(decoded: Decoded) -> Bodies | int:
-    """Return what the records say that end a transaction, or the index of the first that is malformed."""
+    """Return the content of the records that end a transaction, or the index of the first that is malformed."""
     found = np.empty(decoded.count, np.int64)
     record = found[: _find(decoded.count, decoded.rmid, decoded.info, found)]
     layout = _LAYOUT_13 if decoded.major < 15 else _LAYOUT_15 if decoded.major < 18 else _LAYOUT_18

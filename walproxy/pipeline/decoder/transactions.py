@@ -114,6 +114,6 @@ def _malformed(decoded: Decoded, index: int) -> WalFormatError:
     operation = operation_name(decoded.major, RM_XACT, int(decoded.info[index]))
     lsn = format_lsn(int(decoded.lsn[index]))
     return WalFormatError(
-        f"the {operation} record at {lsn} is not as PostgreSQL {decoded.major} writes it:"
+        f"the {operation} record at {lsn} is not in the format of PostgreSQL {decoded.major}:"
         f" look at its {decoded.main_bytes[index]} bytes with pg_waldump"
     )

@@ -44,7 +44,7 @@ def _count_tuples(
 ) -> int:
     """Count (inserts, updates, hot updates, deletes) by relation; return how many relations there are.
 
-    -1 - index of a record that says of no number of tuples how many there are.
+    -1 - index of a record that lacks its number of tuples.
     """
     known = 0
     mask = FIRST_MASK
@@ -108,9 +108,7 @@ def tuple_stats(decoded: Decoded) -> Columns:
     )
     if known < 0:
         lsn = format_lsn(int(decoded.lsn[-1 - known]))
-        raise WalFormatError(
-            f"the MULTI_INSERT record at {lsn} does not say of how many tuples: look at it with pg_waldump"
-        )
+        raise WalFormatError(f"the MULTI_INSERT record at {lsn} lacks its number of tuples: look at it with pg_waldump")
     high, relation, inserts, updates, hot_updates, deletes, _, _ = rows[:known].T
     return {
         "first_time": lambda: repeated_time(first_time, known),

@@ -1,8 +1,8 @@
 """Every view of a piece of decoded WAL, as an Arrow batch.
 
 `records` and `blocks` have a row for each record or block reference (arrow.py), `transactions` one for each that ended
-(transactions.py); the others are aggregated: a row says what one key has in the whole piece, and what the rows of
-several pieces say adds up. What each column means stands in walproxy/pipeline/schemas.py. Rows come in the order of the
+(transactions.py); the others are aggregated: a row has the sums of one key in the whole piece, and the rows of
+several pieces add up. What each column means stands in walproxy/pipeline/schemas.py. Rows come in the order of the
 WAL, aggregated ones by their key's first record.
 """
 

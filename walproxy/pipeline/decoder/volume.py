@@ -4,7 +4,7 @@ Every byte of every record counts once in `relation_volume`: what a record holds
 counts for the block's relation, the rest for the relation of its first block, and a record without blocks for none. So
 the bytes of all rows add up to the lengths of all records of the piece.
 
-`transaction_volume` has the records that carry an xid; those without one, as most of vacuum's, are nobody's.
+`transaction_volume` has the records that carry an xid; those without one, as most of vacuum's, count for none.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def _sum_relations(
     slots: Any,
     rows: Any,
 ) -> int:
-    """Add up (records, references, bytes, images, bytes of images) behind each key; return how many keys there are."""
+    """Add up (records, references, bytes, images, bytes of images) of each key; return the number of keys."""
     known = 0
     mask = FIRST_MASK
     for index in range(count):

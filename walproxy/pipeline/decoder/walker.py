@@ -1,9 +1,9 @@
-"""Walks from record to record through stripped WAL and writes down what it finds. Compiled; knows no Python object.
+"""Walks from record to record through stripped WAL and writes down what it finds. Compiled; uses no Python object.
 
 The walk is one loop with one position. Records are contiguous (`pages.py`), so reading them needs no care for pages;
-but a page's header is looked at (`page_walk.py`) exactly when the walk first needs a byte behind it. So pages are
+but a page's header is looked at (`page_walk.py`) exactly when the walk first needs a byte after it. So pages are
 judged in the order in which PostgreSQL's own reader judges them, and a page that nothing points to, such as the filler
-behind a switch record, is not judged at all. Then come a record's header, its checksum and its body (`record_body.py`).
+after a switch record, is not judged at all. Then come a record's header, its checksum and its body (`record_body.py`).
 
 What stops a walk is a code (`stops.py`). It stops before it writes where there is no room, to be called again with
 larger arrays and the state that it returned: `State` is all that it remembers.
@@ -53,7 +53,7 @@ _RMID_OFFSET: Final = 17
 
 
 class State(NamedTuple):
-    """Where a walk is, and what stopped it.
+    """The position of a walk, and what stopped it.
 
     Attributes:
         stop, at_lsn, expected, found: see stops.py.
@@ -101,7 +101,7 @@ def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
         if stop != stops.COMPLETE:
             return stop, expected, found, page, page.end
     position = (end + 7) & ~7
-    # A switch record's header can be cut in two. Its end has the bytes that tell what it is, and behind it is nothing.
+    # A switch record's header can be cut in two. Its end has the bytes that identify it, and nothing follows.
     if end < RECORD_HEADER_SIZE and position + 4 <= len(content):
         info_at = end - RECORD_HEADER_SIZE + _INFO_OFFSET
         is_switch = (

@@ -28,7 +28,7 @@ _NOT_TO_BE_SET = ("host", "hostaddr", "port", "dbname", "replication", "applicat
 
 
 def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
-    """Return the input that `path` names; a remote one is not asked anything yet.
+    """Return the input that `path` names; a remote one is not connected yet.
 
     Raises:
         ConfigurationError: it cannot be one.
@@ -45,7 +45,7 @@ def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
         return _open_folder(Path(unquote(parts.path)), options)
     if scheme not in _REMOTE_SCHEMES:
         raise ConfigurationError(
-            f"{scheme}:// is no input of WAL: give a folder, s3://, gs://, az:// or {SAFEKEEPER_SCHEME}://HOST:PORT"
+            f"{scheme}:// is not an input of WAL: give a folder, s3://, gs://, az:// or {SAFEKEEPER_SCHEME}://HOST:PORT"
         )
     return OpenedInput(ArchiveSource, path, dict(options))
 
@@ -53,7 +53,7 @@ def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
 def _open_folder(folder: Path, options: Mapping[str, str]) -> WalInput:
     try:
         if not folder.is_dir():
-            raise ConfigurationError(f"{folder} is no folder: correct the input's path")
+            raise ConfigurationError(f"{folder} is not a folder: correct the input's path")
         is_archive = (folder / MANIFEST_KEY).exists()
     except OSError as error:
         raise ConfigurationError(f"cannot read {folder}: {error.strerror}") from error
@@ -61,7 +61,7 @@ def _open_folder(folder: Path, options: Mapping[str, str]) -> WalInput:
     if is_archive:
         return OpenedInput(ArchiveSource, str(folder.absolute()), dict(options))
     if options:
-        raise ConfigurationError(f"the folder {folder} has no options: remove {', '.join(options)}")
+        raise ConfigurationError(f"the folder {folder} takes no options: remove {', '.join(options)}")
     return OpenedInput(SegmentFolder, folder.absolute(), DecodedEnd)
 
 
@@ -95,10 +95,10 @@ def connection_string(url: str, options: Mapping[str, str]) -> tuple[str, str]:
         ) from None
     taken = [key for key in given if key in _NOT_TO_BE_SET]
     if taken:
-        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed} has no parameter {taken[0]}: leave it out")
+        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed} takes no parameter {taken[0]}: leave it out")
     hosts, ports = (",".join(str(each) for each in column) for column in zip(*addresses, strict=True))
     try:
         return listed, make_conninfo("", **{"connect_timeout": str(_CONNECT_S), **given, "host": hosts, "port": ports})
     except psycopg.Error:
         unknown = ", ".join(given)
-        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed}: libpq does not know all of {unknown}") from None
+        raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed}: libpq does not accept all of {unknown}") from None

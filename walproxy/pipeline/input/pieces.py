@@ -1,9 +1,9 @@
-"""What a job reads, cut into pieces that tasks can share, each with what its last record needs beyond it.
+"""Cut the WAL that a job reads into pieces that tasks can share, each with what its last record needs beyond it.
 
 A piece is at most one segment, so that one object of an archive is read once. A record belongs to the piece that holds
-its first byte. The last one may go on in the next segment, or in many: the header of the page at the border says how
-far, and so much more is read. Where the WAL ends, or ends before a hole, a record that is not wholly there is left out;
-whoever reads on later finds it again, if the end of what was read is a `safe_end`.
+its first byte. The last one may go on in the next segment, or in many: the header of the page at the border has how
+far, and that much more is read. Where the WAL ends, or ends before a hole, a record that is not wholly there is left
+out; a later read finds it again, if the end of what was read is a `safe_end`.
 """
 
 import logging
@@ -41,7 +41,7 @@ class PlannedPiece(NamedTuple):
         begin_lsn: a page's start.
         available_lsn: up to there the WAL was there without a hole when the piece was planned. Nothing beyond is read,
             so that a task that is repeated finds the same. UNLIMITED_LSN: all that its records need is there, and the
-            header of the page behind them. AS_NEEDED_LSN: all that its records need, and perhaps no byte behind them.
+            header of the page after them. AS_NEEDED_LSN: all that its records need, and perhaps no byte after them.
     """
 
     begin_lsn: Lsn
@@ -74,21 +74,21 @@ def plan_pieces(
         WalMissing: some of it is not there.
     """
     if not extents:
-        raise WalMissing(f"there is no WAL of timeline {path.tli} yet")
+        raise WalMissing(f"timeline {path.tli} has no WAL yet")
     first_lsn, last_lsn = extents[0].begin_lsn, extents[-1].end_lsn
     begin_lsn = first_lsn if begin_lsn is None else begin_lsn
     end_lsn = last_lsn if end_lsn is None else end_lsn
     if begin_lsn >= end_lsn:
         raise ConfigurationError(
-            f"nothing to read from {format_lsn(begin_lsn)} to {format_lsn(end_lsn)}: there is WAL from "
+            f"nothing to read from {format_lsn(begin_lsn)} to {format_lsn(end_lsn)}: the WAL goes from "
             f"{format_lsn(first_lsn)} to {format_lsn(last_lsn)}"
         )
     begin_lsn -= begin_lsn % PAGE_SIZE
     for gap in _gaps(extents, begin_lsn, end_lsn):
-        problem = _told(path, gap, first_lsn, last_lsn)
+        problem = _missing(path, gap, first_lsn, last_lsn)
         if not allow_gaps:
             raise WalMissing(problem)
-        _log.warning("%s: passed over", problem)
+        _log.warning("%s: skipped", problem)
     return [
         PlannedPiece(*part, _available(part, extent, whole_until_lsn if end_lsn <= extent.end_lsn else None))
         for extent in extents
@@ -101,13 +101,13 @@ def _available(part: Extent, extent: Extent, whole_until_lsn: Lsn | None) -> Lsn
     if whole_until_lsn is None:
         return extent.end_lsn
     if whole_until_lsn % PAGE_SIZE:
-        return whole_until_lsn  # Within a page no record goes on behind a safe end.
-    # At a page's boundary one may. Or it ends there, and nothing behind it need be there.
+        return whole_until_lsn  # Within a page no record continues after a safe end.
+    # At a page's boundary one may. Or it ends there, and nothing after it need be there.
     return UNLIMITED_LSN if _page_end(part.end_lsn) < whole_until_lsn else AS_NEEDED_LSN
 
 
 def _page_end(lsn: Lsn) -> Lsn:
-    """Return the first page boundary at or behind `lsn`."""
+    """Return the first page boundary at or after `lsn`."""
     return -(-lsn // PAGE_SIZE) * PAGE_SIZE
 
 
@@ -122,14 +122,14 @@ def _gaps(extents: Sequence[Extent], begin_lsn: Lsn, end_lsn: Lsn) -> list[Exten
     return gaps
 
 
-def _told(path: LogPath, gap: Extent, first_lsn: Lsn, last_lsn: Lsn) -> str:
+def _missing(path: LogPath, gap: Extent, first_lsn: Lsn, last_lsn: Lsn) -> str:
     """Return what is wrong with a range of which `gap` is missing."""
     begin, end, name = format_lsn(gap.begin_lsn), format_lsn(gap.end_lsn), path.name_of(gap.begin_lsn)
     if gap.end_lsn <= first_lsn:
-        return f"no WAL from {begin} on: what is there begins at {format_lsn(first_lsn)}, begin there, or find {name}"
+        return f"no WAL from {begin} on: the WAL begins at {format_lsn(first_lsn)}, begin there, or find {name}"
     if gap.begin_lsn >= last_lsn:
-        return f"no WAL up to {end} yet: what is there ends at {format_lsn(last_lsn)}, end there, or wait"
-    return f"{name} is missing: no WAL from {begin} to {end}; find that file, or pass over the gap with --allow-gaps"
+        return f"no WAL up to {end} yet: the WAL ends at {format_lsn(last_lsn)}, end there, or wait"
+    return f"{name} is missing: no WAL from {begin} to {end}; find that file, or skip the gap with --allow-gaps"
 
 
 class Room:
@@ -139,7 +139,7 @@ class Room:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def take(self, size: int, kept: int = 0) -> Buffer:
-        """Return so many bytes, of which the first `kept` are what they were."""
+        """Return a buffer of that size, of which the first `kept` bytes are unchanged."""
         if self._memory.nbytes < size:
             larger = np.empty(size + size // 8, dtype=np.uint8)
             larger[:kept] = self._memory[:kept]
@@ -148,7 +148,7 @@ class Room:
 
 
 class _OwnRoom(threading.local):
-    """What each thread decodes from."""
+    """The buffer that each thread decodes from."""
 
     def __init__(self) -> None:
         self.room = Room()
@@ -196,7 +196,7 @@ def decode_piece(
     """Read and decode a piece. Its records are all there, but for one that is not wholly below `available_lsn`.
 
     Raises:
-        SourceCorrupt: what is there is no valid WAL of this system.
+        SourceCorrupt: the bytes are not valid WAL of this system.
         As WalInput.read.
     """
     decoded, damage = decode_valid_part(wal_input, path, piece, check_crc=check_crc, workspace=workspace)
@@ -213,7 +213,7 @@ def decode_valid_part(
     check_crc: bool = True,
     workspace: "Workspace | None" = None,
 ) -> "tuple[Decoded, SourceCorrupt | None]":
-    """Read and decode a piece as `decode_piece` does; return also what is wrong behind the last of its records.
+    """Read and decode a piece as `decode_piece` does; return also what is wrong after the last of its records.
 
     Raises:
         As WalInput.read.
@@ -235,7 +235,7 @@ def decode_valid_part(
 
 
 def _name_timelines(decoded: "Decoded", path: LogPath) -> None:
-    """Correct the timelines of records right behind a fork.
+    """Correct the timelines of records right after a fork.
 
     The page on which a timeline was left keeps its header, and what the next one writes there follows it.
     """
@@ -247,13 +247,13 @@ def _name_timelines(decoded: "Decoded", path: LogPath) -> None:
 
 def _damage(wal_input: WalInput, path: LogPath, piece: PlannedPiece, decoded: "Decoded") -> SourceCorrupt | None:
     system_id = wal_input.origin().system_id
-    # Behind a switch record the rest of a segment is zero, and that may be where a piece begins.
+    # After a switch record the rest of a segment is zero, and that may be where a piece begins.
     if decoded.end.kind == "invalid" and decoded.end.zeros_until_lsn < piece.end_lsn:
         return SourceCorrupt(f"{decoded.end.message}; in {path.name_of(decoded.end.lsn)} of {wal_input.name}")
     if decoded.system_id not in (0, system_id):
         return SourceCorrupt(
             f"{path.name_of(piece.begin_lsn)} of {wal_input.name} is WAL of the system {decoded.system_id}, "
-            f"not of {system_id}: it was put there by mistake"
+            f"not of {system_id}: it was copied there by mistake"
         )
     return None
 
@@ -271,10 +271,10 @@ def _extended(
 
 
 def safe_end(wal_input: WalInput, path: LogPath, begin_lsn: Lsn, available_lsn: Lsn) -> Lsn:
-    """Return the end of the last record that is wholly below `available_lsn`; `begin_lsn` if there is none behind it.
+    """Return the end of the last record that is wholly below `available_lsn`; `begin_lsn` if there is none after it.
 
     A stream that is cut there decodes each record once, and never waits for one. Where there is no valid record the
-    answer is `available_lsn`, so that whoever decodes up to there finds what is wrong.
+    answer is `available_lsn`, so that decoding up to there finds what is wrong.
 
     Args:
         begin_lsn: where the stream stands: a `safe_end`, or a page's boundary.
@@ -303,13 +303,13 @@ def safe_end(wal_input: WalInput, path: LogPath, begin_lsn: Lsn, available_lsn: 
 def _safe_page(wal_input: WalInput, path: LogPath, begin_lsn: Lsn, available_lsn: Lsn) -> Lsn:
     """Return the highest page boundary below which no record begins that reaches beyond `available_lsn`.
 
-    It is `begin_lsn`, a page boundary too, if there is no such boundary behind it.
+    It is `begin_lsn`, a page boundary too, if there is no such boundary after it.
     """
     from walproxy.pipeline.decoder.decode import straddler_end
 
     page_lsn = available_lsn - available_lsn % PAGE_SIZE
     if available_lsn - page_lsn < page_header_size(page_lsn, path.segment_size):
-        page_lsn -= PAGE_SIZE  # Its header is not wholly there, and it alone says what goes on behind it.
+        page_lsn -= PAGE_SIZE  # Its header, which alone has what continues after it, is incomplete.
     pages = _HEADERS_AT_ONCE
     while page_lsn > begin_lsn:
         # A record that goes on for many pages is followed back to where it began, more pages at each step.

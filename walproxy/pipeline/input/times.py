@@ -5,10 +5,10 @@ strictly: a backend takes the time before its record gets a place, a clock is se
 another one. So a binary search is done with a margin: a time counts as passed only where the log is MARGIN_S later.
 Within the margin every record is looked at, and of those found the outermost counts:
 
-- WAL from a time on begins behind the last transaction that ended before the first one at or after that time;
+- WAL from a time on begins after the last transaction that ended before the first one at or after that time;
 - WAL up to a time ends with the last transaction that ended at or before that time.
 
-No transaction of the time asked for is left out unless clocks differ by more than the margin; some that ended just
+No transaction of the requested time is left out unless clocks differ by more than the margin; some that ended just
 outside of it may be in it.
 """
 
@@ -81,7 +81,7 @@ def end_of_time(wal_input: WalInput, path: LogPath, extents: Sequence[Extent], t
 
 
 class _Ends:
-    """Where transactions end in a piece, in the order of the log.
+    """The ends of transactions in a piece, in the order of the log.
 
     Attributes:
         end_lsn: int64, where their last records end.
@@ -117,10 +117,10 @@ class _Search:
         return _Ends(decode_piece(self._input, self._path, piece, workspace=self._workspace))
 
     def first(self, is_passed: Callable[[int], bool]) -> int:
-        """Return a piece from which on times pass, and at whose predecessor they do not; so many as there are if none.
+        """Return a piece from which on times pass, and at whose predecessor they do not; their number if none.
 
         Args:
-            is_passed: of the time at which the first transaction ends in a piece or behind it. Where none ends behind,
+            is_passed: of the time at which the first transaction ends in a piece or after it. Where none ends after it,
                 it is passed.
         """
         low, high = -1, len(self.pieces)
@@ -131,7 +131,7 @@ class _Search:
         return high
 
     def _next_time(self, index: int) -> int | None:
-        """Return when the first transaction ends in a piece or behind it."""
+        """Return when the first transaction ends in a piece or after it."""
         for each in range(index, len(self.pieces)):
             time = self._first_time(each)
             if time is not None:

@@ -1,6 +1,6 @@
-"""Where valid WAL ends in a segment that is still being written.
+"""Find where valid WAL ends in a segment that is still being written.
 
-Such a file has its full size from the beginning: behind the last record stand zeros, or what a recycled file had there
+Such a file has its full size from the beginning: after the last record it has zeros, or what a recycled file had there
 before. So its records are read, up to the first that is not there, incomplete or wrong. What was found is remembered,
 and the next look begins on the page of the last record.
 """

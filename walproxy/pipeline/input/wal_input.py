@@ -1,4 +1,4 @@
-"""What the pipeline asks of a source of WAL: a `ByteSource` that is read into arrays, and pickled as what opened it."""
+"""The pipeline's interface to a source of WAL: a `ByteSource` read into arrays, and pickled as what opened it."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,7 +17,7 @@ SAFEKEEPER_SCHEME = "safekeeper"
 
 
 class WalInput(WalSource, Protocol):
-    """One input. Blocking, thread-safe, picklable: the copy opens it anew. Errors are those of `ByteSource`."""
+    """One input. Blocking, thread-safe, picklable: the copy opens it again. Errors are those of `ByteSource`."""
 
     def log_path(self, tli: int | None = None) -> LogPath:
         """See ByteSource."""

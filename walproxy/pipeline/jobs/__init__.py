@@ -1,1 +1,1 @@
-"""What `walproxy pipeline` does: each job is a function that a program can call as well."""
+"""The jobs of `walproxy pipeline`: each is a function that a program can call as well."""

@@ -1,12 +1,12 @@
-"""Names of relations: WAL knows files by number only, and only the server knows the names.
+"""Names of relations: WAL has only the numbers of files, and only the server has the names.
 
 A snapshot is taken from a server that runs, primary or standby, through one short connection to each of its databases.
 It is one JSON file. A table that is rewritten (TRUNCATE, CLUSTER, VACUUM FULL, many an ALTER TABLE) gets another file
 with another number, and the old number is known to older snapshots only: so they can be merged, the newest name of a
 number winning. PostgreSQL gives numbers out of one counter, so a number of the past is not soon that of something else.
 
-`RelationNames` answers for a triple (tablespace, database, relation) as the views have it. What it does not know it
-shows as numbers behind a `?`, which the commands take as well.
+`RelationNames` answers for a triple (tablespace, database, relation) as the views have it. What it does not have it
+shows as numbers after a `?`, which the commands take as well.
 """
 
 from collections.abc import Iterable
@@ -35,14 +35,14 @@ _KINDS: Final = {
 
 
 class CatalogFailed(WalproxyError):
-    """The server does not tell the names, or not now."""
+    """The server does not return the names, or not now."""
 
 
 class RelationFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """A relation and its file.
 
     Attributes:
-        tablespace, database, relation: what WAL calls it; `database` is 0 for a shared relation.
+        tablespace, database, relation: its identity in WAL; `database` is 0 for a shared relation.
         oid: of pg_class: it stays when the number of the file changes.
         kind: table, index, toast, sequence or materialized view.
         table: of an index, of a TOAST table and its index: the table, as `schema.name`; empty for a table itself.
@@ -59,10 +59,10 @@ class RelationFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What the numbers mean, as far as somebody has looked.
+    """The names of the numbers, as far as they were read.
 
     Attributes:
-        system_id: whose names these are.
+        system_id: of the server that has these names.
         taken_at: when the newest of them were read.
         databases, tablespaces: OID to name.
         unread: databases whose relations were not read, and why.
@@ -78,7 +78,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class RelationId(NamedTuple):
-    """What WAL calls a relation."""
+    """A relation's identity in WAL."""
 
     tablespace: int
     database: int
@@ -146,7 +146,7 @@ def open_names(place: str) -> RelationNames:
 
     Raises:
         ConfigurationError: it is neither.
-        CatalogFailed: the server does not tell.
+        CatalogFailed: the server does not return them.
     """
     is_conninfo = "=" in place or "://" in place
     return RelationNames(take_snapshot(place) if is_conninfo and not Path(place).exists() else read_snapshot(place))
@@ -179,14 +179,12 @@ def read_snapshot(path: Path | str) -> Snapshot:
         snapshot = msgspec.json.decode(Path(path).read_bytes(), type=Snapshot)
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be read as a file of names: {error.strerror}; walproxy pipeline catalog makes one"
+            f"{path} cannot be read as a file of names: {error.strerror}; walproxy pipeline catalog creates one"
         ) from error
     except msgspec.DecodeError as error:
-        raise ConfigurationError(
-            f"{path} is no file of names as walproxy pipeline catalog makes them: {error}"
-        ) from error
+        raise ConfigurationError(f"{path} is not a file of names of walproxy pipeline catalog: {error}") from error
     if snapshot.format != _FORMAT:
-        raise ConfigurationError(f"{path} is a file of names of another version, {snapshot.format}: make it anew")
+        raise ConfigurationError(f"{path} is a file of names of another version, {snapshot.format}: create it again")
     return snapshot
 
 
@@ -228,7 +226,7 @@ _DATABASES_QUERY: Final = """
            pg_catalog.has_database_privilege(oid, 'CONNECT')
     FROM pg_catalog.pg_database ORDER BY oid
 """
-# A mapped relation (pg_class itself, shared catalogs) has 0 as relfilenode; the function knows its number. Temporary
+# A mapped relation (pg_class itself, shared catalogs) has 0 as relfilenode; the function returns its number. Temporary
 # relations are in no WAL. An index belongs to its table, and that of a TOAST table to whose TOAST table it is.
 _RELATIONS_QUERY: Final = """
     SELECT coalesce(nullif(c.reltablespace::int8, 0), %(tablespace)s),
@@ -265,7 +263,7 @@ def take_snapshot(conninfo: str) -> Snapshot:
     unread = {}
     for oid, name, tablespace, takes_connections, is_permitted in databases:
         if not takes_connections or not is_permitted:
-            unread[name] = "this role may not connect" if takes_connections else "it takes no connections"
+            unread[name] = "this role may not connect" if takes_connections else "it does not accept connections"
             continue
         try:
             with _connect({**first, "dbname": name}) as connection:
@@ -298,9 +296,9 @@ def _connect(words: dict[str, str]) -> "psycopg.Connection[tuple[Any, ...]]":
         connection = psycopg.connect(make_conninfo("", **given), autocommit=True)
         connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_S}s'")
     except psycopg.Error as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise CatalogFailed(
-            f"cannot connect to the database {words.get('dbname', '')!r}: {said}; correct --primary"
+            f"cannot connect to the database {words.get('dbname', '')!r}: {reason}; correct --primary"
         ) from None
     return connection
 

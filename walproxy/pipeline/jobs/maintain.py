@@ -19,11 +19,11 @@ KEEP_S: Final = 7 * 86400.0
 ORPHANS_AFTER_S: Final = 86400.0
 
 Progress = Callable[[str, int, int], None]
-"""Is told a table's name, the bytes that were compacted so far, and those in all."""
+"""Called with a table's name, the bytes that were compacted so far, and those in all."""
 
 
 class Maintained(NamedTuple):
-    """What was done to a table, or would be.
+    """The maintenance of a table, done or planned.
 
     Attributes:
         expired: former states and old parts of the log.
@@ -58,8 +58,8 @@ def maintain(
         names: which tables; none: all of them.
         target_bytes: how large files shall be.
         keep_s: how long former states can still be read.
-        orphans_after_s: how long nobody has written to a file that no commit names, until it is removed.
-        dry_run: only say what would be done.
+        orphans_after_s: how long ago a file that no commit names must have been written, until it is removed.
+        dry_run: only return what would be done.
 
     Raises:
         ConfigurationError: there is no such table.
@@ -69,9 +69,9 @@ def maintain(
     for name in names:
         if name not in found:
             there = f"it has {', '.join(found)}" if found else "it has none"
-            raise ConfigurationError(f"there is no table {name!r} in {folder}: {there}")
+            raise ConfigurationError(f"{folder} has no table {name!r}: {there}")
     if not found:
-        raise ConfigurationError(f"there are no tables in {folder}")
+        raise ConfigurationError(f"{folder} has no tables")
     done = []
     for name in names or found:
         maintained = Maintained(name, found[name])

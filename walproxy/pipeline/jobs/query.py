@@ -1,14 +1,14 @@
-"""The tables of a folder, asked with SQL: `walproxy pipeline query`.
+"""Query the tables of a folder with SQL: `walproxy pipeline query`.
 
-Parquet, Iceberg and Delta tables all consist of Parquet files. Which ones make up a table now is asked of the table
-itself, and Spark reads these files: it needs no library of a table format, and a reader sees whole batches only.
+Parquet, Iceberg and Delta tables all consist of Parquet files. The table itself reports which ones make it up
+now, and Spark reads these files: it needs no library of a table format, and a reader sees whole batches only.
 
 Besides the tables there are
 
 - `lsn('5/40000000')` and `lsn_text(22548578304)`, from PostgreSQL's text of an LSN to the tables' number and back;
 - `transaction_sizes`, where there are `transactions` and `transaction_volume`: each commit and abort with the WAL that
   its transaction has written, subtransactions included. Transaction numbers are used again after four billion: a row
-  of `transaction_volume` belongs to the first end of its transaction number at or behind it. What was rolled back to a
+  of `transaction_volume` belongs to the first end of its transaction number at or after it. What was rolled back to a
   savepoint has an end of its own.
 """
 
@@ -84,7 +84,7 @@ def register_tables(spark: SparkSession, folder: Path, names: Iterable[str] | No
     """
     found = [table.name for table in find_tables(folder)]
     if not found:
-        raise ConfigurationError(f"there are no tables in {folder}: walproxy pipeline run writes some")
+        raise ConfigurationError(f"{folder} has no tables: walproxy pipeline run writes some")
     wanted = found if names is None else list(names)
     with spark_errors():
         for name in wanted:
@@ -116,7 +116,7 @@ def is_small(folder: Path) -> bool:
     """
     found = find_tables(folder)
     if not found:
-        raise ConfigurationError(f"there are no tables in {folder}: walproxy pipeline run writes some")
+        raise ConfigurationError(f"{folder} has no tables: walproxy pipeline run writes some")
     size = 0
     for name, _ in found:
         with open_table(folder, name, create=False) as table:

@@ -1,8 +1,8 @@
 """A report on WAL: what wrote it, which tables and which transactions, when, and how much of it is full-page images.
 
-It is made of the tables that `walproxy pipeline run` writes; whichever of them are missing, the report says what it
-cannot tell without them. Spark adds up (`report_queries`, `report_transactions`), so the size of the tables does not
-matter: charts have at most 300 bins, lists their first so many rows and the rest as one.
+It is made of the tables that `walproxy pipeline run` writes; if some are missing, the report lists what it lacks
+without them. Spark adds up (`report_queries`, `report_transactions`), so the size of the tables does not
+matter: charts have at most 300 bins, lists a limited number of rows and the rest as one.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -175,7 +175,7 @@ class _Findings:
         ]
 
     def _volume(self, extent: Extent, headline: Headline) -> DataFrame | None:
-        """Return what the sums of bytes are made of, None if there is nothing."""
+        """Return the rows that all sums of bytes come from, None if there are none."""
         span = extent.end_lsn - extent.begin_lsn
         pieces = self.frames.get("relation_volume")
         is_coarse = extent.pieces < BINS_MAX and span <= _FINE_BYTES_MAX

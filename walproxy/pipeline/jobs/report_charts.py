@@ -26,7 +26,7 @@ def _volume(report: Report, id: str, title: str, series: Sequence[Series]) -> Ch
     bins = report.bins
     chart = Chart(id=id, title=title, summary=f"{title} over {'time' if bins.has_times else 'its LSNs'}.")
     if not any(bins.wal_bytes):
-        chart.empty = "No WAL is known by time." if report.headline.wal_bytes else "There is no WAL to show."
+        chart.empty = "No WAL has a time." if report.headline.wal_bytes else "No WAL."
         return chart
     unit, scale = scale_of(max(bins.wal_bytes))
     for slot, each in enumerate(series):
@@ -51,7 +51,7 @@ def _image_share(report: Report) -> Chart:
     bins = report.bins
     chart = Chart(id="image-share", title="Share of full-page images", summary="Share of full-page images in the WAL.")
     if not any(bins.wal_bytes):
-        chart.empty = "No WAL is known by time." if report.headline.wal_bytes else "There is no WAL to show."
+        chart.empty = "No WAL has a time." if report.headline.wal_bytes else "No WAL."
         return chart
     pairs = zip(bins.image_bytes, bins.wal_bytes, strict=True)
     share = [round(100 * images / wal, 2) if wal else None for images, wal in pairs]
@@ -84,9 +84,7 @@ def _transactions_per_second(report: Report) -> Chart:
     chart = Chart(id="transactions", title="Transactions per second", summary="Transactions that ended, per second.")
     if not bins.commits:
         known = report.headline.commits is not None
-        chart.empty = (
-            "Fewer than two times are known, so there is no rate." if known else "There is no table transactions."
-        )
+        chart.empty = "Fewer than two times are known: no rate." if known else "The table transactions is missing."
         return chart
     seconds = bins.width / 1e6
     for name, counts, slot in (("commits", bins.commits, 0), ("aborts", bins.aborts, 2)):
@@ -110,7 +108,7 @@ def _biggest(report: Report) -> Chart:
     chart = Chart(id="biggest", title="Biggest transactions", summary="The transactions that wrote most WAL.")
     if not rows:
         known = report.headline.transactions is not None
-        chart.empty = "No transaction wrote anything." if known else "There is no table transaction_volume."
+        chart.empty = "No transaction wrote anything." if known else "The table transaction_volume is missing."
         return chart
     unit, scale = scale_of(max(row.wal_bytes for row in rows))
     parts = (

@@ -1,4 +1,4 @@
-"""What a report says, as values: `report` fills them in, `report_html` shows them, and `--json` prints them.
+"""The content of a report, as values: `report` fills them in, `report_html` shows them, and `--json` prints them.
 
 LSNs are text as PostgreSQL writes them, times are ISO 8601 in UTC, sizes are bytes, durations microseconds.
 """
@@ -17,7 +17,7 @@ class Extent(NamedTuple):
     """The WAL that is looked at.
 
     Attributes:
-        pieces: how many, 0 if only `records` or `transactions` say what there is.
+        pieces: how many, 0 if the WAL's extent is only in `records` or `transactions`.
         holes: ranges between pieces of which there is nothing, the first ones.
     """
 
@@ -88,7 +88,7 @@ class Bins(msgspec.Struct, kw_only=True):
 
 
 class RelationRow(msgspec.Struct, kw_only=True):
-    """What a relation wrote; the tuples are None without the table `tuple_stats`."""
+    """The WAL of a relation; the tuples are None without the table `tuple_stats`."""
 
     name: str
     kind: str
@@ -103,7 +103,7 @@ class RelationRow(msgspec.Struct, kw_only=True):
 
 
 class Written(msgspec.Struct):
-    """What a transaction wrote to one relation."""
+    """The WAL of a transaction for one relation."""
 
     relation: str
     wal_bytes: int

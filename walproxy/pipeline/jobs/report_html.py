@@ -1,4 +1,4 @@
-"""The page of a report on WAL. Names of relations are whatever somebody called them."""
+"""The page of a report on WAL. Names of relations are arbitrary text."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a report is made of: the tables of a folder, and the range of WAL in them."""
+"""The input of a report: the tables of a folder, and the range of WAL in them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ class Position(NamedTuple):
 
 
 def parse_position(text: str) -> Position:
-    """Return the position that somebody has written: an LSN, or a time of ISO 8601.
+    """Return the position that a text has: an LSN, or a time of ISO 8601.
 
     Raises:
         ConfigurationError: it is neither.
@@ -63,7 +63,7 @@ class FoundTables(NamedTuple):
 
     @property
     def are_small(self) -> bool:
-        """Whether they are not worth the preparations with which Spark, and Java, get fast."""
+        """Whether they are too small for the preparations that make Spark, and Java, fast."""
         return self.rows < _SMALL_ROWS
 
 
@@ -77,7 +77,7 @@ def look_for_tables(folder: Path) -> FoundTables:
     names = [found.name for found in find_tables(folder) if found.name in USED_TABLES]
     if not names:
         raise ConfigurationError(
-            f"{folder} holds none of the tables that a report is made of ({', '.join(USED_TABLES)}): "
+            f"{folder} has none of the tables that a report needs ({', '.join(USED_TABLES)}): "
             "walproxy pipeline run writes them; correct --tables"
         )
     rows = 0

@@ -1,8 +1,8 @@
-"""What the report asks the tables, in Spark SQL. Spark reads and adds up; a few thousand rows at most come here.
+"""The report's queries to the tables, in Spark SQL. Spark reads and adds up; a few thousand rows at most come here.
 
-`volume` is what all sums of bytes are made of: rows (begin_lsn, end_lsn, rmgr, relation, sums). That is the table
+All sums of bytes come from `volume`: rows (begin_lsn, end_lsn, rmgr, relation, sums). That is the table
 `relation_volume`, whose ranges are the pieces of the WAL, or, where these are too coarse for a chart, the table
-`records` in ranges as small as needed. The bytes of a range that lies in several bins are spread over them evenly.
+`records` in ranges as small as needed. The bytes of a range that is in several bins are spread over them evenly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def frame(
 
 
 def restrict(frames: Frames, begin_lsn: Lsn, end_lsn: Lsn) -> dict[str, DataFrame]:
-    """Return the tables without what lies outside of [begin_lsn, end_lsn); pieces that reach into it stay whole."""
+    """Return the tables without what is outside of [begin_lsn, end_lsn); pieces that reach into it stay whole."""
     restricted = {}
     for name, table in frames.items():
         column = _LSN_COLUMNS.get(name)
@@ -106,7 +106,7 @@ def lsn_before(spark: SparkSession, frames: Frames, time_us: int) -> Lsn:
 
 
 def lsn_after(spark: SparkSession, frames: Frames, time_us: int) -> Lsn:
-    """Return an LSN behind which nothing belongs to `time_us` or earlier: the first commit's after it."""
+    """Return an LSN after which nothing belongs to `time_us` or earlier: the first commit's after it."""
     if "transactions" in frames:
         query = "SELECT min(lsn) FROM {rows} WHERE unix_micros(time) > :time"
         [row] = ask(spark, query, {"time": time_us}, rows=frames["transactions"])
@@ -122,7 +122,7 @@ def lsn_after(spark: SparkSession, frames: Frames, time_us: int) -> Lsn:
 
 
 class BinOfCommits(NamedTuple):
-    """What ended in a bin of time, and the first and the last of it."""
+    """The transactions that ended in a bin of time: their numbers, the first and the last."""
 
     bin: int
     commits: int
@@ -167,7 +167,7 @@ def commits_by_bin(spark: SparkSession, transactions: DataFrame, width_us: int) 
 
 
 def knots_of_pieces(spark: SparkSession, pieces: DataFrame, width_us: int) -> list[Knot]:
-    """Return times of pieces, for want of `transactions`: not more than two for each bin."""
+    """Return times of pieces, if there are no `transactions`: not more than two for each bin."""
     query = """
         SELECT min(struct(unix_micros(first_time), begin_lsn)), max(struct(unix_micros(last_time), end_lsn))
         FROM {rows} WHERE first_time IS NOT NULL GROUP BY unix_micros(first_time) div :width
@@ -210,7 +210,7 @@ def volume_of_records(spark: SparkSession, records: DataFrame, begin_lsn: Lsn, e
 
 
 class Sums(NamedTuple):
-    """What was written, added up by manager, by relation and by table.
+    """The WAL, added up by manager, by relation and by table.
 
     Attributes:
         rmgrs: all of them, the largest first; rows (name, kind, records, wal_bytes, image_count, image_bytes).
@@ -315,7 +315,7 @@ def tuples(spark: SparkSession, tuple_stats: DataFrame, names: DataFrame, relati
 
 
 def checkpoints(spark: SparkSession, records: DataFrame, count: int) -> list[Lsn]:
-    """Return where checkpoints ended, the first so many."""
+    """Return where the first `count` checkpoints ended."""
     query = f"""
         SELECT lsn FROM {{records}} WHERE rmgr = 'XLOG' AND operation IN ('CHECKPOINT_ONLINE', 'CHECKPOINT_SHUTDOWN')
         ORDER BY lsn LIMIT {count}

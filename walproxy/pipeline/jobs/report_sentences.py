@@ -1,4 +1,4 @@
-"""The sentences of a report: what was found, and what it does not know. Pure."""
+"""The sentences of a report: its findings, and what the tables do not show. Pure."""
 
 from collections.abc import Container, Iterator
 from datetime import datetime
@@ -10,7 +10,7 @@ from walproxy.pipeline.jobs.report_data import NO_RELATION, Extent, Headline, Re
 
 _MANY_IMAGES = 0.3
 _MISSING = {
-    "transactions": "when anything happened, how many transactions committed, and when nobody did",
+    "transactions": "when the WAL was written, how many transactions committed, and when none did",
     "transaction_volume": "which transactions wrote most",
     "records": "what single transactions wrote to, when checkpoints ended, and times within a piece of WAL",
     "tuple_stats": "how many rows were inserted, updated and deleted",
@@ -19,14 +19,14 @@ _MISSING = {
 
 
 def findings_of(report: Report) -> list[str]:
-    """Return the answer in sentences, the most telling first."""
+    """Return the findings in sentences, the most important first."""
     return list(_findings(report))
 
 
 def _findings(report: Report) -> Iterator[str]:
     headline = report.headline
     if not headline.wal_bytes:
-        yield "There is no WAL in these tables, or none in this range."
+        yield "These tables have no WAL, or none in this range."
         return
     yield _first_sentence(headline)
     rows = [row for row in report.tables or report.relations if row.name != NO_RELATION]
@@ -38,7 +38,7 @@ def _findings(report: Report) -> Iterator[str]:
     if headline.image_bytes > _MANY_IMAGES * headline.wal_bytes:
         yield (
             f"{images}, {size_text(headline.image_bytes)}: each page's first change after a checkpoint writes one. "
-            "Fewer checkpoints (max_wal_size, checkpoint_timeout) or wal_compression make that less."
+            "Fewer checkpoints (max_wal_size, checkpoint_timeout) or wal_compression reduce that."
         )
     elif headline.image_bytes:
         yield f"{images}, {size_text(headline.image_bytes)}."
@@ -55,7 +55,7 @@ def _findings(report: Report) -> Iterator[str]:
         gap = report.gaps[0]
         yield (
             f"The longest time without a commit was {duration_text(gap.duration)}, from {_clock(gap.begin_time)} on; "
-            f"{size_text(gap.wal_bytes)} of WAL were written in it."
+            f"{size_text(gap.wal_bytes)} of WAL were written during it."
         )
 
 
@@ -73,11 +73,11 @@ def _first_sentence(headline: Headline) -> str:
 
 
 def unknown_of(report: Report, tables: Container[str], extent: Extent | None, names: RelationNames) -> list[str]:
-    """Return what the report does not know, and why.
+    """Return what the report cannot show, and why.
 
     Args:
         tables: those that there are.
-        extent: the WAL that was looked at.
+        extent: the WAL of the report.
     """
     return list(_unknown(report, tables, extent, names))
 
@@ -85,24 +85,24 @@ def unknown_of(report: Report, tables: Container[str], extent: Extent | None, na
 def _unknown(report: Report, tables: Container[str], extent: Extent | None, names: RelationNames) -> Iterator[str]:
     headline = report.headline
     if "relation_volume" not in tables and "records" not in tables:
-        yield "Without the tables relation_volume and records it does not know how much WAL there is, and who wrote it."
+        yield "Without the tables relation_volume and records the report does not show how much WAL there is."
     for table, what in _MISSING.items():
         if table not in tables:
-            yield f"Without the table {table} it does not know {what}."
+            yield f"Without the table {table} the report does not show {what}."
     if extent is None:
         return
     for begin_lsn, end_lsn in extent.holes:
         yield (
             f"WAL from {format_lsn(begin_lsn)} to {format_lsn(end_lsn)} ({size_text(end_lsn - begin_lsn)}) is not in "
-            "the tables: nothing of it is counted."
+            "the tables, and is not counted."
         )
     if headline.wal_bytes and not report.bins.has_times:
-        yield "There are not two transactions that ended at different times: charts show LSNs where times would be."
+        yield "No two transactions ended at different times: the charts have LSNs instead of times."
     untimed = headline.wal_bytes - headline.timed_bytes
     if report.bins.has_times and untimed > headline.wal_bytes // 1000:
         yield (
-            f"{size_text(untimed)} of WAL lie before the first transaction that ended, or behind the last: they have "
-            "no time, and are in no chart over time."
+            f"{size_text(untimed)} of WAL are before the end of the first transaction, or after that of the last: they "
+            "have no time, and are not in charts over time."
         )
     if headline.source == "relation_volume" and report.bins.has_times:
         width = duration_text(report.bins.width)
@@ -111,7 +111,7 @@ def _unknown(report: Report, tables: Container[str], extent: Extent | None, name
             "time."
         )
     if headline.unnamed:
-        advice = "an older file of names may have them" if len(names) else "--primary or --catalog gives them"
+        advice = "an older file of names may have them" if len(names) else "use --primary or --catalog"
         yield (
             f"{headline.unnamed:,} relations ({size_text(headline.unnamed_bytes)}) have no name here, only numbers "
             f"(tablespace/database/file): {advice}."
@@ -119,14 +119,14 @@ def _unknown(report: Report, tables: Container[str], extent: Extent | None, name
     if "transactions" in tables and headline.transactions_without_end:
         yield (
             f"{headline.transactions_without_end:,} transactions or subtransactions that wrote have not ended in this "
-            "range: they were under way, or a crash ended them."
+            "range: they were in progress, or a crash ended them."
         )
     if report.transactions:
         yield (
-            "WAL does not say when a transaction began. A duration runs from the last commit before its first record, "
-            "so it is that long at most."
+            "WAL does not contain the begin of a transaction. A duration counts from the last commit before its first "
+            "record, so it is an upper limit."
         )
-    yield "Transactions that write nothing leave nothing in the WAL; a rollback to a savepoint counts as an abort."
+    yield "Transactions that write nothing are not in the WAL; a rollback to a savepoint counts as an abort."
 
 
 def _percent(part: float, headline: Headline) -> str:

@@ -1,4 +1,4 @@
-"""What the report asks about transactions, in Spark SQL: which wrote most, to what, how long; when nobody committed."""
+"""The report's queries about transactions, in Spark SQL: the biggest, their relations and durations; commit gaps."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -55,8 +55,8 @@ def biggest_transactions(
 ) -> tuple[int, int, list[Any]]:
     """Return how many transactions wrote, how many of them have no end here, and the biggest ones.
 
-    A transaction counts with its subtransactions, as far as the WAL says whose they are: their first record does, and
-    the record that ends the transaction.
+    A transaction counts with its subtransactions, as far as the WAL has their top-level transaction: their first record
+    does, and the record that ends the transaction.
 
     Returns:
         rows (xid, records, wal_bytes, image_bytes, first_lsn, last_lsn, outcome, time_us, commit_lsn, database); the
@@ -93,7 +93,7 @@ def biggest_transactions(
 
 
 def times_before(spark: SparkSession, transactions: DataFrame, lsns: Sequence[Lsn]) -> dict[Lsn, int]:
-    """Return for each LSN the time of the last transaction that ended before it; an LSN far behind it is missing."""
+    """Return for each LSN the time of the last transaction that ended before it; an LSN far after it is missing."""
     if not lsns:
         return {}
     near = " OR ".join(f"(lsn < {lsn} AND lsn >= {lsn - _BEFORE_BYTES})" for lsn in sorted(set(lsns)))

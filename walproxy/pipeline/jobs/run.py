@@ -2,20 +2,20 @@
 
     input --latestOffset--> Spark's stream of pieces --tasks--> one Parquet file a table --driver--> commit
 
-One streaming query, whose rows only say which pieces of WAL there are. Its tasks read and decode each piece once and
+One streaming query, whose rows are only the pieces of WAL to read. Its tasks read and decode each piece once and
 write one file for each table; the driver commits them to the tables, and WAL never passes through the JVM.
 
 **Exactly once.** A table's commit holds, in the same atomic step as the rows, up to which LSN it has them: the number
 of a batch is the LSN at its end. That is all that a restart goes by. It begins at the lowest LSN of its tables, and a
 table is given no record before its own. So a batch can be repeated, cut differently, or be committed to some of the
 tables only when the process is killed: what is missing is added, and nothing twice. A table that is new is filled from
-the beginning, while the others wait. Spark's own checkpoint is made anew at each start.
+the beginning, while the others wait. Spark's own checkpoint is created again at each start.
 
 **Stop.** The batch that runs is finished, and no other one is begun. That takes `drain_timeout_s` at most, even if
 Spark does not respond: then its JVM is killed, the batch is dropped, and the next run repeats it.
 
-`_run/run.json` in the folder of the tables says whose WAL they hold and where on its timelines they stand, and
-`_run/lock` is held as long as a run, or the JVM that it has started, is there.
+`_run/run.json` in the folder of the tables has the system whose WAL they contain and their position on its timelines,
+and `_run/lock` is held as long as a run, or the JVM that it has started, is there.
 """
 
 import contextlib
@@ -54,17 +54,17 @@ _SILENCE_S: Final = 10.0
 
 
 class RunConfig(NamedTuple):
-    """What a run is told.
+    """The options of a run.
 
     Attributes:
         source: the input, as `open_input` takes it.
         folder: where the tables are.
         options: further options of the source `pgwal`, such as `archive.endpoint`, `timeline` or `allowGaps`.
         once: end when what is there now is in the tables.
-        interval_s: how often it is looked for new WAL.
+        interval_s: how often the input is checked for new WAL.
         batch_bytes_max: how much WAL a batch has at most.
         start: where to begin when there are no tables yet, an LSN; None for where the WAL begins.
-        checkpoint: where the folder of Spark's own notes is, made anew at each start; None for beside the tables.
+        checkpoint: the folder of Spark's own checkpoint, created again at each start; None for beside the tables.
         drain_timeout_s: after a request to stop, the time until the batch that runs is dropped.
         cores: how many to use; None for all.
         memory: of Spark's JVM.
@@ -103,12 +103,12 @@ class BatchDone(NamedTuple):
 
     @property
     def lag_bytes(self) -> int:
-        """How much WAL is there and not yet in the tables."""
+        """The amount of WAL that is available and not yet in the tables."""
         return max(self.available_lsn - self.end_lsn, 0)
 
 
 class Waiting(NamedTuple):
-    """The input does not answer; it is asked again.
+    """The input does not answer; the request is repeated.
 
     Attributes:
         reason: one line.
@@ -137,7 +137,7 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
     """Add what the input has to the tables, and go on doing so until `stop` is set.
 
     Args:
-        report: is told what happens, also by other threads.
+        report: called with what happens, also by other threads.
         stop: the batch that runs is finished, no other one begun; within `drain_timeout_s`.
 
     Raises:
@@ -234,7 +234,7 @@ class _Job:
             table.close()
 
     def work(self, spark: SparkSession) -> None:
-        """Run the stream, and begin it anew when the input did not answer for a while."""
+        """Run the stream, and begin it again when the input did not answer for a while."""
         retry_s = _RETRY_S_MIN
         while not self._stop.is_set():
             before_lsn = self.lsn
@@ -288,7 +288,7 @@ class _Job:
         self._committing.release()
 
     def _ask_why(self) -> None:
-        """Nothing new has come for a while: tell it if that is because the input does not answer."""
+        """No new WAL has come for a while: report it if the reason is that the input does not answer."""
         try:
             self._input.extents(self._input.log_path(self._options.tli))
         except (SourceUnavailable, ArchiveUnavailable) as error:

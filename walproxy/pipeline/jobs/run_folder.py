@@ -1,4 +1,4 @@
-"""What a run keeps beside its tables, in `_run`: whose WAL they hold, and the lock that lets one run write to them."""
+"""A run's files beside its tables, in `_run`: the system of their WAL, and the lock that lets one run write to them."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""What a task of the run job does: read and decode pieces of WAL once, and write one file for each table.
+"""A task of the run job: read and decode pieces of WAL once, and write one file for each table.
 
 Each file is written in a thread of its own: pyarrow encodes and compresses outside of Python's lock, so that a task
 decodes the next piece meanwhile. The files are no part of a table until the driver commits them.
@@ -31,11 +31,11 @@ FILES_SCHEMA: Final = pa.schema(
         pa.field("end_lsn", pa.int64(), False),
     ]
 )
-"""What the driver is told: a row for each table, without a path if it has no file, and the WAL that the task read."""
+"""A task's report to the driver: a row for each table, without a path if it has no file, and the WAL that was read."""
 
 
 class TablePart(NamedTuple):
-    """One table, as far as a task must know it.
+    """One table, for a task.
 
     Attributes:
         held_lsn: the table holds everything before it already.
@@ -47,7 +47,7 @@ class TablePart(NamedTuple):
 
 
 class TaskPlan(NamedTuple):
-    """What every task of a batch needs besides its pieces. Can be pickled."""
+    """The input of every task of a batch, besides its pieces. Can be pickled."""
 
     source: str
     archive_options: tuple[tuple[str, str], ...]
@@ -57,13 +57,13 @@ class TaskPlan(NamedTuple):
 
 
 def write_pieces(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the files of the pieces that `batches`, of the view `pieces`, describe; yield what FILES_SCHEMA says."""
+    """Write the files of the pieces that `batches`, of the view `pieces`, describe; yield rows of FILES_SCHEMA."""
     rows = [row for batch in batches for row in batch.to_pylist()]
     if not rows:
         return
     pieces = [PlannedPiece(row["begin_lsn"], row["end_lsn"], row["available_lsn"]) for row in rows]
     files = _written(plan, rows[0]["tli"], pieces)
-    told = [
+    written = [
         {
             "table": part.view,
             "path": file.path if file is not None else None,
@@ -74,7 +74,7 @@ def write_pieces(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[
         }
         for part, file in zip(plan.parts, files, strict=True)
     ]
-    yield pa.RecordBatch.from_pylist(told, FILES_SCHEMA)
+    yield pa.RecordBatch.from_pylist(written, FILES_SCHEMA)
 
 
 def _written(plan: TaskPlan, tli: int, pieces: Sequence[PlannedPiece]) -> list[DataFile | None]:
@@ -141,7 +141,7 @@ class _Writer:
             self._file = new_file.write(self._taken())
         except _GivenUp:
             return
-        except BaseException as error:  # It is raised in `put` or `finish`; nobody must wait for us until then.
+        except BaseException as error:  # It is raised in `put` or `finish`; no thread must wait until then.
             self._error = error
             while isinstance(self._batches.get(), pa.RecordBatch):
                 pass

@@ -1,8 +1,8 @@
-"""When was a byte of WAL written: bins of time, each with the range of WAL that it stands for.
+"""The times of bytes of WAL: bins of time, each with the range of WAL that it stands for.
 
 Only the records that end transactions carry a time. Between two of them it is taken to pass evenly with the bytes, so a
-bulk load of an hour spreads over that hour although its one commit comes last. What lies before the first such record
-and behind the last one has no time.
+bulk load of an hour spreads over that hour although its one commit comes last. WAL before the first such record
+and after the last one has no time.
 
 Where WAL has no two times at all, the bins are of LSNs instead. Pure.
 """
@@ -48,7 +48,7 @@ class Axis(NamedTuple):
     bins: list[Bin]
 
     def label_of(self, lsn: Lsn) -> str | None:
-        """Return where an LSN falls on the axis, None if it lies outside of all bins."""
+        """Return where an LSN falls on the axis, None if it is outside of all bins."""
         index = bisect_right(self.bins, lsn, key=lambda each: each.begin_lsn) - 1
         if index < 0 or lsn >= self.bins[index].end_lsn:
             return None

@@ -1,10 +1,10 @@
-"""Records of a log one after the other: what `walproxy pipeline waldump` reads, and what it makes of it.
+"""Records of a log one after the other: the input and output of `walproxy pipeline waldump`.
 
     WalInput --plan_pieces--> pieces --decode_piece, select, render (threads)--> results in the order of the log
 
 Pieces are decoded and rendered in threads: the compiled code runs without the interpreter's lock. Results come in
-order, and only a few pieces are under way at once, so memory stays small however long the log is. With a limit pieces
-are read one by one, none in vain.
+order, and only a few pieces are processed at once, so memory stays small however long the log is. With a limit pieces
+are read one by one, and none more than needed.
 """
 
 import functools
@@ -52,12 +52,12 @@ class Done(Generic[Result]):
 
     Attributes:
         piece: its bounds.
-        reached_lsn: whoever reads on begins here.
-        first_lsn: where its first record begins, at or behind the wanted begin; 0 without records.
+        reached_lsn: the next read begins here.
+        first_lsn: where its first record begins, at or after the requested begin; 0 without records.
         last_end_lsn: where the last selected one ends; 0 without one.
         shown: how many records were selected.
-        result: what was made of them.
-        damage: what is wrong behind the last of its records.
+        result: their rendered form.
+        damage: what is wrong after the last of its records.
     """
 
     piece: PlannedPiece
@@ -77,8 +77,8 @@ class Scan:
         selection: which records.
         tli: the timeline; None: the newest.
         limit: no more records than that; None: all.
-        allow_gaps: WAL that is missing is passed over.
-        follow: wait for more at the end, for ever or up to the selection's end.
+        allow_gaps: WAL that is missing is skipped.
+        follow: wait for more at the end, indefinitely or up to the selection's end.
         end_must_be_there: WAL that ends before the selection's end is an error.
 
     Attributes:
@@ -119,7 +119,7 @@ class Scan:
             LogForked: see there.
             WalMissing: there is a hole in the range.
             SourceCorrupt: what is there is no valid WAL; all before it was yielded.
-            SourceUnavailable: the input cannot be asked.
+            SourceUnavailable: the input does not answer.
         """
         left = self._limit
         with ThreadPoolExecutor(_THREADS, "waldump") as pool:
@@ -171,14 +171,14 @@ class Scan:
             self._is_away = False
         except SourceUnavailable as error:
             if not self._is_away:
-                _log.warning("%s; it is asked again until it answers", error)
+                _log.warning("%s; retrying until it answers", error)
             self._is_away = True
             return path, []
         if now.common_end(path) < self._reached_lsn:
             raise LogForked(
-                f"timeline {now.tli} of {self._wal.name} has left timeline {path.tli} at "
+                f"timeline {now.tli} of {self._wal.name} forks from timeline {path.tli} at "
                 f"{format_lsn(now.common_end(path))}, and the WAL up to {format_lsn(self._reached_lsn)} is shown "
-                f"already: begin anew, or follow the old one with --timeline {path.tli}"
+                f"already: begin again, or follow the old one with --timeline {path.tli}"
             )
         return now, extents
 
@@ -191,7 +191,7 @@ class Scan:
         decoded, damage = decode_valid_part(self._wal, path, piece, workspace=self._workspaces.own)
         selected = selection.of(decoded)[:left]
         first = int(np.searchsorted(decoded.lsn, selection.begin_lsn))
-        # Zeros behind a switch record are passed over as a whole.
+        # Zeros after a switch record are skipped as a whole.
         reached_lsn = decoded.end.lsn if decoded.end.kind == "incomplete" else piece.end_lsn
         return Done(
             piece,
@@ -232,7 +232,7 @@ def _in_order(
 def format_as_json(decoded: Decoded, selected: Any) -> bytes:
     """Return a line of JSON for each selected record: the columns of the view `records`.
 
-    LSNs stand there as PostgreSQL writes them. A record that ends a transaction has what the view `transactions` says,
+    LSNs are formatted as PostgreSQL does. A record that ends a transaction has the columns of the view `transactions`,
     too.
 
     Raises:
@@ -243,7 +243,7 @@ def format_as_json(decoded: Decoded, selected: Any) -> bytes:
     for row in rows:
         transaction = ended.get(row["lsn"])
         if transaction is not None:
-            # What else the two views have in common is said once.
+            # The other columns that both views have are printed once.
             row["transaction"] = {
                 name: format_lsn(value) if name == "origin_lsn" and value is not None else value
                 for name, value in transaction.items()

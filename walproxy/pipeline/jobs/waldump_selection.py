@@ -34,7 +34,7 @@ class Selection:
     """The conditions; None stands for any.
 
     Attributes:
-        begin_lsn, end_lsn: records that begin at or behind `begin_lsn` and end at or before `end_lsn`.
+        begin_lsn, end_lsn: records that begin at or after `begin_lsn` and end at or before `end_lsn`.
         rmids: numbers of resource managers.
         full_page: only records with a full-page image.
     """
@@ -90,7 +90,7 @@ def rmid_of(name: str) -> int:
     """
     names = [each.lower() for each in rmgr_table().to_pylist()]
     if name.lower() not in names or name.lower().startswith("unknown"):
-        raise ConfigurationError(f"there is no resource manager {name!r}: it is one of {', '.join(rmgr_names())}")
+        raise ConfigurationError(f"unknown resource manager {name!r}: use one of {', '.join(rmgr_names())}")
     return names.index(name.lower())
 
 

@@ -3,8 +3,8 @@
     rmgr: Heap        len (rec/tot):     54/  8018, tx:       733, lsn: 0/01501F68, prev 0/01501F30, desc: INSERT ,
     blkref #0: rel 1663/5/16384 blk 0 FPW
 
-Of what pg_waldump writes behind the operation's name only that is written which this project decodes: of a record that
-ends a transaction its time, its name, its subtransactions and where it was replayed from.
+Of what pg_waldump prints after the operation's name only the decoded part is printed: of a record that ends a
+transaction its time, its name, its subtransactions and where it was replayed from.
 
 Lines are written into one array of bytes whose size is known beforehand; no object is made per record. A million lines
 take 0.4 s.
@@ -35,7 +35,7 @@ _DAY_US: Final = 86_400_000_000
 _PREPARE: Final = 0x10
 _PREPARED: Final = (0x30, 0x40)  # how a prepared transaction ends: the line names it
 
-# Numbers of numpy's, because a function is compiled anew for each of Python's that it is called with.
+# Numbers of numpy's, because a function is compiled again for each of Python's that it is called with.
 _SPACE, _ZERO = np.array([32, 48])
 _WIDE_1, _WIDE_2, _WIDE_4, _WIDE_6, _WIDE_8, _WIDE_10 = np.array([1, 2, 4, 6, 8, 10])
 _NO_IMAGE, _NOT_APPLIED, _APPLIED = np.arange(3)
@@ -48,7 +48,7 @@ _OTHERS: Final = (
 
 
 class _Words(NamedTuple):
-    """Words one behind the other: the word `n` is `letters[begin[n]:begin[n + 1]]`."""
+    """Words one after the other: the word `n` is `letters[begin[n]:begin[n + 1]]`."""
 
     letters: Any
     begin: Any
@@ -103,8 +103,8 @@ def format_records(decoded: Decoded, selected: Any) -> bytes:
     bodies = read_bodies(decoded)
     if isinstance(bodies, int):
         raise WalFormatError(
-            f"what the record at {format_lsn(int(decoded.lsn[bodies]))} says of its transaction is not as PostgreSQL "
-            f"{decoded.major} writes it: look at it with pg_waldump, and go on behind it with --start"
+            f"the transaction data of the record at {format_lsn(int(decoded.lsn[bodies]))} is not in the format of "
+            f"PostgreSQL {decoded.major}: look at it with pg_waldump, and continue after it with --start"
         )
     blocks = int((decoded.first_block[selected + 1] - decoded.first_block[selected]).sum())
     room = (
@@ -171,7 +171,7 @@ def _put_number(out: Any, at: int, value: int, width: int, filler: int) -> int:
 
 @part
 def _put_hexadecimal(out: Any, at: int, value: int, digits: int) -> int:
-    """Write a hexadecimal number with at least so many digits."""
+    """Write a hexadecimal number with at least `digits` digits."""
     while digits < 8 and value >> 4 * digits:
         digits += 1
     for position in range(digits - 1, -1, -1):
@@ -183,7 +183,7 @@ def _put_hexadecimal(out: Any, at: int, value: int, digits: int) -> int:
 
 @part
 def _put_lsn(out: Any, at: int, lsn: int, low_digits: int) -> int:
-    """Write an LSN; of its lower half at least so many digits."""
+    """Write an LSN; of its lower half at least `digits` digits."""
     at = _put_hexadecimal(out, at, lsn >> 32 & 0xFFFFFFFF, _WIDE_1)
     out[at] = 47
     return _put_hexadecimal(out, at + 1, lsn & 0xFFFFFFFF, low_digits)
@@ -223,7 +223,7 @@ def _put_time(out: Any, at: int, time: int) -> int:
 def _put_transaction(
     out: Any, at: int, operation: int, row: int, t: Bodies, origin: int, wal: Any, names: _Names
 ) -> int:
-    """Write what a record says about the transaction that it ends."""
+    """Write the data of a record about the transaction that it ends."""
     if operation == _PREPARE:
         at = _put_word(out, at, names.others, _GID)
         for index in range(t.gid_begin[row], t.gid_begin[row] + t.gid_bytes[row]):

@@ -1,9 +1,9 @@
-"""Which records make a page what it is at an LSN: an image to begin with, and those behind it that change it.
+"""The records that make a page at an LSN: an image to begin with, and the later ones that change it.
 
 The log is read backwards from that LSN, a segment at a time, until an image of the page is found, or a record that
 begins with an empty one; before the beginning of the base backup nothing matters, for the backup has the page. The
-table `page_versions` knows the same of every piece that the pipeline has been through, so that these need not be read;
-only the piece with the last record is decoded all the same, to say what that record does.
+table `page_versions` has the same of every piece that the pipeline has processed, so that these need not be read;
+only the piece with the last record is decoded nevertheless, to show what that record does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
     Attributes:
         makes_page: it holds an image that redo puts in place, or begins with an empty page.
-        sets_lsn: the page's header says its end afterwards, for certain.
+        sets_lsn: the page's header has its end afterwards, for certain.
     """
 
     lsn: Lsn
@@ -52,8 +52,8 @@ class History(NamedTuple):
         image_lsn: the record that it begins with; None if that is the base backup's page.
         records_since_image: how many have changed it since.
         last: the last record; None if nothing has changed the page since the backup.
-        possible_lsns: what the page's header can say, the newest first.
-        or_older: it can also say an LSN before all of these.
+        possible_lsns: that the page's header can have, the newest first.
+        or_older: it can also have an LSN before all of these.
     """
 
     image_lsn: Lsn | None
@@ -69,7 +69,7 @@ class History(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Where a record lies."""
+    """The position of a record."""
 
     lsn: Lsn
     end_lsn: Lsn
@@ -95,7 +95,7 @@ class LogReader:
     def last_record(self, at_lsn: Lsn) -> Record | None:
         """Return the last record that ends at or before `at_lsn`; None if there is none.
 
-        Recovery that stops right behind it has replayed what was complete at that LSN, and no more.
+        Recovery that stops right after it has replayed what was complete at that LSN, and no more.
         """
         for piece in reversed(self.pieces):
             if piece.begin_lsn >= at_lsn:
@@ -108,7 +108,7 @@ class LogReader:
 
 
 class _Part(NamedTuple):
-    """What one piece has of the page."""
+    """The records of one piece that concern the page."""
 
     piece: PlannedPiece
     records: int
@@ -190,7 +190,7 @@ def _part_of(piece: PlannedPiece, found: Sequence[Change]) -> _Part:
 
 
 class _KnownParts:
-    """What the table `page_versions` has of one page, and of which WAL it has anything."""
+    """The rows of the table `page_versions` about one page, and the WAL that the table covers."""
 
     def __init__(self, tables: Path, page: PageId, at_lsn: Lsn) -> None:
         columns = ["begin_lsn", "end_lsn", "records", "last_end_lsn", "image_lsn", "records_since_image"]

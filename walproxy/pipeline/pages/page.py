@@ -5,10 +5,10 @@ bytes without a word in the WAL, and redo does not know others. They are those t
 (wal_consistency_checking) leaves out, for the page at large, for heaps and for btrees:
 
 - the checksum, which is made when a page is written to the disk;
-- hints: flags of the page, pd_prune_xid, which transactions a tuple's header says to be over, index entries that are
+- hints: flags of the page, pd_prune_xid, which transactions a tuple's header marks as over, index entries that are
   marked as dead, a btree page's flag that it has such;
 - the command number in a tuple's header, which redo sets to the first;
-- the hole between line pointers and tuples, where older bytes may lie, and padding behind a tuple.
+- the hole between line pointers and tuples, where older bytes may be, and padding after a tuple.
 
 Sources: src/include/storage/bufpage.h, src/backend/access/common/bufmask.c, heap_mask() and btree_mask().
 """
@@ -61,12 +61,12 @@ class PageHeader(NamedTuple):
 
     @property
     def items(self) -> int:
-        """How many line pointers there are."""
+        """The number of line pointers."""
         return max(self.lower - HEADER_BYTES, 0) // _LINE_POINTER.size
 
     @property
     def is_regular(self) -> bool:
-        """Whether its parts lie as they must; a page that was never used is all zeros."""
+        """Whether the layout is valid; a page that was never used is all zeros."""
         return HEADER_BYTES <= self.lower <= self.upper <= self.special <= PAGE_BYTES
 
 

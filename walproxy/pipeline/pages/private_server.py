@@ -1,13 +1,13 @@
-"""A PostgreSQL that recovers in a private folder, is reached by nobody, and ends: what it leaves is what redo has made.
+"""A PostgreSQL that recovers in a private folder, accepts no connection, and ends: its files are the result of redo.
 
 Exactness is the point, so nothing else may touch a page. The recovery ends by promotion, because only then does a stop
 write everything to the files: a server that stops while it recovers leaves in memory what came after its last
 checkpoint. But no connection is possible at any time (there is no hot standby, no TCP port, and pg_hba.conf rejects
-whoever finds the socket), autovacuum is off, even that against wraparound, and no library of the old server is loaded.
-A promotion by itself writes to no relation.
+every client at the socket), autovacuum is off, even that against wraparound, and no library of the old server is
+loaded. A promotion by itself writes to no relation.
 
-Whoever wants to know more of it, such as the file of a relation, asks it afterwards in PostgreSQL's single-user mode,
-whose process is killed: reading a catalog may set hints in its pages, which so never reach the disk.
+Further questions, such as for the file of a relation, are asked afterwards in PostgreSQL's single-user mode, whose
+process is killed: reading a catalog may set hints in its pages, which so never reach the disk.
 
 The configuration of the backup does not count. What must be as large as on the primary is taken from pg_control.
 """
@@ -36,7 +36,7 @@ _SETTINGS: Final = {
     "autovacuum_multixact_freeze_max_age": "2000000000",
     "max_logical_replication_workers": "0",
     "max_wal_senders": "0",
-    # Of replication origins too: each that the log knows needs a place.
+    # Of replication origins too: each that is in the log needs a place.
     "max_replication_slots": "1000",
     "shared_buffers": "128MB",
     # The folder lives for this one page: a crash of the machine may have it.
@@ -62,7 +62,7 @@ class PrivatePostgres(LocalPostgres):
         super().__init__(binaries, data_directory, reads_all=True)
 
     def prepare(self, recovery: Mapping[str, str]) -> None:
-        """Write the whole configuration; `recovery` says where from, and up to where.
+        """Write the whole configuration; `recovery` has the source of WAL, and the target.
 
         Raises:
             ConfigurationError: this version's pg_controldata cannot read the folder.
@@ -94,8 +94,8 @@ class PrivatePostgres(LocalPostgres):
                 time.sleep(_POLL_S)
             self.stop("fast", _FLUSH_TIMEOUT_S)
         except LocalPostgresFailed as error:
-            said = _FATAL.findall(self.log_path.read_text(errors="replace")) if self.log_path.exists() else []
-            raise RecoveryFailed(f"PostgreSQL did not recover: {said[-1] if said else error}") from error
+            reasons = _FATAL.findall(self.log_path.read_text(errors="replace")) if self.log_path.exists() else []
+            raise RecoveryFailed(f"PostgreSQL did not recover: {reasons[-1] if reasons else error}") from error
 
     def ask_once(self, database: str, query: str) -> dict[str, str | None] | None:
         """Return the first row of a query to the stopped server, None if it has no rows. Changes nothing on disk.
@@ -119,17 +119,17 @@ class PrivatePostgres(LocalPostgres):
         watchdog = threading.Timer(_ANSWER_TIMEOUT_S, process.kill)
         watchdog.start()
         try:
-            said = self._answer_of(process, f"{query};\n\nSELECT 1 AS {_END};\n\n")
+            answer = self._answer_of(process, f"{query};\n\nSELECT 1 AS {_END};\n\n")
         finally:
             watchdog.cancel()
             process.kill()
             _, complaints = process.communicate()
-        if _END not in said:
-            complaint = next(iter(_FATAL.findall(complaints)), "it said nothing")
+        if _END not in answer:
+            complaint = next(iter(_FATAL.findall(complaints)), "no reason given")
             if f'database "{database}" does not exist' in complaint:
                 raise ConfigurationError(f"there was no database {database!r} at that LSN: correct --relation")
             raise LocalPostgresFailed(f"PostgreSQL does not answer in single-user mode: {complaint}")
-        row = {name: value for name, value in _VALUE.findall(said.partition(_END)[0]) if value}
+        row = {name: value for name, value in _VALUE.findall(answer.partition(_END)[0]) if value}
         return row or None
 
     def _answer_of(self, process: "subprocess.Popen[str]", queries: str) -> str:
@@ -140,10 +140,10 @@ class PrivatePostgres(LocalPostgres):
             process.stdin.flush()
         except BrokenPipeError:
             return ""
-        said = ""
-        while f"{_END} = " not in said and (line := process.stdout.readline()):
-            said += line
-        return said
+        answer = ""
+        while f"{_END} = " not in answer and (line := process.stdout.readline()):
+            answer += line
+        return answer
 
     def _options(self) -> dict[str, str]:
         # PostgreSQL requires a listener. This one is in the data folder, whose own name may be too long for it.
@@ -151,10 +151,10 @@ class PrivatePostgres(LocalPostgres):
         return {**super()._options(), **listener}
 
     def _answers(self) -> bool:
-        return True  # Nobody may connect, not even to see whether it is there.
+        return True  # No connection is accepted, not even one that checks whether the server runs.
 
     def _state(self) -> str:
-        """Return what the postmaster says of itself: `standby` while it recovers, `ready` once it is promoted."""
+        """Return the postmaster's status: `standby` while it recovers, `ready` once it is promoted."""
         try:
             lines = (self.data_directory / "postmaster.pid").read_text().split("\n")
         except FileNotFoundError:

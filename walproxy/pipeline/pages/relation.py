@@ -1,4 +1,4 @@
-"""How somebody names a relation, and where its pages lie in a data folder. Pure, but for looking which files there are.
+"""Names of relations, and where their pages are in a data folder. Pure, but for looking which files there are.
 
 A name is SCHEMA.NAME or DATABASE.SCHEMA.NAME as SQL writes it, or the three numbers T/D/R that WAL has: tablespace,
 database (0 for a shared relation) and file. https://www.postgresql.org/docs/current/storage-file-layout.html
@@ -58,7 +58,8 @@ def parse_relation(text: str) -> RelationName | RelationId:
         place += 1
     if place != len(text) or len(parts) not in (2, 3):
         raise ConfigurationError(
-            f"{text!r} names no relation: write [DATABASE.]SCHEMA.NAME, or TABLESPACE/DATABASE/FILE in numbers"
+            f"{text!r} is not the name of a relation: write [DATABASE.]SCHEMA.NAME, or TABLESPACE/DATABASE/FILE as "
+            "numbers"
         )
     return RelationName(*parts) if len(parts) == 3 else RelationName(DEFAULT_DATABASE, *parts)
 
@@ -67,7 +68,7 @@ def read_page(data_directory: Path, page: PageId) -> bytes:
     """Return a page of a server that is stopped.
 
     Raises:
-        ConfigurationError: there is no such file, or the block lies beyond its end.
+        ConfigurationError: there is no such file, or the block is beyond its end.
     """
     path = _path(data_directory, page.relation, page.fork)
     blocks = 0
@@ -77,10 +78,10 @@ def read_page(data_directory: Path, page: PageId) -> bytes:
         segments += 1
     if segments == 0:
         fork = "" if page.fork == 0 else f"the fork {FORKS[page.fork]} of "
-        raise ConfigurationError(f"{fork}the relation {page.relation} has no file at that LSN: it was not there")
+        raise ConfigurationError(f"{fork}the relation {page.relation} has no file at that LSN: it did not exist")
     if page.block >= blocks:
         raise ConfigurationError(
-            f"block {page.block} lies beyond the end of the relation {page.relation}, which has {blocks} blocks at "
+            f"block {page.block} is beyond the end of the relation {page.relation}, which has {blocks} blocks at "
             "that LSN: correct --block"
         )
     number, block = divmod(page.block, _SEGMENT_BLOCKS)

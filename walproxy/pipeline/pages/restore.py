@@ -54,7 +54,7 @@ class PageMismatch(WalproxyError):
 
 
 class PageRequest(NamedTuple):
-    """What is asked for.
+    """The page to restore.
 
     Attributes:
         at: the LSN, or a time: then the last commit at or before it.
@@ -80,7 +80,7 @@ class RestoredPage(NamedTuple):
 
     Attributes:
         content: its 8 KiB.
-        at_lsn: the LSN that was asked for.
+        at_lsn: the requested LSN.
         last_record: the last one of the whole log that is complete there.
         history: which records made the page.
         replayed_bytes: how much WAL PostgreSQL went through.
@@ -98,16 +98,16 @@ class RestoredPage(NamedTuple):
 
 
 Progress = Callable[[str], None]
-"""Told what is being done, as it begins."""
+"""Called with the name of each step as it begins."""
 
 
 def restore_page(request: PageRequest, progress: Progress = lambda step: None) -> RestoredPage:
     """Restore a page.
 
     Raises:
-        ConfigurationError: what is asked for is not there: the relation, the block, the backup, the WAL.
+        ConfigurationError: something of the request does not exist: the relation, the block, the backup, the WAL.
         PageMismatch: the WAL contradicts the page.
-        ArchiveRefused, SourceUnavailable, SourceCorrupt, WalMissing: the WAL cannot be had.
+        ArchiveRefused, SourceUnavailable, SourceCorrupt, WalMissing: the WAL cannot be read.
         RecoveryFailed: PostgreSQL could not recover.
     """
     backup = BaseBackup(request.backup)
@@ -172,7 +172,7 @@ def _binaries(backup: BaseBackup) -> ServerBinaries:
 
 def _open_wal(sources: SourceConfig) -> WalInput:
     if sources.archive is None:
-        raise ConfigurationError("which records make a page is read from the archive: name it with --archive")
+        raise ConfigurationError("the records of a page are read from the archive: name it with --archive")
     return open_input(sources.archive, sources.archive_options)
 
 
@@ -181,26 +181,22 @@ def _lsn_of(at: Lsn | datetime, wal_input: WalInput, path: LogPath) -> Lsn:
         return at
     extents = wal_input.extents(path)
     if not extents:
-        raise ConfigurationError(f"there is no WAL of timeline {path.tli} in {wal_input.name}")
+        raise ConfigurationError(f"{wal_input.name} has no WAL of timeline {path.tli}")
     return end_of_time(wal_input, path, extents, at)
 
 
 def _pieces(wal_input: WalInput, path: LogPath, backup: BackupFacts, at_lsn: Lsn) -> list[PlannedPiece]:
     """Return the WAL from the backup on that is there without a hole around `at_lsn`.
 
-    What came before and is with the backup only is not needed to tell which records make the page.
+    WAL before that, which only the backup has, is not needed to find the records that make the page.
     """
     begin_lsn = segment_start(backup.start_lsn, path.segment_size)
     extents = wal_input.extents(path)
     reached = next((extent for extent in extents if extent.begin_lsn <= at_lsn <= extent.end_lsn), None)
     if reached is None:
         if at_lsn < begin_lsn:
-            raise ConfigurationError(
-                f"--at {format_lsn(at_lsn)} lies before the backup's begin, {format_lsn(begin_lsn)}"
-            )
-        raise ConfigurationError(
-            f"{wal_input.name} does not reach --at {format_lsn(at_lsn)}: {_what_is_there(extents)}"
-        )
+            raise ConfigurationError(f"--at {format_lsn(at_lsn)} is before the backup's begin, {format_lsn(begin_lsn)}")
+        raise ConfigurationError(f"{wal_input.name} does not reach --at {format_lsn(at_lsn)}: {_existing(extents)}")
     if reached.begin_lsn > begin_lsn and reached.begin_lsn > backup.end_lsn:
         raise ConfigurationError(
             f"{path.name_of(reached.begin_lsn - 1)} is missing in {wal_input.name}: the backup of "
@@ -210,16 +206,16 @@ def _pieces(wal_input: WalInput, path: LogPath, backup: BackupFacts, at_lsn: Lsn
     return plan_pieces(path, [reached], max(begin_lsn, reached.begin_lsn), reached.end_lsn)
 
 
-def _what_is_there(extents: list[Extent]) -> str:
+def _existing(extents: list[Extent]) -> str:
     ranges = [f"{format_lsn(extent.begin_lsn)} to {format_lsn(extent.end_lsn)}" for extent in extents[-3:]]
-    return f"there is WAL from {', '.join(ranges)}" if ranges else "there is no WAL at all"
+    return f"it has WAL from {', '.join(ranges)}" if ranges else "it has no WAL"
 
 
 def _too_early(request: PageRequest, backup: BackupFacts, at_lsn: Lsn) -> ConfigurationError:
     end_lsn = backup.end_lsn or backup.checkpoint_lsn
     return ConfigurationError(
-        f"{request.backup} is newer than --at {format_lsn(at_lsn)}: it can be recovered to what lies behind "
-        f"{format_lsn(end_lsn)} only; name an earlier backup"
+        f"{request.backup} is newer than --at {format_lsn(at_lsn)}: it can be recovered only to positions after "
+        f"{format_lsn(end_lsn)}; name an earlier backup"
     )
 
 
@@ -231,7 +227,7 @@ def _recover(
     request: PageRequest,
     progress: Progress,
 ) -> PageId:
-    """Recover, and say which page is meant."""
+    """Recover, and return the page's identity."""
     user = server_user()
     owner = Owner(user.uid, user.gid) if user is not None else None
     progress("copying the backup")
@@ -261,17 +257,15 @@ def _literal(text: str) -> str:
 
 
 def _check(history: History, header: PageHeader, page: PageId, at_lsn: Lsn) -> None:
-    """Compare the page's header with what the WAL says.
+    """Compare the page's header with the WAL.
 
     Raises:
         PageMismatch: they contradict each other.
     """
     if header.lsn > at_lsn or not history.allows(header.lsn):
-        expected = (
-            " or ".join(format_lsn(lsn) for lsn in history.possible_lsns) or "no record behind the backup's begin"
-        )
+        expected = " or ".join(format_lsn(lsn) for lsn in history.possible_lsns) or "no record after the backup's begin"
         raise PageMismatch(
-            f"the restored block {page.block} of {page.relation} says that it was changed last at "
-            f"{format_lsn(header.lsn)}, the WAL up to {format_lsn(at_lsn)} says {expected}: archive and backup "
-            "contradict each other, walproxy archive verify tells more"
+            f"the restored block {page.block} of {page.relation} was last changed at {format_lsn(header.lsn)} by its "
+            f"header, and at {expected} by the WAL up to {format_lsn(at_lsn)}: archive and backup contradict each "
+            "other; run walproxy archive verify"
         )

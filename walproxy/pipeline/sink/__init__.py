@@ -1,6 +1,6 @@
 """Spark's way into the tables: the data source `pgtable`, which writes any DataFrame, batch or stream, exactly once.
 
 data_source   the class that Spark finds
-options       what a query says about the table
+options       a query's options about the table
 writers       tasks write files, the driver commits them
 """

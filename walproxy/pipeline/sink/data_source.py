@@ -1,7 +1,7 @@
 """The class that Spark finds under the name `pgtable`.
 
-Spark imports this module in short-lived processes, for each query anew: it imports nothing but Spark's own classes, and
-what does the work is imported where it is used.
+Spark imports this module in short-lived processes, again for each query: it imports nothing but Spark's own classes,
+and what does the work is imported where it is used.
 """
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter

@@ -1,8 +1,8 @@
-"""What a query says about the table that it writes to.
+"""A query's options about the table that it writes to.
 
 A stream's batches are numbered by Spark, and the numbers are kept in the stream's checkpoint. So the writer's name must
-belong to the checkpoint: by default it is the id that Spark has written into it. A stream that begins anew with another
-checkpoint is another writer, whose batch 0 is not taken for one that is in the table already.
+belong to the checkpoint: by default it is the id that Spark has written into it. A stream that begins again with
+another checkpoint is another writer, whose batch 0 is not taken for one that is in the table already.
 """
 
 import json
@@ -16,15 +16,15 @@ from walproxy.pipeline.tables.table_folder import FORMATS, local_folder
 OPTIONS: Final = {
     "path": "the folder of the tables",
     "table": "the table's name",
-    "tableFormat": "parquet, iceberg or delta; needed if there is no such table yet",
-    "writer": "who writes; for a stream by default the id in its checkpoint",
+    "tableFormat": "parquet, iceberg or delta; needed if the table does not exist yet",
+    "writer": "name of the writer; for a stream by default the id in its checkpoint",
     "batch": "number of the batch, for a batch query with a writer: written once, however often the query runs",
     "checkpointLocation": "of the stream: read for the default of writer",
 }
 
 
 class SinkOptions(NamedTuple):
-    """Where and as whom to write.
+    """The table to write to, and the writer's name.
 
     Attributes:
         writer: None for rows that are added without a look at what was added before.
@@ -39,7 +39,7 @@ class SinkOptions(NamedTuple):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, overwrite: bool, streaming: bool = False) -> "SinkOptions":
-        """Return what Spark's options say. The names of options are taken in any case.
+        """Return the parsed options of Spark. The names of options are taken in any case.
 
         Raises:
             ConfigurationError: an option is missing, unknown or makes no sense.
@@ -56,14 +56,14 @@ class SinkOptions(NamedTuple):
                 raise ConfigurationError(f"pgtable needs the option {name!r}: {OPTIONS[name]}")
         table_format = given.get("tableformat")
         if table_format is not None and table_format not in FORMATS:
-            raise ConfigurationError(f"there is no table format {table_format!r}: it is one of {', '.join(FORMATS)}")
+            raise ConfigurationError(f"unknown table format {table_format!r}: use one of {', '.join(FORMATS)}")
         writer, batch = given.get("writer") or None, _number(given.get("batch"))
         if streaming:
             if batch is not None:
                 raise ConfigurationError("a stream numbers its batches itself: leave out the option 'batch'")
             writer = writer or _writer_of_checkpoint(given.get("checkpointlocation"))
         elif (writer is None) != (batch is None):
-            raise ConfigurationError("a batch query has both options 'writer' and 'batch', or none of them")
+            raise ConfigurationError("a batch query has both options 'writer' and 'batch', or neither")
         return cls(given["path"], given["table"], table_format, writer, batch)
 
 

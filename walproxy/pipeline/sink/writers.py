@@ -18,13 +18,13 @@ from walproxy.pipeline.tables import DataFile, Table, open_table
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task has written; no file if it had no rows."""
+    """The file that a task has written; none if it had no rows."""
 
     file: DataFile | None
 
 
 class _Writer:
-    """What batches and streams have in common."""
+    """The common part of batches and streams."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options

@@ -17,7 +17,7 @@ from walproxy.wal_sources.source import Extent, LogPath
 def bounds_of(
     options: SourceOptions, wal_input: WalInput, path: LogPath, extents: Sequence[Extent]
 ) -> tuple[Lsn | None, Lsn | None]:
-    """Return the first LSN that is wanted and the one behind the last; None where the options say nothing.
+    """Return the first LSN to read and the one after the last; None where the options have none.
 
     Args:
         extents: what is there.
@@ -35,7 +35,7 @@ def bounds_of(
 
 
 def without_records_before(decoded: Decoded, lsn: Lsn) -> Decoded:
-    """Return the records that begin at `lsn` or behind it. The arrays are views of the same memory."""
+    """Return the records that begin at or after `lsn`. The arrays are views of the same memory."""
     first = int(np.searchsorted(decoded.lsn, lsn))
     first_block = int(decoded.first_block[first])
     records = {name: getattr(decoded, name)[first:] for name in RecordArrays._fields}

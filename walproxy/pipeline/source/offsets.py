@@ -1,9 +1,9 @@
-"""Where a stream stands: whose WAL, on which timeline, up to which record.
+"""The position of a stream: of which system's WAL, on which timeline, up to which record.
 
     {"system_id": "7380000000000000001", "tli": 1, "lsn": "0/3000000"}
 
 All records that begin before `lsn` were handed out. `tli` is the timeline of the byte before it, so that a stream which
-went on over a fork knows whether the timelines that it is offered later are those that it has read.
+went on over a fork can check that the timelines that it gets later are those that it has read.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class Offset(NamedTuple):
             return cls(int(content["system_id"]), int(content["tli"]), parse_lsn(content["lsn"]))
         except (KeyError, TypeError, ValueError, ConfigurationError):
             raise ConfigurationError(
-                f"the checkpoint's offset {content} is not one of pgwal: begin anew with another checkpoint folder"
+                f"the checkpoint's offset {content} is not one of pgwal: begin again with another checkpoint folder"
             ) from None
 
     def content(self) -> dict[str, Any]:
@@ -53,18 +53,18 @@ class Offset(NamedTuple):
         Raises:
             ConfigurationError: it is one of other WAL.
         """
-        anew = "or begin anew in another folder"
+        otherwise = "or begin again in another folder"
         system_id = wal_input.origin().system_id
         if system_id != self.system_id:
             raise ConfigurationError(
                 f"{holder} is of the system {self.system_id}, and {wal_input.name} has the WAL of {system_id}: name "
-                f"the input that it was made from, {anew}"
+                f"the input that it was made from, {otherwise}"
             )
         tli = path.tli_of(max(self.lsn - 1, 0))
         if tli != self.tli:
             ends = dict(path.lineage)
             left = f", which left it at {format_lsn(ends[self.tli])}" if self.tli in ends else ""
             raise ConfigurationError(
-                f"{holder} reaches {format_lsn(self.lsn)} on timeline {self.tli}, and this is no part of timeline "
-                f"{path.tli} of {wal_input.name}{left}: go on with timeline {self.tli}, {anew}"
+                f"{holder} reaches {format_lsn(self.lsn)} on timeline {self.tli}, which is not a part of timeline "
+                f"{path.tli} of {wal_input.name}{left}: continue with timeline {self.tli}, {otherwise}"
             )

@@ -1,13 +1,13 @@
 """The options of `pgwal`, parsed once. Spark hands them over as text, their names in lower case.
 
-| option | what it says |
+| option | meaning |
 |---|---|
 | path | an archive, safekeepers or a folder of segments: walproxy/pipeline/input |
 | view | which rows: walproxy/pipeline/schemas.py; `records` by default |
-| columns | only these, separated by commas; Spark does not tell a Python source which ones a query needs |
+| columns | only these, separated by commas; Spark does not pass a Python source the columns that a query needs |
 | timeline | which one, with its ancestors; the newest by default, and then a stream follows a promotion |
 | startLsn, endLsn | the records that begin in [startLsn, endLsn) |
-| startTime, endTime | the same, from the first commit at or behind a time on, up to it |
+| startTime, endTime | the same, from the first commit at or after a time on, up to it |
 | segmentsPerTask | how many segments a task reads, instead of a number that keeps every core busy |
 | maxBytesPerTrigger | how much WAL a batch of a stream has at most |
 | allowGaps | pass over WAL that is missing |
@@ -28,7 +28,7 @@ from safekeeper.base.settings import positive_size
 from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 
 PIECES: Final = "pieces"
-"""A view of the source's own: which pieces of WAL there are. Whoever reads it reads and decodes them himself."""
+"""A view of the source's own: which pieces of WAL there are. Its reader reads and decodes them itself."""
 
 PIECES_SCHEMA: Final = pa.schema(
     [pa.field(name, pa.int64(), False) for name in ("begin_lsn", "end_lsn", "available_lsn", "tli")]
@@ -53,12 +53,12 @@ _KNOWN: Final = (
 
 
 class SourceOptions(NamedTuple):
-    """What is to be read. Can be pickled.
+    """The WAL to read. Can be pickled.
 
     Attributes:
         columns: in the order of the view; None for all.
         tli: None for the newest.
-        max_bytes_per_trigger, segments_per_task, cores: None where nothing was said.
+        max_bytes_per_trigger, segments_per_task, cores: None if not given.
         archive_options: of the input, in a fixed order.
     """
 
@@ -136,7 +136,7 @@ class SourceOptions(NamedTuple):
 
 
 class _Reader(NamedTuple):
-    """Reads the values of options, each by its own name, and says what is wrong with one."""
+    """Reads the values of options, each by its own name, and reports what is wrong with one."""
 
     given: Mapping[str, str]
 

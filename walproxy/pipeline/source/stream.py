@@ -2,7 +2,7 @@
 
 Spark asks `latestOffset` for the end of the next batch, writes it into the checkpoint, and then asks for the tasks of
 the batch. After a crash it asks for the same batch again, and gets the same rows: a batch has the records that begin in
-it, and ends where one of them ends (`safe_end`), or at a page's boundary behind which the last one is known to be
+it, and ends where one of them ends (`safe_end`), or at a page's boundary after which the last one is known to be
 there. So a batch never waits in its midst for WAL to come, and the last commit of a quiet server is not left out.
 
 The newest timeline is followed: WAL is read through the forks of its ancestors. A position on a timeline which the
@@ -45,7 +45,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         path = self._input.log_path(self._options.tli)
         extents = self._input.extents(path)
         if not extents:
-            raise WalMissing(f"{self._input.name} has no WAL of timeline {path.tli} yet: begin when there is some")
+            raise WalMissing(f"{self._input.name} has no WAL of timeline {path.tli} yet: begin once there is some")
         begin_lsn, _ = bounds_of(self._options, self._input, path, extents)
         if begin_lsn is None:
             begin_lsn = extents[0].begin_lsn
@@ -68,7 +68,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except (SourceUnavailable, ArchiveUnavailable) as error:
             if self._target_lsn is not None:
                 raise
-            _log.warning("%s; asked again with the next batch", error)
+            _log.warning("%s; retrying with the next batch", error)
             return start
         return start if end_lsn <= offset.lsn else self._offset(path, end_lsn)
 
@@ -98,7 +98,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end_lsn
 
     def _extent_of(self, offset: Offset, path: LogPath, extents: Sequence[Extent]) -> Extent | None:
-        """Return the WAL that the stream reads on in; None if there is nothing behind its position yet.
+        """Return the WAL that the stream reads on in; None if there is nothing after its position yet.
 
         Raises:
             WalMissing: there is something, but not what comes next.
@@ -107,14 +107,14 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = next((extent for extent in extents if extent.end_lsn > offset.lsn), None)
         if found is None:
             reach_lsn = extents[-1].end_lsn if extents else 0
-            # One safekeeper may lag behind the one that was asked before; an archive never goes back.
+            # A safekeeper may be behind the one that was asked before; an archive never goes back.
             if reach_lsn < offset.lsn and not self._options.path.startswith(f"{SAFEKEEPER_SCHEME}:"):
                 raise ConfigurationError(
-                    f"the stream stands at {format_lsn(offset.lsn)}, and the WAL of {self._input.name} ends at "
+                    f"the stream is at {format_lsn(offset.lsn)}, and the WAL of {self._input.name} ends at "
                     f"{format_lsn(reach_lsn)}: name the archive that its checkpoint was made from"
                 )
         elif found.begin_lsn > offset.lsn and not self._options.allow_gaps:
-            plan_pieces(path, extents, offset.lsn, found.begin_lsn + 1)  # It says what is missing.
+            plan_pieces(path, extents, offset.lsn, found.begin_lsn + 1)  # Its error names what is missing.
         return found
 
     def _offset(self, path: LogPath, lsn: Lsn) -> dict[str, Any]:
@@ -139,4 +139,4 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read_partition(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: WAL is not removed by whoever reads it."""
+        """Do nothing: reading WAL does not remove it."""

@@ -29,12 +29,12 @@ _TASKS_PER_CORE: Final = 2
 
 
 class WalPartition(InputPartition):
-    """What one task reads.
+    """The WAL that one task reads.
 
     Attributes:
         path: the log.
         pieces: parts of it, ascending.
-        first_lsn: records before it, on the page where the first piece begins, are not wanted.
+        first_lsn: records before it, on the page where the first piece begins, are left out.
     """
 
     def __init__(self, path: LogPath, pieces: tuple[PlannedPiece, ...], first_lsn: Lsn) -> None:
@@ -47,7 +47,7 @@ class WalPartition(InputPartition):
 def partitions_of(
     path: LogPath, pieces: Sequence[PlannedPiece], options: SourceOptions, first_lsn: Lsn | None
 ) -> list[WalPartition]:
-    """Return the tasks that read the records of `pieces` that begin at `first_lsn` or behind it."""
+    """Return the tasks that read the records of `pieces` that begin at or after `first_lsn`."""
     groups = grouped(pieces, options.segments_per_task, options.cores or os.cpu_count() or 1)
     return [WalPartition(path, group, first_lsn or 0) for group in groups]
 

@@ -2,9 +2,9 @@
 (docs/design/adr/0019-tables.md).
 
 opening          a table by its folder and name; which tables a folder holds
-table            what a table can do, whatever its format
+table            the interface of a table, for every format
 compaction       many small files become few large ones
-parquet_files    writing Parquet, and what a file's footer says of it
+parquet_files    writing Parquet, and reading a file's footer
 table_folder     the identity of a table: its format and its schema
 disk             names that appear and vanish durably
 commit_log       the log of a table of plain Parquet
@@ -13,8 +13,8 @@ iceberg_table    Iceberg, with a catalog in SQLite
 delta_table      Delta Lake
 
 Tasks write files (`Table.new_file`), one process commits them (`Table.commit`) under the name of a writer and the
-number of a batch. A batch that is in already is recognised, whoever commits it again after a crash: its files are
-removed, and no row comes twice.
+number of a batch. A batch that is in already is recognised, if any process commits it again after a crash: its files
+are removed, and no row comes twice.
 
 No file here imports pyspark.
 """

@@ -4,8 +4,8 @@
     _walproxy/checkpoint.json                 what all entries up to some number amount to
 
 An entry is written under a temporary name, synced, and given its number by a link, which fails if the number is taken.
-From then on it counts, and what it says is carried out (parquet_table.py). Nobody writes an entry before the one
-before it was carried out, so only the newest may be unfinished.
+From then on it counts, and its changes are carried out (parquet_table.py). No process writes an entry before the
+previous one was carried out, so only the newest may be unfinished.
 
 Entries are found by counting on from the checkpoint: their folder is never listed, so that opening a table takes the
 same time after a million commits.
@@ -63,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class State(msgspec.Struct):
-    """What the entries up to `number` amount to.
+    """The sum of the entries up to `number`.
 
     Attributes:
         files: the table's files by name.
@@ -117,7 +117,7 @@ class CommitLog:
         self._disk.sync_folder(self.folder.parent)
 
     def forget(self) -> None:
-        """Read everything anew the next time: a step failed, and what is on disk is not known."""
+        """Read everything again the next time: a step failed, and the state on disk is not known."""
         self.state, self.newest, self._since_checkpoint, self._known_checkpoint = State(), None, 0, None
 
     def refresh(self) -> None:
@@ -129,7 +129,7 @@ class CommitLog:
             self._since_checkpoint += 1
 
     def unread(self) -> Iterator[Entry]:
-        """Yield the entries behind the state, each to be applied before the next is asked for."""
+        """Yield the entries after the state, each to be applied before the next is requested."""
         if self.state.number < 0:
             self._load_checkpoint()
         while True:

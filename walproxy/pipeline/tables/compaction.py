@@ -1,8 +1,8 @@
 """Many small files become a few large ones: what is merged with what, and how.
 
 A stream makes one file per batch and task. Files that are smaller than half of what is wanted are taken in the order of
-their rows and merged up to the wanted size, sorted by the column that says where in the log a row belongs. Rows of WAL
-arrive in that order, so the files mostly only have to be put behind each other, and then no more than a few row groups
+their rows and merged up to the wanted size, sorted by the column with a row's position in the log. Rows of WAL
+arrive in that order, so the files mostly only have to be concatenated, and then no more than a few row groups
 are in memory. Where their ranges overlap, all rows of one new file are sorted in memory.
 """
 
@@ -22,7 +22,7 @@ _BATCH_ROWS: Final = 1 << 16
 
 
 class Compaction(NamedTuple):
-    """What a compaction did, or would do.
+    """The result of a compaction, or of one that is only planned.
 
     Attributes:
         files_removed: small files that are no longer part of the table.
@@ -42,7 +42,7 @@ class Compaction(NamedTuple):
 
 
 def order_column(schema: pa.Schema) -> str | None:
-    """Return the column that says where in the log a row belongs: the first LSN; None if there is none."""
+    """Return the column with a row's position in the log: the first LSN; None if there is none."""
     for field in schema:
         if field.type == pa.int64() and (field.name == "lsn" or field.name.endswith("_lsn")):
             return str(field.name)
@@ -81,12 +81,12 @@ def merge(files: Sequence[LiveFile], new_file: NewFile, column: str | None) -> D
     merged = new_file.write(_in_order(paths, schema) if in_order else _sorted(paths, schema, str(column)))
     if merged is None or merged.rows != rows:
         found = 0 if merged is None else merged.rows
-        raise StorageFailed(f"{len(files)} files from {paths[0]} on have {found} rows, their table says {rows}")
+        raise StorageFailed(f"{len(files)} files from {paths[0]} on have {found} rows, {rows} by their table")
     return merged
 
 
 def _is_in_order(paths: Sequence[str], column: str | None) -> bool:
-    """Say whether the rows are sorted if the files are read one after the other."""
+    """Return whether the rows are sorted if the files are read one after the other."""
     if column is None:
         return True
     last = None

@@ -3,7 +3,7 @@
     NAME/*.parquet       data files, those of tasks that were killed included
     NAME/_delta_log/     the log: the table's truth
 
-A commit is one entry of the log: files added, and a `txn` action that says which batch of which writer this is. Two
+A commit is one entry of the log: files added, and a `txn` action that names the writer and the batch. Two
 commits of one writer at once conflict by Delta's own rules; those of different writers follow each other. delta-rs
 syncs nothing, so the log's files are synced here before a commit returns.
 """
@@ -90,7 +90,7 @@ class DeltaLakeTable(Table):
         return self._commit_actions(table, actions, CommitProperties(metadata, 0, transactions))
 
     def _commit_actions(self, table: DeltaTable, actions: list[Any], properties: CommitProperties) -> bool | None:
-        """Commit at the version behind the one that we know; None if somebody else was faster."""
+        """Commit at the version after the one that was read; None if another writer was faster."""
         before = table.version()
         try:
             table.create_write_transaction(
@@ -160,7 +160,7 @@ class DeltaLakeTable(Table):
                 yield path
 
     def _dead_files(self, age_s: float, *, full: bool) -> list[Path]:
-        """Return files that are no longer part of the table for so long; `full`: also those that never were."""
+        """Return files that have not been part of the table for that time; `full`: also those that never were."""
         hours = math.ceil(age_s / 3600)
         names = self._read(lambda table: table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full))
         return [self.folder / name for name in names]
@@ -193,7 +193,7 @@ class DeltaLakeTable(Table):
         return files
 
     def _read(self, read: Callable[[DeltaTable], _Answer]) -> _Answer:
-        """Ask the table as it is now. The log may be shortened meanwhile; then it is opened and asked again."""
+        """Read the table as it is now. The log may be shortened meanwhile; then it is opened and read again."""
         for attempt in range(1, _READ_ATTEMPTS + 1):
             try:
                 return read(self._refreshed())

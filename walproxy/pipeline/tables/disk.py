@@ -1,4 +1,4 @@
-"""Names that appear and vanish durably: the few steps that a table of plain Parquet is made of.
+"""Names that appear and vanish durably: the few steps of a table of plain Parquet.
 
 A name is durable once the folder that holds it was synced; a file's content once the file was. Every step is one
 method, so that a test can stop the world before and after each of them. Every method raises OSError.
@@ -30,7 +30,7 @@ class Disk:
             os.fsync(file.fileno())
 
     def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name. Raises FileExistsError if somebody has it."""
+        """Give a file a second name. Raises FileExistsError if a file has it."""
         os.link(old, new)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -95,7 +95,7 @@ def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     Threads of one process exclude each other, too: the lock belongs to the open file.
 
     Raises:
-        StorageFailed: somebody has held it all the time.
+        StorageFailed: another holder has not released it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -109,7 +109,7 @@ def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
                     raise
             if time.monotonic() > deadline:
                 raise StorageFailed(
-                    f"{path} is locked by another process for {timeout_s:.0f} s: look which one hangs and end it"
+                    f"{path} has been locked by another process for {timeout_s:.0f} s: stop the one that hangs"
                 )
             time.sleep(_LOCK_POLL_S)
         yield
@@ -119,7 +119,7 @@ def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Tell what the operating system refuses as one line: "could not `what`: reason".
+    """Report an error of the operating system as one line: "could not `what`: reason".
 
     Raises:
         StorageFull, StorageFailed.

@@ -5,7 +5,7 @@
     FOLDER/NAME/metadata/     metadata, manifests
 
 A commit adds a snapshot and, in the same step, sets the table's property `walproxy.batch.WRITER`: so the last batch is
-found without walking through snapshots, however many were expired. The snapshot's summary says the same. The step is
+found without walking through snapshots, however many were expired. The snapshot's summary has it too. The step is
 the catalog's: it changes where the table's metadata is, provided that it is where we read it.
 
 pyiceberg syncs nothing. Its files are synced as they are closed (synced_io.py), before the catalog names them.
@@ -55,9 +55,9 @@ NAMESPACE: Final = "wal"
 _BATCH_PROPERTY: Final = "walproxy.batch."
 _BUSY_TIMEOUT_S: Final = 60
 _LOOKED_INTO: Final = 20
-"""One of so many old snapshots is looked into for files that nobody needs any longer."""
+"""Of this number of old snapshots, one is read to find files that are no longer needed."""
 SNAPSHOTS_MAX: Final = 200
-"""How many snapshots `expire` keeps at most, however young: every commit writes the list of all of them anew."""
+"""How many snapshots `expire` keeps at most, however young: every commit writes the list of all of them again."""
 
 
 class IcebergTable(Table):
@@ -93,7 +93,7 @@ class IcebergTable(Table):
                 self._loaded = self._created(catalog)
             except FileNotFoundError as error:
                 raise ConfigurationError(
-                    f"the Iceberg table {self.folder} is not where its catalog says: such a table "
+                    f"the Iceberg table {self.folder} is not where its catalog expects it: such a table "
                     "cannot be moved, move it back"
                 ) from error
         where = self._loaded.location()
@@ -286,7 +286,7 @@ class IcebergTable(Table):
 
 
 class _Transaction(Transaction):
-    """pyiceberg's, which copies all metadata each time that somebody looks at them: 20 times in a commit.
+    """pyiceberg's, which copies all metadata each time that they are read: 20 times in a commit.
 
     With 600 snapshots a commit takes 0.2 s of a core this way, and 0.8 s without.
     """
@@ -331,7 +331,7 @@ def _in_order(table: PyIcebergTable) -> list[Snapshot]:
 
 
 def _old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
-    """Return the snapshots that have not been the newest one for so long, and those beyond what can be kept."""
+    """Return the snapshots that have not been the newest one for that time, and those beyond what can be kept."""
     snapshots = _in_order(table)
     limit_ms = (time.time() - keep_s) * 1000
     young = next(
@@ -343,13 +343,13 @@ def _old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
 
 
 def _is_linear(table: PyIcebergTable) -> bool:
-    """Say whether each snapshot follows the one before it: then what a later one does not need never comes back."""
+    """Return whether each snapshot follows the one before it: then what a later one does not need never comes back."""
     pairs = itertools.pairwise(_in_order(table))
     return len(table.refs()) <= 1 and all(after.parent_snapshot_id == before.snapshot_id for before, after in pairs)
 
 
 def _to_look_into(old: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return those of the old snapshots whose manifests are read to find files that nobody needs any longer.
+    """Return those of the old snapshots whose manifests are read to find files that are no longer needed.
 
     Reading a list of 100 manifests takes 25 ms. Those before a change that removed files name all that it removed.
     A manifest that came and went between two of the others is found by `remove_orphans`.

@@ -52,13 +52,13 @@ def open_table(
         create: make the table if it is not there; then format and schema are needed.
 
     Raises:
-        ConfigurationError: there is no such table, it has another format or other columns, or something else lies
-            there. Nothing was written.
+        ConfigurationError: there is no such table, it has another format or other columns, or the folder has other
+            content. Nothing was written.
         StorageFull, StorageFailed.
     """
     folder = folder_of(url_or_folder, name)
     if format is not None and format not in FORMATS:
-        raise ConfigurationError(f"there is no table format {format!r}: it is one of {', '.join(FORMATS)}")
+        raise ConfigurationError(f"unknown table format {format!r}: use one of {', '.join(FORMATS)}")
     with storage_errors(f"open the table {folder}"):
         identity = read_identity(folder) or _made(folder, name, format, schema, create=create)
         check_identity(folder, identity, format, schema)
@@ -73,14 +73,13 @@ def _made(folder: Path, name: str, format: TableFormat | None, schema: pa.Schema
     if foreign is not None:
         identity = read_identity(folder)  # Another process may have made the table just now.
         if identity is None:
-            raise ConfigurationError(f"{folder} holds no table of ours, but {foreign}: name another folder or table")
+            raise ConfigurationError(f"{folder} has no table of walproxy, but {foreign}: name another folder or table")
         return identity
     if not create or format is None or schema is None:
-        raise ConfigurationError(f"there is no table {name!r} in {folder.parent}: create it by writing to it")
+        raise ConfigurationError(f"{folder.parent} has no table {name!r}: create it by writing to it")
     if format != "parquet" and set(str(folder)) & _FOREIGN:
         raise ConfigurationError(
-            f"the path {folder} has a '%' or '?', which {format}'s libraries take for something else: "
-            "name another folder"
+            f"the path {folder} has a '%' or '?', which {format}'s libraries misinterpret: name another folder"
         )
     schema = normal_schema(schema)
     _table_class(format).check_schema(schema)

@@ -1,4 +1,4 @@
-"""Parquet files: how they are written, for every table alike, and what a file's footer says of it.
+"""Parquet files: how they are written, for every table alike, and how a file's footer is read.
 
 A file is on disk when `write_parquet` returns; its name is not until its folder was synced, which is the committer's.
 """
@@ -21,14 +21,14 @@ ROW_GROUP_ROWS: Final = 1 << 18
 """Rows of a row group at most. A reader skips whole row groups by their least and greatest LSN."""
 
 ROW_GROUP_BYTES: Final = 128 << 20
-"""A row group is closed when its rows have about so many bytes in memory, however few they are."""
+"""A row group is closed when its rows have about this size in memory, however few they are."""
 
 
 class DataFile(NamedTuple):
     """A file that was written and is to be committed.
 
     Attributes:
-        path: where it lies, absolute.
+        path: absolute.
         bytes: its size.
     """
 
@@ -52,7 +52,7 @@ class LiveFile(NamedTuple):
 
 
 class NewFile(NamedTuple):
-    """Where a task writes a file of a table. Can be pickled. Every attempt of a task gets a file of its own.
+    """The place and name of a file that a task writes. Can be pickled. Every attempt of a task gets a file of its own.
 
     Attributes:
         folder: the table's folder for files that are being written.
@@ -67,7 +67,7 @@ class NewFile(NamedTuple):
     suffix: str
 
     def path(self) -> str:
-        """Return a path that nobody had before."""
+        """Return a path that no file had before."""
         return f"{self.folder}/{self.stem}-{uuid.uuid4().hex}{self.suffix}"
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
@@ -85,7 +85,7 @@ class NewFile(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What a file's footer says.
+    """The content of a file's footer.
 
     Attributes:
         bounds: the least and the greatest value of each column of 64-bit integers that is not nested.
@@ -188,7 +188,7 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_footer(path: str) -> Footer:
-    """Return what a file's footer says.
+    """Return the content of a file's footer.
 
     Raises:
         ConfigurationError: it is not a Parquet file, or it is torn.
@@ -199,7 +199,7 @@ def read_footer(path: str) -> Footer:
             with pq.ParquetFile(path) as file:
                 metadata, schema = file.metadata, file.schema_arrow
         except pa.ArrowInvalid as error:
-            raise ConfigurationError(f"{path} is no Parquet file, or it is torn: {first_line(error)}") from error
+            raise ConfigurationError(f"{path} is not a Parquet file, or is truncated: {first_line(error)}") from error
         size = Path(path).stat().st_size
     bounds: dict[str, tuple[int, int]] = {}
     nulls: dict[str, int] = {}
@@ -239,7 +239,7 @@ def _normal_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def schema_difference(wanted: pa.Schema, given: pa.Schema) -> str | None:
-    """Return in which column `given` differs from the schema `wanted` of a table, None if in none.
+    """Describe in which column `given` differs from the schema `wanted` of a table, None if in none.
 
     Whether values may be null counts only where the table forbids it.
     """
@@ -258,10 +258,10 @@ def schema_difference(wanted: pa.Schema, given: pa.Schema) -> str | None:
             return f"column {field.name!r} is not in the table"
     if wanted.names != given.names:
         at = next(index for index, name in enumerate(wanted.names) if given.names[index] != name)
-        return f"column {given.names[at]!r} stands where the table has {wanted.names[at]!r}"
+        return f"column {given.names[at]!r} is in the place of the table's {wanted.names[at]!r}"
     return None
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of a library says, as one line."""
+    """Return the message of a library's error, as one line."""
     return str(error).strip().partition("\n")[0]

@@ -7,16 +7,17 @@
 
 A commit, under the table's lock: sync the staged files' folder; write the log's entry (the batch counts from here);
 rename the files into the generation's folder; sync that. A process that ends in between leaves an entry that is not
-carried out. Whoever opens the table next carries it out: a file that is no longer staged has been moved already.
+carried out. The next process that opens the table carries it out: a file that is no longer staged has been moved
+already.
 
 A compaction puts fewer, larger files in the place of many. In a plain folder no order of renames does that without a
 moment in which a reader sees rows twice or not at all. So there is a new folder, the next generation: hard links to the
-files that stay, and the new ones. Then the link `data` is replaced in one step. Who lists `data/` sees the files before
-or those after. Who listed it before and opens a file after may find it gone, and must list again; it never counts rows
-twice. `live_files` names files in the folder of their generation, which stays until `expire`.
+files that stay, and the new ones. Then the link `data` is replaced in one step. A reader that lists `data/` sees the
+files before or those after. One that listed it before and opens a file after may find it gone, and must list again; it
+never counts rows twice. `live_files` names files in the folder of their generation, which stays until `expire`.
 
-Who reads `data/` sees the files of one batch appear one after the other; who reads through `live_files` sees whole
-batches only.
+A reader of `data/` sees the files of one batch appear one after the other; a reader of `live_files` sees whole batches
+only.
 """
 
 import contextlib
@@ -225,7 +226,7 @@ class ParquetTable(Table):
         return True
 
     def _carry_out(self, entry: Entry) -> None:
-        """Do what an entry says, or what is left of it."""
+        """Carry out an entry, or what is left of it."""
         folder = self._generation(entry.generation)
         if entry.operation == "append":
             for file in entry.add:

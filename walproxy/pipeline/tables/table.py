@@ -1,7 +1,7 @@
-"""What a table can do, whatever its format.
+"""The interface of a table, for every format.
 
 Tasks write files into a place that no reader looks at, or that readers pass over until the files are committed; one
-process commits them. `commit` is atomic and durable when it returns. It is told who commits (`writer`) and the number
+process commits them. `commit` is atomic and durable when it returns. It takes the name of the `writer` and the number
 of the batch; a writer's numbers rise. What was committed last is part of the table itself, in the same atomic step as
 the rows, so that a batch which comes again after a crash is recognised.
 
@@ -32,18 +32,18 @@ COMMIT_ATTEMPTS: Final = 50
 
 _STEM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _REPLACED_AT_ONCE_BYTES: Final = 1 << 30
-"""A compaction commits when it has merged so much: what it did until then is not lost with it."""
+"""A compaction commits each time that it has merged this size: a failure later does not lose it."""
 
 
 class CheckedFile(NamedTuple):
-    """A file that is about to be committed, with what its footer says."""
+    """A file that is about to be committed, with its footer's content."""
 
     path: Path
     footer: Footer
 
 
 class Removal(NamedTuple):
-    """What was removed, or would be.
+    """The files that were removed, or would be.
 
     Attributes:
         versions: how many former states of the table can no longer be read.
@@ -62,7 +62,7 @@ class Table(ABC):
     """One table. Not thread-safe; any number of processes may open it.
 
     Attributes:
-        folder: where it lies, absolute.
+        folder: absolute.
         name: the last part of that.
         schema: of its rows.
     """
@@ -135,7 +135,7 @@ class Table(ABC):
 
         Raises:
             ConfigurationError: a file has other columns than the table. Nothing is written; the files stay.
-            StorageFull, StorageFailed: as they say. Whether the batch is in is told by `last_batch`.
+            StorageFull, StorageFailed: see there. `last_batch` shows whether the batch is in.
         """
         if (writer is None) != (batch is None):
             raise ConfigurationError("a batch has a number exactly if it has a writer")
@@ -150,7 +150,7 @@ class Table(ABC):
             else:
                 raise StorageFailed(
                     f"could not commit to the table {self.folder}: other writers were faster {COMMIT_ATTEMPTS} times; "
-                    "let fewer write to it"
+                    "reduce their number"
                 )
             return outcome or self._passed_over(files)
 
@@ -177,7 +177,7 @@ class Table(ABC):
         path = Path(file.path)
         if path.parent != self._new_files:
             raise ConfigurationError(
-                f"{path} is no new file of the table {self.folder}: write to what new_file returns"
+                f"{path} is not a new file of the table {self.folder}: write to what new_file returns"
             )
         footer = read_footer(file.path)
         difference = schema_difference(self.schema, footer.schema)
@@ -237,12 +237,12 @@ class Table(ABC):
     ) -> Compaction:
         """Put few large files in the place of many small ones. Commits go on meanwhile; readers see each row once.
 
-        The small files stay until `expire`: who has begun to read them goes on.
+        The small files stay until `expire`: a reader that has begun to read them can continue.
 
         Args:
             target_bytes: how large a file shall be; those of half that size are left alone.
-            dry_run: only say what would be done.
-            progress: is told (bytes done, bytes in all).
+            dry_run: only return what would be done.
+            progress: called with (bytes done, bytes in all).
 
         Raises:
             StorageFull, StorageFailed.
@@ -302,7 +302,7 @@ class Table(ABC):
         """
 
     def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal:
-        """Remove files that no commit ever named and that nobody has written to for `older_than_s`.
+        """Remove files that no commit ever named and that no process has written to for `older_than_s`.
 
         Tasks that were killed leave them. The age must exceed the time that the slowest batch takes.
 
@@ -348,7 +348,7 @@ def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> Removal:
 
 
 def unused_since(path: Path, age_s: float) -> bool:
-    """Say whether nobody has written to a file for so long; False if it is gone. Raises OSError."""
+    """Return whether a file was last written more than `age_s` ago; False if it is gone. Raises OSError."""
     try:
         return path.stat().st_mtime < time.time() - age_s
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The identity of a table: `_walproxy/table.json` in its folder says which format and which columns it has.
+"""The identity of a table: `_walproxy/table.json` in its folder has its format and its columns.
 
 Readers of Parquet, Iceberg and Delta Lake pass over names that begin with an underscore.
 
@@ -31,7 +31,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What `table.json` holds.
+    """The content of `table.json`.
 
     Attributes:
         columns: for people: name and type of each column.
@@ -78,7 +78,7 @@ def local_folder(url_or_folder: str | Path) -> Path:
     if "://" in text:
         parts = urlsplit(text)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(f"tables lie in a folder of this machine or a shared one, not at {text}")
+            raise ConfigurationError(f"tables are stored in a folder of this machine or a shared one, not at {text}")
         text = unquote(parts.path)
     if not text:
         raise ConfigurationError("the folder of the tables has no name")
@@ -144,7 +144,7 @@ def what_is_in(folder: Path) -> str | None:
 def check_identity(
     folder: Path, identity: Identity, table_format: TableFormat | None, schema: pa.Schema | None
 ) -> None:
-    """See that a table is of the format and has the columns that are asked for.
+    """Verify that a table has the requested format and columns.
 
     Raises:
         ConfigurationError: it is not.

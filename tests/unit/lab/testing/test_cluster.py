@@ -113,7 +113,7 @@ def test_members_are_named_and_a_number_is_a_safekeeper(running: WalproxyCluster
 def test_an_unknown_member_and_a_fault_that_is_not_for_it_are_refused(running: WalproxyCluster, engine: Told) -> None:
     with pytest.raises(ConfigurationError, match="no member safekeeper4, but postgres, safekeeper1"):
         running.kill(4)
-    with pytest.raises(ConfigurationError, match="postgres is no safekeeper"):
+    with pytest.raises(ConfigurationError, match="postgres is not a safekeeper"):
         running.slow("postgres", 10)
     with pytest.raises(ConfigurationError, match="walproxy2 is a proxy"):
         running.data_folder("walproxy2")
@@ -124,7 +124,7 @@ def test_an_unknown_member_and_a_fault_that_is_not_for_it_are_refused(running: W
 def test_each_postgres_has_a_connection_string_and_nobody_else(running: WalproxyCluster) -> None:
     assert running.conninfo == running.conninfo_of("postgres") == "host=postgres"
     assert running.conninfo_of("standby1") == "host=standby1"
-    with pytest.raises(ConfigurationError, match="safekeeper1 is no PostgreSQL"):
+    with pytest.raises(ConfigurationError, match="safekeeper1 is not a PostgreSQL"):
         running.conninfo_of("safekeeper1")
 
 

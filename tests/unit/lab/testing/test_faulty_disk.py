@@ -87,7 +87,7 @@ def test_an_empty_control_file_changes_nothing_and_a_wrong_one_is_named(
     control_file.write_bytes(b"")
     assert disk.space(tmp_path).free_bytes == 0
     control_file.write_bytes(b'{"fsync_s": 1}')
-    with pytest.raises(ConfigurationError, match=r"disk\.json does not say"):
+    with pytest.raises(ConfigurationError, match=r"disk\.json does not describe"):
         disk.space(tmp_path)
 
 

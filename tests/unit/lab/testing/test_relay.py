@@ -165,7 +165,7 @@ def test_a_connection_to_nobody_is_closed(relay: RelayControl) -> None:
 
 
 def test_an_unknown_link_is_one_clear_line(relay: RelayControl) -> None:
-    with pytest.raises(WalproxyError, match="cannot do that: there is no link 'nowhere'"):
+    with pytest.raises(WalproxyError, match="cannot do that: unknown link 'nowhere'"):
         relay.hold("nowhere", "both")
 
 

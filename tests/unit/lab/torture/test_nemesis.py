@@ -244,7 +244,7 @@ def test_whoever_ends_by_itself_is_a_violation_but_not_a_proxy(cluster: NotedClu
     assert nemesis.violations == [
         Violation(
             "Died",
-            "safekeeper3 has ended though nobody killed it: the log of safekeeper3 ends with: safekeeper3 said this",
+            "safekeeper3 has ended without having been killed: the log of safekeeper3 ends with: safekeeper3 said this",
         )
     ]
 
@@ -277,7 +277,7 @@ def test_what_was_acknowledged_and_is_on_the_disks_of_a_minority_after_a_power_c
     nemesis.carry_out(plan_power_cut(TARGETS, with_postgres=False))
     [violation] = nemesis.violations
     assert violation.rule == "Durable"
-    assert "fewer than 2 safekeepers have the commit behind 0/900" in violation.message
+    assert "fewer than 2 safekeepers have the commit after 0/900" in violation.message
     assert "safekeeper1 up to 0/900, safekeeper2 up to 0/A00, safekeeper3 up to 0/800" in violation.message
 
 

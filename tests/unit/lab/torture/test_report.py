@@ -137,7 +137,7 @@ def test_without_operations_faults_and_samples_the_page_says_so() -> None:
     page = render(nothing)
     for chart in charts(nothing).values():
         assert chart.empty in page
-    assert "Nothing was violated" in page
+    assert "No violations" in page
 
 
 def test_violations_come_first_and_are_text() -> None:
@@ -145,7 +145,7 @@ def test_violations_come_first_and_are_text() -> None:
     assert "1 violation<" in page
     assert "&lt;/script&gt;&lt;b onclick=stop()&gt; was lost" in page
     assert EVIL not in page
-    assert page.index("was lost") < page.index("What was done")
+    assert page.index("was lost") < page.index("Faults and their effect")
 
 
 def test_a_soak_shows_who_has_grown_and_a_torture_does_not() -> None:

@@ -17,7 +17,10 @@ def test_standbys_up_to_what_is_committed_are_fine() -> None:
 def test_a_standby_beyond_what_is_committed_is_ahead() -> None:
     [(name, message)] = standbys_ahead(status("0/200", standby1="0/201", standby2="0/100"))
     assert name == "standby1"
-    assert message == "the standby standby1 is at 0/201 and the quorum only at 0/200, says the proxy of run 2824b180"
+    assert (
+        message
+        == "the standby standby1 is at 0/201 and the quorum only at 0/200, in /status of the proxy of run 2824b180"
+    )
 
 
 def test_a_proxy_that_does_not_know_yet_what_is_committed_proves_nothing() -> None:

@@ -31,5 +31,5 @@ def test_rows_of_other_workloads_are_none_of_ours() -> None:
 
 
 def test_what_tells_of_no_row_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'insert 7' in the history is no row"):
+    with pytest.raises(ConfigurationError, match="'insert 7' in the history is not a row"):
         parse_row("insert 7")

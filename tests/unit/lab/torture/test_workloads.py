@@ -188,7 +188,7 @@ def test_what_an_attempt_says_of_itself_can_be_read_again() -> None:
 @pytest.mark.parametrize("parse", [parse_transfer, parse_append, parse_insert])
 def test_a_history_that_cannot_be_read_is_refused(parse: object) -> None:
     assert callable(parse)
-    with pytest.raises(ConfigurationError, match="'withdraw 12' in the history is no"):
+    with pytest.raises(ConfigurationError, match="'withdraw 12' in the history is not"):
         parse("withdraw 12")
 
 

@@ -1,4 +1,4 @@
-"""What the clients do, and what must be true of it afterwards: one module for each workload.
+"""The clients' transactions, and what must be true of them afterwards: one module for each workload.
 
 A workload makes attempts: transactions that the clients try (`clients.py`). An attempt describes itself in one line,
 which goes into the history; the checker reads these lines, so that a history that was kept can be checked once more. A

@@ -1,7 +1,7 @@
 """Lists by key that only grow: each append learns its position, so what is lost or comes in another order shows.
 
 An append reads the length of the list and adds one under a lock of its row, as any counter in a database does. So who
-begins when another append has ended must be told a higher position; a commit that was forgotten in between would give
+begins when another append has ended must get a higher position; a commit that was lost in between would give
 its position away once more.
 """
 
@@ -23,7 +23,7 @@ _WHAT = re.compile(r"append (\d+) to list (\d+): position (\d+|\?)")
 
 
 class Appended(NamedTuple):
-    """`value` at `position` of the list `key`; the position is None as long as the client has not been told."""
+    """`value` at `position` of the list `key`; the position is None as long as the client has no reply."""
 
     key: int
     position: int | None
@@ -31,7 +31,7 @@ class Appended(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What the tables hold: the length of each list, and its elements."""
+    """The tables' content: the length of each list, and its elements."""
 
     lengths: dict[int, int]
     elements: list[Appended]
@@ -103,14 +103,14 @@ class Append:
 
 
 def parse_append(what: str) -> Appended:
-    """Return the append that a line of the history tells of.
+    """Return the append of a line of the history.
 
     Raises:
-        ConfigurationError: it tells of none.
+        ConfigurationError: it has none.
     """
     match = _WHAT.fullmatch(what)
     if match is None:
-        raise ConfigurationError(f"{what!r} in the history is no append")
+        raise ConfigurationError(f"{what!r} in the history is not an append")
     return Appended(int(match[2]), None if match[3] == "?" else int(match[3]), int(match[1]))
 
 
@@ -130,7 +130,7 @@ def _strangers(state: Lists, tried: Iterable[tuple[Operation, Appended]]) -> Ite
     outcomes = {element.value: operation.outcome for operation, element in tried}
     for key, position, value in state.elements:
         if outcomes.get(value, "fail") == "fail":
-            why = "its append had failed" if value in outcomes else "nobody has appended it"
+            why = "its append had failed" if value in outcomes else "no client has appended it"
             yield f"{value} is at position {position} of list {key}, and {why}"
 
 
@@ -145,7 +145,7 @@ def _gaps(state: Lists) -> Iterable[str]:
 
 
 def _reordered(acknowledged: Iterable[tuple[Operation, Appended]]) -> Iterable[str]:
-    """In each list: whoever began after the end of another one has a higher position.
+    """In each list an append that began after the end of another one has a higher position.
 
     By begin, everything that has ended before is passed over once, so a list of n appends takes n log n steps.
     """

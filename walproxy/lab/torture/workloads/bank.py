@@ -21,7 +21,7 @@ _WHAT = re.compile(r"transfer (\d+): (\d+) -> (\d+), (\d+)")
 
 
 class Books(NamedTuple):
-    """What the bank holds: balances by account, and the transfers in its book."""
+    """The tables' content: balances by account, and the transfers in its book."""
 
     balances: dict[int, int]
     transfers: list[Transfer]
@@ -56,12 +56,12 @@ class Bank:
             if operation.outcome == "ok" and number not in booked
         ]
         changed = [
-            f"{tried[number][1].what}: the book says {transfer}"
+            f"{tried[number][1].what}: the book has {transfer}"
             for number, transfer in booked.items()
             if number in tried and tried[number][0] != transfer
         ]
         strangers = [
-            f"{transfer}: in the book, and {'it had failed' if number in tried else 'nobody tried it'}"
+            f"{transfer}: in the book, and {'it had failed' if number in tried else 'no client tried it'}"
             for number, transfer in booked.items()
             if number not in tried or tried[number][1].outcome == "fail"
         ]
@@ -74,19 +74,19 @@ class Bank:
 
 
 def parse_transfer(what: str) -> Transfer:
-    """Return the transfer that a line of the history tells of.
+    """Return the transfer of a line of the history.
 
     Raises:
-        ConfigurationError: it tells of none.
+        ConfigurationError: it has none.
     """
     match = _WHAT.fullmatch(what)
     if match is None:
-        raise ConfigurationError(f"{what!r} in the history is no transfer")
+        raise ConfigurationError(f"{what!r} in the history is not a transfer")
     return Transfer(*(int(group) for group in match.groups()))
 
 
 def _wrong_balances(state: Books) -> Iterable[str]:
-    """Each account has what the book says; then the total is right, too."""
+    """Check each account against the book; then the total is right, too."""
     expected = Counter(dict.fromkeys(range(1, ACCOUNTS + 1), OPENING_BALANCE))
     for transfer in state.transfers:
         expected[transfer.source] -= transfer.amount

@@ -1,4 +1,4 @@
-"""What clients and checkers know of a workload, and words that all workloads use."""
+"""The interface of a workload for clients and checkers, and words that all workloads use."""
 
 from collections.abc import Iterable
 from random import Random
@@ -16,11 +16,11 @@ CHANGED = "Changed"
 TWICE = "Twice"
 """A commit is there more than once."""
 STRANGER = "Stranger"
-"""There is something that nobody has tried to commit, or whose client was told that it was not committed."""
+"""There is something that no client has tried to commit, or whose client received a failure."""
 REORDERED = "Reordered"
 """A commit that began after the end of another one came before it."""
 BALANCE = "Balance"
-"""Money has come from nowhere, or has gone."""
+"""The total of all balances has changed."""
 
 _SHOWN = 10
 
@@ -58,7 +58,7 @@ class Workload(Protocol):
 
 
 def shortened(rule: str, messages: Iterable[str]) -> list[Violation]:
-    """Return a violation for each message, the first few of many: the last one says how many there are."""
+    """Return a violation for each message, the first few of many: the last one has the number of the others."""
     violations = [Violation(rule, message) for message in messages]
     left_out = len(violations) - _SHOWN
     if left_out <= 0:

@@ -19,7 +19,7 @@ from walproxy.lab.torture.workloads.interface import LOST, Attempt, shortened
 
 LARGE_ONE_IN = 200
 KEPT = 8000
-"""So many of the newest numbers are never removed."""
+"""The number of the newest rows that are never removed."""
 
 _SMALL_BYTES = 300
 _LARGE_BYTES = 256 << 10
@@ -72,12 +72,12 @@ class Steady:
 
 
 def parse_row(what: str) -> int:
-    """Return the number of the row that a line of the history tells of.
+    """Return the number of the row of a line of the history.
 
     Raises:
-        ConfigurationError: it tells of none.
+        ConfigurationError: it has none.
     """
     match = _WHAT.fullmatch(what)
     if match is None:
-        raise ConfigurationError(f"{what!r} in the history is no row")
+        raise ConfigurationError(f"{what!r} in the history is not a row")
     return int(match[1])

@@ -1,6 +1,6 @@
 """Rows of many sizes, each inserted once: none is missing, none is there twice, and none is damaged.
 
-What a row holds follows from its number, so that the checker knows it without having kept it. One in twenty is so large
+What a row holds follows from its number, so that the checker can compute it again. One in twenty is so large
 that PostgreSQL spreads it over several pages. No constraint makes numbers unique: that is what the check is for.
 """
 
@@ -67,13 +67,13 @@ class Unique:
             if operation.outcome == "ok" and number not in counts
         ]
         changed = [
-            f"insert {number}: the row does not hold what was inserted"
+            f"insert {number}: the row does not have the inserted values"
             for number, digest in state
             if hashlib.md5(payload(number).encode()).hexdigest() != digest
         ]
         twice = [f"insert {number}: {count} rows of it" for number, count in counts.items() if count > 1]
         strangers = [
-            f"insert {number}: in the table, and {'it had failed' if number in tried else 'nobody tried it'}"
+            f"insert {number}: in the table, and {'it had failed' if number in tried else 'no client tried it'}"
             for number in counts
             if number not in tried or tried[number].outcome == "fail"
         ]
@@ -86,12 +86,12 @@ class Unique:
 
 
 def parse_insert(what: str) -> int:
-    """Return the number of the row that a line of the history tells of.
+    """Return the number of the row of a line of the history.
 
     Raises:
-        ConfigurationError: it tells of none.
+        ConfigurationError: it has none.
     """
     match = _WHAT.fullmatch(what)
     if match is None:
-        raise ConfigurationError(f"{what!r} in the history is no insert")
+        raise ConfigurationError(f"{what!r} in the history is not an insert")
     return int(match[1])

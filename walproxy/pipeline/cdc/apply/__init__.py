@@ -11,7 +11,7 @@ copying         a table as of a position in the WAL
 following       what a table that follows can do, and its position
 delta           such a table in Delta Lake's format
 iceberg         such a table in Iceberg's format
-job_file        what the job knows beside the tables
+job_file        what the job keeps beside the tables
 status_files    what the job reports, for people and for monitoring
 
 A table's *position* (commit_lsn, sequence) stands in the table itself, in the same commit as the rows: every change

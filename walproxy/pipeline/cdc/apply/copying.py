@@ -54,7 +54,7 @@ class Snapshot(NamedTuple):
         """Keep others from altering the table until the snapshot is closed.
 
         Raises:
-            SourceRefused: somebody is altering it for long, or it is gone.
+            SourceRefused: another session has locked it for long, or it is gone.
             SourceUnavailable: the connection broke.
         """
         try:
@@ -118,11 +118,11 @@ def snapshot(conninfo: str, publications: Sequence[str], *, wait_s: float | None
                     ).fetchone()
                 except psycopg.errors.LockNotAvailable:
                     raise SnapshotDelayed(
-                        f"a copy needs the end of all transactions that are under way, and one is open for more than "
+                        f"a copy waits for the end of all transactions in progress, and one is open for more than "
                         f"{wait_s:g} s"
                     ) from None
                 if row is None or not row[2]:
-                    raise SourceUnavailable("could not make a snapshot of the tables: the server gave none")
+                    raise SourceUnavailable("could not make a snapshot of the tables: the server returned none")
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(row[2])))
                 # A verification keeps the snapshot while the tables follow up to it.

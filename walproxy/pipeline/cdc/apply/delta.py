@@ -162,7 +162,7 @@ class DeltaFollowing(FollowingTable):
             try:
                 yield
             except BaseException:
-                self._opened = None  # What it knows may be half of it.
+                self._opened = None  # Its state may be incomplete.
                 raise
             after = self._refreshed().version()
         with storage_errors(f"sync the table {self.folder}"):

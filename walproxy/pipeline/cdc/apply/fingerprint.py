@@ -196,7 +196,7 @@ def _columns(
         if new is None or new == old:
             continue
         if new.number != old.number:
-            return f"its column {name} is another one", (), ()
+            return f"its column {name} was dropped and added again", (), ()
         same_bytes = new.type_oid == old.type_oid or {new.type_oid, old.type_oid} <= _VARYING
         if not same_files or not same_bytes:
             return f"its column {name} is of another type", (), ()

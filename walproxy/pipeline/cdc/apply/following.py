@@ -1,7 +1,7 @@
-"""What a table that follows another can do, whatever its format. One process writes it.
+"""The interface of a table that follows another, for every format. One process writes it.
 
 Every change of it is one commit that holds rows and position, on disk when the call returns. Readers see the table as
-it was at some position. Rows are told apart by the columns of the key, which are never null.
+it was at some position. Rows are identified by the columns of the key, which are never null.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from walproxy.pipeline.tables.parquet_files import first_line
 
 SMALL_FILE_BYTES: Final = 16 << 20
 SMALL_FILES_MAX: Final = 16
-"""A merge leaves one small file at least; so many of them are written into one."""
+"""Number of small files that are merged into one; each merge leaves at least one."""
 
 _FULL_BYTES: Final = 1 << 20
 _SIGNS_OF_FULL: Final = ("os error 28", "os error 122", "disk is full")
-"""ENOSPC and EDQUOT as delta-rs prints them, and what SQLite says."""
+"""ENOSPC and EDQUOT as delta-rs prints them, and SQLite's message."""
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -105,7 +105,7 @@ class FollowingTable(ABC):
 
     @abstractmethod
     def tidy(self, keep: timedelta) -> None:
-        """Forget versions that are older than `keep`, and remove files that nothing needs any more."""
+        """Forget versions that are older than `keep`, and remove files that are no longer needed."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:

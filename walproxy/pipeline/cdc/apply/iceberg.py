@@ -4,9 +4,9 @@
     FOLDER/SCHEMA.NAME/data/       data files
     FOLDER/SCHEMA.NAME/metadata/   metadata, manifests
 
-The position is a property of the table, set in the same step as the files are changed. A merge writes the files anew in
-which a row of the batch may be, without that row (copy on write), and one file with the new rows. Files carry Iceberg's
-ids of columns, so a column that goes and comes again under the same name is another one.
+The position is a property of the table, set in the same step as the files are changed. A merge writes the files again
+in which a row of the batch may be, without that row (copy on write), and one file with the new rows. Files carry
+Iceberg's ids of columns, so a column that goes and comes again under the same name is another one.
 """
 
 import contextlib

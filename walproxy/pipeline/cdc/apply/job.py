@@ -50,7 +50,7 @@ class ApplyOptions(NamedTuple):
         as_text: columns that are read as text, as `schema.table.column`.
         copy_again: tables that are copied again first.
         start_over: all of them, and the position is that of the slot, which is made if it is missing.
-        status: who knows what is on a quorum (safe_lsn.py).
+        status: where the quorum's commit position is read (safe_lsn.py).
         max_bytes: WAL that a step reads.
         memory_bytes: of changes that are held at once.
         keep: how long old versions of the tables can be read.
@@ -104,7 +104,7 @@ class _SlotTooFarBehind(SourceUnavailable):
 
 
 def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None = None) -> None:
-    """Follow the database, for ever or up to where it is now.
+    """Follow the database, indefinitely or up to where it is now.
 
     Args:
         stop: when set, the job ends after the step at hand.
@@ -134,7 +134,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
             except SourceUnavailable as error:
                 if once:
                     raise
-                _log.warning("%s; trying again in %.0f s", error, _RETRY_S)
+                _log.warning("%s; retrying in %.0f s", error, _RETRY_S)
             if stop.wait(_RETRY_S):
                 return
 
@@ -186,7 +186,7 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
         if job is not None and job.starts_over and read_slot(connection, options.slot) is not None:
             drop_slot(connection, options.slot)
         if read_slot(connection, options.slot) is None:
-            _log.info("making slot %s: waiting for the transactions that are under way", options.slot)
+            _log.info("creating slot %s: waiting for the transactions in progress", options.slot)
             create_slot(connection, options.slot)
         position_lsn = _reader(options).check(connection)
         return Job(identity, database, options.slot, list(options.publications), options.format, position_lsn, {})
@@ -362,4 +362,4 @@ class ApplyJob:
         try:
             self.tables.following(table).tidy(self._options.keep)
         except StorageFailed as error:
-            _log.warning("%s; trying again later", error)
+            _log.warning("%s; retrying later", error)

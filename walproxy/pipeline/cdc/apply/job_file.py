@@ -1,4 +1,4 @@
-"""What a job knows beside its tables: whose changes they follow, and how far all of them are.
+"""Keep a job's state beside its tables: whose changes they follow, and how far all of them are.
 
 FOLDER/_walproxy_apply/job.json   this, replaced whole
 FOLDER/_walproxy_apply/lock       held while a job runs
@@ -27,7 +27,7 @@ class KnownTable(msgspec.Struct, frozen=True):
     """A source table as it was when it was copied, or when a change of its definition was followed last.
 
     Attributes:
-        key: the columns that tell rows apart; none if rows are only added.
+        key: the columns that identify rows; none if rows are only added.
         as_text: columns that are read as text, as the options demand.
         bad_text: further ones, since they had values that their type does not hold.
         bad_as_null: values that their type does not hold were made null, if there were any.
@@ -55,7 +55,7 @@ class Quarantined(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What the file holds.
+    """The content of the file.
 
     Attributes:
         position_lsn: every table has what was committed below it.
@@ -126,5 +126,5 @@ def only_job(folder: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked(own / _LOCK_FILE, _LOCK_TIMEOUT_S))
         except StorageFailed:
-            raise ConfigurationError(f"another job writes to {folder}: end it, or name another folder") from None
+            raise ConfigurationError(f"another job writes to {folder}: stop it, or name another folder") from None
         yield

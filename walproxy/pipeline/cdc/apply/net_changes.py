@@ -1,10 +1,10 @@
-"""Many changes of one table to at most one for each row: what is left of them. Pure.
+"""Combine the changes of one table into at most one for each row. Pure.
 
-A row is told by its key, as text. Changes come in order; the last one of a row counts, so a batch of changes becomes
-one merge. An update that changes the key removes the old row and makes a new one.
+A row is identified by its key, as text. Changes come in order; the last one of a row counts, so a batch of changes
+becomes one merge. An update that changes the key removes the old row and makes a new one.
 
-A value that lies out of line and was not touched is not sent: it is the one that the row had before. If that is not
-among the changes, it is in the table, under the key that the row had there: its *home*.
+A value that is stored out of line and did not change is not sent: it is the one that the row had before. If that is
+not among the changes, it is in the table, under the key that the row had there: its *home*.
 """
 
 from safekeeper.base.errors import RemoteProtocolError
@@ -16,11 +16,11 @@ Key = tuple[Value, ...]
 
 
 class NetChanges:
-    """What is left of the changes of one table, all of one layout.
+    """The combined changes of one table, all of one layout.
 
     Attributes:
         truncated: all rows that the table has are gone.
-        rows: for each key that was touched its new row, or None if there is no such row any more.
+        rows: for each key that was changed its new row, or None if the row no longer exists.
         homes: of rows that have values UNCHANGED, the key under which the table has them.
         appended: new rows of a table without key.
         size: bytes that the server sent for what is held.
@@ -80,10 +80,10 @@ class NetChanges:
         self._put(new_key, after, home)
 
     def _completed(self, change: Change, after: Tuple, old_key: Key) -> tuple[Tuple, Key | None]:
-        """Fill in what was not sent from the row as it was before, as far as that is known here; else say its home."""
+        """Fill in what was not sent from the row as it was before, if that is known here; else return its home."""
         if old_key not in self.rows:
             if self.truncated:
-                raise self._impossible(change, "its row is gone with a truncate")
+                raise self._impossible(change, "its row was removed by a truncate")
             return after, old_key
         before = self.rows[old_key]
         if before is None:
@@ -101,7 +101,7 @@ class NetChanges:
     def _key_of(self, change: Change, values: Tuple) -> Key:
         key = tuple(values[index] for index in self._key)
         if not key or None in key or UNCHANGED in key:
-            raise self._impossible(change, "it does not say which row it is")
+            raise self._impossible(change, "it does not identify its row")
         return key
 
     @staticmethod
@@ -116,8 +116,8 @@ class NetChanges:
 def _filled(old: Tuple, new: Tuple) -> Tuple:
     """Return `new`, with the old values in place of what was not sent.
 
-    A value that is stored out of line is not null: if the old row says so, it has the columns of the key alone, as that
-    of a partition has whose own replica identity is not full.
+    A value that is stored out of line is not null: if the old row has null there, it has the columns of the key alone,
+    as that of a partition has whose own replica identity is not full.
     """
     return tuple(
         before if after is UNCHANGED and before is not None else after for before, after in zip(old, new, strict=True)

@@ -28,7 +28,7 @@ Rows = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 class RangeDifference(NamedTuple):
-    """What differs in one key range.
+    """The differences in one key range.
 
     Attributes:
         low, high: its first key column is at least `low` and below `high`; None where the range is open.
@@ -67,7 +67,7 @@ def compare_rows(
 
     Args:
         schema: the columns that both have.
-        key: columns that tell rows apart; none if rows may be equal.
+        key: columns that identify rows; none if rows may be equal.
         keys_max: rows that are named at most.
     """
     names = schema.names

@@ -1,4 +1,4 @@
-"""What a running job reports about itself, for people and for monitoring.
+"""Write the reports of a running job, for people and for monitoring.
 
 FOLDER/_walproxy_apply/status.json    position, lag, and the state of each table
 FOLDER/_walproxy_apply/metrics.prom   the same in Prometheus' text format, for a textfile collector
@@ -34,7 +34,7 @@ class TableStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ApplyStatus(msgspec.Struct, frozen=True):
-    """What status.json holds.
+    """The content of status.json.
 
     Attributes:
         position: all tables that follow have what was committed below it.
@@ -100,7 +100,7 @@ def read_status(folder: Path) -> ApplyStatus:
         try:
             return msgspec.json.decode(path.read_bytes(), type=ApplyStatus)
         except FileNotFoundError:
-            raise ConfigurationError(f"{path} does not exist: no job has made a step in {folder}") from None
+            raise ConfigurationError(f"{path} does not exist: no job has completed a step in {folder}") from None
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"{path} is damaged, or a newer version's: {error}") from None
 

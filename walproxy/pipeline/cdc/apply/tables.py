@@ -39,11 +39,11 @@ _SNAPSHOT_WAIT_S: Final = 10.0
 _SNAPSHOT_WAIT_MAX_S: Final = 600.0
 _COPY_ATTEMPTS: Final = 3
 _TABLE_ERRORS: Final = (SourceRefused, RemoteProtocolError, ConfigurationError, StorageFailed)
-"""What one table may raise without any harm to the others. A full disk is everybody's matter."""
+"""Errors of one table that do not affect the others. A full disk affects all."""
 
 
 class TablePolicy(Protocol):
-    """What a job's options decide of its tables."""
+    """The part of a job's options that concerns its tables."""
 
     @property
     def publications(self) -> tuple[str, ...]: ...
@@ -190,10 +190,10 @@ class Tables:
                     self.copy_again(target.table, target.copy_reason)
             if not self._to_copy:
                 return
-            _log.info("waiting for the transactions that are under way, to copy tables")
+            _log.info("waiting for the transactions in progress before tables are copied")
             try:
                 with self._policy.snapshot(wait_s=self._snapshot_wait_s) as source:
-                    # What the copy shows must be on the quorum before anybody reads it here.
+                    # What the copy shows must be on the quorum before any client reads it here.
                     wait_for_quorum(source.lsn)
                     if self._snapshot_wait_s is not None:
                         self._snapshot_wait_s = _SNAPSHOT_WAIT_S
@@ -232,7 +232,7 @@ class Tables:
                     self._copy_one(source, made, reason)
                     note()
                 elif is_last:
-                    raise SourceRefused(f"{table} could not be copied: it is altered all the time")
+                    raise SourceRefused(f"{table} could not be copied: it is altered continually")
                 else:
                     self._to_copy[table] = reason
 
@@ -242,7 +242,7 @@ class Tables:
             raise SourceRefused(f"{table} cannot be followed: {made.problem}")
         following = self.following(table)
         if following.is_foreign():
-            raise ConfigurationError(f"{following.folder} is a table that another program made: name another folder")
+            raise ConfigurationError(f"{following.folder} is a table of another program: name another folder")
         as_text, bad_text = self._policy.text_columns(table), self._bad_text.setdefault(table, set())
         position = Position(source.lsn, 0)
         while True:
@@ -337,7 +337,7 @@ class Tables:
             self._problems[table] = _Problem(fingerprint, delay_s, time.monotonic() + delay_s)
             known = self.quarantined.get(str(table))
             if known is None or known.reason != str(error):
-                _log.error("%s is quarantined, the other tables go on: %s", table, error)
+                _log.error("%s is quarantined, the other tables continue: %s", table, error)
                 since = time.time() if known is None else known.since
                 self.quarantined[str(table)] = Quarantined(str(error), since)
 
@@ -357,7 +357,7 @@ class Tables:
             _log.info("%s is no longer quarantined", table)
 
     def published(self) -> Mapping[TableName, PublishedTable]:
-        """Return the tables that are published now, and wanted. Raises SourceRefused, SourceUnavailable."""
+        """Return the tables that are published now, and selected. Raises SourceRefused, SourceUnavailable."""
         listed = published_tables(self._asking, self._policy.publications)
         return {each.table: each for each in listed if self._policy.is_wanted(each.table)}
 

@@ -40,7 +40,7 @@ TypeOf = Callable[[int, int], pa.DataType]
 
 
 class Catalogs(Protocol):
-    """What the source is asked when a partition is new. Both raise SourceUnavailable."""
+    """Questions to the source about a new partition. Both raise SourceUnavailable."""
 
     def is_empty(self, oid: int) -> bool:
         """Return whether a relation has no page."""
@@ -90,11 +90,11 @@ def known_of(
     """Return what is to be remembered of a source table.
 
     Raises:
-        SourceRefused: its rows cannot be told apart, though updates and deletes of them are sent.
+        SourceRefused: its rows cannot be identified, though updates and deletes of them are sent.
     """
     if table.replica_identity == _FULL_IDENTITY and not table.key:
         raise SourceRefused(
-            f"{table.table} has a full replica identity and no primary key, so equal rows cannot be told apart: give "
+            f"{table.table} has a full replica identity and no primary key, so equal rows are indistinguishable: give "
             "it a primary key, or name the other tables with --table"
         )
     return KnownTable(
@@ -348,7 +348,7 @@ class Target:
     def _completed(
         self, upserts: pa.Table, rows: Sequence[Tuple], homes: dict[int, Key], where: dict[str, int]
     ) -> pa.Table:
-        """Fill in values that were not sent, from the table: `homes` says for which rows, and where they are."""
+        """Fill in values that were not sent, from the table: `homes` has for each such row where it is."""
         if not homes:
             return upserts
         missing = [name for name, index in where.items() if any(rows[number][index] is UNCHANGED for number in homes)]

@@ -1,4 +1,4 @@
-"""Whether the tables of a job have the rows of their sources, both as of one LSN.
+"""Verify that the tables of a job have the rows of their sources, both as of one LSN.
 
 A snapshot of the source shows what was committed below an LSN; the tables follow up to exactly that LSN; then the rows
 are compared by hashes over key ranges (row_hashes.py). A table that was copied in the meantime is newer than the
@@ -116,7 +116,7 @@ def _verify(
             for target in job.tables:
                 made = published.get(target.table)
                 if stop.is_set():
-                    raise WalproxyError("the verification was stopped: not all tables are compared")
+                    raise WalproxyError("the verification was stopped: not all tables were compared")
                 if made is None or target.table not in now:
                     continue
                 if target.position.lsn <= source.lsn and made.fingerprint == now[target.table].fingerprint:
@@ -125,7 +125,7 @@ def _verify(
         if not remaining:
             return verified
     names = ", ".join(str(table) for table in sorted(remaining))
-    raise TablesDiffer(f"not verified, as they are altered all the time or gone: {names}")
+    raise TablesDiffer(f"not verified, as they are altered continually or gone: {names}")
 
 
 def _compared(options: ApplyOptions, source: Snapshot, made: PublishedTable, target: Target) -> Verified:
