@@ -407,6 +407,8 @@ class PrimaryFeed:
             )
             return
         self._told_positions = (0, 0, 0)
+        # What was reported for a stream before may be of a primary that was verified, and this one is not yet (S10).
+        self._feedback = None
         try:
             begin_lsn = order.check_begin_lsn
             tli = order.check_tli if begin_lsn < order.begin_lsn else order.tli
