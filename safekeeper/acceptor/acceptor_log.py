@@ -73,7 +73,8 @@ class AcceptorLog:
             flush_lsn = min(flush_lsn, control.truncate_to)
         self.write_lsn = self.flush_lsn = flush_lsn
         self.commit_lsn = control.commit_lsn
-        self.truncate_lsn = control.truncate_lsn
+        # An earlier release counted it without regard to what is known to be committed here.
+        self.truncate_lsn = min(control.truncate_lsn, control.commit_lsn)
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
         self.logs_adopted = 0

@@ -19,6 +19,8 @@ from safekeeper.consensus.term_history import TermHistory
 FORMAT_VERSION = 2
 # What version 1 lacks has the meaning of its default.
 FORMAT_VERSION_MIN = 1
+# A frame has 64 bits for a term.
+TERM_MAX = (1 << 64) - 1
 
 
 class LeaderId(NamedTuple):

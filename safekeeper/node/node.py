@@ -178,7 +178,7 @@ class Node:
 
     def messages_handled(self) -> None:
         """No further message is at hand: what was written is flushed, or begins to be."""
-        if self._effects is None:
+        if self._effects is None and not self.failed.done():
             self._start_flush()
             self._after_events()
 

@@ -9,7 +9,7 @@ from enum import Enum
 
 from safekeeper.base.errors import Fenced, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.control_state import TERM_MAX, LeaderId
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AcceptorMessage,
@@ -21,9 +21,10 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from safekeeper.consensus.term_history import check_history, last_term
+from safekeeper.consensus.term_history import last_term
 from walproxy.proposer.actions import Action, IdentifyPrimary, Level, Note
 from walproxy.proposer.election import (
+    check_vote,
     choose_donor,
     collect_tli_histories,
     extend_history,
@@ -144,7 +145,7 @@ class Campaign:
         elif isinstance(message, VoteResponse):
             if self.phase is Phase.VOTING and message.leader_id == self.leader_id:
                 if message.granted:
-                    check_history(message.history)
+                    check_vote(message)
                     self.votes[safekeeper_id] = message
                 else:
                     self.refusals.add(safekeeper_id)
@@ -325,7 +326,11 @@ class Campaign:
     def _ask_for_votes(self, now: float) -> None:
         """Request the next term: above every reported promise and every term that this proposer has used (step 1)."""
         candidacy, peers = self._candidacy, self._roster.peers
-        candidacy.term = max(candidacy.term, highest_promise(peers)) + 1
+        highest_term = max(candidacy.term, highest_promise(peers))
+        if highest_term >= TERM_MAX:
+            self._lose(f"term {highest_term} was promised, and there is none above it")
+            return
+        candidacy.term = highest_term + 1
         candidacy.is_spare = False
         self.leader_id = LeaderId(candidacy.term, self._config.proposer_id)
         self._round_began_at = now

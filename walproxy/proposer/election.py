@@ -6,7 +6,8 @@ Its log contains all WAL that may have been committed, because a quorum has the 
 
 from collections.abc import Mapping
 
-from safekeeper.base.lsn import Lsn
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.commitment import quorum_lsn
 from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Membership
@@ -15,13 +16,29 @@ from safekeeper.consensus.term_history import (
     HistoryEntry,
     TermHistory,
     bound_history,
+    check_history,
     cut_history,
+    describe_history,
     forget_front,
     last_term,
 )
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 
 TLI_HISTORY_BYTES_MAX = 512 << 10
+
+
+def check_vote(vote: VoteResponse) -> None:
+    """Refuse a granted vote that no honest acceptor gives: no term could be built on it.
+
+    Raises:
+        RemoteProtocolError: its history is none, reaches beyond its log, or has the term that is voted for.
+    """
+    check_history(vote.history)
+    if last_term(vote.history) >= vote.leader_id.term or cut_history(vote.history, vote.flush_lsn) != vote.history:
+        raise RemoteProtocolError(
+            f"a vote for {vote.leader_id} has a log that ends at {format_lsn(vote.flush_lsn)}, and the history "
+            f"{describe_history(vote.history[-2:])}"
+        )
 
 
 def choose_donor(votes: Mapping[int, VoteResponse]) -> int:

@@ -615,6 +615,8 @@ class Proposer:
             self.leadership.set_streaming(False)
 
     def _finish(self, error: WalproxyError) -> None:
+        if self.refusal is not None:
+            return  # The shell may still hear of the primary when this run has ended.
         self._stage.enter(Phase.FINISHED)
         self.refusal = error
         self.campaign = self._bootstrap = None
@@ -674,10 +676,10 @@ class Proposer:
         self._out.append(Note(level, text))
 
     def _take(self) -> list[Action]:
-        """Check the state after an event, and return its actions."""
-        self.check()
+        """Check the state after an event, and return its actions; those of a broken state are never carried out."""
         taken = self._out.copy()
         self._out.clear()
+        self.check()
         return taken
 
     def check(self) -> None:

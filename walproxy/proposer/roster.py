@@ -113,6 +113,8 @@ class Roster:
             raise RemoteProtocolError(
                 f"safekeeper {greeting.safekeeper_id} with protocol {greeting.protocol_version} answered the greeting"
             )
+        if greeting.membership is not None and not greeting.cluster_id:
+            raise RemoteProtocolError(f"safekeeper {safekeeper_id} has a membership and belongs to no cluster")
         peer = self.peers[safekeeper_id]
         peer.greeting, peer.refused, peer.refused_code, peer.problem = greeting, "", None, ""
         peer.waiting_since = None

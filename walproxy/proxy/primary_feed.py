@@ -409,6 +409,8 @@ class PrimaryFeed:
             )
             return
         self._sent_positions = (0, 0, 0)
+        # The last report may belong to a verified stream, and this one is not verified yet (S10).
+        self._feedback = None
         try:
             begin_lsn = request.check_begin_lsn
             tli = request.check_tli if begin_lsn < request.begin_lsn else request.tli

@@ -63,6 +63,13 @@ def _deposed_leader(acceptor: Acceptor) -> None:
     acceptor.leader = P2
 
 
+def test_a_control_file_of_an_earlier_release_may_have_truncate_lsn_above_commit_lsn() -> None:
+    control = following().acceptor.control
+    acceptor = Acceptor(msgspec.structs.replace(control, commit_lsn=BASE + 10, truncate_lsn=BASE + 30), BASE + 100)
+    acceptor.check()
+    assert (acceptor.commit_lsn, acceptor.truncate_lsn) == (BASE + 10, BASE + 10)
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [

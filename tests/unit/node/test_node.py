@@ -30,6 +30,7 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    PreVoteRequest,
     ProposerGreeting,
     ProposerMessage,
     ReadRequest,
@@ -391,6 +392,21 @@ async def test_a_violated_invariant_ends_the_node(tmp_path: Path) -> None:
         sk.node.acceptor.write_lsn = BASE_LSN
         sk.fs.release()
         assert isinstance(await failure(sk.node), InvariantViolation)
+
+
+@on_the_loop
+async def test_readers_are_shown_nothing_of_a_state_that_cannot_be(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        learners = LogReaders(sk.node)
+        sk.node.attach_readers(learners)
+        end_lsn = await sk.append_durably(b"x" * 100)
+        seen_lsn = learners.seen_lsn
+        sk.node.acceptor.commit_lsn = sk.node.acceptor._open_fork_lsn = end_lsn
+        sk.node.acceptor.truncate_lsn = end_lsn + 1
+        sk.says(PreVoteRequest("other"))
+        assert isinstance(await failure(sk.node), InvariantViolation)
+        assert learners.seen_lsn == seen_lsn < end_lsn
 
 
 @on_the_loop

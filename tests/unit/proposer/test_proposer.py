@@ -14,7 +14,7 @@ from safekeeper.base.errors import (
     RemoteProtocolError,
 )
 from safekeeper.base.lsn import format_lsn
-from safekeeper.consensus.control_state import NOBODY, LeaderId
+from safekeeper.consensus.control_state import NOBODY, TERM_MAX, LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
@@ -927,3 +927,70 @@ def test_a_state_that_does_not_fit_the_phase_is_noticed() -> None:
     table.proposer.campaign = None
     with pytest.raises(InvariantViolation, match="a proposer that is pre_voting has another phase's state"):
         table.ticks()
+
+
+# What no honest peer sends, and what comes late, must not end the process.
+
+
+def test_a_membership_without_a_cluster_is_no_greeting() -> None:
+    table = Table()
+    table.sees()
+    table.event(table.proposer.connected(1, table.now))
+    with pytest.raises(RemoteProtocolError, match="safekeeper 1 has a membership and belongs to no cluster"):
+        table.hears(1, greeting(1, cluster_id=""))
+    assert table.proposer.peers[1].greeting is None
+
+
+def test_there_is_no_term_above_the_last_one() -> None:
+    table = Table()
+    table.connects(1, 2, promised=LeaderId(TERM_MAX, "other"))
+    table.sees()
+    table.hears(1, PreVoteResponse(True))
+    table.hears(2, PreVoteResponse(True))
+    assert not table.sent(VoteRequest) and table.proposer.phase is Phase.GATHERING
+    assert f"term {TERM_MAX} was promised, and there is none above it" in table.did(Note)[0].text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flush_lsn": BASE - 1},
+        {"flush_lsn": 0},
+        {"history": (HistoryEntry(6, BASE, 1),)},
+        {"history": (HistoryEntry(7, BASE, 1),)},
+        {"history": (HistoryEntry(3, BASE, 1), HistoryEntry(4, END + 1, 1))},
+    ],
+)
+def test_a_vote_whose_history_cannot_be_does_not_count(changes: dict[str, Any]) -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.hears(1, PreVoteResponse(True))
+    table.hears(2, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    assert leader_id.term == 6
+    with pytest.raises(RemoteProtocolError, match=r"a vote for \(6, run1\) has a log that ends at"):
+        table.hears(1, vote(leader_id, **changes))
+    assert table.proposer.campaign is not None and not table.proposer.campaign.votes
+
+
+def test_a_primary_that_is_refused_after_the_end_changes_nothing() -> None:
+    table = Table()
+    table.leads()
+    table.event(table.proposer.primary_refused("no link", table.now))
+    (finish,) = table.did(Finish)
+    table.event(table.proposer.primary_refused("no link either", table.now))
+    assert table.said == [] and table.proposer.refusal is finish.error and table.proposer.phase is Phase.FINISHED
+
+
+def test_what_follows_from_a_state_that_cannot_be_is_not_carried_out_later() -> None:
+    table = Table()
+    leader_id = table.leads()
+    table.hears(1, AppendResponse(leader_id, END, END, 0))
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    leadership._checked = (END + 1, 0)
+    with pytest.raises(InvariantViolation):
+        table.hears(2, AppendResponse(leader_id, END, END, 0))  # END is committed with it, and reported.
+    leadership._checked = (0, 0)
+    assert leadership.commit_lsn == END and table.event(table.proposer.disconnected(3, table.now)) == []

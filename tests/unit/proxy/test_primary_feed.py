@@ -409,7 +409,26 @@ async def test_feedback_is_told_when_it_is_known_once_in_each_copy_and_again_whi
         connection.end(problem(ProblemKind.ENDED))
         await until(lambda: len(house.primary.connections) == 2)
         again = await house.stream()
+        house.feed.report_standbys((0, 0))
         await until(lambda: again.feedback == [(0, 0)])
+
+
+@on_the_loop
+async def test_what_standbys_needed_of_one_primary_is_not_told_to_the_next_before_that_is_verified(
+    house: House,
+) -> None:
+    async with house.running():
+        connection = await house.stream()
+        house.feed.report_standbys((5, 9))
+        await until(lambda: connection.feedback == [(5, 9)])
+        connection.end(problem(ProblemKind.ENDED))
+        await until(lambda: len(house.owner.identities) == 2)
+        again = await house.stream()
+        again.arrive(b"x")
+        house.feed.report(BEGIN_LSN + 1, BEGIN_LSN + 1, 0)
+        # A status is repeated by the same round as the feedback, so a round has passed.
+        await until(lambda: len(again.told) > 2)
+        assert again.feedback == []
 
 
 @on_the_loop
