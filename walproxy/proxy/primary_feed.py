@@ -120,6 +120,7 @@ class PrimaryFeed:
         self._connection: ReplicationConnection | None = None
         self._wanted: asyncio.Queue[StartReplication | None] = asyncio.Queue()
         self._refusal = ""  # why the present connection is to be left
+        self._is_stopped = False  # the present connection is closed on its owner's order
         self._pause_s = PAUSE_MIN_S
         self._positions: tuple[Lsn, Lsn, Lsn] = (0, 0, 0)
         self._feedback: tuple[int, int] | None = None
@@ -156,6 +157,7 @@ class PrimaryFeed:
         """Close the connection, and make a new one."""
         logger.info("closing the connection to the primary: %s", reason)
         self._drop_orders()
+        self._is_stopped = True
         if self._connection is not None:
             self._connection.close()
 
@@ -237,7 +239,7 @@ class PrimaryFeed:
 
     async def _connect(self) -> None:
         self._drop_orders()
-        self._refusal = ""
+        self._refusal, self._is_stopped = "", False
         # Those of a connection are reported once it was verified (S10).
         self._positions = (0, 0, 0)
         connection = self._connection = await self._open()
@@ -423,6 +425,9 @@ class PrimaryFeed:
                 begin_lsn, tli = end.next_begin_lsn, end.next_tli
             end = await self._copy(connection, begin_lsn, tli, order)
         except PrimaryProblem as problem:
+            if problem.kind is ProblemKind.WAL_REMOVED and self._is_stopped:
+                # Whoever has given the stream up waits for the next introduction, and gives no order before it.
+                raise PrimaryProblem(ProblemKind.LOST, str(problem)) from None
             if problem.kind is ProblemKind.WAL_REMOVED:
                 self.streams = False
                 self._close()
