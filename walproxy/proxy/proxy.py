@@ -118,6 +118,7 @@ class Proxy:
         self._digest: PageChecksums | None = None
         self._events: deque[list[Action]] = deque()
         self._executing = False
+        self._has_failed = False
         self._stopping = False
         self._finished: asyncio.Future[WalproxyError | None]
         self._loop: asyncio.AbstractEventLoop
@@ -184,15 +185,22 @@ class Proxy:
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
         """A task of ours that fails is a bug: the process ends, rather than go on half alive."""
-        if not task.cancelled() and task.exception() is not None and not self._finished.done():
-            self._finished.set_exception(task.exception())  # type: ignore[arg-type]  # is not None: above
+        error = task.exception() if not task.cancelled() else None
+        if error is not None:
+            self._fail(error)
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """So is a callback of ours that fails; the event loop would only log it."""
         error = context.get("exception")
         if error is None or isinstance(error, OSError):
             logger.warning("%s%s", context["message"], f": {error}" if error is not None else "")
-        elif not self._finished.done():
+        else:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End because of a bug: what the event loop still brings meanwhile is not carried out."""
+        self._has_failed = True
+        if not self._finished.done():
             self._finished.set_exception(error)
 
     async def _tick_for_ever(self) -> None:
@@ -378,6 +386,8 @@ class Proxy:
 
     def _execute(self, actions: list[Action]) -> None:
         """Carry out what an event has led to, and then what the events have that were raised meanwhile."""
+        if self._has_failed:
+            return
         self._events.append(actions)
         if self._executing:
             return
