@@ -25,15 +25,22 @@ from safekeeper.consensus.term_history import (
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 
 TLI_HISTORY_BYTES_MAX = 512 << 10
+# What a vote says of its log goes on in `Elected`, which has more fields and must fit a frame of 2 MiB.
+VOTE_BYTES_MAX = 3 << 19
+_ENTRY_BYTES = 32
 
 
 def check_vote(vote: VoteResponse) -> None:
     """Refuse a granted vote that no honest acceptor gives: no term could be built on it.
 
     Raises:
-        RemoteProtocolError: its history is none, reaches beyond its log, or has the term that is voted for.
+        RemoteProtocolError: its history is none, reaches beyond its log, or has the term that is voted for; or it is
+            too long for `Elected`.
     """
     check_history(vote.history)
+    size = sum(len(each.content) for each in vote.tli_histories) + _ENTRY_BYTES * len(vote.history)
+    if size > VOTE_BYTES_MAX:
+        raise RemoteProtocolError(f"the histories of a vote for {vote.leader_id} take {size} bytes: too many")
     if last_term(vote.history) >= vote.leader_id.term or cut_history(vote.history, vote.flush_lsn) != vote.history:
         raise RemoteProtocolError(
             f"a vote for {vote.leader_id} has a log that ends at {format_lsn(vote.flush_lsn)}, and the history "

@@ -121,6 +121,7 @@ class PrimaryFeed:
         self._connection: ReplicationConnection | None = None
         self._requests: asyncio.Queue[StartReplication | None] = asyncio.Queue()
         self._refusal = ""  # why the present connection is to be closed
+        self._is_stopped = False  # the owner has requested that the present connection is closed
         self._pause_s = PAUSE_MIN_S
         self._positions: tuple[Lsn, Lsn, Lsn] = (0, 0, 0)
         self._feedback: tuple[int, int] | None = None
@@ -158,6 +159,7 @@ class PrimaryFeed:
         """Close the connection, and reconnect."""
         logger.info("closing the connection to the primary: %s", reason)
         self._drop_requests()
+        self._is_stopped = True
         if self._connection is not None:
             self._connection.close()
 
@@ -239,7 +241,7 @@ class PrimaryFeed:
 
     async def _connect(self) -> None:
         self._drop_requests()
-        self._refusal = ""
+        self._refusal, self._is_stopped = "", False
         # Those of a connection are reported once it was verified (S10).
         self._positions = (0, 0, 0)
         connection = self._connection = await self._open()
@@ -425,6 +427,9 @@ class PrimaryFeed:
                 begin_lsn, tli = end.next_begin_lsn, end.next_tli
             end = await self._copy(connection, begin_lsn, tli, request)
         except PrimaryProblem as problem:
+            if problem.kind is ProblemKind.WAL_REMOVED and self._is_stopped:
+                # The owner has given the stream up, and sends no request before the next identity.
+                raise PrimaryProblem(ProblemKind.LOST, str(problem)) from None
             if problem.kind is ProblemKind.WAL_REMOVED:
                 self.streams = False
                 self._close()

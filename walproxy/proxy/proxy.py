@@ -118,6 +118,7 @@ class Proxy:
         self._digest: PageChecksums | None = None
         self._events: deque[list[Action]] = deque()
         self._executing = False
+        self._has_failed = False
         self._stopping = False
         self._finished: asyncio.Future[WalproxyError | None]
         self._loop: asyncio.AbstractEventLoop
@@ -184,15 +185,22 @@ class Proxy:
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
         """End the process if a task has failed: that is a bug, and the other tasks must not run without it."""
-        if not task.cancelled() and task.exception() is not None and not self._finished.done():
-            self._finished.set_exception(task.exception())  # type: ignore[arg-type]  # is not None: above
+        error = task.exception() if not task.cancelled() else None
+        if error is not None:
+            self._fail(error)
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """End the process if a callback has failed, which the event loop would only log."""
         error = context.get("exception")
         if error is None or isinstance(error, OSError):
             logger.warning("%s%s", context["message"], f": {error}" if error is not None else "")
-        elif not self._finished.done():
+        else:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End because of a bug; events that still arrive are not executed."""
+        self._has_failed = True
+        if not self._finished.done():
             self._finished.set_exception(error)
 
     async def _tick_periodically(self) -> None:
@@ -378,6 +386,8 @@ class Proxy:
 
     def _execute(self, actions: list[Action]) -> None:
         """Execute the actions of an event, and then those of the events that were raised meanwhile."""
+        if self._has_failed:
+            return
         self._events.append(actions)
         if self._executing:
             return

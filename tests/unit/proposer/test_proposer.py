@@ -14,7 +14,7 @@ from safekeeper.base.errors import (
     RemoteProtocolError,
 )
 from safekeeper.base.lsn import format_lsn
-from safekeeper.consensus.control_state import NOBODY, TERM_MAX, LeaderId
+from safekeeper.consensus.control_state import NOBODY, TERM_MAX, LeaderId, TliHistory
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
@@ -39,6 +39,7 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.peers.codec import encode
 from walproxy.proposer.actions import (
     Action,
     Disconnect,
@@ -972,6 +973,25 @@ def test_a_vote_whose_history_cannot_be_does_not_count(changes: dict[str, Any]) 
     with pytest.raises(RemoteProtocolError, match=r"a vote for \(6, run1\) has a log that ends at"):
         table.hears(1, vote(leader_id, **changes))
     assert table.proposer.campaign is not None and not table.proposer.campaign.votes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tli_histories": (TliHistory(1, bytes((2 << 20) - 400)),)},
+        {"history": tuple(HistoryEntry(term, BASE, 1) for term in range(1, 1 << 16)), "commit_lsn": 0},
+    ],
+)
+def test_a_vote_that_is_too_long_for_what_is_told_to_the_members_does_not_count(changes: dict[str, Any]) -> None:
+    table = Table()
+    table.connects(1, 2, 3, promised=LeaderId(1 << 16, "before"))
+    table.sees()
+    table.hears(1, PreVoteResponse(True))
+    table.hears(2, PreVoteResponse(True))
+    message = vote(table.sent(VoteRequest)[1].leader_id, **changes)
+    encode(message)
+    with pytest.raises(RemoteProtocolError, match=r"the histories of a vote for .* bytes: too many"):
+        table.hears(1, message)
 
 
 def test_a_primary_that_is_refused_after_the_end_changes_nothing() -> None:

@@ -432,6 +432,16 @@ async def test_what_standbys_needed_of_one_primary_is_not_told_to_the_next_befor
 
 
 @on_the_loop
+async def test_wal_that_is_gone_from_a_stream_that_was_given_up_does_not_keep_its_owner_waiting(house: House) -> None:
+    async with house.running():
+        connection = await house.stream()
+        connection.end(problem(ProblemKind.WAL_REMOVED))
+        house.feed.stop("no term is held")  # Before the feed hears of it.
+        await until(lambda: len(house.owner.identities) == 2)
+        assert house.owner.removed == []
+
+
+@on_the_loop
 async def test_pings_while_nothing_changes_are_answered_at_a_bounded_rate(house: House) -> None:
     async with house.running():
         connection = await house.stream()

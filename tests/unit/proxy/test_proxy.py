@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
@@ -68,5 +69,20 @@ def test_a_frame_is_encoded_once_for_members_with_the_same_header_and_anew_for_a
         proxy._execute(heartbeats(0))
         assert (first.commits, second.commits) == ([0, START], [0, START])
         assert first.frames[0] is second.frames[0] and first.frames[1] is second.frames[1]
+
+    asyncio.run(story())
+
+
+def test_nothing_is_carried_out_after_a_violation_although_the_event_loop_goes_on_for_a_turn() -> None:
+    async def story() -> None:
+        proxy, leadership, first, _ = leading()
+        loop = asyncio.get_running_loop()
+        proxy._finished = loop.create_future()
+        header = AppendRequest(leadership.leader_id, 1, START, 0, 0, 0, True, b"")
+        proxy._execute([SendAppend(1, header, START)])
+        proxy._callback_failed(loop, {"message": "a callback failed", "exception": InvariantViolation("it cannot be")})
+        proxy._execute([SendAppend(1, header, START)])
+        assert len(first.frames) == 1
+        assert isinstance(proxy._finished.exception(), InvariantViolation)
 
     asyncio.run(story())
