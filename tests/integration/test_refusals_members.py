@@ -118,7 +118,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     short = stand.make_proxy("short")
     short.arguments[short.arguments.index("--safekeepers") + 1] = f"1=127.0.0.1:{port_of(stand, 1)}"
     assert stand.start_proxy(short).wait() == EXIT_CONFIGURATION
-    assert "(generation 1: 1, 2, 3): it lacks 2, 3; name all members in --safekeepers" in log_of(short)
+    assert "(generation 1: 1, 2, 3): it lacks 2, 3; list all members in --safekeepers" in log_of(short)
     assert "data folders were lost" not in log_of(short)
     # Its disk was lost, and what is there instead belongs to a cluster of another PostgreSQL.
     stand.wipe(3)

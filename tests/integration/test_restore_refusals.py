@@ -132,7 +132,7 @@ def test_another_clusters_archive(past: Past, target: Path, servers: dict[int, S
         (lambda backup: (backup / "backup_manifest").write_text("{"), "backup_manifest"),
         (lambda backup: corrupt(backup / "global/1260", 100), "of global/1260 is"),
         (lambda backup: (backup / "global/1260").unlink(), "global/1260, which its backup_manifest lists, is missing"),
-        (shutil.rmtree, "there is no backup"),
+        (shutil.rmtree, "does not exist: correct --backup"),
     ],
     ids=[
         *("no label", "bad label", "no version", "no pg_control", "tablespace", "a server", "manifest"),

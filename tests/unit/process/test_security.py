@@ -148,8 +148,8 @@ def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason:
     ("options", "reason"),
     [
         ({"tls_cert": "cert"}, "--tls-cert is of no use without --tls-key: give both"),
-        ({"tls_cert": "cert", "tls_key": "key"}, "--tls-cert is of no use without --tls-ca or --http-tls"),
-        ({"http_tls": "true"}, "--http-tls is of no use without --tls-cert and --tls-key"),
+        ({"tls_cert": "cert", "tls_key": "key"}, "--tls-cert requires --tls-ca or --http-tls"),
+        ({"http_tls": "true"}, "--http-tls requires --tls-cert and --tls-key"),
     ],
 )
 def test_half_of_a_proxys_credentials_is_none(files: Path, options: dict[str, str], reason: str) -> None:
