@@ -160,7 +160,7 @@ def test_wal_that_is_missing_in_the_middle_or_damaged_ends_its_safekeeper_and_no
             stand.wait_for_member(2, "learner")
     # One member is left: commits wait, and the status says for whom.
     stand.wait_for_state("waiting_for_quorum")
-    assert "does not count" in stand.member(2)["problem"]
+    assert "does not vote" in stand.member(2)["problem"]
     assert "could not connect" in stand.member(3)["problem"]
 
 
