@@ -119,7 +119,7 @@ def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None
         writer.join(60)
         assert not writer.is_alive()
         cluster.wait_until_streaming()
-        wait_for(lambda: "the quorum is back after " in cluster.logs("walproxy", 200), "the quorum is back")
+        wait_for(lambda: "a quorum takes part again after " in cluster.logs("walproxy", 200), "the quorum is back")
         assert "accepts WAL again" in cluster.logs("walproxy", 200)
 
 
@@ -161,7 +161,7 @@ def test_wal_that_is_missing_in_the_middle_or_damaged_ends_its_safekeeper_and_no
             stand.wait_for_member(2, "learner")
     # One member is left: commits wait, and the status says for whom.
     stand.wait_for_state("waiting_for_quorum")
-    assert "does not count" in stand.member(2)["problem"]
+    assert "does not vote" in stand.member(2)["problem"]
     assert "could not connect" in stand.member(3)["problem"]
 
 
@@ -188,7 +188,7 @@ def test_a_safekeeper_that_hangs_is_not_felt_and_comes_back(new_stand: NewStand)
     # its response timeout.
     assert statistics.median(hanging) < 4 * statistics.median(usual) + 0.02
     assert max(hanging) < 0.9
-    wait_for(lambda: "no answer" in log_of(stand.proxy), "the proxy gives up on it")
+    wait_for(lambda: "no reply" in log_of(stand.proxy), "the proxy gives up on it")
     assert max(commit_times(stand, 50)) < 0.9
     stand.safekeepers[2].resume()
     stand.wait_for_member(2, "streaming")
@@ -209,7 +209,7 @@ def test_a_connection_that_is_dead_without_a_word_is_made_anew(new_stand: NewSta
         relay.silent.set()
         assert max(commit_times(stand, 50)) < 0.9
         wait_for(lambda: relay.connections > connections + 1, "it was connected anew, in vain")
-        assert "no answer" in log_of(stand.proxy)
+        assert "no reply" in log_of(stand.proxy)
         relay.silent.clear()
         stand.wait_for_member(2, "streaming")
         stand.verify()

@@ -62,7 +62,7 @@ def test_an_empty_folder_among_members_is_fed_and_does_not_count(new_stand: NewS
     stand.commit(1)
     stand.wipe(3)
     stand.safekeepers[3].start()
-    assert "does not count (S8)" in stand.wait_for_member(3, "learner")["problem"]
+    assert "does not vote" in stand.wait_for_member(3, "learner")["problem"]
     stand.commit(2)
     stand.verify()
     status = stand.safekeepers[3].status()
@@ -96,7 +96,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     short = stand.make_proxy("short")
     short.arguments[short.arguments.index("--safekeepers") + 1] = f"1=127.0.0.1:{port_of(stand, 1)}"
     assert stand.start_proxy(short).wait() == EXIT_CONFIGURATION
-    assert "(generation 1: 1, 2, 3): it lacks 2, 3; name all members in --safekeepers" in log_of(short)
+    assert "(generation 1: 1, 2, 3): it lacks 2, 3; list all members in --safekeepers" in log_of(short)
     assert "data folders were lost" not in log_of(short)
     # Its disk was lost, and what is there instead belongs to a cluster of another PostgreSQL.
     stand.wipe(3)
@@ -237,7 +237,7 @@ def test_a_rebootstrap_is_undone_and_nothing_is_lost(new_stand: NewStand) -> Non
     with Relay(port_of(stand, 3)) as relay:
         relay.cut_at = Bootstrap
         answer = rebootstrap(stand, "--undo", "--yes", safekeepers=members(stand, s3=relay.port))
-        assert answer.returncode == EXIT_UNEXPECTED and "again" in only_line(answer.stderr)
+        assert answer.returncode == EXIT_UNEXPECTED and "repeat the command" in only_line(answer.stderr)
     answer = rebootstrap(stand, "--undo", "--yes")
     assert answer.returncode == 0, answer.stderr
     assert [stand.flush_lsn_of(i) >= held for i in (1, 2, 3)] == [True] * 3
@@ -299,7 +299,7 @@ def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_
         relay.cut_at = Bootstrap
         answer = rebootstrap(stand, "--yes", safekeepers=members(stand, s3=relay.port))
         assert answer.returncode == EXIT_UNEXPECTED
-        assert "safekeeper 3" in only_line(answer.stderr) and "again" in answer.stderr
+        assert "safekeeper 3" in only_line(answer.stderr) and "repeat the command" in answer.stderr
     answer = rebootstrap(stand, "--yes")
     assert answer.returncode == 0, answer.stderr
     assert "safekeeper 1: cluster" in answer.stdout and "safekeeper 3: empty" in answer.stdout

@@ -125,14 +125,14 @@ def test_another_clusters_archive(past: Past, target: Path, servers: dict[int, S
     [
         (lambda backup: (backup / "backup_label").unlink(), "backup_label"),
         (lambda backup: (backup / "backup_label").write_text("START?\n"), "backup_label"),
-        (lambda backup: (backup / "PG_VERSION").unlink(), "no base backup"),
+        (lambda backup: (backup / "PG_VERSION").unlink(), "not a base backup"),
         (lambda backup: (backup / "global/pg_control").unlink(), "pg_control"),
         (lambda backup: (backup / "pg_tblspc/16500").symlink_to("/mnt"), "tablespaces"),
         (lambda backup: (backup / "postmaster.pid").write_text("1\n"), "data folder of a server"),
         (lambda backup: (backup / "backup_manifest").write_text("{"), "backup_manifest"),
         (lambda backup: corrupt(backup / "global/1260", 100), "of global/1260 is"),
         (lambda backup: (backup / "global/1260").unlink(), "global/1260, which its backup_manifest lists, is missing"),
-        (shutil.rmtree, "there is no backup"),
+        (shutil.rmtree, "does not exist: correct --backup"),
     ],
     ids=[
         *("no label", "bad label", "no version", "no pg_control", "tablespace", "a server", "manifest"),
