@@ -85,7 +85,7 @@ def test_an_empty_folder_among_members_is_fed_and_does_not_count(new_stand: NewS
     stand.commit(1)
     stand.wipe(3)
     stand.safekeepers[3].start()
-    assert "does not count (S8)" in stand.wait_for_member(3, "learner")["problem"]
+    assert "does not count for the quorum" in stand.wait_for_member(3, "learner")["problem"]
     stand.commit(2)
     stand.verify()
     status = stand.safekeepers[3].status()
@@ -110,7 +110,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     assert stand.proxy.stop() == 0
     proxy = proxy_with(stand, "twice", twice)
     stand.wait_for_state("streaming")
-    answers = "safekeeper 1 answers where safekeeper 2 is expected: correct --safekeepers"
+    answers = "safekeeper 1 replied where safekeeper 2 is expected: correct --safekeepers"
     wait_for(lambda: answers in (stand.member(2)["problem"] or ""), "the reason is in the status")
     stand.commit(2)
     assert proxy.stop() == 0
@@ -133,7 +133,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     assert alone.stop() == 0
     proxy = proxy_with(stand, "foreign-system", stand.safekeepers_option)
     stand.wait_for_state("streaming")
-    assert "it is another PostgreSQL" in stand.wait_for_member(3, "refused")["problem"]
+    assert "it is another PostgreSQL server" in stand.wait_for_member(3, "refused")["problem"]
     stand.commit(3)
     assert proxy.stop() == 0
     # The same PostgreSQL, another cluster.
