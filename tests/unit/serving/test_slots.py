@@ -299,7 +299,7 @@ def test_a_stop_gives_a_reader_that_reads_all_that_there_is_for_it(tmp_path: Pat
         with ReplicationClient(port, receive_buffer=4096) as client:
             received = client.start(BASE_LSN)
             process.signal(signal.SIGTERM)
-            process.wait_for_line("stops")
+            process.wait_for_line("shutting down")
             client.receive_wal(received, end_lsn)
             assert client.receive() == ("C", b"COPY 0\0")
         assert process.wait_exit() == 0
