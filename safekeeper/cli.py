@@ -86,7 +86,9 @@ def inspect(data_dir: str, as_text: bool) -> None:
     directory = folder(data_dir)
     owner = DataDirectoryLock.owner(directory)
     if owner is not None:
-        raise ConfigurationError(f"the safekeeper of {directory} is running (pid {owner}): stop it, or ask its /status")
+        raise ConfigurationError(
+            f"the safekeeper of {directory} is running (pid {owner}): stop it, or read its /status"
+        )
     inspection = inspect_folder(RealFileSystem(), directory)
     if as_text:
         click.echo(msgspec.json.format(msgspec.json.encode(as_json(inspection)), indent=2).decode())
@@ -114,7 +116,7 @@ def user(name: str) -> None:
             password = sys.stdin.readline().rstrip("\r\n")
         except UnicodeDecodeError:
             # Not chained: the error would carry what was read.
-            raise ConfigurationError("the password is no text") from None
+            raise ConfigurationError("the password is not valid UTF-8") from None
     click.echo(user_line(name, password))
 
 

@@ -124,7 +124,7 @@ def suffer_everything(cluster: WalproxyCluster) -> None:
     cluster.heal()
     cluster.wait_until_streaming()
     ledger.commit()
-    assert "listens for proxies" in cluster.logs(1, lines=100)
+    assert "listening for proxies" in cluster.logs(1, lines=100)
     assert_bytes_are_equal(cluster)
 
 

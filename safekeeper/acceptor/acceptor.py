@@ -214,9 +214,9 @@ class Acceptor(AcceptorLog):
             promised, before = control.promised, checked.promised
             # Of one term it may change: only the candidate that a quorum has voted for sends `Elected`.
             if promised.term < before.term:
-                raise InvariantViolation(f"the promise has gone back from {before} to {promised} (S3)")
+                raise InvariantViolation(f"the promise has gone back from {before} to {promised}")
             if last_term(control.history) > promised.term:
-                raise InvariantViolation(f"a term above the promise {promised} was adopted (S3)")
+                raise InvariantViolation(f"a term above the promise {promised} was adopted")
             self._checked = control
         logs_adopted, checked_commit_lsn, checked_truncate_lsn = self._checked_lsns
         has_gone_back = commit_lsn < checked_commit_lsn or truncate_lsn < checked_truncate_lsn
@@ -228,13 +228,13 @@ class Acceptor(AcceptorLog):
         self._checked_lsns = self.logs_adopted, commit_lsn, truncate_lsn
         if truncate_lsn > commit_lsn:
             raise InvariantViolation(
-                f"truncate_lsn {format_lsn(truncate_lsn)} is above commit_lsn {format_lsn(commit_lsn)} (S9)"
+                f"truncate_lsn {format_lsn(truncate_lsn)} is above commit_lsn {format_lsn(commit_lsn)}"
             )
         if self.leader is None:
             if self.leader_connection is not None:
                 raise InvariantViolation("a connection leads without a leader")
         elif self.leader_connection is None or self.leader != control.promised:
-            raise InvariantViolation(f"{self.leader} leads, and {control.promised} was promised (S3)")
+            raise InvariantViolation(f"{self.leader} leads, and {control.promised} was promised")
 
     # ------------------------------------------------------------------ what a status page shows
 
@@ -266,7 +266,7 @@ class Acceptor(AcceptorLog):
             upgraded = "the proxy" if message.protocol_version < PROTOCOL_VERSION else "this safekeeper"
             reason = (
                 f"the proxy has protocol version {message.protocol_version}, this safekeeper has {PROTOCOL_VERSION}: "
-                f"upgrade {upgraded} to the release of the other (docs/guide/operations.md, Upgrading)"
+                f"upgrade {upgraded} to the release of its peer (docs/guide/operations.md, Upgrading)"
             )
             yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
             return
@@ -279,7 +279,7 @@ class Acceptor(AcceptorLog):
             ("segment size", message.segment_size, control.segment_size),
         ):
             if theirs is not None and ours and theirs != ours:
-                reason = f"the WAL here has {name} {ours}, the primary has {theirs}: it is another PostgreSQL"
+                reason = f"the WAL here has {name} {ours}, the primary has {theirs}: it is another PostgreSQL server"
                 yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
                 return
         self._greeted[connection] = message.proposer_id
@@ -318,8 +318,8 @@ class Acceptor(AcceptorLog):
             yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
         elif control.cluster_id or control.promised.term or control.history:
             reason = (
-                f"cluster {control.cluster_id[:8] or '(none)'} is here already: "
-                "a bootstrap is for empty safekeepers (see walproxy rebootstrap)"
+                f"this safekeeper already belongs to cluster {control.cluster_id[:8] or '(none)'}: "
+                "a bootstrap requires empty safekeepers (see walproxy rebootstrap)"
             )
             yield from self._refuse(connection, RefusalCode.NOT_EMPTY, reason)
         else:
@@ -332,7 +332,7 @@ class Acceptor(AcceptorLog):
         if control.membership is not None and message.membership.generation <= control.membership.generation:
             reason = (
                 f"generation {message.membership.generation} is not above {control.membership.generation}, "
-                "which is here: run the command again"
+                "the present one: run the command again"
             )
             yield from self._refuse(connection, RefusalCode.GENERATION, reason)
             return
@@ -364,7 +364,7 @@ class Acceptor(AcceptorLog):
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
         membership = self.control.membership
         if membership is None or not self.is_voter:
-            reason = f"incarnation {self.control.incarnation[:8]} is no member of this cluster (S8): it does not vote"
+            reason = f"incarnation {self.control.incarnation[:8]} is not a member of this cluster: it does not vote"
             yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
             return
         if message.generation != membership.generation:
@@ -407,7 +407,7 @@ class Acceptor(AcceptorLog):
         is_empty = not control.promised.term and not control.history
         if control.cluster_id not in ("", message.cluster_id) and not is_empty:
             reason = (
-                f"this safekeeper holds WAL of cluster {control.cluster_id[:8]}, not of "
+                f"this safekeeper has WAL of cluster {control.cluster_id[:8]}, not of "
                 f"{message.cluster_id[:8]}: wipe its data folder to let it join"
             )
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason, close=True)
@@ -447,7 +447,7 @@ class Acceptor(AcceptorLog):
             yield TruncateWal(self.write_lsn, tli_at(self.control.history, self.write_lsn))
         if self.leader_connection not in (None, connection):
             # The newest connection of a proposer wins; what still arrives on the older one is void.
-            yield Close(self.leader_connection, "the same proposer has connected anew")
+            yield Close(self.leader_connection, "the same proposer has reconnected")
         self.leader = message.leader_id
         self.leader_connection = connection
         self._leader_commit_lsn = message.commit_lsn
@@ -479,7 +479,7 @@ class Acceptor(AcceptorLog):
         if message.begin_lsn != self.write_lsn:
             reason = (
                 f"an append at {format_lsn(message.begin_lsn)} does not start at the write position "
-                f"{format_lsn(self.write_lsn)} (S6)"
+                f"{format_lsn(self.write_lsn)}"
             )
             yield Send(
                 connection,
@@ -579,7 +579,7 @@ class Acceptor(AcceptorLog):
             return False
         if not self.control.wal_begin_lsn <= begin_lsn <= end_lsn <= self.flush_lsn:
             reason = (
-                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not here, only "
+                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not retained, only "
                 f"[{format_lsn(self.control.wal_begin_lsn)}, {format_lsn(self.flush_lsn)})"
             )
             yield from self._refuse(connection, RefusalCode.RANGE, reason)
@@ -616,7 +616,7 @@ class Acceptor(AcceptorLog):
     def _refuse_generation(self, connection: int, generation: int) -> Effects:
         membership = self.control.membership
         here = membership.generation if membership is not None else 0
-        reason = f"membership generation {generation} is not the one here, {here}"
+        reason = f"membership generation {generation} is not this safekeeper's, {here}"
         yield from self._refuse(connection, RefusalCode.GENERATION, reason, close=True)
 
 

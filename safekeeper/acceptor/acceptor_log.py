@@ -169,7 +169,7 @@ class AcceptorLog:
 
     @property
     def readable_lsn(self) -> Lsn:
-        """Where readers must stop: what lies below is committed, and on disk here (S7).
+        """End of the WAL that readers may receive: what lies below is committed, and on disk here (S7).
 
         A timeline's first bytes are shown only together with the end of its first complete record. Up to there another
         timeline may still fork off at the same place, however many have committed the term and the bytes (S9).
@@ -201,7 +201,7 @@ class AcceptorLog:
         is_guess = parted is not None and parted.is_assumed and parted.lsn < self.flush_lsn
         if is_guess and not self._is_superseded(message):
             return RefusalCode.RANGE, (
-                f"WAL up to {format_lsn(self.flush_lsn)} is kept here until a quorum has the log of "
+                f"this safekeeper retains its WAL up to {format_lsn(self.flush_lsn)} until a quorum has the log of "
                 f"{message.leader_id}: the terms that the two logs share are forgotten"
             )
         if cut is None:
@@ -216,13 +216,13 @@ class AcceptorLog:
             if self.flush_lsn < message.base_lsn:
                 if message.base_lsn > max(message.commit_lsn, message.settled_lsn):
                     return RefusalCode.RANGE, (
-                        f"WAL ends at {format_lsn(self.flush_lsn)} here, below the oldest that is left "
-                        f"({format_lsn(message.base_lsn)}), which is not known to be committed yet"
+                        f"this safekeeper's WAL ends at {format_lsn(self.flush_lsn)}, below the oldest retained WAL "
+                        f"({format_lsn(message.base_lsn)}), which is not yet committed"
                     )
                 base_lsn = message.base_lsn
         self._timed_lsn = self._timed_below_lsn = 0  # It may be cut, or the log begin elsewhere.
         if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
-            raise RemoteProtocolError(f"{format_lsn(base_lsn)} is no segment start: no log can begin there")
+            raise RemoteProtocolError(f"{format_lsn(base_lsn)} is not the start of a segment: a log cannot begin there")
         if base_lsn is not None:
             commit_lsn = base_lsn if base_lsn <= max(message.commit_lsn, message.settled_lsn) else 0
             archived_lsn = min(self.archived_lsn, cut.lsn) if cut is not None else 0
@@ -319,13 +319,13 @@ class AcceptorLog:
             if self._is_superseded(message):
                 return None
             return RefusalCode.RANGE, (
-                f"WAL was given up from {format_lsn(parted.lsn)} on, and begins at {format_lsn(begin_lsn)} here: it is "
-                f"kept until a quorum has the log of {message.leader_id}"
+                f"WAL was abandoned from {format_lsn(parted.lsn)} on, and begins at {format_lsn(begin_lsn)} on this "
+                f"safekeeper, which retains it until a quorum has the log of {message.leader_id}"
             )
         if self.commit_lsn > begin_lsn:
             return RefusalCode.HISTORY, (
-                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed here, "
-                f"and no byte of it is part of the history of {message.leader_id}: it is another log"
+                f"WAL [{format_lsn(begin_lsn)}, {format_lsn(self.commit_lsn)}) is committed on this safekeeper, "
+                f"and is not part of the history of {message.leader_id}: it is another log"
             )
         return None
 
@@ -403,15 +403,15 @@ class AcceptorLog:
         if control.history and not message.discard:
             return RefusalCode.NOT_EMPTY, (
                 f"WAL [{format_lsn(control.wal_begin_lsn)}, {format_lsn(self.flush_lsn)}) of cluster "
-                f"{control.cluster_id[:8]} was written since the rebootstrap: an undo would give it up"
+                f"{control.cluster_id[:8]} was written since the rebootstrap: an undo would remove it"
             )
         if replaced is not None and replaced.cluster_id == message.cluster_id:
             lost = yield InspectSetAside(control.replaced_wal, replaced)
             return (RefusalCode.RANGE, lost) if lost else None
         if message.membership.is_voter(control.safekeeper_id, control.incarnation):
             return RefusalCode.NOT_A_MEMBER, (
-                f"nothing of cluster {message.cluster_id[:8]} is kept here, and this data folder is a member of it: "
-                "wipe it, to let it join as a learner"
+                f"this safekeeper retains nothing of cluster {message.cluster_id[:8]}, and its data folder is "
+                "a member of it: wipe it, to let it join as a learner"
             )
         return None
 

@@ -83,7 +83,7 @@ class ArchiveReader:
         """
         manifest = self.manifest()
         if manifest is None:
-            raise ObjectMissing(f"there is no archive in {self.store.url}: it has no {MANIFEST_KEY}")
+            raise ObjectMissing(f"{self.store.url} is not an archive: {MANIFEST_KEY} is missing")
         listing = parse_keys(self.store.list(), manifest.segment_size)
         histories: dict[int, Lineage] = {}
         for archived in listing.objects:
@@ -92,7 +92,7 @@ class ArchiveReader:
                 try:
                     histories[tli] = parse_timeline_history(tli, self.fetch_bytes(archived))
                 except (ArchiveCorrupt, RemoteProtocolError, ObjectMissing) as error:
-                    _log.warning("the history file of TLI %d counts as missing: %s", tli, error)
+                    _log.warning("the history file of TLI %d is treated as missing: %s", tli, error)
         return Catalog(listing, manifest.segment_size, histories)
 
     def find(self, tli: int, begin_lsn: Lsn) -> ArchivedObject | None:
@@ -185,7 +185,7 @@ def read_manifest(store: ObjectStore) -> Manifest | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # It quotes what it does not understand.
         said = one_line(str(error)[:200])
-        raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is not understood: {said}") from error
+        raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is invalid: {said}") from error
     size = manifest.segment_size
     if manifest.format_version != MANIFEST_VERSION:
         what = f"format version {manifest.format_version}; a newer walproxy wrote it"
@@ -195,7 +195,7 @@ def read_manifest(store: ObjectStore) -> Manifest | None:
         what = "no cluster"
     else:
         return manifest
-    raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is not understood: {what}")
+    raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is invalid: {what}")
 
 
 def conflict(store: ObjectStore, file: ArchivedFile, claims: list[ArchivedObject]) -> ArchiveConflict:
@@ -211,14 +211,16 @@ def verified_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[by
 
     Raises:
         ArchiveCorrupt: they are not those that the receipt states; at once when there are more of them.
-        ObjectMissing: there is no such object.
+        ObjectMissing: the object does not exist.
     """
     crc32c, plain_bytes = 0, 0
     for piece in plain_pieces(store, archived):
         crc32c = google_crc32c.extend(crc32c, piece)
         plain_bytes += len(piece)
         if plain_bytes > archived.plain_bytes:
-            raise ArchiveCorrupt(f"{store.url}/{archived.key} has more than the {archived.plain_bytes} bytes it should")
+            raise ArchiveCorrupt(
+                f"{store.url}/{archived.key} has more than the {archived.plain_bytes} bytes of its receipt"
+            )
         yield piece
     if (crc32c, plain_bytes) != (archived.crc32c, archived.plain_bytes):
         raise ArchiveCorrupt(

@@ -44,8 +44,8 @@ def make_folder(folder: Path) -> None:
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & stat.S_IRWXO:
         _log.warning(
-            "every user of this machine has access to the archive %s (mode %04o), which holds every row: chmod 700, or "
-            "chgrp and chmod 750 for a group that reads it",
+            "all users of this machine have access to the archive %s (mode %04o), which contains every row: chmod 700, "
+            "or chgrp and chmod 750 for a group of readers",
             folder,
             mode,
         )
@@ -63,7 +63,7 @@ class LocalFolder:
     def prepare(self, key: str) -> None:
         """Make the folders on the way to the object at `key`, open to those who may look into the root."""
         if not self._root.is_dir():
-            raise OSError(errno.ESTALE, "the archive's folder is gone: is it mounted?")
+            raise OSError(errno.ESTALE, "the archive's folder is missing: mount it")
         new = []
         folder = (self._root / key).parent
         while not folder.exists():

@@ -77,20 +77,20 @@ def open_location(
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ConfigurationError(f"the archive's URL, {scheme}://..., is not understood") from None
+        raise ConfigurationError(f"the archive's URL, {scheme}://..., is invalid") from None
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigurationError(
-            f"the archive's URL, {scheme}://..., has more than a place and a path: "
-            "settings and credentials are options, or stand in the environment"
+            f"the archive's URL, {scheme}://..., has more than a host and a path: "
+            "give settings and credentials as options, or in the environment"
         )
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(f"{url} names another host: write file:///path")
+            raise ConfigurationError(f"{url} has a remote host: write file:///path")
         return _open_folder(Path(unquote(parts.path)), options, makes_folder)
     if scheme not in ("s3", "gs", "az"):
-        raise ConfigurationError(f"{url} is no archive: write a folder, or s3://BUCKET/PREFIX, gs:// or az://")
+        raise ConfigurationError(f"{url} is not an archive: write a folder, or s3://BUCKET/PREFIX, gs:// or az://")
     if not parts.netloc:
-        raise ConfigurationError(f"{url} names no bucket: write {scheme}://BUCKET/PREFIX")
+        raise ConfigurationError(f"{url} has no bucket: write {scheme}://BUCKET/PREFIX")
     return _open_remote(
         "/".join((f"{scheme}://{parts.netloc}", *filter(None, parts.path.split("/")))), options, timeout_s, retries
     )
@@ -104,7 +104,7 @@ def _open_folder(folder: Path, options: Mapping[str, str], makes_folder: bool) -
         if makes_folder:
             make_folder(folder)
         elif not folder.is_dir():
-            raise ConfigurationError(f"there is no archive in {folder}: it is not a folder; correct the archive's URL")
+            raise ConfigurationError(f"{folder} is not a folder: correct the archive's URL")
         client = LocalStore(folder)
     except (OSError, BaseError) as error:
         raise ConfigurationError(f"cannot use {folder} as an archive: {reason_of(error)}") from error
@@ -151,7 +151,7 @@ def _endpoint_is_plain(options: Mapping[str, str]) -> bool:
 def _client_value(url: str, key: str, value: str) -> bool | str:
     if key in _CLIENT_FLAGS:
         if value.lower() not in ("true", "false"):
-            raise ConfigurationError(f"the archive {url}: option {key!r} is either true or false")
+            raise ConfigurationError(f"the archive {url}: option {key!r} must be true or false")
         return value.lower() == "true"
     if key == "root_certificate":
         try:

@@ -148,7 +148,7 @@ def partial_file(tli: int, begin_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> A
     """Return the bytes [begin_lsn, end_lsn) of the open segment of `tli` that begins at `begin_lsn`."""
     _check_begin(begin_lsn, segment_size)
     if not begin_lsn < end_lsn < begin_lsn + segment_size:
-        raise LocalProtocolError(f"{format_lsn(begin_lsn)} to {format_lsn(end_lsn)} is no part of one segment")
+        raise LocalProtocolError(f"{format_lsn(begin_lsn)} to {format_lsn(end_lsn)} is not part of one segment")
     return ArchivedFile("partial", tli, begin_lsn, end_lsn, segment_name(tli, begin_lsn, segment_size))
 
 
@@ -223,4 +223,4 @@ def _match(data: dict[str, tuple[ArchivedFile, bool]], receipts: list[ArchivedOb
 
 def _check_begin(begin_lsn: Lsn, segment_size: int) -> None:
     if begin_lsn % segment_size:
-        raise LocalProtocolError(f"{format_lsn(begin_lsn)} is not where a segment begins")
+        raise LocalProtocolError(f"{format_lsn(begin_lsn)} is not the start of a segment")

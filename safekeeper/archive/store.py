@@ -104,7 +104,7 @@ class ObjectStore:
                 self._honours_conditions = self._ask_for_conditions()
                 if not self._honours_conditions:
                     _log.warning(
-                        "the archive %s ignores the condition not to overwrite: each put looks before and afterwards",
+                        "the archive %s does not support conditional puts: checking names before and after each upload",
                         self.url,
                     )
             return self._honours_conditions
@@ -242,9 +242,11 @@ class ObjectStore:
         try:
             self.delete([key])
         except ArchiveRefused as error:
-            _log.info("the probe of the archive stays: %s", error)  # Stores that keep everything are good archives.
+            _log.info(
+                "could not remove the probe from the archive: %s", error
+            )  # Stores that keep everything are good archives.
         except ArchiveError as error:
-            _log.debug("the probe of the archive stays: %s", error)
+            _log.debug("could not remove the probe from the archive: %s", error)
 
     def _ranged(self, key: str, begin: int, end: int) -> bytes:
         with self._translating(f"get {self._name(key)}"):

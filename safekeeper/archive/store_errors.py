@@ -69,7 +69,13 @@ def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
         text = _PREAMBLE.sub("", _REQUEST.sub("", text))
         of_the_system = _OS_MESSAGE.findall(appendix)
         if "error sending request" in text or "error decoding response body" in text:
-            text = of_the_system[-1] if of_the_system else "no answer in time" if "TimedOut" in appendix else text
+            text = (
+                of_the_system[-1]
+                if of_the_system
+                else "no reply within the timeout"
+                if "TimedOut" in appendix
+                else text
+            )
     text = _QUERY.sub(r"\1", _USERINFO.sub("://", " ".join(text.split())))
     for secret in secrets:
         text = text.replace(secret, "***")
@@ -87,7 +93,7 @@ def translated(error: BaseError | OSError, action: str, secrets: Iterable[str] =
     code = next((code for code in _REFUSALS if f"<Code>{code}</Code>" in text), None)
     if any(host in text for host in _METADATA_HOSTS):
         return ArchiveUnavailable(
-            f"could not {action}: no credentials are configured, and the metadata service gives none: {reason}"
+            f"could not {action}: no credentials are configured, and the metadata service returns none: {reason}"
         )
     if code is not None:
         return ArchiveRefused(f"could not {action}: {reason}: {_REFUSALS[code]}")
@@ -96,7 +102,7 @@ def translated(error: BaseError | OSError, action: str, secrets: Iterable[str] =
     ):
         return ArchiveRefused(f"could not {action}: {reason}: allow it there, or correct or renew the credentials")
     if isinstance(error, FileNotFoundError):
-        return ObjectMissing(f"could not {action}: there is no such object")
+        return ObjectMissing(f"could not {action}: the object does not exist")
     if isinstance(error, NotSupportedError) or "501 Not Implemented" in text or "NotImplemented" in text:
         return ConditionsNotSupported(f"could not {action}: {reason}")
     return ArchiveUnavailable(f"could not {action}: {reason}")

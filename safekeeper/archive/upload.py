@@ -157,25 +157,25 @@ class Uploader:
         if found is None:
             if known_id:
                 raise ArchiveRefused(
-                    f"{self._store.url} has no {MANIFEST_KEY}, but this cluster has archived into {known_id[:8]} "
-                    "before: mount that archive here, or correct --archive; to begin an empty one without earlier WAL: "
+                    f"{self._store.url} has no {MANIFEST_KEY}, but this cluster has archived to {known_id[:8]}: "
+                    "mount that archive, or correct --archive; to start an empty archive without the earlier WAL: "
                     f"{self._create_command()}"
                 )
             if self._store.list(WAL_FOLDER):
                 raise ArchiveRefused(
-                    f"{self._store.url} holds WAL but no {MANIFEST_KEY}: put that back, or name another folder"
+                    f"{self._store.url} contains WAL but no {MANIFEST_KEY}: restore that file, or use another folder"
                 )
             found = create(self._store, self._system_id, self._segment_size, self._cluster_id)
         if (found.system_id, found.segment_size) != (self._system_id, self._segment_size):
             raise ArchiveRefused(
                 f"the archive {self._store.url} belongs to the database {found.system_id} "
                 f"(segments of {found.segment_size} bytes), this is {self._system_id} "
-                f"({self._segment_size} bytes): name another folder"
+                f"({self._segment_size} bytes): use another folder"
             )
         if self._cluster_id not in found.cluster_ids:
             raise ArchiveRefused(
                 f"the archive {self._store.url} belongs to the cluster {', '.join(found.cluster_ids)}, this is "
-                f"{self._cluster_id}: name another folder, or let the archive adopt this cluster"
+                f"{self._cluster_id}: use another folder, or let the archive adopt this cluster"
             )
         self._archive_id = found.archive_id
         self._store.remove_leftovers()
@@ -219,7 +219,9 @@ class Uploader:
             self._refuse_conflicts(target, listing)
             # A put that must not overwrite may be refused although nothing is there: S3 says 409 of a moment, too.
             if file not in {archived.file for archived in listing.objects}:
-                raise ArchiveUnavailable(f"{self._store.url}/{target.receipt_key} was put and is not there: try again")
+                raise ArchiveUnavailable(
+                    f"{self._store.url}/{target.receipt_key} was written and cannot be found: retry"
+                )
         self._delete_shorter(file, listing)
         return not there
 
@@ -242,8 +244,8 @@ class Uploader:
         found = read_manifest(self._store)
         if found is None or found.archive_id != self._archive_id:
             raise ArchiveRefused(
-                f"{self._store.url} is not the archive {self._archive_id[:8]} any more that it was: "
-                "was it unmounted, or emptied?"
+                f"{self._store.url} is no longer the archive {self._archive_id[:8]}: "
+                "check whether it was unmounted or emptied"
             )
 
     def _refuse_conflicts(self, target: ArchivedObject, listing: Listing) -> None:
@@ -257,8 +259,8 @@ class Uploader:
 
     def _differs(self, other: ArchivedObject, target: ArchivedObject) -> ArchiveConflict:
         return ArchiveConflict(
-            f"the archive {self._store.url} has other bytes of {target.file} than this safekeeper, whose CRC-32C is "
-            f"{target.crc32c:08X}: {other.receipt_key}; nothing is overwritten, find out which log is right"
+            f"the archive {self._store.url} has another content of {target.file} than this safekeeper, whose CRC-32C "
+            f"is {target.crc32c:08X}: {other.receipt_key}; nothing is overwritten; find out which of the two is correct"
         )
 
     def _bring(self, target: ArchivedObject, source: Source, *, is_torn: bool) -> None:
@@ -266,16 +268,16 @@ class Uploader:
         if is_torn:
             if self._holds(target):
                 return
-            _log.warning("replacing %s in the archive %s: its upload was torn", target.key, self._store.url)
+            _log.warning("replacing %s in the archive %s: its upload was interrupted", target.key, self._store.url)
         data = _stored(source, target.compressed)
         put = self._store.put(target.key, data, absent=not is_torn)
         if self._holds(target):
             return
         if not put:
             raise ArchiveConflict(
-                f"somebody put other bytes at {self._store.url}/{target.key} meanwhile: nothing is overwritten"
+                f"another process wrote another content to {self._store.url}/{target.key}: nothing is overwritten"
             )
-        raise ArchiveCorrupt(f"{self._store.url}/{target.key} was written and does not read back as it was written")
+        raise ArchiveCorrupt(f"{self._store.url}/{target.key} was written, and the content read back differs")
 
     def _holds(self, target: ArchivedObject) -> bool:
         """Read an object, and say whether it has the bytes that it should."""
@@ -285,7 +287,7 @@ class Uploader:
         except ArchiveCorrupt:
             return False
         except ObjectMissing as error:
-            raise ArchiveUnavailable(f"{error}, though it was there just now: try again") from error
+            raise ArchiveUnavailable(f"{error}, although it existed a moment ago: retry") from error
         return True
 
     def _compare_beginning(self, longer: ArchivedObject, target: ArchivedObject) -> None:
@@ -330,7 +332,7 @@ class Uploader:
             self._store.delete(keys)
         except ArchiveRefused as error:
             self._may_delete = False
-            _log.warning("partials that are not needed any more stay in the archive: %s", error)
+            _log.warning("could not remove obsolete partials from the archive: %s", error)
 
 
 def create(store: ObjectStore, system_id: int, segment_size: int, cluster_id: str) -> Manifest:
@@ -344,7 +346,7 @@ def create(store: ObjectStore, system_id: int, segment_size: int, cluster_id: st
     store.put(MANIFEST_KEY, msgspec.json.encode(ours), absent=True)
     found = read_manifest(store)
     if found is None:
-        raise ArchiveUnavailable(f"{store.url}/{MANIFEST_KEY} was written and is not there: try again")
+        raise ArchiveUnavailable(f"{store.url}/{MANIFEST_KEY} was written and cannot be found: retry")
     return found
 
 
@@ -356,7 +358,7 @@ def adopt(store: ObjectStore, cluster_id: str) -> Manifest:
     """
     found = read_manifest(store)
     if found is None:
-        raise ArchiveRefused(f"there is no archive in {store.url}: it has no {MANIFEST_KEY}")
+        raise ArchiveRefused(f"{store.url} is not an archive: {MANIFEST_KEY} is missing")
     if cluster_id in found.cluster_ids:
         return found
     adopted = msgspec.structs.replace(found, cluster_ids=(*found.cluster_ids, cluster_id))

@@ -48,7 +48,7 @@ CHECK_INTERVAL_S = 30.0
 RETRY_S_MIN = 1.0
 RETRY_S_MAX = 30.0
 REPORT_INTERVAL_S = 0.2
-NOT_LOOKED_YET = "the archive has not been looked at yet"
+NOT_LOOKED_YET = "the archive has not been checked yet"
 
 # What is reported has to fit into a message.
 _PROBLEM_BYTES_MAX = 900
@@ -205,14 +205,14 @@ class Archiver:
             await self._give_up_uploads(plan)
 
     async def _claim(self, worker: Worker, uploader: Uploader) -> None:
-        """Make sure that the archive is ours; say so if it is another one than it was."""
+        """Verify that the archive belongs to this cluster; log an error if it is not the previous archive."""
         before_id = self._acceptor.archive_id
         claim = partial(uploader.claim, before_id or self.archive_id)
         archive_id = (await worker.run(claim)).archive_id
         if before_id and archive_id not in (before_id, self.archive_id):
             _log.error(
-                "the archive %s is another one (%s) than before (%s), which alone has the WAL below %s: was it "
-                "unmounted, or emptied? If not, take a new base backup",
+                "the archive %s (%s) is not the previous one (%s), and only that has the WAL below %s: if it was not "
+                "unmounted or emptied, take a new base backup",
                 self._access.url,
                 archive_id[:8],
                 before_id[:8],
@@ -409,9 +409,9 @@ class Archiver:
     def _recover(self) -> None:
         """Nothing is wrong, or not any more."""
         if self._plan is not None:
-            self._problems.over("archives again, from %s on", format_lsn(self.archived_lsn))
+            self._problems.over("archiving resumed from %s", format_lsn(self.archived_lsn))
         else:
-            self._problems.over("could archive again")
+            self._problems.over("archiving resumed")
         self.problem, self._stuck_at_lsn, self._retry_s = "", None, RETRY_S_MIN
         self._report()
 

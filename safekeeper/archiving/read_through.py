@@ -191,7 +191,7 @@ class ReadThrough:
             except ArchiveCorrupt as error:
                 if number == len(candidates):
                     raise
-                _log.error("%s: another object of the same segment is tried", error)
+                _log.error("%s: trying another object of the same segment", error)
         return self._fs.open(path, read_only=True), path
 
     def _reader_of_ours(self) -> ArchiveReader:
@@ -236,14 +236,14 @@ class ReadThrough:
             self._coming.discard(file)
             self.segments += 1
             self._retry_s = RETRY_S_MIN
-            self._problems.over("reads WAL from the archive again")
+            self._problems.over("reading WAL from the archive resumed")
             self._make_room(1)
             self._cached[file] = CachedSegment(*result, file)
             self._arrived()
         elif isinstance(error, ObjectMissing):
             self._coming.discard(file)
             if was_asked:
-                _log.error("a reader needs WAL that is gone: %s", error)
+                _log.error("a reader needs WAL that was removed: %s", error)
                 self._missing[file] = str(error)
                 self._arrived()
         elif error is not None:
@@ -255,7 +255,7 @@ class ReadThrough:
         reason = one_line(str(error) if isinstance(error, WalproxyError) else describe_bug(error))
         is_serious = isinstance(error, _SERIOUS) or not isinstance(error, WalproxyError)
         level = logging.ERROR if is_serious else logging.WARNING
-        self._problems.note(reason, "cannot read WAL from the archive: %s", reason, level=level)
+        self._problems.note(reason, "could not read WAL from the archive: %s", reason, level=level)
         wait_s, self._retry_s = self._retry_s, min(2 * self._retry_s, RETRY_S_MAX)
 
         def retry() -> None:

@@ -64,7 +64,7 @@ class StorageFailed(WalproxyError):
 
 
 class DiskLost(StorageFailed):
-    """The control file records WAL that is not there any more: this folder is no member any longer."""
+    """The control file records WAL that is missing: this folder is no longer a member."""
 
 
 class StorageFull(WalproxyError):

@@ -2,7 +2,7 @@
 
     2026-11-21T14:16:05.123Z INFO safekeeper 1 term 3: follows (3, 5f2a81c0) from 0/3000000
 
-The part before the colon says who speaks and in which term, at the moment of the line. Control characters that came in
+The part before the colon names the process and its term, at the moment of the line. Control characters that came in
 with a peer's or the operating system's text are escaped, so an event is one line whatever it quotes.
 """
 
@@ -68,7 +68,7 @@ class RateLimit:
             return None
         self._passed += 1
         suppressed, self._suppressed = self._suppressed, 0
-        return f" (and {suppressed} more such lines left out)" if suppressed else ""
+        return f" (and {suppressed} more such lines suppressed)" if suppressed else ""
 
 
 class RateLimits:
@@ -153,7 +153,7 @@ def print_error(program: str, reason: str) -> None:
 
 
 def describe_bug(error: BaseException) -> str:
-    """Return one line about an error that nobody expected, with where it was raised: what a report of it needs."""
+    """Return one line for an unexpected error with the place that raised it, for a bug report."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}; " if frames else ""
     return f"unexpected {type(error).__name__}: {error} ({where}please report it)"

@@ -35,7 +35,7 @@ def parse_lsn(text: str) -> Lsn:
     """
     match = _LSN_TEXT.fullmatch(text)
     if match is None:
-        raise ConfigurationError(f"{text!r} is not an LSN: write it as PostgreSQL does, for example 0/16B3748")
+        raise ConfigurationError(f"{text!r} is not an LSN: write it as PostgreSQL prints it, for example 0/16B3748")
     return int(match[1], 16) << 32 | int(match[2], 16)
 
 

@@ -55,7 +55,7 @@ def _parse_address(host: str) -> _Address | None:
         address = ipaddress.ip_address(host)
     except ValueError:
         return None
-    # What listens on [::] sees IPv4 peers as ::ffff:192.0.2.7, and they are meant by 192.0.2.0/24 all the same.
+    # What listens on [::] sees IPv4 peers as ::ffff:192.0.2.7, and 192.0.2.0/24 includes them nevertheless.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 

@@ -104,7 +104,7 @@ def networks_option(help: str) -> Any:
 def secret_option() -> Any:
     """Declare the option that is the secret itself: in the environment only."""
     return option(
-        "The secret of --secret-file itself, where a file is inconvenient",
+        "The shared secret itself, in place of --secret-file",
         parse=optional(secret_value),
         default=None,
         metavar="SECRET",
@@ -279,7 +279,7 @@ def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
 def text(written: Any) -> str:
     """A string that is not empty."""
     if not isinstance(written, str) or not written.strip() or "\0" in written:
-        raise ValueError(f"{written!r} is not a text")
+        raise ValueError(f"{written!r} is not a string")
     return written
 
 
@@ -295,8 +295,8 @@ def existing_file(written: Any) -> Path:
         if path.is_file():
             return path
     except OSError as error:  # E.g. a name that no file can have.
-        raise ValueError(f"there is no file {path}: {error.strerror or error}") from error
-    raise ValueError(f"there is no file {path}")
+        raise ValueError(f"{path} does not exist or is not a file: {error.strerror or error}") from error
+    raise ValueError(f"{path} does not exist or is not a file")
 
 
 def networks(written: Any) -> Networks:
@@ -332,7 +332,7 @@ def yes_or_no(written: Any) -> bool:
         return True
     if isinstance(written, str) and written.lower() in ("false", "no", "off", "0"):
         return False
-    raise ValueError(f"{written!r} is neither true nor false")
+    raise ValueError(f"{written!r} is not true or false")
 
 
 class Secret:
@@ -362,7 +362,7 @@ def secret_value(written: Any) -> Secret:
     value = written.strip().encode() if isinstance(written, str) else b""
     if len(value) < SECRET_BYTES_MIN:
         # It is not quoted, even if it is none.
-        raise ValueError(f"a secret has {SECRET_BYTES_MIN} bytes or more: make one with openssl rand -hex 32")
+        raise ValueError(f"a secret must have at least {SECRET_BYTES_MIN} bytes: make one with openssl rand -hex 32")
     return Secret(value)
 
 

@@ -41,10 +41,10 @@ def take_signals(
     def on_stop(number: signal.Signals) -> None:
         nonlocal stopping
         if stopping:
-            _log.warning("a second %s: stops at once", number.name)
+            _log.warning("a second %s: exiting immediately", number.name)
             os._exit(128 + number)
         stopping = True
-        _log.info("%s: stops", number.name)
+        _log.info("%s: shutting down", number.name)
         stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,11 +64,11 @@ def reload_settings(running: _Settings, read: Callable[[], _Settings]) -> _Setti
     try:
         new = read()
     except ConfigurationError as error:
-        _log.error("could not read the configuration again: %s; nothing was changed", error)
+        _log.error("could not reload the configuration: %s; nothing was changed", error)
         return None
     taken, fixed = changed_options(running, new)
     set_level(new.log_level)
-    _log.info("read the configuration again; changed: %s", ", ".join(taken) or "nothing")
+    _log.info("reloaded the configuration; changed: %s", ", ".join(taken) or "nothing")
     if fixed:
-        _log.warning("a change of %s takes a restart", ", ".join(fixed))
+        _log.warning("a change of %s requires a restart", ", ".join(fixed))
     return new

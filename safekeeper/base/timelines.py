@@ -35,14 +35,14 @@ def parse_timeline_history(tli: int, content: bytes) -> Lineage:
             continue
         match = _HISTORY_LINE.fullmatch(line)
         if match is None:
-            raise RemoteProtocolError(f"the history of TLI {tli} has a line that is not understood: {line[:80]!r}")
+            raise RemoteProtocolError(f"the history of TLI {tli} has an invalid line: {line[:80]!r}")
         parent, end_lsn = int(match[1]), parse_lsn(match[2])
         if not before_tli < parent < tli or end_lsn < before_lsn:
             raise RemoteProtocolError(f"the history of TLI {tli} contradicts itself at {line[:80]!r}")
         lineage.append((parent, end_lsn))
         before_tli, before_lsn = parent, end_lsn
     if tli > 1 and not lineage:
-        raise RemoteProtocolError(f"the history of TLI {tli} lists no parent")
+        raise RemoteProtocolError(f"the history of TLI {tli} does not list a parent")
     return tuple(lineage)
 
 

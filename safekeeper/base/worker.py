@@ -1,6 +1,6 @@
 """A thread that does one thing after the other and reports each on the event loop.
 
-The disk may take its time, or for ever; the loop must not. So what waits for the disk is a job here. The thread is a
+The disk may block indefinitely; the loop must not. So what waits for the disk is a job here. The thread is a
 daemon: a process whose disk hangs can still end.
 """
 
@@ -64,7 +64,7 @@ class Worker:
             try:
                 loop.call_soon_threadsafe(done, token, result, error)
             except RuntimeError:
-                return  # The loop is closed: nobody is left to tell.
+                return  # The loop is closed: the result has no receiver.
 
 
 def _hand_over(returned: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -106,7 +106,7 @@ def check_quorum_sizes(membership: Membership) -> None:
     for sizes in (membership.quorum_sizes, membership.new_quorum_sizes):
         for name, size in (("commit", sizes.commit), ("elect", sizes.elect)):
             if size != MAJORITY:
-                raise RemoteProtocolError(f"the {name} quorum {size[:64]!r} is not understood, only {MAJORITY!r} is")
+                raise RemoteProtocolError(f"the {name} quorum {size[:64]!r} is not supported, only {MAJORITY!r} is")
 
 
 def _without_addresses(membership: Membership) -> Membership:

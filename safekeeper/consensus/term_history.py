@@ -165,7 +165,7 @@ def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory, forgotten
             continue
         if own[: own_index + 1][-(other_index + 1) :] != other[: other_index + 1][-(own_index + 1) :]:
             raise RemoteProtocolError(
-                f"two different histories claim term {own[own_index].term}: "
+                f"two different histories contain term {own[own_index].term}: "
                 f"{own[own_index]} here, {other[other_index]} there"
             )
         lsn = min(term_end(own, own_index, own_end_lsn), term_end(other, other_index, LSN_MAX))

@@ -50,7 +50,7 @@ class HttpListener(Listener["HttpConnection"]):
     """
 
     CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http-listen"
-    FOREIGN = "refused HTTP to %s: it lies in none of the networks of --http-allow"
+    FOREIGN = "refused HTTP to %s: its address is in none of the networks of --http-allow"
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
 
     def __init__(
@@ -124,7 +124,7 @@ class HttpListener(Listener["HttpConnection"]):
         who = record.args[0] if isinstance(record.args, tuple) and record.args else None
         self.refuse(
             who or "an unknown peer",
-            f"its request is not understood: {error.message.partition(chr(10))[0][:_QUOTED_MAX]}",
+            f"its request is invalid: {error.message.partition(chr(10))[0][:_QUOTED_MAX]}",
         )
         return False
 
@@ -253,7 +253,7 @@ async def serve_http(
     Args:
         application: one that has other routes already, e.g. of another content type.
         tls: serve it over TLS.
-        networks: whence readers may come, None for anywhere.
+        networks: from which clients are accepted, None for anywhere.
         budget: how many connections are kept.
 
     Raises:

@@ -39,19 +39,19 @@ class Listener(ABC, Generic[_Connection]):
 
     Args:
         budget: how many connections are kept.
-        networks: whence they may come, None for anywhere.
+        networks: from which clients are accepted, None for all.
 
     Attributes:
         CANNOT_LISTEN: why it cannot: filled with the address and the reason.
-        FOREIGN: somebody comes from elsewhere: filled with whence.
-        EVICTED: a connection is closed for a newer one: filled with whence and how many unproven ones there were.
+        FOREIGN: somebody comes from elsewhere: filled with the peer's address.
+        EVICTED: a connection is closed for a newer one: filled with its address and the number of unproven ones.
         admission: which connections are kept; for metrics.
         networks: as above, for connections from now on.
         address: where it listens, known after `open`.
         now: returns the event loop's time.
     """
 
-    # Whole lines, so that whoever looks for one that a log has shown finds it in the source.
+    # Whole lines, so that a search for a logged line finds it in the source.
     CANNOT_LISTEN: ClassVar[str]
     FOREIGN: ClassVar[str]
     EVICTED: ClassVar[str]
@@ -125,7 +125,7 @@ class Listener(ABC, Generic[_Connection]):
         if evicted:
             old = self._connections[evicted]
             self._warn(self.EVICTED % (old.peer, unproven))
-            self.evict(old, "a newer connection has taken its place")
+            self.evict(old, "a newer connection has replaced it")
 
     def forget(self, number: int) -> _Connection | None:
         """Count a connection no longer; return it if it was counted."""

@@ -46,7 +46,7 @@ def listener_metrics(prefix: str, listeners: Mapping[str, Listener[Any]]) -> Ite
     )
     shortages = CounterMetricFamily(
         f"{prefix}_accept_shortages",
-        "Failed attempts to accept a connection, for want of descriptors or memory",
+        "Failed attempts to accept a connection, because no file descriptor or memory was free",
         labels=["listener"],
     )
     for name, listener in listeners.items():

@@ -1,4 +1,4 @@
-"""TLS for our listeners and for our connections to them: what to present, whom to trust, and a channel of bytes.
+"""TLS for our listeners and for our connections to them: what to present, which peers to trust, and a channel of bytes.
 
 `ServerTls` and `ClientTls` hold what their files say and read them again at `reload`: connections that are made
 afterwards use the new files, those that there are go on as they are, and files that cannot be used change nothing.
@@ -85,7 +85,7 @@ class _Tls:
 
 
 class ServerTls(_Tls):
-    """What a listener presents and whom it takes.
+    """What a listener presents and which clients it accepts.
 
     Args:
         cert: PEM file: our certificate first, then the intermediate ones.
@@ -199,7 +199,7 @@ def _first_certificate(path: Path, content: bytes) -> tuple[bytes, datetime]:
 
 
 def _refuse_passphrase(key: Path) -> str:
-    raise ConfigurationError(f"the private key in {key} has a passphrase, which nobody is there to type: remove it")
+    raise ConfigurationError(f"the private key in {key} has a passphrase, which a server cannot enter: remove it")
 
 
 def _moment(when: datetime) -> str:
@@ -220,7 +220,7 @@ class TlsChannel:
     Args:
         context: with the certificates.
         server_side: whether we are the server.
-        server_hostname: whom a client expects.
+        server_hostname: the name that a client expects in the certificate.
         certificate_der: the server's own certificate, see `server_certificate_der`.
     """
 
@@ -242,7 +242,7 @@ class TlsChannel:
         try:
             self._object = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         except ValueError as error:
-            raise ConfigurationError(f"{server_hostname!r} is no name that a certificate can have: {error}") from error
+            raise ConfigurationError(f"{server_hostname!r} cannot be the name in a certificate: {error}") from error
 
     def begin(self) -> None:
         """Say the client's first words."""
@@ -271,10 +271,10 @@ class TlsChannel:
             self._began = True
             if data[0] not in (HANDSHAKE_RECORD, ALERT_RECORD):
                 if not self._server_side:
-                    raise RemoteProtocolError("the server speaks no TLS: give it --tls-cert and --tls-key")
+                    raise RemoteProtocolError("the server does not use TLS: give it --tls-cert and --tls-key")
                 self._outgoing.write(_NO_TLS)
                 raise RemoteProtocolError(
-                    "the peer speaks no TLS, and this listener takes nothing else: give it --tls-ca"
+                    "the peer does not use TLS, and this listener requires it: give the peer --tls-ca"
                 )
         self._incoming.write(data)
 
@@ -302,7 +302,7 @@ class TlsChannel:
             LocalProtocolError: the handshake is not done.
         """
         if not self.established:
-            raise LocalProtocolError("nothing can be sent before the TLS handshake is done")
+            raise LocalProtocolError("data cannot be sent before the TLS handshake is complete")
         if len(buffers) > 1 and sum(map(len, buffers)) <= _RECORD_BYTES_MAX:
             buffers = (b"".join(buffers),)
         try:
@@ -357,19 +357,19 @@ class TlsChannel:
 
 # What a peer's alert, or an error of ours, means for the person who reads it. Alerts: RFC 8446, 6.2.
 _ALERTS = {
-    "UNKNOWN_CA": "the peer does not trust the CA of our certificate: give it that CA's file (its --tls-ca, or "
+    "UNKNOWN_CA": "the peer does not trust the CA of this side's certificate: give it that CA's file (its --tls-ca, or "
     "--tls-client-ca)",
-    "CERTIFICATE_EXPIRED": "the peer finds our certificate expired: renew it, or set the peer's clock",
-    "CERTIFICATE_REQUIRED": "the peer demands a client certificate: give --tls-cert and --tls-key",
-    "BAD_CERTIFICATE": "the peer refuses our certificate, or the name in it: see the peer's log",
-    "CERTIFICATE_UNKNOWN": "the peer refuses our certificate: see the peer's log",
-    "CERTIFICATE_REVOKED": "the peer finds our certificate revoked",
-    "UNSUPPORTED_CERTIFICATE": "the peer refuses our certificate: it is not meant for this use",
-    "PROTOCOL_VERSION": "the peer speaks another version of TLS: 1.2 or newer is needed",
-    "HANDSHAKE_FAILURE": "the peer found nothing to agree on in the TLS handshake: see the peer's log",
+    "CERTIFICATE_EXPIRED": "the peer reports this side's certificate as expired: renew it, or set the peer's clock",
+    "CERTIFICATE_REQUIRED": "the peer requires a client certificate: give --tls-cert and --tls-key",
+    "BAD_CERTIFICATE": "the peer refuses this side's certificate, or the name in it: see the peer's log",
+    "CERTIFICATE_UNKNOWN": "the peer refuses this side's certificate: see the peer's log",
+    "CERTIFICATE_REVOKED": "the peer reports this side's certificate as revoked",
+    "UNSUPPORTED_CERTIFICATE": "the peer refuses this side's certificate: it is not meant for this use",
+    "PROTOCOL_VERSION": "the peer uses another version of TLS: 1.2 or newer is required",
+    "HANDSHAKE_FAILURE": "the peer shares no TLS parameters with this side: see the peer's log",
 }
 # X509_V_ERR_*: openssl-verification-options(1).
-_NO_CA = "no CA of our file of CAs vouches for it"
+_NO_CA = "it is not signed by a CA of the configured file"
 _CERTIFICATE_PROBLEMS = {
     9: "it is not valid yet",
     10: "it has expired",
@@ -379,11 +379,11 @@ _CERTIFICATE_PROBLEMS = {
     21: _NO_CA,
 }
 _REASONS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer presented no client certificate, and one is demanded here",
-    "UNSUPPORTED_PROTOCOL": "the peer speaks a version of TLS older than 1.2",
-    "NO_SHARED_CIPHER": "the peer shares no cipher with us",
-    "WRONG_VERSION_NUMBER": "what the peer sends is no TLS",
-    "HTTP_REQUEST": "what the peer sends is HTTP, not TLS",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer sent no client certificate, and one is required",
+    "UNSUPPORTED_PROTOCOL": "the peer uses a version of TLS older than 1.2",
+    "NO_SHARED_CIPHER": "the peer shares no cipher with this side",
+    "WRONG_VERSION_NUMBER": "the peer does not send TLS",
+    "HTTP_REQUEST": "the peer sends HTTP, not TLS",
 }
 
 

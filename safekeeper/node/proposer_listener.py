@@ -151,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._prove()
                 if not node.ready:
                     if not self._proven:
-                        raise RemoteProtocolError("its first message is no greeting of a proxy for this safekeeper")
+                        raise RemoteProtocolError("its first message is not the greeting of a proxy to this safekeeper")
                     self._greeting = message
                     continue
                 self._greeting = None
@@ -218,7 +218,7 @@ class ProposerListener(Listener[Connection]):
     """
 
     CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --proposer-listen"
-    FOREIGN = "refused a proxy connection from %s: it lies in none of the networks of --allow"
+    FOREIGN = "refused a proxy connection from %s: its address is in none of the networks of --allow"
     EVICTED = "closed the proxy connection from %s, the oldest of %d that are not authenticated, for a newer one"
 
     def __init__(
@@ -298,12 +298,12 @@ class ProposerListener(Listener[Connection]):
         evicted = self.admission.prove(connection.number, lambda number: self._connections[number].heard_at).evicted
         if evicted:
             limit = self.admission.budget.proven_max
-            self.close(evicted, f"the silent one for longest of {limit} proxies' (--connections-max)", broken=False)
+            self.close(evicted, f"the longest silent of {limit} authenticated ones (--connections-max)", broken=False)
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
         if self._disconnect(connection.number) is not None:
-            _log.debug("proxy connection %d from %s is gone", connection.number, connection.peer)
+            _log.debug("proxy connection %d from %s disconnected", connection.number, connection.peer)
 
     def _disconnect(self, number: int) -> Connection | None:
         self.waiting.pop(number, None)
@@ -321,5 +321,5 @@ class ProposerListener(Listener[Connection]):
             if number in self.waiting:
                 continue  # It is not silent: its messages are not read.
             if now - connection.heard_at > self._idle_timeout_s:
-                self.close(number, f"silent for {self._idle_timeout_s:g} s", broken=False)
+                self.close(number, f"no data for {self._idle_timeout_s:g} s", broken=False)
         return min(WATCH_INTERVAL_S, self._greeting_timeout_s / 4)

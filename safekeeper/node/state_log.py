@@ -37,14 +37,14 @@ class ChangeLog:
         old, new = self._control, acceptor.control
         self._control = new
         if new.promised != old.promised:
-            self._log_line(f"has promised {new.promised}")
+            self._log_line(f"promised {new.promised}")
         if new.membership != old.membership and new.membership is not None:
             _log.info(
-                "membership generation %d of cluster %s: safekeepers %s; this one %s",
+                "membership generation %d of cluster %s: safekeepers %s; this one is %s",
                 new.membership.generation,
                 new.cluster_id[:8],
                 ", ".join(str(member_id) for member_id in sorted(new.membership.ids())),
-                "votes" if acceptor.is_voter else "is a learner",
+                "votes" if acceptor.is_voter else "a learner",
             )
 
     def _log_leader(self) -> None:
@@ -58,7 +58,7 @@ class ChangeLog:
                 f"history {history}"
             )
         else:
-            self._log_line(f"follows {old} no longer; WAL ends at {write_lsn}")
+            self._log_line(f"no longer follows {old}; WAL ends at {write_lsn}")
 
     def _log_line(self, line: str) -> None:
         addition = self._lines.admit(line)

@@ -218,7 +218,9 @@ def _require_payload(payload_bytes: int) -> None:
 @lru_cache(maxsize=64)
 def _run_to_bytes(run: str) -> bytes:
     if _WORD.fullmatch(run) is None:
-        raise LocalProtocolError(f"{run!r} cannot be the id of a run: 1 to {_RUN_BYTES_MAX} letters and digits can")
+        raise LocalProtocolError(
+            f"{run!r} cannot be a proposer id: 1 to {_RUN_BYTES_MAX} letters and digits are required"
+        )
     return run.encode()
 
 
@@ -242,10 +244,10 @@ class Dialect(NamedTuple, Generic[_Message]):
 
 
 _PROPOSER_TLS = (
-    "the proxy speaks TLS, and this listener has none: give the safekeeper --tls-cert and --tls-key, "
+    "the proxy uses TLS, and this listener does not: give the safekeeper --tls-cert and --tls-key, "
     "or start the proxy without --tls-ca"
 )
-_ACCEPTOR_TLS = "the safekeeper takes TLS connections only: give the proxy --tls-ca"
+_ACCEPTOR_TLS = "the safekeeper requires TLS: give the proxy --tls-ca"
 PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
     msgspec.msgpack.Decoder(
         ProposerGreeting
@@ -260,7 +262,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
     ),
     frozenset({_CONTROL, _APPEND_REQUEST}),
     (
-        "the proxy presents a shared secret, and this safekeeper has none: give it --secret-file",
+        "the proxy sends a proof of a shared secret, and this safekeeper has none: give it --secret-file",
         Reason.NO_SECRET_HERE,
     ),
     _PROPOSER_TLS,
@@ -278,7 +280,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | Refusal
     ),
     frozenset({_CONTROL, _APPEND_RESPONSE, _READ_RESPONSE}),
-    ("the safekeeper demands a shared secret: give the proxy --secret-file or WALPROXY_SECRET", None),
+    ("the safekeeper requires a shared secret: give the proxy --secret-file or WALPROXY_SECRET", None),
     _ACCEPTOR_TLS,
 )
 # While the two authenticate each other; `FrameDecoder.speak` goes on from there.
@@ -286,7 +288,7 @@ PROPOSER_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
     None,
     frozenset({_AUTHENTICATION}),
     (
-        "the proxy presents no shared secret, and this safekeeper demands one: give the proxy --secret-file",
+        "the proxy sends no proof of a shared secret, and this safekeeper requires one: give the proxy --secret-file",
         Reason.SECRET_NEEDED,
     ),
     _PROPOSER_TLS,
@@ -294,7 +296,10 @@ PROPOSER_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
 ACCEPTOR_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
     None,
     frozenset({_AUTHENTICATION}),
-    ("the safekeeper goes on without a proof that it knows the shared secret: this is not one of ours", None),
+    (
+        "the safekeeper continues without proving that it has the shared secret: it does not belong to this cluster",
+        None,
+    ),
     _ACCEPTOR_TLS,
 )
 
@@ -412,18 +417,18 @@ class FrameDecoder(Generic[_Message]):
         if magic in _TLS_MAGICS:
             raise RemoteProtocolError(self._dialect.tls)
         if magic != _MAGIC:
-            raise RemoteProtocolError(f"magic {magic:04X} is not {_MAGIC:04X}: this peer is no safekeeper or proxy")
+            raise RemoteProtocolError(f"magic {magic:04X} is not {_MAGIC:04X}: this peer is not a safekeeper or proxy")
         if version != WIRE_VERSION:
-            raise RemoteProtocolError(f"wire version {version} is not spoken here, only {WIRE_VERSION}")
+            raise RemoteProtocolError(f"wire version {version} is not supported, only {WIRE_VERSION} is")
         if kind not in self._kinds:
             if kind in _LENGTHS and (kind == _AUTHENTICATION) != (_AUTHENTICATION in self._kinds):
                 raise AuthenticationFailed(*self._dialect.one_sided)
-            raise RemoteProtocolError(f"a frame of kind {kind} is not for this side")
+            raise RemoteProtocolError(f"a frame of kind {kind} is not expected on this side")
         shortest, longest = _LENGTHS[kind]
         if not shortest <= length <= longest:
             raise RemoteProtocolError(f"a frame of kind {kind} has {length} bytes, not {shortest} to {longest}")
         if self._frame_bytes_max is not None and HEADER_BYTES + length > self._frame_bytes_max:
-            raise RemoteProtocolError(f"a frame of {length} bytes comes before the peer has proved who it is")
+            raise RemoteProtocolError(f"a frame of {length} bytes is too long before authentication")
 
     def _append_request(self, begin: int, end: int) -> AppendRequest:
         term, run, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = (
@@ -436,7 +441,7 @@ class FrameDecoder(Generic[_Message]):
                 f"begin {format_lsn(begin_lsn)}"
             )
         if begin_lsn + len(payload) > LSN_MAX:
-            raise RemoteProtocolError(f"an append at {format_lsn(begin_lsn)} goes beyond the last LSN there is")
+            raise RemoteProtocolError(f"an append at {format_lsn(begin_lsn)} ends above the highest possible LSN")
         return AppendRequest(
             self._node(term, run),
             generation,
@@ -461,7 +466,7 @@ class FrameDecoder(Generic[_Message]):
         request_id, begin_lsn = _READ_RESPONSE_BODY.unpack_from(self._buffer, begin)
         payload = bytes(self._buffer[begin + _READ_RESPONSE_BODY.size : end])
         if begin_lsn + len(payload) > LSN_MAX:
-            raise RemoteProtocolError(f"WAL at {format_lsn(begin_lsn)} goes beyond the last LSN there is")
+            raise RemoteProtocolError(f"WAL at {format_lsn(begin_lsn)} ends above the highest possible LSN")
         return ReadResponse(request_id, begin_lsn, payload)
 
     def _control_message(self, body: bytes) -> _Message:
@@ -469,7 +474,7 @@ class FrameDecoder(Generic[_Message]):
         try:
             message = self._dialect.control.decode(body)
             if msgspec.msgpack.encode(message) != body:
-                raise RemoteProtocolError(f"{type(message).__name__} has fields or a form that is not known here")
+                raise RemoteProtocolError(f"{type(message).__name__} has unknown fields or another form")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise RemoteProtocolError(f"a control frame is malformed: {_quotable(error)}") from error
         _check_control(message)
@@ -552,14 +557,14 @@ def _check_anybody(leader_id: LeaderId) -> None:
 
 def _check_segment_size(value: int) -> None:
     if value and (value & (value - 1) or not SEGMENT_SIZE_MIN <= value <= SEGMENT_SIZE_MAX):
-        raise RemoteProtocolError(f"{value} is no segment size: a power of two from 1 MiB to 1 GiB is")
+        raise RemoteProtocolError(f"{value} is not a segment size: it must be a power of two from 1 MiB to 1 GiB")
 
 
 def _check_membership(membership: Membership) -> None:
     _check_positive(membership.generation)
     check_quorum_sizes(membership)
     if not membership.members:
-        raise RemoteProtocolError("it names no members")
+        raise RemoteProtocolError("it has no members")
     for half in membership.halves():
         ids = [member.id for member in half]
         if ids != sorted(set(ids)) or ids[0] <= 0:
@@ -581,15 +586,15 @@ def _check_crcs(page_crcs: tuple[int, ...]) -> None:
 
 def _check_log_tail(tail: LogTail) -> None:
     if len(tail.record_head) > RECORD_HEADER_SIZE or tail.record_crc > 0xFFFFFFFF or tail.previous_lsn >= tail.end_lsn:
-        raise RemoteProtocolError(f"{str(tail)[:_QUOTED_CHARACTERS_MAX]} is the end of no log")
+        raise RemoteProtocolError(f"{str(tail)[:_QUOTED_CHARACTERS_MAX]} cannot be the end of a log")
 
 
 def _check_standbys(standbys: tuple[Standby, ...]) -> None:
     if len(standbys) > STANDBYS_MAX:
-        raise RemoteProtocolError(f"{len(standbys)} standbys are more than the {STANDBYS_MAX} that one may have")
+        raise RemoteProtocolError(f"{len(standbys)} standbys are more than the maximum of {STANDBYS_MAX}")
     for standby in standbys:
         if len(standby.name.encode()) > STANDBY_NAME_BYTES_MAX or not standby.name.isprintable():
-            raise RemoteProtocolError(f"{standby.name[:64]!r} is no name of a standby")
+            raise RemoteProtocolError(f"{standby.name[:64]!r} cannot be the name of a standby")
 
 
 def _check_problem(problem: str) -> None:

@@ -95,7 +95,7 @@ class LocalSecret:
             return secret_value((content or b"").decode("ascii"))
         except ValueError:
             raise ConfigurationError(
-                f"{self.file} holds no shared secret: remove it, and restart the safekeepers and proxies of this user"
+                f"{self.file} contains no shared secret: remove it, and restart this user's safekeepers and proxies"
             ) from None
 
 
@@ -129,7 +129,7 @@ def _make_folder(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise ConfigurationError(
-            f"{folder}, where the shared secret of user {_user_name()} belongs, is not a folder of that user alone: "
+            f"{folder}, the folder of user {_user_name()}'s shared secret, is not private to that user: "
             "remove it, or give --secret-file"
         )
 
@@ -148,8 +148,8 @@ def _read(file: Path) -> bytes | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise ConfigurationError(
-                f"the shared secret in {file} is not safe: it must be a file of user {_user_name()} that no other user "
-                "may read or write: chmod 600, or remove it and restart the safekeepers and proxies of this user"
+                f"the shared secret in {file} may be known to others: it must be a file of user {_user_name()} that no "
+                "other user may read or write: chmod 600, or remove it and restart this user's safekeepers and proxies"
             )
         return os.read(descriptor, _READ_BYTES_MAX)
     finally:

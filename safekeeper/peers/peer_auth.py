@@ -99,7 +99,7 @@ def decode_body(body: bytes) -> AuthenticationMessage:
         RemoteProtocolError: it is none.
     """
     if body[0] not in _BODIES or len(body) != 1 + _BODIES[body[0]][1].size:
-        raise RemoteProtocolError(f"no message of an authentication has number {body[0]} and {len(body)} bytes")
+        raise RemoteProtocolError(f"invalid authentication message: number {body[0]} and {len(body)} bytes")
     kind, layout = _BODIES[body[0]]
     fields = layout.unpack_from(body, 1)
     if kind is not Refused:
@@ -107,14 +107,14 @@ def decode_body(body: bytes) -> AuthenticationMessage:
     try:
         return Refused(Reason(*fields))
     except ValueError:
-        raise RemoteProtocolError(f"there is no reason {fields[0]} to refuse an authentication") from None
+        raise RemoteProtocolError(f"unknown reason {fields[0]} in a refused authentication") from None
 
 
 # What the proxy's operator reads.
 _REFUSALS = {
-    Reason.NO_SECRET_HERE: "the safekeeper has no shared secret, and this side demands one: give it --secret-file",
-    Reason.SECRET_NEEDED: "the safekeeper demands a shared secret: give --secret-file or WALPROXY_SECRET",
-    Reason.WRONG_PROOF: "the safekeeper refuses our proof of the shared secret: the two differ, give both the same",
+    Reason.NO_SECRET_HERE: "the safekeeper has no shared secret, and this side requires one: give it --secret-file",
+    Reason.SECRET_NEEDED: "the safekeeper requires a shared secret: give --secret-file or WALPROXY_SECRET",
+    Reason.WRONG_PROOF: "the safekeeper refuses the proof of the shared secret: the secrets differ, use the same one",
 }
 
 
@@ -135,7 +135,7 @@ class _Side:
         self, secret: bytes, safekeeper_id: int, nonce: bytes, server_certificate_der: bytes, origin: str = ""
     ) -> None:
         if not secret or len(nonce) != NONCE_BYTES:
-            raise LocalProtocolError(f"an authentication takes a secret and a nonce of {NONCE_BYTES} bytes")
+            raise LocalProtocolError(f"an authentication requires a secret and a nonce of {NONCE_BYTES} bytes")
         # Hashed, because HMAC itself takes a key and the same with zero bytes behind it for one.
         self._key = hashlib.sha256(secret).digest()
         self._safekeeper_id = safekeeper_id
@@ -172,7 +172,7 @@ class ProposerSide(_Side):
     def begin(self) -> Hello:
         """Return the first message."""
         if self._state is not _State.NEW:
-            raise LocalProtocolError("an authentication begins once")
+            raise LocalProtocolError("the authentication has already started")
         self._state = _State.ASKED
         return Hello(self._nonce)
 
@@ -187,7 +187,7 @@ class ProposerSide(_Side):
         if isinstance(message, Challenge) and self._state is _State.ASKED:
             if message.safekeeper_id != self._safekeeper_id:
                 raise self._fail(
-                    f"safekeeper {message.safekeeper_id} answers where safekeeper {self._safekeeper_id} is expected: "
+                    f"safekeeper {message.safekeeper_id} replied where safekeeper {self._safekeeper_id} is expected: "
                     "correct --safekeepers"
                 )
             self._acceptor_nonce = message.nonce
@@ -196,10 +196,12 @@ class ProposerSide(_Side):
         if isinstance(message, Proof) and self._state is _State.PROVED:
             expected = self._proof(b"safekeeper", self._nonce, self._acceptor_nonce)
             if not hmac.compare_digest(message.proof, expected):
-                raise self._fail("the safekeeper does not know the shared secret: this is not one of ours" + self._ours)
+                raise self._fail(
+                    "the safekeeper does not have the shared secret: it does not belong to this cluster" + self._ours
+                )
             self._state = _State.DONE
             return None
-        raise self._fail(f"{type(message).__name__} does not fit at this point of an authentication")
+        raise self._fail(f"{type(message).__name__} is not expected at this point of the authentication")
 
 
 class AcceptorSide(_Side):
@@ -226,10 +228,10 @@ class AcceptorSide(_Side):
             expected = self._proof(b"proposer", self._proposer_nonce, self._nonce)
             if not hmac.compare_digest(message.proof, expected):
                 raise self._fail(
-                    "it does not know the shared secret, or somebody is in between: the two differ, give both the same"
-                    + self._ours,
+                    "its proof of the shared secret is wrong: the secrets differ, or a third party "
+                    "relays the connection" + self._ours,
                     Reason.WRONG_PROOF,
                 )
             self._state = _State.DONE
             return Proof(self._proof(b"safekeeper", self._proposer_nonce, self._nonce))
-        raise self._fail(f"{type(message).__name__} does not fit at this point of an authentication")
+        raise self._fail(f"{type(message).__name__} is not expected at this point of the authentication")

@@ -77,7 +77,7 @@ def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -
         ConfigurationError: both places have one, or the file cannot be used.
     """
     if file is not None and value is not None:
-        raise ConfigurationError(f"--secret-file and {variable} are both given: drop one of them")
+        raise ConfigurationError(f"--secret-file and {variable} are both given: remove one of them")
     return SharedSecret(file, value) if file is not None or value is not None else None
 
 
@@ -90,5 +90,6 @@ def _read(file: Path) -> Secret:
     except ValueError:
         # Not chained: the decoder's error would carry the content.
         raise ConfigurationError(
-            f"the secret in {file} is no text of {SECRET_BYTES_MIN} bytes or more: make one with openssl rand -hex 32"
+            f"the secret in {file} is not a text of at least {SECRET_BYTES_MIN} bytes: "
+            "make one with openssl rand -hex 32"
         ) from None

@@ -85,7 +85,7 @@ class PasswordExchange:
             return backend.authentication_sasl_continue(challenge)
         proof = self._scram.verify(body)
         if proof is None:
-            raise self._failed("" if self._scram.is_known else f'there is no user "{self._user}" in --pg-users')
+            raise self._failed("" if self._scram.is_known else f'user "{self._user}" does not exist in --pg-users')
         self._step = Step.DONE
         return backend.authentication_sasl_final(proof)
 

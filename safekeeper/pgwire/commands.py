@@ -136,7 +136,9 @@ _UNSUPPORTED = {
     "ALTER_REPLICATION_SLOT": ("changing a slot", "its options belong to logical slots: connect to the primary"),
 }
 _SQL = Unsupported("SQL", _DATABASE_HINT)
-_LOGICAL = Unsupported("logical replication", "a safekeeper decodes no WAL: connect to the primary or to a standby")
+_LOGICAL = Unsupported(
+    "logical replication", "a safekeeper does not decode WAL: connect to the primary or to a standby"
+)
 _TRUE = {"true", "on", "1"}
 _FALSE = {"false", "off", "0"}
 
@@ -239,7 +241,7 @@ class _Words:
         """Take a TLI."""
         token = self._take("number", expected="a timeline")
         if len(token.text) > len(str(TLI_MAX)) or not 0 < int(token.text) <= TLI_MAX:
-            self.refuse("a timeline from 1 on", token)
+            self.refuse("a timeline of 1 or higher", token)
         return int(token.text)
 
     def boolean(self) -> bool:
@@ -332,7 +334,7 @@ def _parse_create_slot(words: _Words) -> Command:
 def _parse_reserve_wal(words: _Words) -> bool:
     """Return the one option that a physical slot can have. The parenthesis before it has been taken."""
     if not words.keyword("RESERVE_WAL"):
-        words.refuse_next("RESERVE_WAL, the one option of a physical slot")
+        words.refuse_next("RESERVE_WAL, the only option of a physical slot")
     reserve_wal = words.boolean()
     words.expect_mark(")")
     return reserve_wal

@@ -86,7 +86,7 @@ class FrontendDecoder:
         length = int.from_bytes(self._buffer[self._position : self._position + 4])
         if not _PACKET_HEADER.size <= length <= STARTUP_BYTES_MAX:
             beginning = self._buffer[self._position : self._position + 8]
-            raise RemoteProtocolError(f"what begins with {beginning!r} is no PostgreSQL client: nothing was answered")
+            raise RemoteProtocolError(f"what begins with {beginning!r} is not a PostgreSQL client: no reply was sent")
         if available < length:
             return None
         begin, end = self._position, self._position + length
@@ -157,4 +157,4 @@ def parse_copy_data(body: bytes) -> StatusUpdate | HotStandbyFeedback:
         return HotStandbyFeedback(
             epoch << 32 | xmin if xmin else 0, catalog_epoch << 32 | catalog_xmin if catalog_xmin else 0
         )
-    raise RemoteProtocolError(f"a replication message is not understood: {size} bytes, {body[:16].hex()}")
+    raise RemoteProtocolError(f"invalid replication message: {size} bytes, {body[:16].hex()}")

@@ -138,9 +138,9 @@ class ScramServer:
             raise RemoteProtocolError(f"the client chose the SASL mechanism {mechanism[:40]!r}, which was not offered")
         match = _CLIENT_FIRST.fullmatch(_decode(client_first))
         if match is None:
-            raise RemoteProtocolError("the client's first SCRAM message is not understood")
+            raise RemoteProtocolError("the client's first SCRAM message is invalid")
         if match["authorization"] or match["mandatory"]:
-            raise RemoteProtocolError("the client wants an authorization identity or an extension of SCRAM")
+            raise RemoteProtocolError("the client requests an authorization identity or an extension of SCRAM")
         self._check_binding(mechanism, match["flag"], match["binding"])
         bound = self._channel_binding if match["binding"] and self._channel_binding else b""
         self._bound_to = _base64(match["gs2"].encode() + bound)
@@ -159,11 +159,13 @@ class ScramServer:
         match = _CLIENT_FINAL.fullmatch(_decode(client_final))
         proof = _from_base64(match["proof"]) if match else None
         if match is None or proof is None or len(proof) != _KEY_BYTES:
-            raise RemoteProtocolError("the client's final SCRAM message is not understood")
+            raise RemoteProtocolError("the client's final SCRAM message is invalid")
         if not hmac.compare_digest(match["nonce"], self._nonce):
             raise RemoteProtocolError("the client's final SCRAM message has another nonce")
         if not hmac.compare_digest(match["binding"].encode(), self._bound_to.encode()):
-            raise RemoteProtocolError("the client's SCRAM channel binding does not fit: is somebody in between?")
+            raise RemoteProtocolError(
+                "the client's SCRAM channel binding does not match: a third party may relay the connection"
+            )
         exchanged = self._exchanged + match["unproven"].encode()
         signature = _hmac(self._verifier.stored_key, exchanged)
         client_key = bytes(ours ^ theirs for ours, theirs in zip(signature, proof, strict=True))
@@ -177,11 +179,13 @@ class ScramServer:
         if (mechanism == SCRAM_SHA_256_PLUS) != (binding is not None):
             raise RemoteProtocolError(f"the client's SCRAM message does not fit its mechanism {mechanism}")
         if binding not in (None, _BINDING):
-            raise RemoteProtocolError(f"the client wants the channel binding {binding!r}, only {_BINDING} is known")
+            raise RemoteProtocolError(
+                f"the client requests the channel binding {binding!r}, only {_BINDING} is supported"
+            )
         # RFC 5802, section 6: the client could bind, and believes that we cannot. Somebody has changed our offer.
         if flag == "y" and self._channel_binding is not None:
             raise RemoteProtocolError(
-                "the client believes that channel binding was not offered: is somebody in between?"
+                "the client did not receive the offer of channel binding: a third party may relay the connection"
             )
 
 

@@ -61,7 +61,7 @@ class State(Enum):
     SKIPPING = "skipping"  # Sync: READY
     BUSY = "busy"  # answer(), complete() or refuse(): READY; begin_copy(): COPY; finish_copy(): READY
     COPY = "copy"  # end_copy() or the client's CopyDone: COPY_ENDING; refuse(): READY
-    COPY_ENDING = "copy_ending"  # finish_copy() once the client has ended it too: READY; refuse(): READY
+    COPY_ENDING = "copy_ending"  # finish_copy() once the client ended it too: READY; refuse(): READY
     CLOSED = "closed"  # nothing: the client left, broke the protocol, or was refused for good
 
 
@@ -115,7 +115,7 @@ class Session:
 
     @property
     def client_copy_done(self) -> bool:
-        """Whether the client has ended its direction of the present COPY."""
+        """Whether the client ended its direction of the present COPY."""
         return self._client_copy_done
 
     def take_output(self) -> bytes:
@@ -129,13 +129,15 @@ class Session:
         match self._state:
             case State.AUTHENTICATING:
                 user = f'user "{self._client.user}" ' if self._client is not None else ""
-                return f"{user}left when asked for a password: it has none, or accepts no SCRAM-SHA-256"
+                return (
+                    f"{user}disconnected at the request for a password: it has none, or does not support SCRAM-SHA-256"
+                )
             case State.TLS_HANDSHAKE:
-                return "left during the TLS handshake: it may not trust the certificate"
+                return "disconnected during the TLS handshake: it may not trust the certificate"
             case State.STARTUP:
-                return "left before it said what it wants"
+                return "disconnected before its startup packet"
             case _:
-                return "left without saying good-bye"
+                return "disconnected without a Terminate message"
 
     # From the client.
 
@@ -149,7 +151,7 @@ class Session:
         if self._state is State.CLOSED:
             return []
         if self._state is State.TLS_HANDSHAKE:
-            raise LocalProtocolError("bytes of a TLS handshake are not for the session")
+            raise LocalProtocolError("bytes of a TLS handshake must not reach the session")
         self._decoder.feed(data)
         events: list[Event] = []
         try:
@@ -225,7 +227,7 @@ class Session:
         if self._is_direct_tls():
             if not self._tls:
                 raise RemoteProtocolError(
-                    "the client began with TLS, which this listener has not: connect with sslmode=disable"
+                    "the client started TLS, which this listener does not offer: connect with sslmode=disable"
                 )
             self._start_tls(events, direct=True)
             return False
@@ -247,7 +249,7 @@ class Session:
 
     def _receive_encryption_request(self, code: int, events: list[Event]) -> None:
         if self._encrypted or code in self._asked_for:
-            raise RemoteProtocolError("the client asked for encryption twice")
+            raise RemoteProtocolError("the client requested encryption twice")
         self._asked_for.add(code)
         if code == SSL_REQUEST and self._tls:
             self._start_tls(events, direct=False)
@@ -258,7 +260,7 @@ class Session:
         rest = self._decoder.take_rest()
         if rest and not direct:
             # Somebody in between could have put it there, to be taken for the client's once TLS is up (CVE-2021-23222).
-            raise ClientRefused("08P01", "the client sent unencrypted bytes behind its request for TLS")
+            raise ClientRefused("08P01", "the client sent unencrypted bytes after its request for TLS")
         if not direct:
             self._output += b"S"
         self._state = State.TLS_HANDSHAKE
@@ -266,14 +268,14 @@ class Session:
 
     def _receive_startup(self, version: int, body: bytes, events: list[Event]) -> None:
         if self._tls and not self._encrypted:
-            raise ClientRefused("28000", "this listener takes TLS connections only: connect with sslmode=require")
+            raise ClientRefused("28000", "this listener requires TLS: connect with sslmode=require")
         wanted = admission(version, body)
         if wanted.is_negotiated:
             self._output += backend.negotiate_protocol_version(wanted.unknown_options)
         self._client = wanted.client
         user = wanted.client.user
         if self._only_user is not None and user != self._only_user:
-            whose = f'is that of "{self._only_user}"' if self._only_user else "names nobody"
+            whose = f'is that of "{self._only_user}"' if self._only_user else "contains no name"
             raise ClientRefused(
                 "28000", f'certificate authentication failed for user "{user}": the certificate {whose} (CN)'
             )
@@ -292,7 +294,7 @@ class Session:
 
     def _receive_password(self, body: bytes, events: list[Event]) -> None:
         if self._exchange is None or self._client is None:
-            raise LocalProtocolError("nobody was asked for a password")
+            raise LocalProtocolError("no password was requested")
         self._output += self._exchange.receive(body)
         if self._exchange.done:
             self._let_in(self._client, events)
@@ -314,7 +316,7 @@ class Session:
             case "S":
                 self._output += backend.ready_for_query()
             case "P" | "B" | "E" | "C" | "D" | "F":
-                self._refuse_command("0A000", "only the simple query protocol is spoken here", "", events)
+                self._refuse_command("0A000", "only the simple query protocol is supported", "", events)
                 # A function call is answered at once, all others wait for Sync.
                 if kind == "F":
                     self._output += backend.ready_for_query()
@@ -336,7 +338,7 @@ class Session:
         if isinstance(command, EmptyQuery):
             self._output += backend.empty_query_response() + backend.ready_for_query()
         elif isinstance(command, Unsupported):
-            self._refuse_command("0A000", f"a safekeeper cannot do this: {command.what}", command.hint, events)
+            self._refuse_command("0A000", f"a safekeeper does not support  {command.what}", command.hint, events)
             self._output += backend.ready_for_query()
         else:
             self._state = State.BUSY
@@ -397,7 +399,7 @@ class Session:
             return
         self._require(State.BUSY)
         if not self._streaming_command:
-            raise LocalProtocolError("only START_REPLICATION is answered by a COPY")
+            raise LocalProtocolError("only START_REPLICATION starts a COPY")
         self._output += backend.copy_both_response()
         self._client_copy_done = self._our_copy_done = False
         self._state = State.COPY
@@ -423,7 +425,7 @@ class Session:
         self._require(State.BUSY, State.COPY_ENDING)
         if self._state is State.COPY_ENDING:
             if not self._client_copy_done:
-                raise LocalProtocolError("a COPY cannot be left before the client has ended it")
+                raise LocalProtocolError("a COPY cannot end before the client ended it")
             self.end_copy()
         if next_timeline is not None:
             tli, begin_lsn = next_timeline
@@ -444,8 +446,8 @@ class Session:
 
     def _require(self, *states: State) -> None:
         if self._state not in states:
-            raise LocalProtocolError(f"this cannot be said in the state {self._state.value}")
+            raise LocalProtocolError(f"this message cannot be sent in the state {self._state.value}")
 
 
 def _misplaced(kind: str, state: State) -> RemoteProtocolError:
-    return RemoteProtocolError(f"a message of type {kind!r} cannot come in the state {state.value}")
+    return RemoteProtocolError(f"a message of type {kind!r} is not expected in the state {state.value}")

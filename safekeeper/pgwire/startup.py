@@ -40,18 +40,18 @@ def admission(version: int, body: bytes) -> Admission:
     """
     major, minor = version >> 16, version & 0xFFFF
     if major != _PROTOCOL_MAJOR:
-        raise ClientRefused("0A000", f"protocol {major}.{minor} is not spoken here: the client must speak protocol 3.0")
+        raise ClientRefused("0A000", f"protocol {major}.{minor} is not supported: the client must use protocol 3.0")
     parameters = parse_parameters(body)
     unknown_options = tuple(name for name in parameters if name.startswith("_pq_."))
     if parameters.get("replication", "").lower() not in _TRUE:
         raise ClientRefused(
             "0A000",
             "this is a safekeeper, not a database: connect with replication=true",
-            hint="It keeps WAL and serves it to standbys and pg_receivewal. For SQL connect to the primary.",
+            hint="It stores WAL and streams it to standbys and pg_receivewal. For SQL connect to the primary.",
         )
     user = parameters.get("user", "")
     if not user or not user.isprintable():
-        raise ClientRefused("28000", "the startup packet names no user, or one that cannot be printed")
+        raise ClientRefused("28000", "the startup packet has no user name, or one that cannot be printed")
     settings = parse_settings(parameters.get("options", ""))
     ignored = _NOT_SETTINGS.union(unknown_options)
     settings |= {name.lower(): value for name, value in parameters.items() if name not in ignored}
@@ -68,7 +68,7 @@ def parse_parameters(body: bytes) -> dict[str, str]:
     strings = body.split(b"\0")
     # "user\0me\0\0" splits into user, me, and two empty ends.
     if len(strings) < 2 or len(strings) % 2 or strings[-2:] != [b"", b""]:
-        raise ClientRefused("08P01", "the startup packet is cut short, or something follows its end")
+        raise ClientRefused("08P01", "the startup packet is truncated, or has data after its end")
     try:
         texts = [text.decode() for text in strings[:-2]]
     except UnicodeDecodeError:

@@ -34,42 +34,42 @@ class SafekeeperConfig:
     """The settings of `safekeeper run`."""
 
     id: int = option(
-        "Number of this safekeeper, the one that walproxy's --safekeepers gives it",
+        "Number of this safekeeper, as in --safekeepers of walproxy",
         parse=positive_integer,
         metavar="NUMBER",
     )
     data_dir: Path = option(
-        "Folder of the WAL and the control file; made if it is not there", parse=folder, metavar="DIR"
+        "Folder of the WAL and the control file; created if it does not exist", parse=folder, metavar="DIR"
     )
     proposer_listen: Address = option(
-        "Where proxies connect; port 0 takes any free one",
+        "Address on which to accept proxies; port 0 selects a free port",
         parse=address,
         default="127.0.0.1:5454",
         metavar="HOST:PORT",
         old_name="listen",
     )
     http_listen: Address = option(
-        "Where /status, /metrics, /healthz and /readyz are served; anybody who reaches it may read it",
+        "Address on which to serve /status, /metrics, /healthz and /readyz, to all clients that can connect",
         parse=address,
         default="127.0.0.1:7676",
         metavar="HOST:PORT",
         old_name="http",
     )
     pg_listen: Address | None = option(
-        "Where standbys and pg_receivewal stream committed WAL; without it they cannot",
+        "Address on which to accept standbys and pg_receivewal, for committed WAL; off by default",
         parse=optional(address),
         default=None,
         metavar="HOST:PORT",
     )
     log_level: str = option(
-        "Least important lines to log: debug, info, warning or error",
+        "Lowest level to log: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
         default="info",
         metavar="LEVEL",
         reloadable=True,
     )
     checkpoint_interval: float = option(
-        "Seconds between writes of the positions that may lag on disk",
+        "Seconds between checkpoints, which write the positions that may lag on disk",
         parse=seconds,
         default="5",
         metavar="SECONDS",
@@ -82,108 +82,110 @@ class SafekeeperConfig:
         reloadable=True,
     )
     connections_max: int = option(
-        "Connections of proxies that have proved who they are; beyond it the one silent for longest is closed",
+        "Maximum of authenticated connections of proxies; above it the one that is silent for longest is closed",
         parse=positive_integer,
         default="64",
         metavar="NUMBER",
     )
     greeting_timeout: float = option(
-        "Seconds until a connection that has not introduced itself is closed",
+        "Seconds after which a connection without a greeting is closed",
         parse=seconds,
         default="5",
         metavar="SECONDS",
     )
     idle_timeout: float = option(
-        "Seconds of silence until a connection is closed", parse=seconds, default="60", metavar="SECONDS"
+        "Seconds without data after which a connection is closed", parse=seconds, default="60", metavar="SECONDS"
     )
     pg_connections_max: int = option(
-        "Connections of replication clients that have logged in; beyond it they are refused",
+        "Maximum of authenticated replication clients; above it they are refused",
         parse=positive_integer,
         default="100",
         metavar="NUMBER",
     )
     pg_timeout: float = option(
-        "Seconds of silence until a replication client that streams is closed; it is asked for a word at half of it",
+        "Seconds without data after which a streaming replication client is closed, like wal_sender_timeout",
         parse=seconds,
         default="60",
         metavar="SECONDS",
     )
     slots_max: int = option(
-        "Replication slots that there may be", parse=positive_integer, default="64", metavar="NUMBER"
+        "Maximum number of replication slots", parse=positive_integer, default="64", metavar="NUMBER"
     )
     slot_idle_timeout: float | None = option(
-        "Seconds after which a replication slot that no client uses is dropped; without it never",
+        "Seconds after which a replication slot that no client uses is dropped; never by default",
         parse=optional(seconds),
         default=None,
         metavar="SECONDS",
         reloadable=True,
     )
     archive: str | None = option(
-        "Where committed WAL is archived: a folder, or s3://, gs:// or az:// and what follows; without it nowhere",
+        "Where to archive committed WAL: a folder, or a URL of s3://, gs:// or az://; off by default",
         parse=optional(text),
         default=None,
         metavar="URL",
     )
     archive_options: Mapping[str, str] = option(
-        "Settings of the archive's store, as obstore calls them, e.g. endpoint and region; credentials rather come "
-        "from where the store's own tools take them",
+        "Settings of the archive's store, by obstore's names, e.g. endpoint and region; credentials are better "
+        "given where the store's own tools read them",
         parse=key_values,
         default="",
         metavar="KEY=VALUE,...",
     )
     archive_compression: str = option(
-        "How archived WAL is compressed: none or zstd", parse=one_of(*COMPRESSIONS), default="none", metavar="NAME"
+        "Compression of archived WAL: none or zstd", parse=one_of(*COMPRESSIONS), default="none", metavar="NAME"
     )
     archive_partial_interval: float = option(
-        "Seconds between copies of the open segment into the archive: the archive alone is at most so far behind",
+        "Seconds between uploads of the open segment: the archive alone lags by at most this time",
         parse=seconds,
         default="5",
         metavar="SECONDS",
         reloadable=True,
     )
     archive_timeout: float = option(
-        "Seconds until a request that the archive does not answer is given up",
+        "Seconds after which a request to the archive fails without a reply",
         parse=seconds,
         default="30",
         metavar="SECONDS",
     )
     wal_keep: int = option(
-        "WAL that is kept although nobody needs it: every member and the archive have it",
+        "WAL to retain even if every member and the archive have it and no reader needs it",
         parse=size_bytes,
         default="1GiB",
         metavar="SIZE",
         reloadable=True,
     )
     wal_limit: int = option(
-        "Room for WAL: beyond it archived WAL goes even if a member, a slot or a reader still needs it, and warnings "
-        "are logged if it is not archived; without an archive WAL is kept as long as somebody needs it",
+        "Limit of retained WAL: above it archived WAL is removed even if a member, a slot or a reader needs it, and "
+        "warnings are logged if it is not archived; without an archive WAL is retained until none of them needs it",
         parse=size_bytes,
         default="16GiB",
         metavar="SIZE",
         reloadable=True,
     )
     drain_timeout: float = option(
-        "Seconds that a shutdown waits for the disk, and for the archive",
+        "Seconds for which a shutdown waits for the disk, and for the archive",
         parse=seconds,
         default="20",
         metavar="SECONDS",
     )
     tls_cert: Path | None = file_option(
-        "Our TLS certificate, with its chain, in PEM format; with it the listeners take TLS connections only"
+        "TLS certificate with its chain, in PEM format; the proposer and replication listeners then require TLS"
     )
     tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
     tls_client_ca: Path | None = file_option(
-        "CAs, one of which must vouch for a proxy's certificate; without it none is demanded"
+        "CAs, one of which must have signed a proxy's certificate; by default none is required"
     )
     secret_file: Path | None = file_option(
         "File of the secret that proxies and safekeepers prove to each other; or set SAFEKEEPER_SECRET"
     )
     secret: Secret | None = secret_option()
-    allow: Networks | None = networks_option("Networks that proxies may come from, separated by commas")
-    pg_users: Path | None = file_option("File of the users of the replication listener, made with safekeeper user")
+    allow: Networks | None = networks_option("Networks from which proxies are accepted, separated by commas")
+    pg_users: Path | None = file_option("File of the users of the replication listener, written with safekeeper user")
     pg_client_ca: Path | None = file_option(
-        "CAs, one of which must vouch for a replication client's certificate, whose CN must be the user's name"
+        "CAs, one of which must have signed a replication client's certificate; its CN must be the user name"
     )
-    pg_allow: Networks | None = networks_option("Networks that replication clients may come from, separated by commas")
+    pg_allow: Networks | None = networks_option(
+        "Networks from which replication clients are accepted, separated by commas"
+    )
     http_tls: bool = http_tls_option()
-    http_allow: Networks | None = networks_option("Networks that may read the HTTP pages, separated by commas")
+    http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")

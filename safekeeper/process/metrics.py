@@ -50,54 +50,58 @@ class SafekeeperCollector(Collector):
         yield from self._of_the_disk()
         yield from listener_metrics("safekeeper", self.listeners)
         if self._hub is not None:
-            yield _gauge("readers", "Standbys and pg_receivewals that stream from here", len(self._hub.readers))
+            yield _gauge(
+                "readers",
+                "Standbys and pg_receivewal processes that stream from this safekeeper",
+                len(self._hub.readers),
+            )
         yield from self._of_the_slots()
         if self._archiver is not None:
             yield from self._of_the_archive(self._archiver)
         if self._read_through is not None:
             archive = self._read_through
-            yield _counter("read_through_segments", "Segments that readers got from the archive", archive.segments)
-            yield _counter("read_through_errors", "Attempts to get a segment that failed", archive.errors)
-            yield _gauge("read_through_problem", "1 if readers get nothing from the archive", bool(archive.problem))
+            yield _counter("read_through_segments", "Segments that readers received from the archive", archive.segments)
+            yield _counter("read_through_errors", "Failed attempts to fetch a segment", archive.errors)
+            yield _gauge("read_through_problem", "1 if reading from the archive fails", bool(archive.problem))
 
     def _of_the_log(self) -> Iterator[Metric]:
         acceptor = self._node.acceptor
-        yield _gauge("term", "Term of the proposer that is followed", acceptor.control.promised.term)
+        yield _gauge("term", "Term of the followed proposer", acceptor.control.promised.term)
         for name, help, lsn in (
-            ("wal_begin", "Where the WAL begins that is kept", self._node.folder.begin_lsn),
-            ("write", "End of the WAL that was received", acceptor.write_lsn),
-            ("flush", "End of the WAL that is on disk", acceptor.flush_lsn),
-            ("commit", "Below it WAL is on a quorum", acceptor.commit_lsn),
-            ("readable", "Where readers must stop", acceptor.readable_lsn),
-            ("truncate", "Below it WAL is on every member", acceptor.truncate_lsn),
-            ("archived", "Below it WAL is in the archive", acceptor.archived_lsn),
+            ("wal_begin", "Start of the retained WAL", self._node.folder.begin_lsn),
+            ("write", "End of the received WAL", acceptor.write_lsn),
+            ("flush", "End of the durable WAL", acceptor.flush_lsn),
+            ("commit", "WAL below it is durable on a quorum", acceptor.commit_lsn),
+            ("readable", "End of the WAL that readers may receive", acceptor.readable_lsn),
+            ("truncate", "WAL below it is durable on every member", acceptor.truncate_lsn),
+            ("archived", "WAL below it is in the archive", acceptor.archived_lsn),
         ):
             yield _gauge(f"{name}_lsn_bytes", help, lsn)
 
     def _of_the_disk(self) -> Iterator[Metric]:
         node, retention = self._node, self._retention
-        yield _gauge("wal_bytes", "WAL that is kept", node.folder.wal_bytes)
+        yield _gauge("wal_bytes", "Retained WAL", node.folder.wal_bytes)
         if retention.limit_bytes is not None:
-            yield _gauge("wal_limit_bytes", "Room for WAL, --wal-limit", retention.limit_bytes)
-            yield _gauge("wal_over_limit", "1 if there is more WAL than --wal-limit", retention.is_over_limit)
+            yield _gauge("wal_limit_bytes", "Limit of retained WAL, --wal-limit", retention.limit_bytes)
+            yield _gauge("wal_over_limit", "1 if more WAL than --wal-limit is retained", retention.is_over_limit)
         if node.disk_space.space is not None:
             yield _gauge("disk_free_bytes", "Free space of the data folder's disk", node.disk_space.space.free_bytes)
             yield _gauge("disk_total_bytes", "Size of the data folder's disk", node.disk_space.space.total_bytes)
         yield _counter(
             "resource_shortages",
-            "Failed attempts to open a file, for want of descriptors or memory",
+            "Failed attempts to open a file, because no file descriptor or memory was free",
             node.disk_space.shortages,
         )
         yield _gauge(
-            "disk_lacking", "1 if there was no room for WAL or the control file", bool(node.disk_space.lacking)
+            "disk_lacking", "1 if there was no disk space for WAL or the control file", bool(node.disk_space.lacking)
         )
 
     def _of_the_slots(self) -> Iterator[Metric]:
         restart = _labelled(
-            "slot_restart_lsn_bytes", "Below it the slot's client needs nothing; absent for none", "slot"
+            "slot_restart_lsn_bytes", "Oldest WAL that the slot's client needs; absent without one", "slot"
         )
-        retained = _labelled("slot_retained_bytes", "WAL that the slot holds here", "slot")
-        idle = _labelled("slot_idle_seconds", "For how long no client has used the slot, 0 while one does", "slot")
+        retained = _labelled("slot_retained_bytes", "WAL that the slot retains", "slot")
+        idle = _labelled("slot_idle_seconds", "Time since a client used the slot, 0 while one does", "slot")
         active = _labelled("slot_active", "1 if a client uses the slot", "slot")
         for slot in self._retention.described_slots():
             label = [slot["name"]]
@@ -111,18 +115,18 @@ class SafekeeperCollector(Collector):
     def _of_the_archive(self, archiver: Archiver) -> Iterator[Metric]:
         statistics, acceptor = archiver.statistics, self._node.acceptor
         yield _gauge("archiver", "1 if this safekeeper archives", acceptor.is_archiver)
-        yield _gauge("archive_problem", "1 if it could not archive at present", bool(archiver.problem))
+        yield _gauge("archive_problem", "1 if archiving fails at present", bool(archiver.problem))
         yield _gauge("unarchived_bytes", "Readable WAL that may not be archived yet", archiver.unarchived_bytes)
-        yield _counter("archive_uploads", "Files that were put into the archive", statistics.uploads)
-        yield _counter("archive_uploaded_bytes", "Bytes of these files, not compressed", statistics.bytes)
-        yield _counter("archive_errors", "Attempts to archive that failed", statistics.errors)
+        yield _counter("archive_uploads", "Files uploaded to the archive", statistics.uploads)
+        yield _counter("archive_uploaded_bytes", "Uncompressed bytes of the uploaded files", statistics.bytes)
+        yield _counter("archive_errors", "Failed attempts to archive", statistics.errors)
         bounds, total, buckets = (*map(str, UPLOAD_BUCKETS_S), "+Inf"), 0, []
         for bound, count in zip(bounds, statistics.by_seconds, strict=True):
             total += count
             buckets.append((bound, float(total)))
         yield HistogramMetricFamily(
             "safekeeper_archive_upload_seconds",
-            "How long uploads took, verification included",
+            "Duration of uploads, including verification",
             buckets=buckets,
             sum_value=statistics.seconds,
         )

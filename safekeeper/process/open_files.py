@@ -31,8 +31,8 @@ def listener_budgets(wishes: Mapping[str, Wish]) -> dict[str, Budget]:
             f"{name} {budget.proven_max} + {budget.unproven_max} not authenticated" for name, budget in budgets.items()
         )
         _log.warning(
-            "the limit of open files, %d, is below the %d that all connections could take: at most these are accepted: "
-            "%s; raise it (ulimit -n, LimitNOFILE)",
+            "the limit of open files, %d, is below the %d that all connections can use: accepting at most %s; "
+            "raise it (ulimit -n, LimitNOFILE)",
             limit,
             wanted,
             reduced,

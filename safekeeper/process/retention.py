@@ -1,8 +1,8 @@
-"""How much WAL is kept: asks the node to remove what nobody needs, and warns long before a disk is full.
+"""How much WAL is kept: asks the node to remove what is no longer needed, and warns long before a disk is full.
 
 What may go at all is decided by `acceptor.trimming`. Here is what the acceptor does not know: which slots and readers
 there are, and how much room the operator gives. A slot or a reader that stands below the WAL that is here has lost it
-already, and gets what it needs from the archive: it holds nothing back any more.
+already, and gets what it needs from the archive: it no longer holds anything back.
 
 It looks whenever the WAL has got another segment, or the archive has, so that the limit holds however fast WAL comes;
 and every TRIM_INTERVAL_S, because slots and readers move without that.
@@ -131,9 +131,9 @@ class Retention:
         elif acceptor.archived_lsn < acceptor.write_lsn - self.limit_bytes:
             reason = "it is not archived yet: " + (self._archiver.problem or "see the archiver's own log")
         elif acceptor.awaits_election:
-            reason = "none is removed between a start, or a vote, and the next term: start a proxy"
+            reason = "segments are not removed between a start or a vote and the next term: start a proxy"
         else:
-            reason = "it is being removed, two segments excepted"
+            reason = "it is being removed, except two segments"
         self._problem.note(
             reason,
             "there are %d MiB of WAL here, from %s to %s, archived up to %s, more than the %d MiB of --wal-limit: %s",

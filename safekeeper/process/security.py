@@ -65,7 +65,7 @@ class Protection:
             ("--http-tls", config.http_tls),
         ):
             if wants_tls and config.tls_cert is None:
-                raise ConfigurationError(f"{name} is of no use without --tls-cert and --tls-key: give them, too")
+                raise ConfigurationError(f"{name} has no effect without --tls-cert and --tls-key: give them, too")
         self.proposers_tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
         self.replication_tls = server_tls(config.tls_cert, config.tls_key, config.pg_client_ca)
         self.http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
@@ -88,7 +88,7 @@ class Protection:
         protections = "--secret-file, --tls-client-ca or --allow"
         address = _guarded(self._config.proposer_listen, self._is_open, "--proposer-listen", protections)
         if isinstance(self.secret, LocalSecret):
-            _log.info("proxies on this machine have to prove the shared secret: %s", self.secret.origin)
+            _log.info("proxies on this machine must authenticate with the shared secret: %s", self.secret.origin)
         return address
 
     def replication_address(self, wanted: Address) -> Address:
@@ -103,7 +103,7 @@ class Protection:
             new: the settings as they are written now. Only its lists of networks are taken.
         """
         files: dict[str, Reloadable | None] = {
-            "the certificates of the proposers' listener": self.proposers_tls,
+            "the certificates of the proposer listener": self.proposers_tls,
             "the certificates of the replication listener": self.replication_tls,
             "the certificate of HTTP": self.http_tls,
             "the users": self.users,
@@ -120,7 +120,7 @@ class Protection:
                 self.allow = self.allow._replace(**{field: new})
             elif old is not None:
                 # The listener may listen where it does because of this list alone.
-                _log.warning("%s stays as it was: to do without it takes a restart", name)
+                _log.warning("%s is unchanged: its removal requires a restart", name)
 
 
 def require_pair(cert: Path | None, key: Path | None) -> None:
@@ -131,7 +131,7 @@ def require_pair(cert: Path | None, key: Path | None) -> None:
     """
     if (cert is None) != (key is None):
         given, missing = ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
-        raise ConfigurationError(f"{given} is of no use without {missing}: give both")
+        raise ConfigurationError(f"{given} has no effect without {missing}: give both")
 
 
 def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None = None) -> ServerTls | None:
@@ -161,14 +161,14 @@ def reload_files(files: Mapping[str, Reloadable | None]) -> list[str]:
         except ConfigurationError as error:
             failed.setdefault(str(error), []).append(name)
     for reason, names in failed.items():
-        _log.error("could not read %s again: %s; the old stays in use", ", ".join(names), reason)
+        _log.error("could not reload %s: %s; the previous one stays in use", ", ".join(names), reason)
     return changed
 
 
 def say_changes(changed: list[str], files: Mapping[str, Reloadable | None]) -> None:
     """Log what `reload_files` returned, if there was anything to read."""
     if any(read is not None for read in files.values()):
-        _log.info("read certificates, users and secrets again; changed: %s", ", ".join(changed) or "nothing")
+        _log.info("reloaded certificates, users and secrets; changed: %s", ", ".join(changed) or "nothing")
 
 
 def tell_validity(tls: ServerTls | ClientTls | None, cert: Path | None) -> None:
@@ -178,7 +178,7 @@ def tell_validity(tls: ServerTls | ClientTls | None, cert: Path | None) -> None:
     is_soon = tls.valid_until - datetime.now(UTC) < _EXPIRES_SOON
     _log.log(
         logging.WARNING if is_soon else logging.INFO,
-        "the certificate in %s is valid until %s%s",
+        "the certificate in %s expires at %s%s",
         cert,
         tls.valid_until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         ": renew it" if is_soon else "",
@@ -189,11 +189,11 @@ def _guarded(wanted: Address, protected: bool, option: str, protections: str) ->
     if protected:
         return wanted
     if is_loopback(wanted.host):
-        _log.info("%s stays on loopback, %s: none of %s is given", option, wanted, protections)
+        _log.info("%s listens on loopback, %s: none of %s is given", option, wanted, protections)
         return wanted
     address = Address(loopback_instead_of(wanted.host), wanted.port)
     _log.warning(
-        "%s %s: listens on %s instead, for this machine only: to open it to others give %s",
+        "%s %s: listening on %s only, because no authentication is configured: to accept other machines give %s",
         option,
         wanted,
         address,

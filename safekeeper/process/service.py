@@ -77,7 +77,7 @@ class Service:
         self._protection = Protection(self._config)
         archive = await self._open_archive()
         folder = DataFolder.open(self._fs, self._config.data_dir, self._config.id, secrets.token_hex(16))
-        # Its files close with the process: to close them after a failure could wait for ever for a disk that hangs.
+        # Its files close with the process: to close them after a failure could wait indefinitely for a disk that hangs.
         self._node = Node(folder, asyncio.get_running_loop())
         try:
             await self._serve(self._node, archive)
@@ -194,7 +194,7 @@ class Service:
         try:
             await asyncio.wait_for(worker.run(access.store), _ARCHIVE_LOOK_S)
         except TimeoutError:
-            _log.warning("the archive %s does not answer: starts without, and looks again", access.url)
+            _log.warning("the archive %s does not reply: starting without it, and retrying", access.url)
         worker.stop()
         return access
 
@@ -211,10 +211,10 @@ class Service:
 
     def _archive_now(self) -> None:
         if self._archiver is not None:
-            _log.info("SIGUSR1: archives the open segment, if this is the archiver")
+            _log.info("SIGUSR1: archiving the open segment, if this safekeeper is the archiver")
             self._archiver.archive_now()
         else:
-            _log.warning("SIGUSR1: there is no archive: see --archive")
+            _log.warning("SIGUSR1: no archive is configured: see --archive")
 
     def _make_pg_listener(self, node: Node, slots: Slots, hub: ReaderHub, budget: Budget) -> ReplicationListener:
         node.attach_readers(hub)
@@ -238,10 +238,10 @@ class Service:
         pg_listener: ReplicationListener | None,
     ) -> None:
         _log.info(
-            "listens for proxies on %s, HTTP on %s%s; data folder %s, incarnation %s, WAL ends at %s; process %d",
+            "listening for proxies on %s, for HTTP on %s%s; data folder %s, incarnation %s, WAL ends at %s; process %d",
             listener.address,
             http.address,
-            f", replication clients on {pg_listener.address}" if pg_listener is not None else "",
+            f", for replication clients on {pg_listener.address}" if pg_listener is not None else "",
             folder.directory,
             folder.control.incarnation[:8],
             format_lsn(folder.flush_lsn),
@@ -279,7 +279,7 @@ class Service:
         if not await _first_of(node.drain(), node.failed, self._config.drain_timeout):
             raise StorageFailed(
                 f"the disk has not answered for {self._config.drain_timeout:g} s: "
-                "stopped without what was not on disk, of which nothing was acknowledged"
+                "stopped; WAL that was not durable was not acknowledged"
             )
 
     async def _drain_archiver(self, node: Node) -> None:

@@ -1,8 +1,8 @@
 """What a safekeeper says about itself at its HTTP listener.
 
-    GET /status    positions, whom it follows, its disk, its archive: JSON
+    GET /status    positions, the followed proposer, its disk, its archive: JSON
     GET /metrics   the same in numbers, for Prometheus (safekeeper/process/metrics.py)
-    GET /healthz   200 while the process lives and its disk answers; for whoever restarts a process
+    GET /healthz   200 while the process lives and its disk answers; for a supervisor that restarts it
     GET /readyz    200 if this safekeeper can take part in a quorum now, else 503 with the reason
 
 Ready means: a voting member, not lacking room for WAL, with a disk that answers. Having no proposer at the moment does
@@ -35,7 +35,7 @@ def safekeeper_routes(
     """Return the pages of a safekeeper.
 
     Args:
-        node: whom they are about.
+        node: the safekeeper that they describe.
         addresses: returns where it listens, by listener, for /status.
         pg_listener: where they connect, None if they cannot.
         archiver: None if there is no archive.
@@ -108,7 +108,7 @@ def status(node: Node) -> dict[str, Any]:
 def health_problem(node: Node) -> str | None:
     """Return why the process should be looked at, None if it is fine."""
     if node.failed.done():
-        return f"it has failed: {node.failed.exception()}"
+        return f"it failed: {node.failed.exception()}"
     if node.disk.busy_s > DISK_STALLED_S:
         return f"the disk has not answered for {node.disk.busy_s:.0f} s"
     return None
@@ -122,7 +122,7 @@ def readiness_problem(node: Node) -> str | None:
     if node.acceptor.control.membership is None:
         return "empty: waits for a proxy to make it a member"
     if not node.acceptor.is_voter:
-        return "a learner: its data folder is no member, so it does not count (S8)"
+        return "a learner: its data folder is not a member and does not count for the quorum"
     if node.disk_space.lacking:
         return "; ".join(node.disk_space.lacking.values())
     return None

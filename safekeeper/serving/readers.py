@@ -106,7 +106,7 @@ class ReaderHub:
             self._chunk = None
         if view.cluster_id != cluster_id and cluster_id:
             for reader in list(self._readers.values()):
-                self._fail(reader, "57P01", "this safekeeper belongs to another cluster since now", fatal=True)
+                self._fail(reader, "57P01", "this safekeeper now belongs to another cluster", fatal=True)
         elif view.log.end_lsn < before.end_lsn:
             self._note_retreat()
         for number, reader in self._readers.items():
@@ -120,8 +120,8 @@ class ReaderHub:
             if reader.has_sent and reader.position_lsn > end_lsn:
                 reader.retreated_to_lsn = min(end_lsn, reader.retreated_to_lsn or end_lsn)
                 _log.warning(
-                    "replication connection %d (%s) was sent WAL of timeline %d up to %s, of which what lies above %s "
-                    "is cut off",
+                    "replication connection %d (%s) was sent WAL of timeline %d up to %s, of which the part above %s "
+                    "is truncated",
                     reader.number,
                     reader.name,
                     reader.tli,
@@ -241,7 +241,7 @@ class ReaderHub:
             self.stop(reader)
             reader.client.end_timeline(step)
         elif isinstance(step, Gone):
-            reason = f"timeline {reader.tli} is not in this server's history any more"
+            reason = f"timeline {reader.tli} is no longer in this server's history"
             self._fail(reader, "58P01", reason, fatal=True)
         else:
             reader.waiting = reader.caught_up = True

@@ -48,7 +48,7 @@ _REPORTED = (
 _ONLY_IN_PG_SETTINGS = {"archive_timeout": "0", "checkpoint_timeout": "0"}
 
 _RELATIONS_HINT = (
-    "one row of pg_replication_slots, pg_settings or pg_user can be read here; for other SQL go to the primary"
+    "only a row of pg_replication_slots, pg_settings or pg_user can be read; connect to the primary for other SQL"
 )
 
 _Row = dict[str, tuple[Column, str | None]]
@@ -91,7 +91,7 @@ def require_wal(log: ReadableLog) -> None:
     """
     if not log.end_lsn:
         raise CommandError(
-            "57P03", "this safekeeper has no committed WAL yet", hint="Try again when a proxy has made it a member."
+            "57P03", "this safekeeper does not have committed WAL yet", hint="Retry when a proxy has made it a member."
         )
 
 
@@ -153,10 +153,10 @@ def select(
             # Each user that is let in may do all that a safekeeper does.
             row = _row(("usename", TEXT, user), ("usesuper", BOOL, "t"))
         case _:
-            raise CommandError("0A000", "a safekeeper cannot do this: SQL", hint=_RELATIONS_HINT)
+            raise CommandError("0A000", "a safekeeper does not support  SQL", hint=_RELATIONS_HINT)
     for name in (*command.columns, *keys):
         if name not in row:
-            raise CommandError("0A000", f'a safekeeper cannot do this: SQL with "{name[:63]}"', hint=_RELATIONS_HINT)
+            raise CommandError("0A000", f'a safekeeper does not support  SQL with "{name[:63]}"', hint=_RELATIONS_HINT)
     columns = tuple(row[name][0] for name in command.columns)
     # A row that is not there has NULL in its key, which no condition equals.
     if any(row[name][1] != value for name, value in where):

@@ -173,7 +173,7 @@ class ReplicationConnection(PgTransport):
         """See PgTransport."""
         if self._task is not None:
             self._task.cancel()
-        self._stop_reader("the connection is gone")
+        self._stop_reader("the connection is closed")
         self._listener.lost(self)
 
     def filled(self, full: bool) -> None:
@@ -340,7 +340,7 @@ class ReplicationConnection(PgTransport):
             # Held from the start, durably: what the client reports later is written lazily, and a crash may forget it.
             restart_lsn = begin_lsn if log.begin_lsn <= begin_lsn <= log.end_lsn else 0
             slot = await slots.create(name, restart_lsn, connection=self.number)
-            _log.info("%s named replication slot %s, which was not there: created it", self, name)
+            _log.info("%s named replication slot %s, which did not exist: created it", self, name)
         slots.acquire(slot, self.number)
         return slot
 
@@ -353,7 +353,7 @@ class ReplicationConnection(PgTransport):
         self._ending = end
         self.session.end_copy()
         self.flush()
-        self._stop_reader(f"timeline {end.next_tli} goes on at {format_lsn(end.fork_lsn)}")
+        self._stop_reader(f"timeline {end.next_tli} continues at {format_lsn(end.fork_lsn)}")
 
     def fail(self, sqlstate: str, message: str, *, fatal: bool) -> None:
         """See reader.Client."""
@@ -368,7 +368,7 @@ class ReplicationConnection(PgTransport):
             log, tli = self._listener.hub.log(), self.reader.tli
             fork = log.fork_of(tli)
             self._ending = TimelineEnd(*fork) if fork is not None else None
-            self._stop_reader("the client has ended it")
+            self._stop_reader("the client ended it")
         self._finish_copy()
 
     def _finish_copy(self) -> None:
@@ -382,7 +382,7 @@ class ReplicationConnection(PgTransport):
             return False
         self._listener.hub.stop(reader)
         self._release_slot(reader.slot)
-        _log.info("%s streams no more, at %s: %s", self, format_lsn(reader.position_lsn), reason)
+        _log.info("%s stopped streaming at %s: %s", self, format_lsn(reader.position_lsn), reason)
         return True
 
     # What the listener calls.
@@ -392,14 +392,14 @@ class ReplicationConnection(PgTransport):
         silent_s, timeout_s = now - self.heard_at, self._listener.timeout_s
         streams = self.session.state in (State.COPY, State.COPY_ENDING)
         if not self.user and now - self._made_at > self._listener.greeting_timeout_s:
-            reason = f"not let in within {self._listener.greeting_timeout_s:g} s"
+            reason = f"not authenticated within {self._listener.greeting_timeout_s:g} s"
             self._listener.close_connection(self, reason, stranger=True)
         elif self.user and not streams and self._task_is_over and silent_s > IDLE_SESSION_S:
             self.session.refuse("57P05", "terminating connection due to idle-session timeout", fatal=True)
             self.flush()
             self._listener.close_connection(self, f"no command for {IDLE_SESSION_S:g} s")
         elif streams and silent_s > timeout_s:
-            _log.warning("%s is closed: silent for %g s", self, timeout_s)
+            _log.warning("closed %s: no data for %g s", self, timeout_s)
             self.abort()
         elif streams and silent_s > timeout_s / 2 and not self._pinged and not self.is_full:
             self._pinged = True
@@ -413,8 +413,8 @@ class ReplicationConnection(PgTransport):
         """End the conversation because the process ends: a stream as PostgreSQL ends it then, for others to go on."""
         if self.reader is not None and self.session.state is State.COPY:
             self.write(command_complete("COPY 0"))
-            self._stop_reader("this safekeeper stops")
+            self._stop_reader("this safekeeper is shutting down")
         else:
-            self.session.refuse("57P01", "this safekeeper stops", fatal=True)
+            self.session.refuse("57P01", "this safekeeper is shutting down", fatal=True)
             self.flush()
         self.close()

@@ -41,7 +41,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
     """
 
     CANNOT_LISTEN = "could not listen for replication clients at %s: %s: correct --pg-listen"
-    FOREIGN = "refused a replication client from %s: it lies in none of the networks of --pg-allow"
+    FOREIGN = "refused a replication client from %s: its address is in none of the networks of --pg-allow"
     EVICTED = "closed the replication client from %s, the oldest of %d that are not logged in, for a newer one"
 
     def __init__(
@@ -79,7 +79,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
             async with asyncio.timeout(GOODBYE_S):
                 await self.hub.become_quiet()
         except TimeoutError:
-            _log.info("some readers have not been sent all WAL that is here")
+            _log.info("some readers have not received all WAL")
         self.stop_watching()
         for connection in list(self._connections.values()):
             connection.say_goodbye()
@@ -141,7 +141,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         if self.admission.prove(connection.number).admitted:
             return True
         limit = self.admission.budget.proven_max
-        self._warn(f"refused {connection}: {limit} are connected already (--pg-connections-max)")
+        self._warn(f"refused {connection}: {limit} are already connected (--pg-connections-max)")
         return False
 
     def close_connection(self, connection: ReplicationConnection, reason: str, *, stranger: bool = False) -> None:
@@ -160,7 +160,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         """Forget a connection that is closed."""
         self.slots.connection_lost(connection.number)
         if self.forget(connection.number) is not None:
-            _log.debug("%s is gone", connection)
+            _log.debug("%s disconnected", connection)
         if self._emptied is not None and not self._connections and not self._emptied.done():
             self._emptied.set_result(None)
 

@@ -223,7 +223,7 @@ class Slots:
             else:
                 self._drop_problem.over()
                 _log.warning(
-                    'dropped replication slot "%s", which held WAL from %s on: no connection used it for %.0f s '
+                    'dropped replication slot "%s", which retained WAL from %s: no client used it for %.0f s '
                     "(--slot-idle-timeout)",
                     slot.name,
                     format_lsn(slot.restart_lsn),
@@ -256,7 +256,7 @@ class Slots:
                 await self._store(list(self._slots.values()))
                 self._save_problem.over()
             except CommandError as error:
-                self._save_problem.note(str(error), "the positions of replication slots on disk stay behind: %s", error)
+                self._save_problem.note(str(error), "could not save the positions of replication slots: %s", error)
 
     async def _store(self, slots: list[Slot]) -> None:
         """Make these, without the temporary ones, the file's content."""
@@ -271,7 +271,7 @@ class Slots:
             sqlstate = "58030"
             if isinstance(error, StorageFull):
                 sqlstate = "53000" if isinstance(error, ResourceShortage) else "53100"
-            raise CommandError(sqlstate, f"could not write the replication slots: {error}") from error
+            raise CommandError(sqlstate, f"could not save the replication slots: {error}") from error
 
 
 def _done(stored: asyncio.Future[None], _: Any, error: BaseException | None) -> None:

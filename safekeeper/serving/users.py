@@ -55,7 +55,7 @@ def name_problem(name: str) -> str:
     if not name or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
         return f"a name has 1 to {NAME_BYTES_MAX} bytes"
     if ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
-        return "a name has no colon, no control character, no # before it and no blank around it"
+        return "a name must not contain a colon or a control character, begin with #, or begin or end with a blank"
     return ""
 
 
@@ -69,7 +69,7 @@ def user_line(name: str, password: str) -> str:
     if problem:
         raise ConfigurationError(f"{name!r} cannot be a user's name: {problem}")
     if not password or "\0" in password:
-        raise ConfigurationError("an empty password, or one with a zero byte, is none")
+        raise ConfigurationError("a password must not be empty or contain a zero byte")
     return f"{name}:{make_verifier(password, secrets.token_bytes(SALT_BYTES))}"
 
 
@@ -98,8 +98,8 @@ def _read(path: Path) -> dict[str, str]:
         name, _, verifier = line.partition(":")
         problem = name_problem(name) or _verifier_problem(verifier)
         if problem:
-            raise ConfigurationError(f"{path}: line {number}: {problem}; safekeeper user NAME makes such a line")
+            raise ConfigurationError(f"{path}: line {number}: {problem}; write the line with safekeeper user NAME")
         if name in verifiers:
-            raise ConfigurationError(f"{path}: line {number} names a user that an earlier line names already")
+            raise ConfigurationError(f"{path}: line {number} repeats the user of an earlier line")
         verifiers[name] = verifier
     return verifiers

@@ -82,7 +82,9 @@ class StateFile:
         try:
             return msgspec.msgpack.decode(payload, type=state_type)
         except msgspec.DecodeError as error:
-            raise StorageFailed(f"{self.path} is no {state_type.__name__}: {error}; {self._what_to_do}") from error
+            raise StorageFailed(
+                f"{self.path} is not a valid {state_type.__name__}: {error}; {self._what_to_do}"
+            ) from error
 
     def store(self, state: msgspec.Struct) -> None:
         """Make `state` the stored one, durably.
@@ -104,7 +106,7 @@ class StateFile:
     def _checked_payload(self, content: bytes) -> bytes:
         """Return the payload of a file whose every other part is as it must be."""
         if len(content) < _HEADER.size + _CRC.size:
-            raise StorageFailed(f"{self.path} is cut short, at {len(content)} bytes: {self._what_to_do}")
+            raise StorageFailed(f"{self.path} is truncated to {len(content)} bytes: {self._what_to_do}")
         magic, version, length = _HEADER.unpack_from(content)
         if magic != self._magic:
             raise StorageFailed(f"{self.path} is not a safekeeper's {self._what}: is this the right data folder?")
@@ -117,7 +119,9 @@ class StateFile:
                 f" {self._version}: use the release that wrote it, or a newer one"
             )
         if length != len(content) - _HEADER.size - _CRC.size:
-            raise StorageFailed(f"{self.path} has {len(content)} bytes, which its header denies: {self._what_to_do}")
+            raise StorageFailed(
+                f"{self.path} has {len(content)} bytes, not the number in its header: {self._what_to_do}"
+            )
         return content[_HEADER.size : -_CRC.size]
 
 
@@ -166,12 +170,14 @@ class DataDirectoryLock:
             holder = _read_pid(self._descriptor)
             self.release()
             raise ConfigurationError(
-                f"{directory} is in use by process {holder or '(unknown)'}: stop that one, or choose another --data-dir"
+                f"{directory} is in use by process {holder or '(unknown)'}: stop it, or choose another --data-dir"
             ) from error
         except OSError as error:
             self.release()
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFailed(f"no room to start in {directory}: free some space ({error.strerror})") from error
+                raise StorageFailed(
+                    f"not enough disk space to start in {directory}: free some space ({error.strerror})"
+                ) from error
             raise ConfigurationError(f"could not lock {path}: {error.strerror}; choose another --data-dir") from error
 
     @staticmethod

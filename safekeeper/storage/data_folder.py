@@ -72,14 +72,14 @@ def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_direc
         return None  # A new beginning is pending, or nothing was ever written.
     needed_lsn = max(control.wal_begin_lsn, control.commit_lsn, control.truncate_to or 0)
     if flush_lsn < needed_lsn:
-        found = f"ends at {format_lsn(flush_lsn)}" if flush_lsn else "is gone"
+        found = f"ends at {format_lsn(flush_lsn)}" if flush_lsn else "is missing"
         difference = f"{found}, but it reached {format_lsn(needed_lsn)}"
     elif begin_lsn > control.wal_begin_lsn:
         difference = f"begins at {format_lsn(begin_lsn)}, but it began at {format_lsn(control.wal_begin_lsn)}"
     else:
         return None
     return (
-        f"the WAL in {wal_directory} {difference} (S8): this data folder is no member any more; "
+        f"the WAL in {wal_directory} {difference}: this data folder is no longer a member; "
         "move it away and start with an empty one, to rejoin as a learner"
     )
 
@@ -119,7 +119,7 @@ class DataFolder:
             ResourceShortage: there is no file descriptor for it.
         """
         if not fs.exists(directory.parent):
-            raise ConfigurationError(f"{directory.parent} does not exist: make it, or correct --data-dir")
+            raise ConfigurationError(f"{directory.parent} does not exist: create it, or correct --data-dir")
         if fs.exists(directory / POSTGRESQL_MARK):
             raise ConfigurationError(
                 f"{directory} is a data folder of PostgreSQL (it has {POSTGRESQL_MARK}): correct --data-dir, a "
@@ -135,7 +135,7 @@ class DataFolder:
             raise ResourceShortage(f"could not start in {directory}: {short}: raise the limit of open files") from short
         except StorageFull as full:
             folder.close()
-            raise StorageFailed(f"no room to start in {directory}: free some space ({full})") from full
+            raise StorageFailed(f"not enough disk space to start in {directory}: free some space ({full})") from full
         except BaseException:
             folder.close()
             raise
@@ -208,7 +208,7 @@ class DataFolder:
             case FindTimedRecord(begin_lsn, end_lsn):
                 return find_timed_record(self.opened_storage().read, begin_lsn, end_lsn, self._segment_size)
             case _:
-                raise LocalProtocolError(f"{type(effect).__name__} is not for the disk")
+                raise LocalProtocolError(f"{type(effect).__name__} cannot be carried out by the disk")
         return None
 
     def perform_all(self, effects: Effects) -> None:
@@ -243,7 +243,7 @@ class DataFolder:
     def opened_storage(self) -> WalStorage:
         """Return the storage, which an adopted history has made sure is there."""
         if self.storage is None:
-            raise LocalProtocolError("there is no WAL to work on yet")
+            raise LocalProtocolError("the data folder has no WAL yet")
         return self.storage
 
     def _segment_path(self, lsn: Lsn) -> Path | None:
@@ -254,7 +254,7 @@ class DataFolder:
         if control is None:
             if self._fs.listdir(self._wal_directory):
                 raise DiskLost(
-                    f"{self.directory} holds WAL but its control file is gone: what this safekeeper promised is lost; "
+                    f"{self.directory} contains WAL but no control file: the promises of this safekeeper are lost; "
                     "move the folder away and start with an empty one, to rejoin as a learner"
                 )
             control = ControlState(safekeeper_id=safekeeper_id, incarnation=new_incarnation)
@@ -329,7 +329,7 @@ class DataFolder:
         lost = missing_wal(control, begin_lsn, end_of_chain(segments, control.segment_size), directory)
         if lost is None and not problems:
             return ""
-        return f"the WAL that the rebootstrap set aside is not whole: {'; '.join(filter(None, [lost, *problems]))}"
+        return f"the WAL that the rebootstrap set aside is incomplete: {'; '.join(filter(None, [lost, *problems]))}"
 
     def _restore_wal(self, label: str) -> Lsn:
         """Move back what was set aside, and open it. Whatever was moved before a crash stays moved."""

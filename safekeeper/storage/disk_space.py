@@ -51,10 +51,12 @@ class DiskSpace:
             self.short_of_resources(error)
         elif error is None:
             if self.lacking.pop(what, None) is not None:
-                _log.info("there is room for the %s again", what)
+                _log.info("disk space for the %s is available again", what)
         elif what not in self.lacking:
             self.lacking[what] = str(error)
-            _log.warning("no room for the %s: %s; free some space, nothing else is needed", what, error)
+            _log.warning(
+                "not enough disk space for the %s: %s; free some space, writing then resumes by itself", what, error
+            )
 
     def short_of_resources(self, error: ResourceShortage) -> None:
         """Take note that a file could not be opened, which is tried again."""
@@ -75,7 +77,7 @@ class DiskSpace:
         elif self._warned_at is None or now - self._warned_at >= WARN_AGAIN_AFTER_S:
             self._warned_at = now
             _log.warning(
-                "the disk has %d MiB of free space left, less than the %d MiB of --disk-free-warning: make room",
+                "the disk has %d MiB of free space left, less than the %d MiB of --disk-free-warning: free some space",
                 space.free_bytes >> 20,
                 self.free_warning_bytes >> 20,
             )

@@ -47,17 +47,17 @@ def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
     except StorageFailed as error:
         return Inspection(None, [], 0, str(error), [])
     if control is None:
-        lost = "there is WAL but no control file" if fs.listdir(wal_directory) else ""
-        return Inspection(None, [], 0, lost, ["no safekeeper has used this folder yet"] if not lost else [])
+        lost = "the folder contains WAL but no control file" if fs.listdir(wal_directory) else ""
+        return Inspection(None, [], 0, lost, ["the folder has not been used by a safekeeper"] if not lost else [])
     if not control.segment_size:
-        return Inspection(control, [], 0, "", ["not bootstrapped yet: there is no WAL"])
+        return Inspection(control, [], 0, "", ["not bootstrapped yet: the log is empty"])
     segments, problems = inspect(fs, wal_directory, control.segment_size, control.wal_begin_lsn)
     notes = problems + [f"{segment.name} {problem}" for segment in segments for problem in segment.problems]
     flush_lsn = end_of_chain(segments, control.segment_size)
     if control.is_log_pending:
-        notes.append("a new beginning of the log is under way: the next start finishes it")
+        notes.append("a reset of the log is unfinished: the next start completes it")
     elif control.truncate_to is not None:
-        notes.append(f"a cut at {format_lsn(control.truncate_to)} is under way: the next start finishes it")
+        notes.append(f"a truncation to {format_lsn(control.truncate_to)} is unfinished: the next start completes it")
     begin_lsn = segments[0].begin_lsn if segments else 0
     lost = missing_wal(control, begin_lsn, flush_lsn, wal_directory) or ""
     return Inspection(control, segments, flush_lsn, lost, notes)

@@ -121,7 +121,7 @@ def list_segments(directory: Path, names: Sequence[str], segment_size: int) -> l
         low_name, high_name = (each.path(directory, segment_size).name for each in (low, high))
         if low.begin_lsn == high.begin_lsn:
             raise StorageFailed(
-                f"{directory} holds two files of one segment, {low_name} and {high_name}: remove the foreign one"
+                f"{directory} contains two files of one segment, {low_name} and {high_name}: remove the foreign one"
             )
         if high.begin_lsn != low.begin_lsn + segment_size:
             raise StorageFailed(
@@ -172,7 +172,7 @@ def inspect(
     facts.sort(key=lambda each: (each.begin_lsn, each.tli))
     for low, high in pairwise(facts):
         if _holds_wal(high) and (low.valid_end_lsn or 0) < high.begin_lsn:
-            problems.append(f"{low.name} ends early although {high.name} holds WAL: acked WAL is damaged")
+            problems.append(f"{low.name} ends early although {high.name} contains WAL: acknowledged WAL is damaged")
     return facts, problems
 
 
@@ -204,7 +204,7 @@ def _walk(fs: FileSystem, directory: Path, found: Sequence[NamedSegment], segmen
             if _holds_wal(facts):
                 raise DiskLost(
                     f"{found[last].path(directory, segment_size)} is damaged: its WAL ends at"
-                    f" {format_lsn(slot.end_lsn)} although {facts.name} holds more:"
+                    f" {format_lsn(slot.end_lsn)} although {facts.name} contains more:"
                     " replace the disk and start with an empty data folder"
                 )
     return last, slot
@@ -225,8 +225,8 @@ def _slot_of(fs: FileSystem, directory: Path, segment: NamedSegment, segment_siz
         file.close()
     if slot is None:
         raise DiskLost(
-            f"{path}: neither slot of its footer checks, so the WAL from {format_lsn(segment.begin_lsn)} on is lost:"
-            " replace the disk and start with an empty data folder"
+            f"{path}: both slots of its footer have a wrong checksum, so the WAL from"
+            f" {format_lsn(segment.begin_lsn)} on is lost: replace the disk and start with an empty data folder"
         )
     return slot
 
@@ -281,9 +281,9 @@ def _inspect_file(fs: FileSystem, directory: Path, segment: NamedSegment, segmen
     except StorageFailed as error:
         problems.append(str(error))
     if valid is None:
-        problems.append("neither slot of the footer checks")
+        problems.append("both slots of the footer have a wrong checksum")
     elif any(slot and slot.sequence > valid.sequence for slot in slots):
-        problems.append("the bytes of the newest slot do not check: the last flush was interrupted")
+        problems.append("the WAL does not match the checksum of the newest slot: the last flush was interrupted")
     valid_end_lsn = valid.end_lsn if valid else None
     return SegmentFacts(path.name, segment.tli, segment.begin_lsn, valid_end_lsn, tuple(slots), tuple(problems))
 

@@ -181,7 +181,7 @@ def read_exactly(file: File, path: Path, length: int, offset: int) -> bytes:
     """
     data = file.pread(length, offset)
     if len(data) != length:
-        raise StorageFailed(f"{path} ends at byte {offset + len(data)}, inside what it must hold: restore the file")
+        raise StorageFailed(f"{path} ends at byte {offset + len(data)}, before the end of its WAL: restore the file")
     return data
 
 

@@ -224,7 +224,7 @@ class WalStorage:
         if lsn <= self.begin_lsn:
             return None
         if self.is_empty or lsn % self._segment_size or lsn > self._writing[0].begin_lsn:
-            raise self._refusal(f"a removal of what lies below {format_lsn(lsn)}")
+            raise self._refusal(f"a removal of WAL below {format_lsn(lsn)}")
         paths = []
         for begin_lsn in range(self.begin_lsn, lsn, self._segment_size):
             opened = self._reading.pop(begin_lsn, None)
@@ -261,7 +261,7 @@ class WalStorage:
         """
         self._require_no_flush()
         if base_lsn == 0 or base_lsn != segment_start(base_lsn, self._segment_size):
-            raise LocalProtocolError(f"{format_lsn(base_lsn)} is not the start of a segment: no log can begin there")
+            raise LocalProtocolError(f"{format_lsn(base_lsn)} is not the start of a segment: a log cannot begin there")
         try:
             with self._fs.hold_directory(self._directory):
                 self._drop_from(0)
@@ -437,15 +437,15 @@ class WalStorage:
     def _require_no_flush(self) -> None:
         self._require_working()
         if self._flush is not None:
-            raise LocalProtocolError(f"a flush to {format_lsn(self._flush.end_lsn)} is under way: finish it first")
+            raise LocalProtocolError(f"a flush to {format_lsn(self._flush.end_lsn)} is not finished: finish it first")
 
     def _refusal(self, wish: str) -> StorageFailed | LocalProtocolError:
         if self._failure is not None:
             return StorageFailed(self._failure)
         if self.is_empty:
-            return LocalProtocolError(f"there is no WAL for {wish}: reset it to a base first")
+            return LocalProtocolError(f"the log is empty, and cannot serve {wish}: reset it to a base first")
         held = f"[{format_lsn(self.begin_lsn)}, {format_lsn(self.write_lsn)})"
-        return LocalProtocolError(f"{wish} does not fit the WAL held, {held}")
+        return LocalProtocolError(f"{wish} is outside of the WAL, {held}")
 
     def _fail(self, error: StorageFailed | StorageFull) -> StorageFailed:
         """Refuse everything from now on. Also called from the disk's thread: one assignment."""

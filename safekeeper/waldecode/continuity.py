@@ -38,7 +38,7 @@ class LinkCheck:
         if self._linked is not None:
             return self._reason
         if self._decoder.pending is None:
-            return f"no record behind {format_lsn(self._tail.end_lsn)} yet that could link to ours"
+            return f"no complete record after {format_lsn(self._tail.end_lsn)} yet that links to this log"
         return f"the record at {format_lsn(self._decoder.pending)} is not complete yet"
 
     def feed(self, data: bytes) -> bool | None:
@@ -54,8 +54,8 @@ class LinkCheck:
             return None
         at = format_lsn(record.start_lsn)
         if record.start_lsn == self._tail.record_lsn:
-            self._reason = f"the record at {at}, which our log ends in, is completed with the right checksum"
+            self._reason = f"the record at {at}, in which this log ends, is completed with the right checksum"
         else:
-            self._reason = f"the record at {at} links to ours at {format_lsn(record.previous_lsn)}"
+            self._reason = f"the record at {at} links to this log's record at {format_lsn(record.previous_lsn)}"
         self._linked = True
         return True

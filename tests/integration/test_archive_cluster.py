@@ -190,7 +190,7 @@ def test_archive_that_is_away_costs_no_commit_is_told_and_is_filled_when_it_is_b
         wait_for(lambda: metric(cluster.safekeepers[archiver], "archive_problem") == 0, "nothing is wrong any more")
     told = cluster.safekeepers[archiver].log_path.read_text()[log_begin:]
     assert "cannot archive: " in told and "Traceback" not in told
-    assert told.index("archives again") > told.index("cannot archive: ")
+    assert told.index("archiving resumed") > told.index("cannot archive: ")
 
 
 def test_archive_of_another_cluster_is_refused_in_one_line_and_commits_go_on(

@@ -157,25 +157,27 @@ def through_somebody(house: House, i: int, authority: Authority | None = None) -
 
 WRONG_PASSWORD = 'password authentication failed for user "standby1"'
 WRONG_NAME = 'the certificate is that of "standby2" (CN)'
-TLS_ONLY = "this listener takes TLS connections only"
-IN_BETWEEN = "is somebody in between?"
+TLS_ONLY = "this listener requires TLS"
+IN_BETWEEN = "a third party may relay the connection"
 
 LOGINS = {
     "wrong password": Login(by_libpq(password="wrong"), WRONG_PASSWORD, WRONG_PASSWORD),
     "empty password": Login(by_hand(""), WRONG_PASSWORD, WRONG_PASSWORD),
-    "no password": Login(by_libpq(passfile="/nonexistent"), "no password supplied", "left when asked for a password"),
-    "no SCRAM": Login(by_libpq(require_auth="md5"), "server requested SASL", "accepts no SCRAM-SHA-256"),
+    "no password": Login(
+        by_libpq(passfile="/nonexistent"), "no password supplied", "disconnected at the request for a password"
+    ),
+    "no SCRAM": Login(by_libpq(require_auth="md5"), "server requested SASL", "does not support SCRAM-SHA-256"),
     "unknown user": Login(
         with_certificate("nobody", user="nobody", password=PASSWORD),
         'password authentication failed for user "nobody"',
-        'there is no user "nobody" in --pg-users',
+        'user "nobody" does not exist in --pg-users',
     ),
     "plaintext": Login(by_libpq(sslmode="disable", channel_binding="disable"), TLS_ONLY, TLS_ONLY),
     "stripped channel binding": Login(by_hand(strips_plus=True), IN_BETWEEN, IN_BETWEEN),
     "replayed proof": Login(replayed, "another nonce", "another nonce"),
     "somebody in between": Login(through_somebody, IN_BETWEEN, IN_BETWEEN),
     "another user's certificate": Login(with_certificate("standby2"), WRONG_NAME, WRONG_NAME),
-    "certificate of another CA": Login(with_certificate("standby1", stranger=True), "unknown ca", "no CA of our file"),
+    "certificate of another CA": Login(with_certificate("standby1", stranger=True), "unknown ca", "not signed by a CA"),
     "expired certificate": Login(with_certificate("standby1", expired=True), "certificate expired", "it has expired"),
     "no certificate": Login(
         by_libpq(sslcert="/nonexistent", sslkey="/nonexistent"), "certificate required", "no client certificate"
@@ -221,14 +223,16 @@ def expired(house: House) -> ClientTls:
 
 
 KNOCKS = {
-    "wrong secret": Knock(proxys, SECRET + "!", "refuses our proof of the shared secret", "does not know the shared"),
-    "no secret": Knock(proxys, "", "give the proxy --secret-file", "the proxy presents no shared secret"),
-    "plaintext": Knock(lambda house: None, SECRET, "give the proxy --tls-ca", "the peer speaks no TLS"),
+    "wrong secret": Knock(proxys, SECRET + "!", "refuses the proof of the shared secret", "does not know the shared"),
+    "no secret": Knock(proxys, "", "give the proxy --secret-file", "the proxy sends no proof of a shared secret"),
+    "plaintext": Knock(lambda house: None, SECRET, "give the proxy --tls-ca", "the peer does not use TLS"),
     "no certificate": Knock(
         lambda house: ClientTls(house.cluster.authority.ca), SECRET, "give --tls-cert", "no client certificate"
     ),
-    "certificate of another CA": Knock(of_another_ca, SECRET, "does not trust the CA of our", "no CA of our file"),
-    "expired certificate": Knock(expired, SECRET, "finds our certificate expired", "it has expired"),
+    "certificate of another CA": Knock(
+        of_another_ca, SECRET, "does not trust the CA of this side's", "not signed by a CA"
+    ),
+    "expired certificate": Knock(expired, SECRET, "reports this side's certificate as expired", "it has expired"),
 }
 
 
@@ -251,7 +255,7 @@ def test_a_proof_that_was_overheard_proves_nothing_on_another_connection(house: 
             side.receive(proxy.ask(overheard))
             assert side.done
         log = house.cluster.safekeepers[i].log_path
-        with warned_once(log, "does not know the shared secret"), Prover(house.cluster.port(i), context) as thief:
+        with warned_once(log, "does not have the shared secret"), Prover(house.cluster.port(i), context) as thief:
             assert isinstance(thief.ask(Hello(nonce)), Challenge)
             assert thief.ask(overheard) == Refused(Reason.WRONG_PROOF)
 
@@ -259,7 +263,7 @@ def test_a_proof_that_was_overheard_proves_nothing_on_another_connection(house: 
 def test_a_safekeeper_that_says_our_own_proof_back_to_us_is_none(house: House) -> None:
     tls = context_of(house.cluster.pair("safekeeper1"))
     with undisturbed(house.load), Impostor(reflects, tls) as false_safekeeper:
-        assert "this is not one of ours" in knock(false_safekeeper.port, proxys(house), SECRET)
+        assert "it does not belong to this cluster" in knock(false_safekeeper.port, proxys(house), SECRET)
 
 
 def test_somebody_in_between_with_a_certificate_of_our_ca_cannot_pass_on_a_proof(house: House) -> None:
@@ -267,10 +271,10 @@ def test_somebody_in_between_with_a_certificate_of_our_ca_cannot_pass_on_a_proof
     passes = passes_on(cluster.port(i), proxys(house).context)
     with (
         undisturbed(house.load),
-        warned_once(cluster.safekeepers[i].log_path, "or somebody is in between"),
+        warned_once(cluster.safekeepers[i].log_path, "or a third party relays the connection"),
         Impostor(passes, context_of(cluster.pair("proxy"))) as somebody,
     ):
-        assert "refuses our proof" in knock(somebody.port, proxys(house), SECRET, i)
+        assert "refuses the proof" in knock(somebody.port, proxys(house), SECRET, i)
 
 
 # HTTP, and addresses.

@@ -22,11 +22,11 @@ def _install(authority: Authority, name: str, directory: Path) -> None:
 def _reload(*processes: LocalProcess) -> None:
     """Send SIGHUP and wait until each has read its files."""
     for process in processes:
-        before = process.log_path.read_text().count("secrets again")
+        before = process.log_path.read_text().count("reloaded certificates, users and secrets")
         assert process.pid is not None
         os.kill(process.pid, signal.SIGHUP)
         wait_for(
-            lambda p=process, n=before: p.log_path.read_text().count("secrets again") > n,  # type: ignore[misc]
+            lambda p=process, n=before: p.log_path.read_text().count("reloaded certificates, users and secrets") > n,  # type: ignore[misc]
             f"{process.name} has read its files again",
         )
 
@@ -63,7 +63,7 @@ def test_certificates_and_secrets_change_under_load_and_intruders_change_nothing
         ours = cluster.proxy.arguments[cluster.proxy.arguments.index("--tls-cert") :]
         (tmp_path / "old").write_text(SECRET)
         old = [option if option != str(tmp_path / "secret") else str(tmp_path / "old") for option in ours]
-        for options, problem in ((old, "refuses our proof"), ([], "takes TLS connections only")):
+        for options, problem in ((old, "refuses the proof"), ([], "requires TLS")):
             intruder = cluster.add_proxy("--takeover", "true", *options)
             wait_for(
                 lambda i=intruder: i.log_path.read_text().count(problem) >= 3,  # type: ignore[misc]  # noqa: B023

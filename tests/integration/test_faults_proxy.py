@@ -35,13 +35,13 @@ def test_sigterm_waits_for_the_quorum_and_a_second_one_does_not(new_stand: NewSt
     proxy = stand.proxy
     assert proxy.pid is not None
     os.kill(proxy.pid, signal.SIGTERM)
-    wait_for(lambda: "SIGTERM: stops" in log_of(proxy), "the signal is taken")
+    wait_for(lambda: "SIGTERM: shutting down" in log_of(proxy), "the signal is taken")
     began_at = time.monotonic()
     assert proxy.status() is not None, "it drains"
     os.kill(proxy.pid, signal.SIGTERM)
     assert proxy.wait() == 128 + signal.SIGTERM
     assert time.monotonic() - began_at < DRAIN_S / 2
-    assert "a second SIGTERM: stops at once" in log_of(proxy)
+    assert "a second SIGTERM: exiting immediately" in log_of(proxy)
     # The next one finds everything as it was.
     for safekeeper_id in (2, 3):
         stand.safekeepers[safekeeper_id].resume()
@@ -61,7 +61,7 @@ def test_a_drain_ends_as_soon_as_the_quorum_has_everything(new_stand: NewStand) 
 
     held_lsn = restart_lsn()
     os.kill(proxy.pid, signal.SIGTERM)
-    wait_for(lambda: "SIGTERM: stops" in log_of(proxy), "the signal is taken")
+    wait_for(lambda: "SIGTERM: shutting down" in log_of(proxy), "the signal is taken")
     for safekeeper_id in (2, 3):
         stand.safekeepers[safekeeper_id].resume()
     began_at = time.monotonic()

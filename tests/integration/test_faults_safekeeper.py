@@ -65,7 +65,7 @@ def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: N
         file.write(bytes(max(0, free)))
     for _ in range(6):
         write_wal(stand, 1)
-    assert "no room for the WAL" in log_of(full) and "free some space" in log_of(full)
+    assert "not enough disk space for the WAL" in log_of(full) and "free some space" in log_of(full)
     status = full.status()
     assert status is not None and "No space left" in status["disk"]["no_room_for"]["WAL"]
     wait_for(lambda: stand.member(3)["lag_bytes"] > MIB, "the full one lags")
@@ -76,7 +76,7 @@ def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: N
     filler.unlink()
     wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_lsn(), "the full one catches up by itself")
     stand.verify()
-    assert "there is room for the WAL again" in log_of(full)
+    assert "disk space for the WAL is available again" in log_of(full)
 
 
 def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None:
@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_at_the_start_is_told_in_one_line(new_stand: NewStan
     (small_disk / "filler").write_bytes(bytes(DISK_BYTES))
     code, line = end_of(process.start())
     assert code == EXIT_STORAGE
-    assert "no room to start" in line and "free some space" in line
+    assert "not enough disk space to start" in line and "free some space" in line
 
 
 @NEWEST

@@ -88,7 +88,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     assert stand.proxy.stop() == 0
     proxy = proxy_with(stand, "twice", twice)
     stand.wait_for_state("streaming")
-    answers = "safekeeper 1 answers where safekeeper 2 is expected: correct --safekeepers"
+    answers = "safekeeper 1 replied where safekeeper 2 is expected: correct --safekeepers"
     wait_for(lambda: answers in (stand.member(2)["problem"] or ""), "the reason is in the status")
     stand.commit(2)
     assert proxy.stop() == 0
@@ -111,7 +111,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     assert alone.stop() == 0
     proxy = proxy_with(stand, "foreign-system", stand.safekeepers_option)
     stand.wait_for_state("streaming")
-    assert "it is another PostgreSQL" in stand.wait_for_member(3, "refused")["problem"]
+    assert "it is another PostgreSQL server" in stand.wait_for_member(3, "refused")["problem"]
     stand.commit(3)
     assert proxy.stop() == 0
     # The same PostgreSQL, another cluster.

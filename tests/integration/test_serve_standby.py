@@ -87,7 +87,7 @@ def test_standby_goes_on_with_a_slot_that_the_next_safekeeper_does_not_know(
         load.wait_for_commits(20)
         wait_for(lambda: _slots(cluster, 3).get("moving", 0) > begin_lsn, "the slot follows the standby")
         cluster.safekeepers[2].start()
-    assert "replication slot moving, which was not there: created it" in log_of(cluster, 3)
+    assert "replication slot moving, which did not exist: created it" in log_of(cluster, 3)
     # It was killed before the position of the slot was written for the first time; it holds WAL for it all the same.
     assert _slots(cluster, 2)["moving"] > 0
     assert_equal_to_primary(cluster, standby)

@@ -56,7 +56,7 @@ def place(past: Past) -> Iterator[Path]:
 
 
 def fetch(place: Path, name: str, *arguments: object) -> CompletedProcess[str]:
-    """Run wal-fetch; where unknown option of a source it is the archive."""
+    """Run wal-fetch; where there is no option of a source it is the archive."""
     named = any(str(word).startswith(("--archive", "--safekeepers", "--data-dir")) for word in arguments)
     words = arguments if named else ("--archive", place / "archive", *arguments)
     answer = walproxy("wal-fetch", name, place / "RECOVERYXLOG", "--timeout", "0.5", *words)

@@ -66,7 +66,9 @@ class SafekeeperProcess:
             self.process: Child = (_fork(command[1:], log) if forked else None) or subprocess.Popen(command, stderr=log)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        ports = re.search(r"proxies on 127.0.0.1:(\d+), HTTP on 127.0.0.1:(\d+)", self.wait_for_line("listens for"))
+        ports = re.search(
+            r"proxies on 127.0.0.1:(\d+), for HTTP on 127.0.0.1:(\d+)", self.wait_for_line("listening for")
+        )
         assert ports is not None
         self.port, self.http_port = int(ports[1]), int(ports[2])
 

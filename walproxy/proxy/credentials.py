@@ -18,9 +18,9 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     """
     require_pair(config.tls_cert, config.tls_key)
     if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
-        raise ConfigurationError("--tls-cert requires --tls-ca or --http-tls: set one of them, too")
+        raise ConfigurationError("--tls-cert has no effect without --tls-ca or --http-tls: give one of them, too")
     if config.http_tls and config.tls_cert is None:
-        raise ConfigurationError("--http-tls requires --tls-cert and --tls-key: set them, too")
+        raise ConfigurationError("--http-tls has no effect without --tls-cert and --tls-key: give them, too")
     tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
     secret = read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET")
     proves_by_certificate = config.tls_ca is not None and config.tls_cert is not None

@@ -280,7 +280,7 @@ def test_an_undo_is_refused_once_wal_was_written_since() -> None:
     assert isinstance(bench.tell(adopted), AppendResponse)
     before = bench.control
     answer = bench.tell(undo())
-    assert answer.code is RefusalCode.NOT_EMPTY and "an undo would give it up" in answer.reason
+    assert answer.code is RefusalCode.NOT_EMPTY and "an undo would remove it" in answer.reason
     assert bench.control == before and bench.acceptor.leader == P2, "its leader goes on"
     assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
     assert bench.control.cluster_id == CLUSTER and bench.acceptor.leader is None
@@ -505,7 +505,7 @@ def test_the_first_history_brings_the_base_and_is_on_disk_first() -> None:
 
 
 def test_a_base_that_is_no_segment_start_is_refused() -> None:
-    with pytest.raises(RemoteProtocolError, match="no segment start"):
+    with pytest.raises(RemoteProtocolError, match="not the start of a segment"):
         member().tell(elected(P1, (1, BASE, 1), base_lsn=BASE + 8))
 
 
@@ -643,7 +643,7 @@ def test_the_newest_connection_of_a_proposer_wins() -> None:
     bench = following(100)
     bench.greet(connection=2)
     bench.tell(elected(P1, (1, BASE, 1)), connection=2)
-    assert Close(1, "the same proposer has connected anew") in bench.effects
+    assert Close(1, "the same proposer has reconnected") in bench.effects
     assert bench.append(BASE + 100, b"old", connection=1).code is RefusalCode.NOT_ADOPTED
     assert bench.append(BASE + 100, connection=2, sequence=1).write_lsn == BASE + 100
 

@@ -256,7 +256,7 @@ def test_a_fork_below_what_is_kept_is_refused_and_nothing_is_looked_for_or_cut()
     before = bench.control
     answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2), settled_lsn=END))
     assert answer.code is RefusalCode.HISTORY
-    assert "no byte of it is part of the history" in answer.reason
+    assert "is not part of the history" in answer.reason
     touched: tuple[type[Effect], ...] = (Persist, TruncateWal, FindRecords, FindRecordEnd, ResetWal)
     assert not any(isinstance(effect, touched) for effect in bench.effects)
     assert bench.control is before
@@ -268,7 +268,7 @@ def test_a_log_that_was_given_up_from_below_its_beginning_is_dropped_once_a_quor
     fork = ((1, BASE, 1), (2, fork_lsn, 2, True))
     answer = bench.tell(elected(P2, *fork, base_lsn=BASE, settled_lsn=fork_lsn))
     assert answer.code is RefusalCode.RANGE
-    assert "WAL was given up from 0/500000 on, and begins at 0/700000 here" in answer.reason
+    assert "WAL was abandoned from 0/500000 on, and begins at 0/700000 on this safekeeper" in answer.reason
     assert bench.control is before
     answer = bench.tell(elected(P2, *fork, base_lsn=BASE, settled_lsn=fork_lsn, commit_lsn=fork_lsn))
     assert answer == AppendResponse(P2, BASE, BASE, 0)

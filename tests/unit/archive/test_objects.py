@@ -147,8 +147,8 @@ def test_manifest_and_leftovers_of_a_probe_are_passed_over() -> None:
 
 
 def test_files_that_cannot_be_are_not_named() -> None:
-    with pytest.raises(LocalProtocolError, match="0/10 is not where a segment begins"):
+    with pytest.raises(LocalProtocolError, match="0/10 is not the start of a segment"):
         segment_file(1, 16, SEGMENT)
     for end_lsn in (0, SEGMENT, SEGMENT + 1):
-        with pytest.raises(LocalProtocolError, match="no part of one segment"):
+        with pytest.raises(LocalProtocolError, match="not part of one segment"):
             partial_file(1, 0, end_lsn, SEGMENT)

@@ -227,7 +227,7 @@ def test_an_archive_that_does_not_answer_is_waited_for(
         away.rename(folder)
         assert client.receive_wal(received, END_LSN) == WAL
         assert house.call(lambda: house.read_through.problem) == ""
-    said = [record.message for record in caplog.records if "cannot read WAL from the archive" in record.message]
+    said = [record.message for record in caplog.records if "could not read WAL from the archive" in record.message]
     assert len(said) == 1
 
 

@@ -30,7 +30,7 @@ def test_a_sighup_during_the_start_of_a_safekeeper_is_taken_when_it_has_started(
     with SafekeeperProcess(
         tmp_path / "sk", program=(sys.executable, "-c", PROGRAM.format(package="safekeeper"))
     ) as process:
-        process.wait_for_line("read the configuration again")
+        process.wait_for_line("reloaded the configuration")
 
 
 def test_a_sighup_during_the_start_of_a_proxy_does_not_end_it(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_sighup_during_the_start_of_a_proxy_does_not_end_it(tmp_path: Path) ->
     assert process.stderr is not None
     try:
         lines = iter(process.stderr.readline, "")
-        assert any("read the configuration again" in line for line in lines)
+        assert any("reloaded the configuration" in line for line in lines)
     finally:
         process.kill()
         process.wait(DEADLINE_S)

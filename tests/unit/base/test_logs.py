@@ -29,7 +29,7 @@ def test_so_many_lines_pass_per_interval_and_the_others_are_counted() -> None:
     limit = RateLimit(lines=2, interval_s=60, clock=lambda: now)
     assert [limit.admit() for _ in range(5)] == ["", "", None, None, None]
     now = 61.0
-    assert limit.admit() == " (and 3 more such lines left out)"
+    assert limit.admit() == " (and 3 more such lines suppressed)"
     assert limit.admit() == ""
     assert limit.admit() is None
 
@@ -41,7 +41,7 @@ def test_lines_that_differ_in_figures_only_are_limited_together_and_other_lines_
     assert limits.admit("term 5 ends at 1/AB for run ff24b180") is None
     assert limits.admit("term 5 begins") == ""
     now = 61.0
-    assert limits.admit("term 6 ends at 1/AC for run 2f24b18f") == " (and 1 more such lines left out)"
+    assert limits.admit("term 6 ends at 1/AC for run 2f24b18f") == " (and 1 more such lines suppressed)"
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_lost_wal_ends_start_and_inspect_with_6_and_says_what_to_do(tmp_path: Pa
     assert "start with an empty one, to rejoin as a learner" in one_line(result)
     result = safekeeper("inspect", "--data-dir", str(directory))
     assert result.returncode == 6
-    assert "is gone" in result.stdout
+    assert "is missing" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
     with SafekeeperProcess(tmp_path / "sk", "--config", str(file)) as process:
         file.write_text('log_level = "debug"\nidle_timeout = 5\n')
         process.signal(signal.SIGHUP)
-        assert process.wait_for_line("configuration again").endswith("changed: log_level")
-        assert "idle_timeout" in process.wait_for_line("takes a restart")
+        assert process.wait_for_line("reloaded the configuration").endswith("changed: log_level")
+        assert "idle_timeout" in process.wait_for_line("requires a restart")
         with process.proposer():
             process.wait_for_line("DEBUG")
         file.write_text("nonsense = 1")
@@ -235,7 +235,7 @@ def test_garbage_on_the_listener_is_one_line_and_the_leader_goes_on(tmp_path: Pa
         with process.proposer() as stranger:
             stranger.send_raw(b"\x16\x03\x01\x02\x00garbage")
             assert stranger.is_closed()
-        assert "WARNING safekeeper 1 term 1: closed proxy connection" in process.wait_for_line("speaks TLS")
+        assert "WARNING safekeeper 1 term 1: closed proxy connection" in process.wait_for_line("uses TLS")
         leader.append(WAL)
         leader.wait_flushed(BASE_LSN + len(WAL))
 

@@ -76,8 +76,8 @@ def authority(tmp_path: Path) -> Authority:
 
 def test_an_unprotected_listener_stays_on_loopback_and_says_what_would_open_it(tmp_path: Path) -> None:
     with SafekeeperProcess(tmp_path / "sk", "--listen", "0.0.0.0:0") as process:
-        line = process.wait_for_line("to open it to others")
-        assert " WARNING " in line and "--proposer-listen 0.0.0.0:0: listens on 127.0.0.1:0 instead" in line
+        line = process.wait_for_line("to accept other machines")
+        assert " WARNING " in line and "--proposer-listen 0.0.0.0:0: listening on 127.0.0.1:0 only" in line
         with process.proposer() as proposer:
             proposer.greet()
 
@@ -93,11 +93,11 @@ def test_no_option_has_a_secret_as_its_value() -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--tls-cert", "CERT"), "--tls-cert is of no use without --tls-key"),
+        (("--tls-cert", "CERT"), "--tls-cert has no effect without --tls-key"),
         (("--tls-cert", "EXPIRED", "--tls-key", "KEY"), "expired at 2020-02-29 12:00:00 UTC: renew it"),
-        (("--tls-cert", "missing", "--tls-key", "KEY"), "--tls-cert: there is no file missing"),
+        (("--tls-cert", "missing", "--tls-key", "KEY"), "--tls-cert: missing does not exist or is not a file"),
         (("--allow", "10.0.0.1/8"), "--allow: '10.0.0.1/8' is not a network: write 10.0.0.0/8"),
-        (("--secret-file", "SHORT"), "is no text of 16 bytes or more"),
+        (("--secret-file", "SHORT"), "is not a text of at least 16 bytes"),
         (("--pg-users", "SHORT"), "line 1: not a SCRAM verifier"),
     ],
 )
@@ -125,7 +125,10 @@ def test_a_password_becomes_a_line_for_the_file_of_users(tmp_path: Path) -> None
     name, _, verifier = result.stdout.rstrip("\n").partition(":")
     assert name == "standby1" and PASSWORD not in result.stdout
     parse_verifier(verifier)
-    for arguments, given, part in ((["a:b"], "x\n", "cannot be a user's name"), (["bob"], "\n", "an empty password")):
+    for arguments, given, part in (
+        (["a:b"], "x\n", "cannot be a user's name"),
+        (["bob"], "\n", "password must not be empty"),
+    ):
         result = subprocess.run(
             [*command[:-1], *arguments], input=given, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
@@ -153,11 +156,11 @@ def test_sighup_renews_a_certificate_and_a_bad_one_changes_nothing(tmp_path: Pat
         assert shown(process.port) == shown(process.http_port) == first
         second = install("second")
         process.signal(signal.SIGHUP)
-        assert "the certificates of the proposers' listener" in process.wait_for_line("certificates, users and secrets")
+        assert "the certificates of the proposer listener" in process.wait_for_line("certificates, users and secrets")
         assert shown(process.port) == shown(process.http_port) == second
         key.write_text("nonsense")
         process.signal(signal.SIGHUP)
-        assert " ERROR " in process.wait_for_line("could not read the certificates of the proposers' listener")
+        assert " ERROR " in process.wait_for_line("could not reload the certificates of the proposer listener")
         process.wait_for_line("changed: nothing")
         assert shown(process.port) == shown(process.http_port) == second
         assert json.loads(fetch(f"https://127.0.0.1:{process.http_port}/status", authority.ca))["id"] == 1
@@ -193,7 +196,10 @@ def test_walproxy_status_over_tls_trusts_the_named_ca_only(tmp_path: Path, autho
         good = status(*url, "--tls-ca", str(authority.ca))
         assert good.returncode == 0 and json.loads(good.stdout)["safekeepers"][0]["id"] == 1
         for arguments, part in (
-            ((*url, "--tls-ca", str(other.ca)), "no CA of our file of CAs vouches for it; name its CA with --tls-ca"),
+            (
+                (*url, "--tls-ca", str(other.ca)),
+                "it is not signed by a CA of the configured file; name its CA with --tls-ca",
+            ),
             (url, "name its CA with --tls-ca"),
             ((*url, "--tls-ca", str(tmp_path / "none")), "could not read the certificates of CAs"),
             (("--url", f"http://127.0.0.1:{process.http_port}"), "127.0.0.1"),
@@ -237,15 +243,18 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
             for secret in (SECRET, OTHER_SECRET)
         )
         until(lambda: "connected to safekeeper 1" in good.log_path.read_text(), "the proxy is let in")
-        until(lambda: "refuses our proof" in bad.log_path.read_text(), "the other one is not")
-        process.wait_for_line("it does not know the shared secret")
+        until(lambda: "refuses the proof" in bad.log_path.read_text(), "the other one is not")
+        process.wait_for_line("its proof of the shared secret is wrong")
         until(lambda: good.status() and bad.status(), "both answer")
         process.signal(signal.SIGHUP)
-        process.wait_for_line("secrets again")
+        process.wait_for_line("reloaded certificates, users and secrets")
         for each in (good, bad):
             assert each.pid is not None
             os.kill(each.pid, signal.SIGHUP)
-            until(lambda log=each.log_path: "secrets again" in log.read_text(), "it reads its files again")  # type: ignore[misc]
+            until(
+                lambda log=each.log_path: "reloaded certificates, users and secrets" in log.read_text(),
+                "it reads its files again",
+            )  # type: ignore[misc]
             # The primary's password stands in this one, because the test put it there.
             assert SECRET not in outside_of(each.pid) and OTHER_SECRET not in outside_of(each.pid)
         told = "\n".join(
@@ -292,11 +301,13 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
             return asyncio.run(greeted(config))
 
         assert greet({}, secret_file=str(tmp_path / "secret")) == greet({"WALPROXY_SECRET": SECRET}) == 1
-        with pytest.raises(ConfigurationError, match=r"safekeeper 1 at .* refuses our proof of the shared secret"):
+        with pytest.raises(ConfigurationError, match=r"safekeeper 1 at .* refuses the proof of the shared secret"):
             greet({"WALPROXY_SECRET": OTHER_SECRET})
-        with pytest.raises(WalproxyError, match="the safekeeper demands a shared secret: give the proxy --secret-file"):
+        with pytest.raises(
+            WalproxyError, match="the safekeeper requires a shared secret: give the proxy --secret-file"
+        ):
             greet({})
-        with pytest.raises(ConfigurationError, match="no CA of our file of CAs vouches for it"):
+        with pytest.raises(ConfigurationError, match="it is not signed by a CA of the configured file"):
             greet({"WALPROXY_SECRET": SECRET}, tls_ca=str(Authority(tmp_path, "other").ca))
 
 
@@ -306,7 +317,7 @@ def test_on_loopback_only_processes_of_the_same_user_are_served(
     with SafekeeperProcess(tmp_path / "sk") as process:
         file = LocalSecret().file
         assert str(file) in process.wait_for_line(
-            "proxies on this machine have to prove the shared secret: that of user"
+            "proxies on this machine must authenticate with the shared secret: that of user"
         )
         given = {"primary": "host=db1", "safekeepers": f"1=localhost:{process.port}"}
         config = load(ProxyConfig, "WALPROXY", command_line=given, environment={}, file=None)
@@ -322,12 +333,14 @@ def test_on_loopback_only_processes_of_the_same_user_are_served(
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
         other = re.escape(str(tmp_path / "other/walproxy/secret"))
         with pytest.raises(
-            ConfigurationError, match=rf"the two differ, give both the same \(ours is that of .* {other}\)"
+            ConfigurationError, match=rf"the secrets differ, use the same one \(ours is that of .* {other}\)"
         ):
             greet()
-        assert str(file) in process.wait_for_line("it does not know the shared secret")
+        assert str(file) in process.wait_for_line("its proof of the shared secret is wrong")
         monkeypatch.setattr(walproxy.proxy.rebootstrap, "read_credentials", lambda config: Credentials())
-        with pytest.raises(WalproxyError, match="the safekeeper demands a shared secret: give the proxy --secret-file"):
+        with pytest.raises(
+            WalproxyError, match="the safekeeper requires a shared secret: give the proxy --secret-file"
+        ):
             greet()
 
 
@@ -340,7 +353,7 @@ def test_a_given_secret_or_a_client_certificate_takes_the_place_of_the_users_own
     tls = ["--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)]
     for options in (tls, ["--secret-file", str(tmp_path / "secret")]):
         with SafekeeperProcess(tmp_path / "sk", *options) as process:
-            assert not any("have to prove" in line for line in process.lines)
+            assert not any("must authenticate with" in line for line in process.lines)
     assert not (tmp_path / "state").exists()
 
 

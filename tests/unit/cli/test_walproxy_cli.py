@@ -100,7 +100,7 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
         (("run", "--primary", NOBODY), "--safekeepers is missing"),
         (("run", "--primary", NOBODY, "--safekeepers", "sk1:5454"), "is not ID=HOST:PORT"),
         ((*RUN, "--window", "64 pounds"), "--window: '64 pounds' is not a size"),
-        ((*RUN, "--takeover", "perhaps"), "neither true nor false"),
+        ((*RUN, "--takeover", "perhaps"), "not true or false"),
         ((*RUN, "--config", "missing.toml"), "could not read missing.toml"),
         (("rebootstrap", "--primary", NOBODY), "--safekeepers is missing"),
         (
@@ -231,7 +231,7 @@ def test_a_signal_ends_a_proxy_that_waits_and_the_log_says_who_spoke(tmp_path: P
             os.kill(process.pid, number)
             assert process.wait() == EXIT_FINE
             lines = process.log_path.read_text().splitlines()
-            assert f"INFO walproxy: {number.name}: stops" in " ".join(lines)
+            assert f"INFO walproxy: {number.name}: shutting down" in " ".join(lines)
             assert lines[-1].endswith("INFO walproxy: stopped")
 
 
@@ -253,8 +253,8 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
             os.kill(process.pid or 0, signal.SIGHUP)
             until(lambda: expected in process.log_path.read_text())
 
-        reload('log_level = "debug"\nwindow = "1MiB"\n', "read the configuration again; changed: log_level")
-        until(lambda: "a change of window_size takes a restart" in process.log_path.read_text())
+        reload('log_level = "debug"\nwindow = "1MiB"\n', "reloaded the configuration; changed: log_level")
+        until(lambda: "a change of window_size requires a restart" in process.log_path.read_text())
         reload("nonsense = 1", "unknown option nonsense")
         assert "nothing was changed" in process.log_path.read_text()
         assert process.stop() == EXIT_FINE

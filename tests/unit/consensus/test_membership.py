@@ -78,5 +78,5 @@ def test_quorums_of_another_size_are_not_understood(size: str) -> None:
     check_quorum_sizes(THREE_MEMBERS)
     for sizes in (QuorumSizes(commit=size), QuorumSizes(elect=size)):
         for field in ("quorum_sizes", "new_quorum_sizes"):
-            with pytest.raises(RemoteProtocolError, match="is not understood, only 'N/2\\+1' is"):
+            with pytest.raises(RemoteProtocolError, match="is not supported, only 'N/2\\+1' is"):
                 check_quorum_sizes(msgspec.structs.replace(THREE_MEMBERS, **{field: sizes}))

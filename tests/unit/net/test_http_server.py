@@ -86,7 +86,7 @@ def test_whoever_comes_from_elsewhere_is_hung_up_on_before_the_handshake(
             assert await asyncio.to_thread(is_hung_up_on, connect(listener, "127.0.0.2"))
 
     run()
-    assert "lies in none of the networks of --http-allow" in caplog.text
+    assert "its address is in none of the networks of --http-allow" in caplog.text
 
 
 def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
@@ -115,7 +115,7 @@ def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest
     run()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "refused HTTP to 127.0.0.1:" in record.getMessage() and "the peer speaks no TLS" in record.getMessage()
+    assert "refused HTTP to 127.0.0.1:" in record.getMessage() and "the peer does not use TLS" in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_is_no_request_is_one_line_and_no_error(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.exc_info is None
     message = record.getMessage()
-    assert message.startswith("refused HTTP to 127.0.0.1: its request is not understood: ") and len(message) < 170
+    assert message.startswith("refused HTTP to 127.0.0.1: its request is invalid: ") and len(message) < 170
 
 
 def test_connections_leave_nothing_behind(authority: Authority) -> None:

@@ -112,14 +112,14 @@ def test_nothing_is_sent_before_the_handshake(server_pair: Pair) -> None:
 
 
 EXPIRED = "it has expired"
-UNTRUSTED = "no CA of our file of CAs vouches for it"
+UNTRUSTED = "it is not signed by a CA of the configured file"
 
 
 def test_a_client_refuses_a_server_of_another_ca(stranger: Authority, server_pair: Pair) -> None:
     server, client = ServerTls(*server_pair).channel(), ClientTls(stranger.ca).channel(HOST)
     of_server, of_client = converse(server, client)
     assert of_client == f"the peer's certificate is refused: {UNTRUSTED}"
-    assert "the peer does not trust the CA of our certificate" in of_server
+    assert "the peer does not trust the CA of this side's certificate" in of_server
     assert not server.established and not client.established
 
 
@@ -127,7 +127,7 @@ def test_a_client_refuses_a_server_of_another_ca(stranger: Authority, server_pai
 def test_a_client_refuses_a_server_of_another_name(authority: Authority, server_pair: Pair, host: str) -> None:
     of_server, of_client = converse(ServerTls(*server_pair).channel(), ClientTls(authority.ca).channel(host))
     assert "mismatch" in of_client and f"is not valid for '{host}'" in of_client
-    assert "the peer refuses our certificate, or the name in it" in of_server
+    assert "the peer refuses this side's certificate, or the name in it" in of_server
 
 
 def test_names_are_compared_too(authority: Authority) -> None:
@@ -150,7 +150,7 @@ def test_an_expired_server_is_refused_and_both_sides_say_so(authority: Authority
     server = TlsChannel(_unchecked(ssl.PROTOCOL_TLS_SERVER, expired))
     of_server, of_client = converse(server, ClientTls(authority.ca).channel(HOST))
     assert of_client == f"the peer's certificate is refused: {EXPIRED}"
-    assert of_server == "the peer finds our certificate expired: renew it, or set the peer's clock"
+    assert of_server == "the peer reports this side's certificate as expired: renew it, or set the peer's clock"
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -163,7 +163,7 @@ def test_an_expired_client_is_refused_and_both_sides_say_so(
     server = ServerTls(*server_pair, authority.ca).channel()
     of_server, of_client = converse(server, client)
     assert of_server == f"the peer's certificate is refused: {EXPIRED}"
-    assert of_client == "the peer finds our certificate expired: renew it, or set the peer's clock"
+    assert of_client == "the peer reports this side's certificate as expired: renew it, or set the peer's clock"
     assert not server.established
 
 
@@ -172,8 +172,8 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_demanded(
 ) -> None:
     server = ServerTls(*server_pair, authority.ca).channel()
     of_server, of_client = converse(server, ClientTls(authority.ca).channel(HOST))
-    assert of_server == "the peer presented no client certificate, and one is demanded here"
-    assert of_client == "the peer demands a client certificate: give --tls-cert and --tls-key"
+    assert of_server == "the peer sent no client certificate, and one is required"
+    assert of_client == "the peer requires a client certificate: give --tls-cert and --tls-key"
     assert not server.established
 
 
@@ -181,7 +181,7 @@ def test_a_client_of_another_ca_is_refused(authority: Authority, stranger: Autho
     server = ServerTls(*server_pair, authority.ca).channel()
     of_server, of_client = converse(server, ClientTls(authority.ca, *stranger.sign("client")).channel(HOST))
     assert of_server == f"the peer's certificate is refused: {UNTRUSTED}"
-    assert "the peer does not trust the CA of our certificate" in of_client
+    assert "the peer does not trust the CA of this side's certificate" in of_client
     assert not server.established
 
 
@@ -209,7 +209,7 @@ def test_no_session_is_resumed(authority: Authority, server_pair: Pair, client_p
 def test_plaintext_is_noticed_at_its_first_byte_and_told_so(server_pair: Pair, data: bytes) -> None:
     channel = ServerTls(*server_pair).channel()
     with pytest.raises(
-        RemoteProtocolError, match="speaks no TLS, and this listener takes nothing else: give it --tls-ca"
+        RemoteProtocolError, match="does not use TLS, and this listener requires it: give the peer --tls-ca"
     ):
         channel.receive(data)
     # Two alerts, long enough to be taken for a frame's header.
@@ -220,7 +220,7 @@ def test_plaintext_is_noticed_at_its_first_byte_and_told_so(server_pair: Pair, d
 def test_a_server_that_answers_in_plaintext_is_noticed(authority: Authority) -> None:
     channel = ClientTls(authority.ca).channel(HOST)
     channel.begin()
-    with pytest.raises(RemoteProtocolError, match="the server speaks no TLS: give it --tls-cert and --tls-key"):
+    with pytest.raises(RemoteProtocolError, match="the server does not use TLS: give it --tls-cert and --tls-key"):
         channel.receive(b"PW\x01\x01")
 
 
@@ -299,7 +299,7 @@ def test_an_expired_certificate_of_our_own_is_refused_with_its_date(authority: A
             r"could not use the certificate in .* with the private key in .*server\.pem",
         ),
         ("server.pem", "server.key", "server.key", r"certificates of CAs in .*server\.key: there is none in PEM"),
-        ("server.pem", "passphrase.key", None, r"passphrase\.key has a passphrase, which nobody is there to type"),
+        ("server.pem", "passphrase.key", None, r"passphrase\.key has a passphrase, which a server cannot enter"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_by_name(
@@ -331,7 +331,7 @@ PASSPHRASE_KEY = _passphrase_key()
 
 
 def test_a_host_that_no_certificate_can_have_is_refused(authority: Authority) -> None:
-    with pytest.raises(ConfigurationError, match="is no name that a certificate can have"):
+    with pytest.raises(ConfigurationError, match="cannot be the name in a certificate"):
         ClientTls(authority.ca).channel("a..b")
 
 

@@ -532,7 +532,7 @@ async def test_an_undo_is_refused_when_a_segment_was_deleted_from_what_was_set_a
         await sk.ask(new, Bootstrapped)
         shutil.rmtree(folder / f"{WAL_FOLDER}.{'d' * 32}")
         refusal = await sk.ask(old, Refusal)
-        assert "set aside is not whole" in refusal.reason and f"{WAL_FOLDER}.{'d' * 32} is gone" in refusal.reason
+        assert "set aside is incomplete" in refusal.reason and f"{WAL_FOLDER}.{'d' * 32} is missing" in refusal.reason
         assert (await sk.greet()).cluster_id == "d" * 32
 
 
@@ -555,7 +555,7 @@ async def led(directory: Path, commit_lsn: int = 0) -> int:
 async def test_a_folder_whose_wal_is_gone_is_a_lost_disk(tmp_path: Path) -> None:
     await led(tmp_path / "sk")
     shutil.rmtree(tmp_path / "sk" / WAL_FOLDER)
-    with pytest.raises(DiskLost, match="is gone"):
+    with pytest.raises(DiskLost, match="is missing"):
         await open_folder(tmp_path / "sk")
 
 
@@ -644,7 +644,7 @@ async def test_a_folder_whose_wal_begins_above_where_it_began_is_a_lost_disk(tmp
 async def test_wal_without_a_control_file_is_a_lost_disk(tmp_path: Path) -> None:
     await led(tmp_path / "sk")
     (tmp_path / "sk" / "control").unlink()
-    with pytest.raises(DiskLost, match="control file is gone"):
+    with pytest.raises(DiskLost, match="WAL but no control file"):
         await open_folder(tmp_path / "sk")
 
 
@@ -678,5 +678,5 @@ async def test_a_folder_in_a_folder_that_does_not_exist_is_refused(tmp_path: Pat
 async def test_a_full_disk_at_the_start_is_said_so(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
     fs.full = True
-    with pytest.raises(StorageFailed, match="no room to start"):
+    with pytest.raises(StorageFailed, match="not enough disk space to start"):
         DataFolder.open(fs, tmp_path / "sk", 1, INCARNATION)

@@ -66,7 +66,7 @@ def test_it_is_read_again_when_asked_and_only_if_it_was_used(tmp_path: Path) -> 
     assert secret.reload()
     assert secret.value == b"another secret, of enough bytes" != before
     secret.file.write_text("short")
-    with pytest.raises(ConfigurationError, match="holds no shared secret: remove it"):
+    with pytest.raises(ConfigurationError, match="contains no shared secret: remove it"):
         secret.reload()
     assert secret.value == b"another secret, of enough bytes"
 
@@ -93,10 +93,10 @@ def a_linked_folder(secret: LocalSecret) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (readable, "is not safe: it must be a file of user .* chmod 600"),
+        (readable, "may be known to others: it must be a file of user .* chmod 600"),
         (a_link, "could not read or make the shared secret of user"),
-        (open_folder, "is not a folder of that user alone: remove it"),
-        (a_linked_folder, "is not a folder of that user alone: remove it"),
+        (open_folder, "is not private to that user: remove it"),
+        (a_linked_folder, "is not private to that user: remove it"),
     ],
 )
 def test_what_others_may_change_or_read_is_refused(tmp_path: Path, harm, words: str) -> None:  # type: ignore[no-untyped-def]

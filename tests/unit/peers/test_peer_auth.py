@@ -101,7 +101,7 @@ def test_a_proof_is_what_the_protocol_says() -> None:
 def test_who_has_another_secret_or_sees_another_certificate_does_not_get_through(
     one: ProposerSide, other: AcceptorSide
 ) -> None:
-    with pytest.raises(AuthenticationFailed, match="does not know the shared secret, or somebody is in between") as end:
+    with pytest.raises(AuthenticationFailed, match="proof of the shared secret is wrong") as end:
         converse(one, other)
     assert end.value.tell is Reason.WRONG_PROOF
     assert not one.done and not other.done
@@ -111,7 +111,7 @@ def test_a_safekeeper_that_does_not_know_the_secret_is_noticed() -> None:
     one = proposer()
     one.begin()
     one.receive(Challenge(7, nonce()))
-    with pytest.raises(AuthenticationFailed, match="the safekeeper does not know the shared secret"):
+    with pytest.raises(AuthenticationFailed, match="the safekeeper does not have the shared secret"):
         one.receive(Proof(bytes(32)))
     assert not one.done
 
@@ -122,7 +122,7 @@ def test_a_proof_that_is_sent_back_to_its_author_proves_nothing() -> None:
     # The peer has no secret: it uses our nonce as its own, and our proof as its own.
     proof = one.receive(Challenge(7, hello.nonce))
     assert isinstance(proof, Proof)
-    with pytest.raises(AuthenticationFailed, match="does not know the shared secret"):
+    with pytest.raises(AuthenticationFailed, match="does not have the shared secret"):
         one.receive(proof)
 
 
@@ -131,7 +131,7 @@ def test_what_one_safekeeper_says_does_not_make_a_proposer_of_another_one() -> N
     victim, proxy = acceptor(safekeeper_id=8), proposer(safekeeper_id=7)
     challenge = victim.receive(proxy.begin())
     assert isinstance(challenge, Challenge)
-    with pytest.raises(AuthenticationFailed, match="safekeeper 8 answers where safekeeper 7 is expected: correct"):
+    with pytest.raises(AuthenticationFailed, match="safekeeper 8 replied where safekeeper 7 is expected: correct"):
         proxy.receive(challenge)
     lied_to = proposer(safekeeper_id=7)
     victim = acceptor(safekeeper_id=8)
@@ -173,7 +173,7 @@ def test_nobody_gets_a_second_try_on_one_connection() -> None:
 def test_a_refusal_is_one_line_that_says_what_to_do(reason: Reason) -> None:
     one = proposer()
     one.begin()
-    with pytest.raises(AuthenticationFailed, match=r"--secret-file|give both the same") as refused:
+    with pytest.raises(AuthenticationFailed, match=r"--secret-file|use the same one") as refused:
         one.receive(Refused(reason))
     assert refused.value.tell is None
 
@@ -181,7 +181,7 @@ def test_a_refusal_is_one_line_that_says_what_to_do(reason: Reason) -> None:
 @pytest.mark.parametrize("message", [Proof(bytes(32)), Refused(Reason.WRONG_PROOF), Challenge(7, bytes(32))])
 def test_what_does_not_fit_a_safekeepers_turn_ends_it(message: AuthenticationMessage) -> None:
     other = acceptor()
-    with pytest.raises(AuthenticationFailed, match="does not fit"):
+    with pytest.raises(AuthenticationFailed, match="is not expected"):
         other.receive(message)
     with pytest.raises(AuthenticationFailed):
         other.receive(Hello(bytes(32)))
@@ -191,7 +191,7 @@ def test_what_does_not_fit_a_safekeepers_turn_ends_it(message: AuthenticationMes
 def test_what_does_not_fit_a_proxys_turn_ends_it(message: AuthenticationMessage) -> None:
     one = proposer()
     one.begin()
-    with pytest.raises(AuthenticationFailed, match="does not fit"):
+    with pytest.raises(AuthenticationFailed, match="is not expected"):
         one.receive(message)
 
 
@@ -262,5 +262,5 @@ def test_an_authentication_that_one_side_does_not_expect_says_who_lacks_what() -
     with pytest.raises(AuthenticationFailed, match="this safekeeper has none: give it --secret-file") as refused:
         FrameDecoder(PROPOSER_DIALECT).feed(frame)
     assert refused.value.tell is Reason.NO_SECRET_HERE
-    with pytest.raises(AuthenticationFailed, match="the safekeeper demands a shared secret: give the proxy"):
+    with pytest.raises(AuthenticationFailed, match="the safekeeper requires a shared secret: give the proxy"):
         FrameDecoder(ACCEPTOR_DIALECT).feed(frame)

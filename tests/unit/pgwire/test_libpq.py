@@ -306,7 +306,7 @@ def test_libpq_hears_that_its_password_is_wrong(login: str) -> None:
 def test_libpq_that_accepts_no_scram_leaves_and_the_log_says_why(method: str) -> None:
     with serving(users=USERS) as server:
         assert "server requested SASL" in refusal(server.connect(f"password=pencil require_auth={method}"))
-        assert "accepts no SCRAM-SHA-256" in server.served().eof
+        assert "does not support SCRAM-SHA-256" in server.served().eof
 
 
 def test_libpq_without_a_password_leaves_and_the_log_says_why(tmp_path: Path) -> None:
@@ -356,8 +356,10 @@ def test_libpq_that_saw_another_certificate_is_not_let_in(tls: ServerTls, tmp_pa
     other = Authority(tmp_path).sign("other")
     certificate = ServerTls(other.cert, other.key).certificate_der
     with serving(tls=tls, users=USERS, shown_certificate=certificate) as server:
-        assert "is somebody in between?" in refusal(server.connect("password=pencil channel_binding=require"))
-        assert "is somebody in between?" in server.served().error
+        assert "a third party may relay the connection" in refusal(
+            server.connect("password=pencil channel_binding=require")
+        )
+        assert "a third party may relay the connection" in server.served().error
 
 
 def test_libpq_in_doubt_about_a_downgrade_is_not_let_in(tls: ServerTls) -> None:

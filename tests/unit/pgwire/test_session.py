@@ -190,16 +190,16 @@ CONVERSATIONS = {
         Said(startup(), [Authenticated("me", "", {})], "RSSZ"),
         Said(query(""), [], "IZ"),
         Said(query(";"), [], "IZ"),
-        Said(query("SELECT now() + x"), [CommandRefused("0A000", "a safekeeper cannot do this: SQL")], "EZ"),
+        Said(query("SELECT now() + x"), [CommandRefused("0A000", "a safekeeper does not support  SQL")], "EZ"),
         Said(
             query("SHOW"),
             [CommandRefused("42601", "syntax error at its end: expected a name in 'SHOW'")],
             "EZ",
         ),
-        Said(PARSE + FLUSH, [CommandRefused("0A000", "only the simple query protocol is spoken here")], "E"),
+        Said(PARSE + FLUSH, [CommandRefused("0A000", "only the simple query protocol is supported")], "E"),
         Said(PARSE + query("IDENTIFY_SYSTEM") + SYNC, [], "Z"),
         Said(SYNC + FLUSH, [], "Z"),
-        Said(message("F", bytes(8)), [CommandRefused("0A000", "only the simple query protocol is spoken here")], "EZ"),
+        Said(message("F", bytes(8)), [CommandRefused("0A000", "only the simple query protocol is supported")], "EZ"),
         Said(query("IDENTIFY_SYSTEM"), [CommandReceived(IdentifySystem())], "TDCZ"),
         Said(TERMINATE, [Terminated()], ""),
     ],
@@ -367,7 +367,7 @@ def test_tls_within_tls_is_refused() -> None:
     session = new_session(tls=True)
     session.receive(b"\x16\x03\x01")
     session.tls_started(None)
-    with pytest.raises(RemoteProtocolError, match="no PostgreSQL client"):
+    with pytest.raises(RemoteProtocolError, match="not a PostgreSQL client"):
         session.receive(b"\x16\x03\x01\x02")
 
 
@@ -389,7 +389,7 @@ def test_plaintext_at_a_listener_with_tls_is_told_to_use_it() -> None:
         "S": "FATAL",
         "V": "FATAL",
         "C": "28000",
-        "M": "this listener takes TLS connections only: connect with sslmode=require",
+        "M": "this listener requires TLS: connect with sslmode=require",
     }
     assert ours == theirs["M"]
 
@@ -472,7 +472,7 @@ def test_a_wrong_password_and_an_unknown_user_are_told_the_same(user: str, passw
         "M": f'password authentication failed for user "{user}"',
     }
     assert str(caught.value) == (
-        'password authentication failed for user "me"' if user == "me" else 'there is no user "you" in --pg-users'
+        'password authentication failed for user "me"' if user == "me" else 'user "you" does not exist in --pg-users'
     )
 
 
@@ -513,10 +513,10 @@ def test_a_password_that_is_sent_as_it_is_is_refused_and_not_quoted(body: bytes)
     [
         (sasl_initial_response("SCRAM-SHA-1", b"n,,n=,r=abc"), "28000", "none of SCRAM-SHA-256"),
         (sasl_initial_response("SCRAM-SHA-256-PLUS", b"p=tls-server-end-point,,n=,r=abc"), "28000", "none of SCRAM"),
-        (sasl_initial_response("SCRAM-SHA-256", b"n,,"), "08P01", "not understood"),
+        (sasl_initial_response("SCRAM-SHA-256", b"n,,"), "08P01", "is invalid"),
         (sasl_initial_response("SCRAM-SHA-256", b"n,,n=,r=" + b"a" * 1020), "08P01", "more than 1024"),
-        (query("IDENTIFY_SYSTEM"), "08P01", "cannot come in the state authenticating"),
-        (copy_data(b""), "08P01", "cannot come in the state authenticating"),
+        (query("IDENTIFY_SYSTEM"), "08P01", "is not expected in the state authenticating"),
+        (copy_data(b""), "08P01", "is not expected in the state authenticating"),
     ],
 )
 def test_whoever_does_not_prove_the_password_stays_out(data: bytes, sqlstate: str, match: str) -> None:
@@ -744,7 +744,7 @@ def test_the_end_of_a_connection_is_explained_by_where_it_stood() -> None:
     shaking.receive(SSL_REQUEST)
     explained = [session.explain_eof() for session in (new_session(), asked, shaking, ready_session())]
     assert len(set(explained)) == 4
-    assert "accepts no SCRAM-SHA-256" in explained[1]
+    assert "does not support SCRAM-SHA-256" in explained[1]
     assert "certificate" in explained[2]
 
 

@@ -94,7 +94,7 @@ def test_one_value_under_both_names_is_accepted() -> None:
     [
         ("lisen = 'x'", "unknown option lisen"),
         ("listen = 'nowhere'", "sk.toml: listen: 'nowhere' is not an address"),
-        ("listen = 5", "is not a text"),
+        ("listen = 5", "is not a string"),
         ("id = = 1", "is not TOML"),
         ("\xff", "is not TOML"),
         ("connections_max = true", "is not a number"),

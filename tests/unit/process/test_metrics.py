@@ -171,7 +171,7 @@ def test_a_problem_that_comes_and_goes_is_a_few_lines_a_minute_in_either_directi
         problem.note("full", "it is full")
     left_out = 59 - CHANGES_A_MINUTE + 1
     assert [record.message for record in caplog.records[2 * CHANGES_A_MINUTE :]] == [
-        f"it is full (and {left_out} more such lines left out)"
+        f"it is full (and {left_out} more such lines suppressed)"
     ]
     # One that is too many replaces one that the log has: its end is logged nevertheless.
     for text in "abcdefgh":

@@ -81,8 +81,8 @@ def test_the_proposers_listener_is_open_to_others_only_if_it_is_protected(
         []
         if opens
         else [
-            "--proposer-listen 10.0.0.1:5454: listens on 127.0.0.1:5454 instead, for this machine only: to open it "
-            "to others give --secret-file, --tls-client-ca or --allow"
+            "--proposer-listen 10.0.0.1:5454: listening on 127.0.0.1:5454 only, because no authentication is "
+            "configured: to accept other machines give --secret-file, --tls-client-ca or --allow"
         ]
     )
 
@@ -104,7 +104,7 @@ def test_the_replication_listener_is_open_to_others_only_if_it_is_protected(
 ) -> None:
     address = Protection(config(files, **options)).replication_address(Address("::", 5433))
     assert address == (Address("::", 5433) if opens else Address("::1", 5433))
-    assert ("to open it to others give --pg-users, --pg-client-ca or --pg-allow" in caplog.text) is not opens
+    assert ("to accept other machines give --pg-users, --pg-client-ca or --pg-allow" in caplog.text) is not opens
 
 
 def test_a_listener_on_loopback_says_why_it_stays_there(files: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,9 +112,9 @@ def test_a_listener_on_loopback_says_why_it_stays_there(files: Path, caplog: pyt
     assert Protection(config(files)).proposers_address() == Address("127.0.0.1", 5454)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "--proposer-listen stays on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or --allow is "
+        "--proposer-listen listens on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or --allow is "
         "given",
-        f"proxies on this machine have to prove the shared secret: {LocalSecret().origin}",
+        f"proxies on this machine must authenticate with the shared secret: {LocalSecret().origin}",
     ]
 
 
@@ -126,18 +126,18 @@ def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, caplog: py
         Protection(config(tmp_path, tls_cert=str(pair.cert), tls_key=str(pair.key)))
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in told] == ["INFO", "WARNING"]
-    assert told[1][1].startswith(f"the certificate in {tmp_path / 'ca-soon.pem'} is valid until 2")
+    assert told[1][1].startswith(f"the certificate in {tmp_path / 'ca-soon.pem'} expires at 2")
     assert told[1][1].endswith("UTC: renew it") and "renew" not in told[0][1]
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tls_cert": "FILE"}, "--tls-cert is of no use without --tls-key: give both"),
-        ({"tls_key": "FILE"}, "--tls-key is of no use without --tls-cert: give both"),
-        ({"tls_client_ca": "FILE"}, "--tls-client-ca is of no use without --tls-cert and --tls-key"),
-        ({"pg_client_ca": "FILE"}, "--pg-client-ca is of no use without --tls-cert and --tls-key"),
-        ({"http_tls": "true"}, "--http-tls requires --tls-cert and --tls-key"),
+        ({"tls_cert": "FILE"}, "--tls-cert has no effect without --tls-key: give both"),
+        ({"tls_key": "FILE"}, "--tls-key has no effect without --tls-cert: give both"),
+        ({"tls_client_ca": "FILE"}, "--tls-client-ca has no effect without --tls-cert and --tls-key"),
+        ({"pg_client_ca": "FILE"}, "--pg-client-ca has no effect without --tls-cert and --tls-key"),
+        ({"http_tls": "true"}, "--http-tls has no effect without --tls-cert and --tls-key"),
     ],
 )
 def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason: str) -> None:
@@ -148,9 +148,9 @@ def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tls_cert": "cert"}, "--tls-cert is of no use without --tls-key: give both"),
-        ({"tls_cert": "cert", "tls_key": "key"}, "--tls-cert requires --tls-ca or --http-tls"),
-        ({"http_tls": "true"}, "--http-tls requires --tls-cert and --tls-key"),
+        ({"tls_cert": "cert"}, "--tls-cert has no effect without --tls-key: give both"),
+        ({"tls_cert": "cert", "tls_key": "key"}, "--tls-cert has no effect without --tls-ca or --http-tls"),
+        ({"http_tls": "true"}, "--http-tls has no effect without --tls-cert and --tls-key"),
     ],
 )
 def test_half_of_a_proxys_credentials_is_none(files: Path, options: dict[str, str], reason: str) -> None:
@@ -165,7 +165,7 @@ def proxy_config(files: Path, **options: str) -> ProxyConfig:
 
 
 def test_a_secret_in_two_places_is_refused(files: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--secret-file and SAFEKEEPER_SECRET are both given: drop one"):
+    with pytest.raises(ConfigurationError, match="--secret-file and SAFEKEEPER_SECRET are both given: remove one"):
         Protection(config(files, {"SAFEKEEPER_SECRET": SECRET}, secret_file="FILE"))
 
 
@@ -173,11 +173,15 @@ def test_a_secret_in_two_places_is_refused(files: Path) -> None:
 def test_what_is_no_secret_is_refused_and_not_quoted(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "secret"
     file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"is no text of 16 bytes or more: make one with openssl") as refused:
+    with pytest.raises(
+        ConfigurationError, match=r"is not a text of at least 16 bytes: make one with openssl"
+    ) as refused:
         SharedSecret(file, None)
     assert "hunter2" not in str(refused.value) and refused.value.__suppress_context__
     if content.strip().isascii():
-        with pytest.raises(ConfigurationError, match="SAFEKEEPER_SECRET: a secret has 16 bytes or more") as refused:
+        with pytest.raises(
+            ConfigurationError, match="SAFEKEEPER_SECRET: a secret must have at least 16 bytes"
+        ) as refused:
             config(tmp_path, {"SAFEKEEPER_SECRET": content.decode()})
         assert "hunter2" not in str(refused.value)
 
@@ -214,7 +218,7 @@ def test_a_reload_takes_what_has_changed_and_says_so(
     assert protection.secret is not None and protection.users is not None
     caplog.set_level(logging.INFO)
     protection.reload(before)
-    assert caplog.messages[0] == "read certificates, users and secrets again; changed: nothing"
+    assert caplog.messages[0] == "reloaded certificates, users and secrets; changed: nothing"
 
     (tmp_path / "secret").write_text("another secret of the cluster")
     (tmp_path / "users").write_text("# nobody any more\n")
@@ -229,21 +233,21 @@ def test_a_reload_takes_what_has_changed_and_says_so(
     # The certificate is new, its key is not: three listeners keep the old one, for one reason.
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert error == (
-        "could not read the certificates of the proposers' listener, the certificates of the replication listener, "
-        f"the certificate of HTTP again: {tmp_path / 'key'} is not the private key of the certificate in "
-        f"{tmp_path / 'cert'}; the old stays in use"
+        "could not reload the certificates of the proposer listener, the certificates of the replication listener, "
+        f"the certificate of HTTP: {tmp_path / 'key'} is not the private key of the certificate in "
+        f"{tmp_path / 'cert'}; the previous one stays in use"
     )
-    assert caplog.messages[-2].endswith("again; changed: the users, the shared secret")
+    assert caplog.messages[-2].endswith("secrets; changed: the users, the shared secret")
 
     shutil.copy(renewed.key, tmp_path / "key")
     protection.reload(config(tmp_path, **options))
     assert caplog.messages[-4].endswith(
-        "changed: the certificates of the proposers' listener, the certificates of the replication listener, "
+        "changed: the certificates of the proposer listener, the certificates of the replication listener, "
         "the certificate of HTTP"
     )
     # What may be all that protects the listener is not taken away while it is open.
     assert protection.allow.proposers == Networks.parse("192.0.2.0/24")
-    assert caplog.messages[-2] == "--allow stays as it was: to do without it takes a restart"
+    assert caplog.messages[-2] == "--allow is unchanged: its removal requires a restart"
 
 
 def test_a_proxy_reads_its_files_again(files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,5 +260,5 @@ def test_a_proxy_reads_its_files_again(files: Path, tmp_path: Path, caplog: pyte
     (tmp_path / "ca").write_text("nothing")
     reload_credentials(credentials, None)
     assert credentials.secret.value == b"another secret of the cluster"
-    assert caplog.messages[-1] == "read certificates, users and secrets again; changed: the shared secret"
-    assert "could not read the certificates for safekeepers again: could not use the certificates of CAs" in caplog.text
+    assert caplog.messages[-1] == "reloaded certificates, users and secrets; changed: the shared secret"
+    assert "could not reload the certificates for safekeepers: could not use the certificates of CAs" in caplog.text

@@ -41,9 +41,9 @@ def test_the_members_are_read_in_any_order_and_spacing() -> None:
         ("one=sk1:5454", "not a number"),
         ("1=sk1:5454,1=sk2:5454", "safekeeper 1 is listed twice"),
         ("1=sk1:5454,2=sk1:5454", "sk1:5454 is the address of two safekeepers"),
-        ("", "not a text"),
-        ({"1": 5454}, "not a text"),
-        (["sk1:5454"], "not a text"),
+        ("", "not a string"),
+        ({"1": 5454}, "not a string"),
+        (["sk1:5454"], "not a string"),
     ],
 )
 def test_members_that_cannot_be_are_refused(written: Any, reason: str) -> None:
@@ -63,7 +63,7 @@ def test_ways_to_say_no(written: Any) -> None:
 
 @pytest.mark.parametrize("written", ["", "perhaps", 1, None])
 def test_what_is_neither_yes_nor_no_is_refused(written: Any) -> None:
-    with pytest.raises(ValueError, match="neither true nor false"):
+    with pytest.raises(ValueError, match="not true or false"):
         yes_or_no(written)
 
 

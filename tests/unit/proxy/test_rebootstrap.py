@@ -188,7 +188,7 @@ OTHER_FOLDER = msgspec.structs.replace(greeting(3), incarnation="f" * 32)
     [
         (gone, ConfigurationError, "safekeeper 3 at .* cannot be reached .*needs every safekeeper"),
         (says(ProposerGreeting, b""), WalproxyError, "safekeeper 3 at .* closed the connection; see its log"),
-        (says(ProposerGreeting, b"HTTP/1.1 400\r\n\r\n"), WalproxyError, "safekeeper 3 at .* is no safekeeper"),
+        (says(ProposerGreeting, b"HTTP/1.1 400\r\n\r\n"), WalproxyError, "safekeeper 3 at .* is not a safekeeper"),
         (says(ProposerGreeting, None), WalproxyError, "safekeeper 3 at .* did not reply within"),
         (says(ProposerGreeting, REFUSAL), WalproxyError, "safekeeper 3 at .* refuses: this is safekeeper 1"),
         (

@@ -58,7 +58,7 @@ def secret(value: str) -> SharedSecret:
 
 
 DIFFERS = (
-    "the safekeeper refuses our proof of the shared secret: the two differ, give both the same "
+    "the safekeeper refuses the proof of the shared secret: the secrets differ, use the same one "
     "(ours is that in the environment)"
 )
 OURS, THEIRS = "the secret of this cluster", "the secret of another one"
@@ -188,79 +188,80 @@ def test_those_who_fit_talk_in_both_directions(
         (
             Listener(secret=OURS),
             Proxy(secret=THEIRS),
-            "it does not know the shared secret, or somebody is in between",
+            "its proof of the shared secret is wrong",
             DIFFERS,
         ),
         (
             Listener(secret=OURS),
             Proxy(),
-            "the proxy presents no shared secret, and this safekeeper demands one: give the proxy --secret-file",
-            "the safekeeper demands a shared secret: give the proxy --secret-file or WALPROXY_SECRET",
+            "the proxy sends no proof of a shared secret, and this safekeeper requires one: give the proxy "
+            "--secret-file",
+            "the safekeeper requires a shared secret: give the proxy --secret-file or WALPROXY_SECRET",
         ),
         (
             Listener(),
             Proxy(secret=OURS),
-            "the proxy presents a shared secret, and this safekeeper has none: give it --secret-file",
-            "the safekeeper has no shared secret, and this side demands one: give it --secret-file",
+            "the proxy sends a proof of a shared secret, and this safekeeper has none: give it --secret-file",
+            "the safekeeper has no shared secret, and this side requires one: give it --secret-file",
         ),
         (
             Listener(server_tls),
             Proxy(),
-            "the peer speaks no TLS, and this listener takes nothing else: give it --tls-ca",
-            "the safekeeper takes TLS connections only: give the proxy --tls-ca",
+            "the peer does not use TLS, and this listener requires it: give the peer --tls-ca",
+            "the safekeeper requires TLS: give the proxy --tls-ca",
         ),
         (
             Listener(server_tls, OURS),
             Proxy(secret=OURS),
-            "the peer speaks no TLS, and this listener takes nothing else: give it --tls-ca",
-            "the safekeeper takes TLS connections only: give the proxy --tls-ca",
+            "the peer does not use TLS, and this listener requires it: give the peer --tls-ca",
+            "the safekeeper requires TLS: give the proxy --tls-ca",
         ),
         (
             Listener(),
             Proxy(trusts),
-            "the proxy speaks TLS, and this listener has none: give the safekeeper --tls-cert and --tls-key",
+            "the proxy uses TLS, and this listener does not: give the safekeeper --tls-cert and --tls-key",
             "it closed the connection during the TLS handshake: check its --tls-cert and --tls-key",
         ),
         (
             Listener(server_tls),
             Proxy(lambda world: ClientTls(world.stranger.ca)),
-            "the peer does not trust the CA of our certificate: give it that CA's file",
-            "the peer's certificate is refused: no CA of our file of CAs vouches for it",
+            "the peer does not trust the CA of this side's certificate: give it that CA's file",
+            "the peer's certificate is refused: it is not signed by a CA of the configured file",
         ),
         (
             Listener(mutual_tls),
             Proxy(trusts),
-            "the peer presented no client certificate, and one is demanded here",
-            "the peer demands a client certificate: give --tls-cert and --tls-key",
+            "the peer sent no client certificate, and one is required",
+            "the peer requires a client certificate: give --tls-cert and --tls-key",
         ),
         (
             Listener(mutual_tls, OURS),
             Proxy(lambda world: ClientTls(world.authority.ca, *world.strangers_client), OURS),
-            "the peer's certificate is refused: no CA of our file of CAs vouches for it",
-            "the peer does not trust the CA of our certificate: give it that CA's file",
+            "the peer's certificate is refused: it is not signed by a CA of the configured file",
+            "the peer does not trust the CA of this side's certificate: give it that CA's file",
         ),
         (
             Listener(expired_server),
             Proxy(trusts),
-            "the peer finds our certificate expired: renew it",
+            "the peer reports this side's certificate as expired: renew it",
             "the peer's certificate is refused: it has expired",
         ),
         (
             Listener(mutual_tls),
             Proxy(expired_client),
             "the peer's certificate is refused: it has expired",
-            "the peer finds our certificate expired: renew it",
+            "the peer reports this side's certificate as expired: renew it",
         ),
         (
             Listener(mutual_tls, OURS),
             Proxy(presents, THEIRS),
-            "it does not know the shared secret, or somebody is in between",
+            "its proof of the shared secret is wrong",
             DIFFERS,
         ),
         (
             Listener(secret=OURS, networks="192.0.2.0/24"),
             Proxy(secret=OURS),
-            "it lies in none of the networks of --allow",
+            "its address is in none of the networks of --allow",
             "the safekeeper closed the connection before it proved the shared secret: see its log",
         ),
     ],
@@ -314,7 +315,7 @@ async def test_a_safekeeper_with_another_id_is_not_given_a_proof(
     tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with meeting(tmp_path, world, Listener(secret=OURS), Proxy(secret=OURS), safekeeper_id=2) as (_, link, owner):
-        await until(lambda: "safekeeper 1 answers where safekeeper 2 is expected" in link.problem)
+        await until(lambda: "safekeeper 1 replied where safekeeper 2 is expected" in link.problem)
         assert owner.ups == 0
 
 
@@ -362,13 +363,13 @@ def test_somebody_in_between_with_a_good_certificate_cannot_pass_on_a_proof(
             owner = Owner()
             link = SafekeeperLink(1, Address("127.0.0.1", port), owner, Credentials(trusts(world), secret(OURS)))
             task = asyncio.create_task(link.run())
-            await until(lambda: "refuses our proof" in link.problem)
+            await until(lambda: "refuses the proof" in link.problem)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             await until(lambda: there.listener.connection_count == 0)
         assert owner.ups == 0
-        assert "somebody is in between" in caplog.text
+        assert "a third party relays the connection" in caplog.text
 
     run()
 
@@ -435,7 +436,7 @@ async def test_a_new_secret_is_for_new_connections(tmp_path: Path, world: World)
         link.send(GREETING)
         await until(lambda: len(owner.messages) == 1)
         link.disconnect("the test wants another one")
-        await until(lambda: "refuses our proof" in link.problem)
+        await until(lambda: "refuses the proof" in link.problem)
         assert of_proxy.reload()
         await until(lambda: owner.ups == 2)
         task.cancel()

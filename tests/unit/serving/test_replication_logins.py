@@ -13,7 +13,7 @@ from tests.unit.safekeeper_process import SafekeeperProcess
 
 PASSWORD = "the password of standby1"
 # What a client hears that was let in, and asks an empty safekeeper for something.
-LET_IN = "this safekeeper has no committed WAL yet"
+LET_IN = "this safekeeper does not have committed WAL yet"
 
 
 class House(NamedTuple):
@@ -78,7 +78,7 @@ def test_the_right_password_over_tls_is_let_in(house: House, binding: str) -> No
         ("standby1", {"password": "wrong"}, 'password authentication failed for user "standby1"'),
         ("nobody", {"password": PASSWORD}, 'password authentication failed for user "nobody"'),
         ("standby1", {}, "no password supplied"),
-        ("standby1", {"password": PASSWORD, "sslmode": "disable"}, "takes TLS connections only"),
+        ("standby1", {"password": PASSWORD, "sslmode": "disable"}, "requires TLS"),
     ],
 )
 def test_without_the_right_password_nobody_is_let_in(
@@ -107,7 +107,7 @@ def test_without_a_certificate_of_the_ca_there_is_no_tls(house: House) -> None:
     assert "certificate required" in log_in(house.certificates, **verify(house), **nothing)
     assert "unknown ca" in log_in(house.certificates, **verify(house), **presents(house.strangers))
     plaintext = log_in(house.certificates, sslmode="disable")
-    assert "takes TLS connections only" in plaintext
+    assert "requires TLS" in plaintext
 
 
 def test_a_client_that_checks_it_does_not_take_somebody_else_for_the_safekeeper(house: House, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_where_tls_is_wanted_plaintext_is_refused(tmp_path: Path, authority: Aut
         connected(house, "sslmode=disable") as connection,
     ):
         assert connection.status == BAD
-        assert b"this listener takes TLS connections only" in connection.error_message
+        assert b"this listener requires TLS" in connection.error_message
 
 
 def test_a_wrong_password_is_refused(tmp_path: Path, users: Users) -> None:

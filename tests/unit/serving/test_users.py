@@ -40,7 +40,7 @@ GOOD = user_line("standby1", PASSWORD)
         (GOOD.replace("4096", "0"), "line 1: not a SCRAM verifier"),
         (":" + GOOD.partition(":")[2], "line 1: a name has 1 to 63 bytes"),
         ("n" * (NAME_BYTES_MAX + 1) + ":" + GOOD.partition(":")[2], "line 1: a name has 1 to 63 bytes"),
-        (f"{GOOD}\n# more\n{GOOD}", "line 3 names a user that an earlier line names already"),
+        (f"{GOOD}\n# more\n{GOOD}", "line 3 repeats the user of an earlier line"),
     ],
 )
 def test_a_wrong_line_is_refused_by_its_number_and_never_quoted(tmp_path: Path, content: str, reason: str) -> None:
@@ -89,5 +89,5 @@ def test_what_cannot_be_a_name_makes_no_line(name: str) -> None:
 
 @pytest.mark.parametrize("password", ["", "a\0b"])
 def test_what_is_no_password_makes_no_line(password: str) -> None:
-    with pytest.raises(ConfigurationError, match="is none"):
+    with pytest.raises(ConfigurationError, match="must not be empty"):
         user_line("bob", password)

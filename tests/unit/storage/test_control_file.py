@@ -82,7 +82,7 @@ def test_a_membership_with_quorums_of_another_size_is_of_a_newer_release(tmp_pat
     membership = Membership(1, (Member(2, "2" * 32),), quorum_sizes=QuorumSizes(commit="2"))
     state = ControlState(safekeeper_id=2, incarnation="2" * 32, membership=membership)
     ControlFile(RealFileSystem(), tmp_path).store(state)
-    with pytest.raises(ConfigurationError, match="newer release: the commit quorum '2' is not understood"):
+    with pytest.raises(ConfigurationError, match="newer release: the commit quorum '2' is not supported"):
         DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)
 
 
@@ -165,14 +165,14 @@ def test_a_damaged_file_is_refused_with_its_path(position: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cut short, at 0 bytes"),
+        (b"", "truncated to 0 bytes"),
         (b"PK\x03\x04" * 9, "not a safekeeper's control file"),
         (
             b"SAFEKEEP\x03\0\0\0\0\0\0\0",
             "format version 3, this release reads versions 1 to 2: use the release",
         ),
-        (b"SAFEKEEP\x01\0\0\0\x05\0\0\0", "which its header denies"),
-        (b"SAFEKEEP\x01\0\0\0\x01\0\0\0\xc1", "is no State: .*replace the disk"),
+        (b"SAFEKEEP\x01\0\0\0\x05\0\0\0", "not the number in its header"),
+        (b"SAFEKEEP\x01\0\0\0\x01\0\0\0\xc1", "is not a valid State: .*replace the disk"),
     ],
 )
 def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, content: bytes
 
 def test_another_programs_state_is_refused(tmp_path: Path) -> None:
     ControlFile(RealFileSystem(), tmp_path).store(OtherState("x"))
-    with pytest.raises(StorageFailed, match="is no State: Object missing required field `term`"):
+    with pytest.raises(StorageFailed, match="is not a valid State: Object missing required field `term`"):
         ControlFile(RealFileSystem(), tmp_path).load(State)
 
 
@@ -192,7 +192,7 @@ def test_a_second_lock_names_the_process_that_holds_the_first(tmp_path: Path) ->
     assert DataDirectoryLock.owner(tmp_path) is None
     lock = DataDirectoryLock(tmp_path)
     assert DataDirectoryLock.owner(tmp_path) == os.getpid()
-    with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()}: stop that one"):
+    with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()}: stop it"):
         DataDirectoryLock(tmp_path)
     lock.release()
     lock.release()

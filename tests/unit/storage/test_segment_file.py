@@ -233,7 +233,7 @@ def test_copied_wal_that_is_not_what_was_checked_is_refused() -> None:
 def test_reading_beyond_the_end_of_a_short_file_fails(tmp_path: Path) -> None:
     segment = create_segment(RealFileSystem(), tmp_path, tli=1, begin_lsn=BEGIN_LSN, segment_size=SIZE)
     segment.path.write_bytes(b"short")
-    with pytest.raises(StorageFailed, match="ends at byte 5, inside what it must hold"):
+    with pytest.raises(StorageFailed, match="ends at byte 5, before the end of its WAL"):
         segment.read(BEGIN_LSN, BEGIN_LSN + 10)
     segment.close()
 

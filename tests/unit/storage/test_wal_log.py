@@ -56,7 +56,9 @@ def test_a_new_folder_is_empty_and_takes_no_append(fs: VirtualFileSystem) -> Non
     storage = open_log(fs)
     assert storage.is_empty
     assert (storage.begin_lsn, storage.write_lsn, storage.flush_lsn) == (0, 0, 0)
-    with pytest.raises(LocalProtocolError, match="there is no WAL for an append at 0/0: reset it to a base first"):
+    with pytest.raises(
+        LocalProtocolError, match="the log is empty, and cannot serve an append at 0/0: reset it to a base first"
+    ):
         storage.append(0, b"x")
 
 
@@ -71,7 +73,7 @@ def test_an_append_moves_write_and_a_flush_moves_flush(storage: WalStorage) -> N
 @pytest.mark.parametrize("offset", [-1, 1, SIZE])
 def test_an_append_elsewhere_than_at_the_end_is_refused(storage: WalStorage, offset: int) -> None:
     write(storage, 100)
-    with pytest.raises(LocalProtocolError, match=r"does not fit the WAL held, \[0/8000, 0/8064\)"):
+    with pytest.raises(LocalProtocolError, match=r"is outside of the WAL, \[0/8000, 0/8064\)"):
         storage.append(storage.write_lsn + offset, b"x")
     assert storage.write_lsn == BASE + 100
 
@@ -96,7 +98,7 @@ def test_a_flush_counts_only_after_it_was_carried_out(storage: WalStorage) -> No
     assert flush is not None
     with pytest.raises(LocalProtocolError, match="has not been carried out"):
         storage.finish_flush(flush)
-    with pytest.raises(LocalProtocolError, match="is under way: finish it first"):
+    with pytest.raises(LocalProtocolError, match="is not finished: finish it first"):
         storage.flush_now()
     flush.run()
     with pytest.raises(LocalProtocolError, match="already"):
@@ -272,7 +274,7 @@ def test_a_cut_at_the_end_changes_only_the_tli(fs: VirtualFileSystem, storage: W
 @pytest.mark.parametrize("lsn", [BASE - 1, BASE + 101])
 def test_a_cut_outside_the_log_is_refused(storage: WalStorage, lsn: int) -> None:
     write(storage, 100)
-    with pytest.raises(LocalProtocolError, match=r"a cut at .* does not fit"):
+    with pytest.raises(LocalProtocolError, match=r"a cut at .* is outside of"):
         storage.truncate(lsn, 1)
     assert storage.flush_lsn == BASE + 100
 
@@ -432,7 +434,7 @@ def test_segments_below_a_position_are_removed_and_the_rest_is_read_as_before(
     assert sorted(fs.listdir(DIRECTORY)) == whole_names(3, 5)
     assert storage.read(BASE + 3 * SIZE, storage.write_lsn) == BYTES[3 * SIZE : 4 * SIZE + 100]
     assert storage.segment_path(BASE + 3 * SIZE - 1) is None
-    with pytest.raises(LocalProtocolError, match="does not fit the WAL held"):
+    with pytest.raises(LocalProtocolError, match="is outside of the WAL"):
         storage.read(BASE + SIZE, BASE + SIZE + 10)
     storage.trim(BASE + 3 * SIZE)
     storage.trim(BASE)
@@ -481,7 +483,7 @@ def test_nothing_is_removed_but_whole_segments_below_the_last_one(
     fs: VirtualFileSystem, storage: WalStorage, lsn: int
 ) -> None:
     write(storage, 2 * SIZE + 100)
-    with pytest.raises(LocalProtocolError, match=r"a removal of what lies below .* does not fit"):
+    with pytest.raises(LocalProtocolError, match=r"a removal of WAL below .* is outside of"):
         storage.trim(lsn)
     assert sorted(fs.listdir(DIRECTORY)) == whole_names(0, 3)
     storage.trim(BASE + 2 * SIZE)
@@ -498,7 +500,7 @@ def test_what_is_not_flushed_is_not_removed(fs: VirtualFileSystem, storage: WalS
 
 
 def test_there_is_nothing_to_remove_where_there_is_no_wal(fs: VirtualFileSystem) -> None:
-    with pytest.raises(LocalProtocolError, match="there is no WAL"):
+    with pytest.raises(LocalProtocolError, match="the log is empty"):
         open_log(fs).trim(BASE)
 
 
@@ -587,7 +589,9 @@ def test_two_files_of_one_segment_are_refused(fs: VirtualFileSystem) -> None:
 def test_a_segment_without_a_valid_slot_is_a_lost_disk(fs: VirtualFileSystem, number: int) -> None:
     filled(fs)
     fs.damage(DIRECTORY / name(1, BASE + number * SIZE), SIZE, bytes(FOOTER_BYTES))
-    with pytest.raises(DiskLost, match=f"{name(1, BASE + number * SIZE)}: neither slot of its footer checks"):
+    with pytest.raises(
+        DiskLost, match=f"{name(1, BASE + number * SIZE)}: both slots of its footer have a wrong checksum"
+    ):
         open_log(fs)
 
 
@@ -599,7 +603,9 @@ def test_damage_below_wal_that_was_acked_is_a_lost_disk(fs: VirtualFileSystem) -
     write(storage, 100)
     fs.kill()
     fs.damage(DIRECTORY / name(1, BASE + SIZE), SIZE - 1, b"?!"[:1])
-    with pytest.raises(DiskLost, match=f"is damaged: its WAL ends at 0/B800 although {name(1, BASE + 2 * SIZE)} holds"):
+    with pytest.raises(
+        DiskLost, match=f"is damaged: its WAL ends at 0/B800 although {name(1, BASE + 2 * SIZE)} contains"
+    ):
         open_log(fs)
 
 
@@ -651,12 +657,14 @@ def test_inspection_never_raises_for_damage(fs: VirtualFileSystem) -> None:
     fs.create(DIRECTORY / "000000010000000000000009.new")
     facts, problems = inspect(fs, DIRECTORY, SIZE)
     assert [each.valid_end_lsn for each in facts] == [None, BASE + 3 * SIZE, BASE + 3 * SIZE, None]
-    assert facts[0].problems == ("neither slot of the footer checks",)
-    assert facts[2].problems == ("the bytes of the newest slot do not check: the last flush was interrupted",)
+    assert facts[0].problems == ("both slots of the footer have a wrong checksum",)
+    assert facts[2].problems == (
+        "the WAL does not match the checksum of the newest slot: the last flush was interrupted",
+    )
     assert facts[3].problems[0] == f"has 1 bytes, not {SIZE + FOOTER_BYTES}"
     assert "000000010000000000000009.new is left over from an interrupted step" in problems
     assert any("another segment size" in problem for problem in problems)
-    assert any("acked WAL is damaged" in problem for problem in problems)
+    assert any("acknowledged WAL is damaged" in problem for problem in problems)
 
 
 def test_inspection_of_a_missing_folder_shows_nothing(tmp_path: Path) -> None:

@@ -184,8 +184,8 @@ def test_what_cannot_be_an_input_is_refused(tmp_path: Path, archive: ArchiveMake
     for path, problem in (
         (str(tmp_path / "nowhere"), "nowhere is not a folder: correct the input's path"),
         ("ftp://somewhere", "ftp:// is not an input of WAL: give a folder, s3://"),
-        ("s3://", "names no bucket"),
-        ("file://archive", "file://archive names another host: write file:///path"),
+        ("s3://", "has no bucket"),
+        ("file://archive", "file://archive has a remote host: write file:///path"),
     ):
         with pytest.raises(ConfigurationError, match=re.escape(problem)):
             open_input(path)

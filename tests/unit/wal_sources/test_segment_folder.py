@@ -164,7 +164,7 @@ def test_timelines_are_followed_through_history_files(tmp_path: Path) -> None:
     with pytest.raises(WalMissing, match="has no timeline 7: it has 1, 2"):
         wal_input.log_path(7)
     (tmp_path / "00000002.history").write_text("nonsense")
-    with pytest.raises(SourceCorrupt, match="the history of TLI 2 has a line that is not understood"):
+    with pytest.raises(SourceCorrupt, match="the history of TLI 2 has an invalid line"):
         wal_input.log_path()
 
 

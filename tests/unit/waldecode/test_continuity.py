@@ -59,12 +59,12 @@ def test_a_link_is_undecided_until_the_first_record_is_complete(leave: int) -> N
     link = check(wal, nothing_yet)
     assert link.linked is None
     if leave == 0:
-        assert link.reason == "no record behind 0/200000 yet that could link to ours"
+        assert link.reason == "no complete record after 0/200000 yet that links to this log"
     stream = bytes(wal.data[BORDER - wal.begin_lsn :])
     assert link.feed(stream[:-1]) is None
     assert link.reason == f"the record at 0/{record.start_lsn:X} is not complete yet"
     assert link.feed(stream[-1:]) is True
-    how = "which our log ends in, is completed" if leave else "links to ours at"
+    how = "in which this log ends, is completed" if leave else "links to this log's record at"
     assert f"the record at 0/{record.start_lsn:X}" in link.reason
     assert how in link.reason
 
