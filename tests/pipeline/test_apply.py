@@ -284,7 +284,7 @@ def test_a_lost_slot_means_to_start_over(source: Source, tmp_path: Path) -> None
     run_apply(options, once=True)
     drop_slot(source.connection, source.slot)
     source.run("DELETE FROM t WHERE id = 3")
-    refused(options, "slot .* is gone: changes since .* may be lost.*--start-over")
+    refused(options, "slot .* is missing: changes since .* may be lost.*--start-over")
     run_apply(options._replace(start_over=True), once=True)
     compare(source, options.folder, "delta", *TABLES)
 
