@@ -145,7 +145,7 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
 def create_slot(connection: Connection, name: str) -> Lsn:
     """Make a slot and return its confirmed position: changes of transactions that commit from there on are in it.
 
-    The server waits for the end of every transaction that is under way.
+    The server waits for the end of every transaction in progress.
 
     Raises:
         SourceUnavailable, SourceRefused.

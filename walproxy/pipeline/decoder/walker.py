@@ -81,7 +81,7 @@ _VALID_RMIDS = np.array([wal_format.is_valid_rmid(rmid) for rmid in range(256)])
 
 @part
 def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
-    """Enter the first page and pass over the record that was under way there.
+    """Enter the first page and skip the record that continues there.
 
     Returns:
         As enter_page, and the position in the content from which to look for the next record.

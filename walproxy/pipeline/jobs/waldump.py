@@ -216,7 +216,7 @@ def _cut(pieces: Iterable[PlannedPiece]) -> list[PlannedPiece]:
 def _in_order(
     pool: ThreadPoolExecutor, read: Callable[[PlannedPiece], Done[Result]], pieces: Iterable[PlannedPiece]
 ) -> Iterator[Done[Result]]:
-    """Yield the results of tasks of a pool in the order of the pieces, a few of them being under way."""
+    """Yield the results of tasks of a pool in the order of the pieces, a few of which are processed at once."""
     waiting = iter(pieces)
     under_way = deque(pool.submit(read, piece) for piece in itertools.islice(waiting, _UNDER_WAY))
     try:

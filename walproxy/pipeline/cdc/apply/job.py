@@ -107,7 +107,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
     """Follow the database, indefinitely or up to where it is now.
 
     Args:
-        stop: when set, the job ends after the step at hand.
+        stop: when set, the job ends after the current step.
 
     Raises:
         WalproxyError: what an operator must look at. Without `once`, a server that does not answer is waited for.
