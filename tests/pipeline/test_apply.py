@@ -251,7 +251,7 @@ def test_a_server_that_is_away_is_waited_for_and_a_job_ends_when_it_is_asked_to(
             wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] > source.begin_lsn)
             source.connection.close()
             source.server.stop("fast")
-            wait_until(lambda: job.done() or "trying again" in caplog.text)
+            wait_until(lambda: job.done() or "retrying in" in caplog.text)
             source.server.start()
             source.connection = connect(source.conninfo)
             source.run("DELETE FROM t WHERE id < 100")
@@ -284,7 +284,7 @@ def test_a_lost_slot_means_to_start_over(source: Source, tmp_path: Path) -> None
     run_apply(options, once=True)
     drop_slot(source.connection, source.slot)
     source.run("DELETE FROM t WHERE id = 3")
-    refused(options, "slot .* is gone: changes since .* may be lost.*--start-over")
+    refused(options, "slot .* is missing: changes since .* may be lost.*--start-over")
     run_apply(options._replace(start_over=True), once=True)
     compare(source, options.folder, "delta", *TABLES)
 

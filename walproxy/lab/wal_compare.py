@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The equal range: the WAL [begin_lsn, end_lsn), in so many segment files."""
+    """The equal range: the WAL [begin_lsn, end_lsn), in `segments` files."""
 
     begin_lsn: Lsn
     end_lsn: Lsn
@@ -132,6 +132,6 @@ def _count_part(binaries: ServerBinaries, segments: Sequence[Segment], end_lsn: 
     answer = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, cwd="/")
     total = _TOTAL_RECORDS.search(answer.stdout)
     if answer.returncode != 0 or total is None:
-        said = " ".join((answer.stderr or answer.stdout).split())
-        raise WalDiffers(f"pg_waldump cannot read {segments[0].path.parent} up to {format_lsn(end_lsn)}: {said}")
+        reason = " ".join((answer.stderr or answer.stdout).split())
+        raise WalDiffers(f"pg_waldump cannot read {segments[0].path.parent} up to {format_lsn(end_lsn)}: {reason}")
     return int(total[1])

@@ -3,7 +3,7 @@
 psycopg makes the connection (TLS, SCRAM, service and password files, several hosts, names resolved off the loop). What
 is sent then and what the answers mean is in `replication_protocol`; `waiting` waits for the socket. Every failure of
 the server or of the way to it is raised as a PrimaryProblem; after one the connection may be broken, and every later
-command says so.
+command raises that.
 """
 
 import asyncio

@@ -49,7 +49,7 @@ class PrimaryHost:
 
 
 class HostState(Enum):
-    """What is known of a host."""
+    """The state of a host."""
 
     UNTRIED = "untried"
     CONNECTED = "connected"  # it has reported its identity, and there is no reason against it yet
@@ -95,7 +95,7 @@ class HostRota:
 
     @property
     def is_single(self) -> bool:
-        """Whether there is nothing to choose."""
+        """Whether there is only one host."""
         return len(self.candidates) == 1
 
     def next(self, now: float) -> Candidate | None:
@@ -113,17 +113,17 @@ class HostRota:
         self.current.state, self.current.problem = HostState.CONNECTED, ""
 
     def works(self) -> bool:
-        """The present host is of use: when it is lost, the next round begins with it. True if it was another before."""
+        """Note that the present host works, so that the next round begins with it. Return whether it is a new one."""
         before, self._first = self._first, self.candidates.index(self.current)
         self._round.clear()
         return self._first != before
 
     def failed(self, state: HostState, problem: str) -> None:
-        """The present host is of no use at the moment."""
+        """Note that the present host cannot be used at the moment."""
         self.current.state, self.current.problem = state, problem
 
     def refused(self, problem: str, now: float, exit_code: int = EXIT_PRIMARY_REFUSED) -> None:
-        """The present host must not be streamed, or cannot be as things are."""
+        """Note that the present host must not be streamed, or cannot be as it is configured."""
         self.failed(HostState.REFUSED, problem)
         self.current.is_distrusted = True
         self.current.exit_code, self.current.retry_at = exit_code, now + self.refused_retry_s

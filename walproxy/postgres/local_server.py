@@ -50,7 +50,7 @@ _POLL_S = 0.01
 
 
 class LocalPostgresFailed(WalproxyError):
-    """A local server did not do what it was asked; the message ends with the last lines of its log."""
+    """A local server failed or did not respond; the message ends with the last lines of its log."""
 
 
 class LocalPostgres:
@@ -249,7 +249,7 @@ class LocalPostgres:
 
     @property
     def is_running(self) -> bool:
-        """Whether the postmaster lives."""
+        """Whether the postmaster is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -316,8 +316,8 @@ class LocalPostgres:
             **self._as_user(),
         )
         if answer.returncode != 0:
-            said = " ".join((answer.stderr or answer.stdout).split())
-            raise LocalPostgresFailed(f"{program} failed with status {answer.returncode}: {said}")
+            reason = " ".join((answer.stderr or answer.stdout).split())
+            raise LocalPostgresFailed(f"{program} failed with status {answer.returncode}: {reason}")
 
     def _spawn(self) -> None:
         options = self._options()

@@ -37,7 +37,7 @@ class ProblemKind(Enum):
     NO_REPLICATION = ("no_replication", False, EXIT_CONFIGURATION)  # wal_level, max_wal_senders, ...
     WRONG_SLOT = ("wrong_slot", False, EXIT_CONFIGURATION)  # a logical one, or a name that no slot can have
     SLOT_INVALIDATED = ("slot_invalidated", False, EXIT_PRIMARY_REFUSED)
-    WAL_REMOVED = ("wal_removed", False, EXIT_PRIMARY_REFUSED)  # the WAL asked for is recycled (58P01)
+    WAL_REMOVED = ("wal_removed", False, EXIT_PRIMARY_REFUSED)  # the requested WAL is recycled (58P01)
     WRONG_POSITION = ("wrong_position", False, EXIT_PRIMARY_REFUSED)  # ahead of it, or not in its history
     FSYNC_OFF = ("fsync_off", False, EXIT_PRIMARY_REFUSED)
 
@@ -123,7 +123,7 @@ _SQLSTATE_RULES: dict[str, tuple[ProblemKind, str]] = {
     "42501": (ProblemKind.NO_REPLICATION_RIGHT, "ALTER ROLE ... REPLICATION"),
     "28000": (ProblemKind.NO_LOGIN, "check the role and pg_hba.conf"),
     "28P01": (ProblemKind.NO_LOGIN, "check user and password"),
-    "55006": (ProblemKind.SLOT_IN_USE, "end that walsender, or let its proxy go on"),
+    "55006": (ProblemKind.SLOT_IN_USE, "end that walsender, or let its proxy continue"),
     "42704": (ProblemKind.SLOT_MISSING, "creating it again"),
     "42602": (ProblemKind.WRONG_SLOT, "use lower-case letters, digits and underscores, at most 63"),
     "0A000": (ProblemKind.WRONG_SLOT, "name another slot, or drop this one"),
@@ -224,7 +224,7 @@ def warnings_of_identity(identity: PrimaryFacts, application_name: str) -> list[
 
 @dataclass(frozen=True)
 class LogicalSubscribers:
-    """What decides whether logical subscribers wait for the quorum.
+    """The settings that decide whether logical subscribers wait for the quorum.
 
     Attributes:
         slots: the slots from which logical walsenders stream, and whether each has the property `failover`.

@@ -5,7 +5,7 @@ Pure: bytes in, values out and back. Inside a replication connection's COPY the 
 microseconds since 2000-01-01 UTC.
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
-What a server sends that is not understood raises RemoteProtocolError (S11).
+A message that cannot be parsed raises RemoteProtocolError (S11).
 """
 
 import re

@@ -13,7 +13,7 @@ https://www.postgresql.org/docs/current/libpq-async.html
 
 All functions raise
     ServerRefused: the server answered with an error.
-    RemoteProtocolError: the answer is not understood (S11).
+    RemoteProtocolError: the answer cannot be parsed (S11).
     psycopg.Error: the connection broke.
 """
 
@@ -37,7 +37,7 @@ _IDLE_PASSES_TLS = 2
 
 
 class Wait(Enum):
-    """What the socket must be ready for before a conversation can go on."""
+    """The event of the socket that a command waits for."""
 
     READ = "read"
     WRITE = "write"
@@ -142,7 +142,7 @@ def start_replication(
 
 
 class Arrived(msgspec.Struct, frozen=True, gc=False):
-    """What one `WalStream.read` took.
+    """The result of one `WalStream.read`.
 
     Attributes:
         chunks: WAL from the end of the last read on, without a gap: views into libpq's messages, not copies.

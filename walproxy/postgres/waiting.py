@@ -15,7 +15,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Connection(Protocol):
-    """What is used of libpq's connection."""
+    """The used part of libpq's connection."""
 
     @property
     def socket(self) -> int:

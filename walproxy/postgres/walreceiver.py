@@ -187,7 +187,7 @@ class ReplicationConnection(CommandConnection):
             PrimaryProblem: it is a logical slot, or no slot is free.
         """
         _check_slot_name(name)
-        doing = f'make slot "{name}"'
+        doing = f'create slot "{name}"'
         if self._pgconn.server_version >= 150000:
             # Asking first keeps an error message per connection out of the server's log.
             row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')

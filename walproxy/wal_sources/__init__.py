@@ -1,4 +1,4 @@
-"""Where WAL is, for recovery and for the pipeline.
+"""The sources of WAL for recovery and for the pipeline.
 
 source             the interface: what a source of WAL can answer
 ranges             which bytes of a log files and ranges hold together

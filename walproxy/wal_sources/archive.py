@@ -57,7 +57,7 @@ class ArchiveSource:
         timeout_s: float = 30.0,
         retries: int = REQUEST_RETRIES,
     ) -> None:
-        """Open it; nothing is asked yet.
+        """Open it; nothing is read yet.
 
         Raises:
             ConfigurationError: the URL or an option cannot work, or the local folder does not exist.

@@ -1,4 +1,4 @@
-"""What is in an archive, kept up to date without listing everything each time.
+"""The content of an archive, kept up to date without listing everything each time.
 
 Keys are grouped by folder: one timeline's segments of 4 GiB of WAL. What a folder holds is worked out when its keys
 change. Two ways to notice that:

@@ -95,7 +95,7 @@ class _Readable(Protocol):
 
 
 class _Pieces:
-    """Pieces as a file: whatever size is asked for, the next piece comes."""
+    """Pieces as a file: a read returns the next piece, whatever its requested size."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -111,7 +111,7 @@ def _decompress(store: ObjectStore, archived: ArchivedObject, begin: int, into: 
         try:
             _inflate(store, archived, _Pieces(stream), begin, into)
         finally:
-            stream.close()  # What else would be sent is not wanted.
+            stream.close()  # The rest is not needed.
         return
     with _opened(store, archived.key) as descriptor:
         _inflate(store, archived, _Descriptor(descriptor), begin, into)

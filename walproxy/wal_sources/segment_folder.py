@@ -31,7 +31,7 @@ from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, 
 
 
 class ValidEnd(Protocol):
-    """Where valid WAL ends in one segment that is still being written, or in the part of it that a file has."""
+    """The end of valid WAL in one segment that is still being written, or in the part of it that a file has."""
 
     def look(self, read: Callable[[Lsn, Lsn], memoryview], end_lsn: Lsn) -> Lsn:
         """Return where valid WAL ends, which is never before where it ended the last time.
@@ -48,7 +48,7 @@ MakeValidEnd: TypeAlias = Callable[[Lsn, int], ValidEnd]
 
 
 class _Inventory(NamedTuple):
-    """What the files are to one path.
+    """The files of one path.
 
     Attributes:
         complete: what complete segments hold, by timeline.

@@ -21,7 +21,7 @@ from safekeeper.base.timelines import Lineage, tli_of_byte
 
 
 class SourceUnavailable(WalproxyError):
-    """A source cannot be asked at the moment. What it has is not known."""
+    """A source cannot be read at the moment. Its content is not known."""
 
 
 class SourceCorrupt(WalproxyError):
@@ -29,11 +29,11 @@ class SourceCorrupt(WalproxyError):
 
 
 class WalMissing(WalproxyError):
-    """WAL that was asked for is not there: never written yet, removed, also since it was offered, or a hole."""
+    """The requested WAL is missing: never written yet, removed, also since it was offered, or a hole."""
 
 
 class Origin(NamedTuple):
-    """Whose WAL a source has."""
+    """The system that wrote the WAL of a source."""
 
     system_id: int
     segment_size: int
@@ -65,7 +65,7 @@ class Offer(NamedTuple):
 
     @property
     def is_committed(self) -> bool:
-        """Whether no byte of it may have been given up by the cluster."""
+        """Whether all of its bytes are known to be committed."""
         return self.end_lsn <= self.committed_lsn
 
 
@@ -118,8 +118,8 @@ class LogPath(NamedTuple):
 class WalSource(Protocol):
     """One source. Blocking; may be used by several threads at once.
 
-    All methods raise SourceUnavailable if it cannot be asked now, and ConfigurationError or ArchiveRefused if asking
-    again is of no use.
+    All methods raise SourceUnavailable if it cannot be read now, and ConfigurationError or ArchiveRefused if a retry
+    cannot help.
 
     Attributes:
         name: how messages call it, without credentials.
@@ -132,7 +132,7 @@ class WalSource(Protocol):
         ...
 
     def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
-        """Return which bytes of `path` are there now, ascending, with holes between them. May be asked each second.
+        """Return which bytes of `path` are there now, ascending, with holes between them. May be called each second.
 
         Args:
             begin_lsn: what lies before may be left out, where that is less work.
@@ -141,7 +141,7 @@ class WalSource(Protocol):
 
 
 class SegmentSource(WalSource, Protocol):
-    """A source that can be asked for files, as PostgreSQL asks a restore_command."""
+    """A source of files, as PostgreSQL requests them from a restore_command."""
 
     def offers(self, tli: int, begin_lsn: Lsn) -> list[Offer]:
         """Return what it has of the segment that timeline `tli` calls its own, the best first.
@@ -165,7 +165,7 @@ class SegmentSource(WalSource, Protocol):
 
 
 class ByteSource(WalSource, Protocol):
-    """A source that can be asked for the bytes of a log, again and again while the log grows.
+    """A source of the bytes of a log, repeatedly while the log grows.
 
     What it has once reported as present is committed, as far as that can be known: an archive holds committed WAL only,
     and safekeepers serve nothing else; a folder has what its server has written.

@@ -59,7 +59,7 @@ class WalFetchClient:
         whose: whose connection string that is, for a message.
         application_name: what we call ourselves there.
         timeout_s: a server that sends nothing for this time counts as unreachable.
-        stream_timeout_s: the same for WAL that it was asked for; timeout_s if None.
+        stream_timeout_s: the same for requested WAL; timeout_s if None.
         advice: what an operator may do about it when it cannot be reached.
     """
 
@@ -174,7 +174,7 @@ class WalFetchClient:
         """Have a conversation that begins with `command`, and return its answer.
 
         Raises:
-            WalMissing: it has not what was asked for.
+            WalMissing: it does not have the requested WAL.
             SourceUnavailable: anything else went wrong.
         """
         try:

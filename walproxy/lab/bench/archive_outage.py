@@ -1,7 +1,7 @@
 """An archive that is dead for minutes under load, and comes back: commit times minute by minute, and what piles up.
 
     before    one minute with an archive that is well
-    dead      as many minutes as are asked for
+    dead      for the requested number of minutes
     revived   the archive is back, and the archiver catches up by itself while the load goes on
     after     one minute with an archive that is well
 

@@ -20,7 +20,7 @@ CASES = (WELL, SLOW, DEAD)
 SLOW_MS = 200.0
 _MEMBER = 3
 _CATCH_UP_TIMEOUT_S = 120.0
-_DELAY_ARGUMENT = 2  # Behind -m and the name of the module.
+_DELAY_ARGUMENT = 2  # After -m and the name of the module.
 
 
 class MemberResult(msgspec.Struct, frozen=True):

@@ -109,15 +109,15 @@ def play(stage: Stage, steps: Sequence[Step], console: Console) -> Outcome:
     begin = time.monotonic()
     with View(console, stage.cluster, stage.history) as view:
         for number, step in enumerate(steps, 1):
-            view.say(Text(f"{number:2}. {step.title}", style="bold"))
+            view.print_line(Text(f"{number:2}. {step.title}", style="bold"))
             try:
                 seen = step.act(stage)
             except (WalproxyError, psycopg.Error) as error:
                 outcome.failure = one_line(str(error))
-                view.say(Text(f"    FAILED: {outcome.failure}", style="bold red"))
+                view.print_line(Text(f"    FAILED: {outcome.failure}", style="bold red"))
                 break
             outcome.seen.append(seen)
-            view.say(Text(f"    {seen}", style="green"))
+            view.print_line(Text(f"    {seen}", style="green"))
     outcome.duration_s = time.monotonic() - begin
     return outcome
 

@@ -28,7 +28,7 @@ _BARS_SHOWN = 48
 
 
 class View:
-    """The live view, as a context manager; `say` prints a line above it."""
+    """The live view, as a context manager; `print_line` prints a line above it."""
 
     def __init__(self, console: Console, cluster: LocalCluster, history: History[Transfer]) -> None:
         self._console = console
@@ -54,7 +54,7 @@ class View:
         self._thread.join()
         self._live.stop()
 
-    def say(self, line: RenderableType) -> None:
+    def print_line(self, line: RenderableType) -> None:
         """Print a line that stays."""
         self._console.print(line)
 
@@ -68,7 +68,7 @@ class View:
             self._status = leading[1] if leading is not None else None
             samples += 1
             if not self._console.is_terminal and samples % _PLAIN_EVERY_SAMPLES == 0:
-                self.say(Text(self._plain_line()))
+                self.print_line(Text(self._plain_line()))
 
     def _plain_line(self) -> str:
         recent = list(self._rates)[-_PLAIN_EVERY_SAMPLES:]

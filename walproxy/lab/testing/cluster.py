@@ -137,7 +137,7 @@ class WalproxyCluster:
 
     @property
     def archive_url(self) -> str | None:
-        """Where the archive is, as the safekeepers see it; None without one."""
+        """The archive's URL for the safekeepers; None without one."""
         return self._engine.archive_url
 
     def status(self) -> dict[str, Any] | None:

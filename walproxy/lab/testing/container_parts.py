@@ -67,7 +67,7 @@ def engine_answers() -> bool:
 
 
 def require_image(name: str, hint: str) -> None:
-    """Raise ConfigurationError if the engine does not have an image. `hint` says how it gets it."""
+    """Raise ConfigurationError if the engine does not have an image. `hint`: how to get it."""
     with closing(DockerClient().client) as client:
         try:
             client.images.get(name)

@@ -1,7 +1,7 @@
 """The figures of a report on a run: by moment, the longest times without a commit, sums. Pure.
 
 A run has any number of operations, a page has room for some hundred points. So operations are summed up in bins of time
-of one handy width, by when they ended: what took long shows where it came through.
+of one handy width, by when they ended: a slow operation shows where it succeeded.
 """
 
 from collections import Counter

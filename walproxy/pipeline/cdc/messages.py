@@ -127,7 +127,7 @@ class LogicalMessage(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """A piece of a transaction that is under way; `is_first` is its first one."""
+    """A piece of a transaction that is in progress; `is_first` is its first one."""
 
     xid: int
     is_first: bool

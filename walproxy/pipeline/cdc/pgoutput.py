@@ -1,7 +1,7 @@
 """Messages of `pgoutput`, PostgreSQL's own output plugin, versions 1 to 4 of its protocol. Pure: bytes in, values out.
 
     B ... C                    a transaction, when it is committed
-    S ... E  S ... E  c or A   a piece of one that is under way (version 2), in the end committed or aborted
+    S ... E  S ... E  c or A   a piece of one that is in progress (version 2), in the end committed or aborted
     b ... P  K or r            a prepared one (version 3): K commits, r rolls back; p prepares one that came in pieces
     R Y                        a relation or a type, before the first change that needs it
     I U D T M                  changes; O names the origin of a transaction

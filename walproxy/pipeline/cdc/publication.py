@@ -52,7 +52,7 @@ def create_publication(connection: Connection, publication: str, tables: Sequenc
     if tables:
         of = sql.SQL("FOR TABLE {}").format(sql.SQL(", ").join(sql.Identifier(*table) for table in tables))
     command = sql.SQL("CREATE PUBLICATION {} {}").format(sql.Identifier(publication), of)
-    with one_line_errors(f"make publication {publication!r}"):
+    with one_line_errors(f"create publication {publication!r}"):
         connection.execute(command)
     return True
 
@@ -66,7 +66,7 @@ def drop_publication(connection: Connection, publication: str) -> None:
 def publication_exists(connection: Connection, publication: str) -> bool:
     """Return whether there is a publication of that name. Raises SourceUnavailable, SourceRefused."""
     query = "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = %(name)s)"
-    return bool(one_value(connection, query, {"name": publication}, doing="look at the publications"))
+    return bool(one_value(connection, query, {"name": publication}, doing="read the publications"))
 
 
 def require_publications(connection: Connection, publications: Iterable[str]) -> None:

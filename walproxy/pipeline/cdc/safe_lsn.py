@@ -1,4 +1,4 @@
-"""Up to where commits may be shown: those below are on a quorum, so no failure takes them back (S7).
+"""The position up to which commits may be shown: those below it are on a quorum, so no failure loses them (S7).
 
 A primary decodes a commit as soon as its own disk has it, while the client still waits for the quorum. If the primary
 is lost just then, the commit may never have been: a table that shows it stays wrong. So changes are read up to the

@@ -120,16 +120,16 @@ def one_line_errors(doing: str) -> Iterator[None]:
 
 def source_error(error: psycopg.Error, doing: str) -> SourceUnavailable | SourceRefused:
     """Return what an error of psycopg means."""
-    said = one_line(str(error))
+    reason = one_line(str(error))
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return SourceRefused(f"could not {doing}: {said}; {_RIGHTS}")
-    if "max_replication_slots" in said:
-        return SourceRefused(f"could not {doing}: {said}; raise max_replication_slots, or drop a slot")
-    if re.search(r"wal_level", said):
-        return SourceRefused(f"could not {doing}: {said}; set wal_level = logical and restart PostgreSQL")
+        return SourceRefused(f"could not {doing}: {reason}; {_RIGHTS}")
+    if "max_replication_slots" in reason:
+        return SourceRefused(f"could not {doing}: {reason}; raise max_replication_slots, or drop a slot")
+    if re.search(r"wal_level", reason):
+        return SourceRefused(f"could not {doing}: {reason}; set wal_level = logical and restart PostgreSQL")
     transient = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate is None
     kind = SourceUnavailable if transient else SourceRefused
-    return kind(f"could not {doing}: {said}")
+    return kind(f"could not {doing}: {reason}")
 
 
 def patiently(attempt: Callable[[], _Result], *, timeout_s: float = _BUSY_TIMEOUT_S) -> _Result:

@@ -1,8 +1,8 @@
 """A logical slot of the plugin `pgoutput`: look at it, read from it without moving it, move it.
 
 `peek` reads from the slot's confirmed position on and leaves it where it is, so the same range can be read again and
-gives the same transactions (transactions.py says which belong to a range). `advance` moves the confirmed position, when
-the changes below are durable elsewhere; what is below is gone then.
+gives the same transactions (transactions.py decides which belong to a range). `advance` moves the confirmed position,
+when the changes below are durable elsewhere; what is below is gone then.
 
 The server collects what a peek returns before it sends the first row, in its temporary files beyond work_mem; here
 rows are taken a few at a time. Every peek begins to decode at the slot's restart_lsn, which does not advance while a
@@ -77,7 +77,7 @@ def read_slot(connection: Connection, name: str) -> SlotState | None:
     Raises:
         SourceUnavailable, SourceRefused.
     """
-    with one_line_errors(f"look at slot {name!r}"), connection.cursor(row_factory=dict_row) as cursor:
+    with one_line_errors(f"read the state of slot {name!r}"), connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(
             "SELECT *, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint AS retained_bytes"
             " FROM pg_replication_slots WHERE slot_name = %s",
@@ -122,7 +122,7 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
     if state.slot_type != "logical":
         raise SourceRefused(f"slot {name!r} is a physical one: name a logical slot")
     if state.plugin != PLUGIN:
-        raise SourceRefused(f"slot {name!r} has the plugin {state.plugin!r}, not {PLUGIN}: name another slot")
+        raise SourceRefused(f"slot {name!r} has the plugin {state.plugin!r}, not {PLUGIN}: use another slot")
     if state.database != here:
         raise SourceRefused(
             f"slot {name!r} belongs to the database {state.database!r}, this is {here!r}: put dbname={state.database} "
@@ -135,7 +135,7 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
         )
     if state.two_phase:
         raise SourceRefused(
-            f"slot {name!r} decodes prepared transactions before they are committed: make one without two_phase"
+            f"slot {name!r} decodes prepared transactions before they are committed: create one without two_phase"
         )
     if state.confirmed_flush_lsn is None:
         raise SourceRefused(f"slot {name!r} is not ready yet: wait until the session that creates it has finished")
@@ -145,13 +145,13 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
 def create_slot(connection: Connection, name: str) -> Lsn:
     """Make a slot and return its confirmed position: changes of transactions that commit from there on are in it.
 
-    The server waits for the end of every transaction that is under way.
+    The server waits for the end of every transaction in progress.
 
     Raises:
         SourceUnavailable, SourceRefused.
     """
     query = "SELECT lsn::text FROM pg_create_logical_replication_slot(%(name)s, 'pgoutput')"
-    return parse_lsn(one_value(connection, query, {"name": name}, doing=f"make slot {name!r}"))
+    return parse_lsn(one_value(connection, query, {"name": name}, doing=f"create slot {name!r}"))
 
 
 def drop_slot(connection: Connection, name: str) -> None:
@@ -210,7 +210,7 @@ def peek(
                 yield _sent(row)
     except psycopg.errors.UndefinedObject as error:
         raise SourceRefused(
-            f"could not {doing}: {source_error(error, doing)}; a publication must be older than the slot: make the "
+            f"could not {doing}: {source_error(error, doing)}; a publication must be older than the slot: create the "
             "publication, then drop the slot and create it again"
         ) from error
     except psycopg.Error as error:
@@ -246,7 +246,7 @@ def have_flushed(connection: Connection) -> None:
     """
     pending = "SELECT pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()"
     if one_value(connection, pending, doing="look at the WAL"):
-        with one_line_errors("have the WAL flushed"), connection.transaction():
+        with one_line_errors("flush the WAL"), connection.transaction():
             connection.execute("SET LOCAL synchronous_commit = off")
             connection.execute("SELECT pg_current_xact_id()")
 

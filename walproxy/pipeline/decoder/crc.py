@@ -47,7 +47,7 @@ def _instruction(name: str, register_bits: int, data_bits: int) -> Any:
 
 
 def _by_instructions(step_1: Any, step_2: Any, step_4: Any, step_8: Any) -> Any:
-    """Return the checksum function made of steps over 1, 2, 4 and 8 bytes."""
+    """Return a checksum function with steps over 1, 2, 4 and 8 bytes."""
 
     @part
     def crc32c_by_instructions(array: Any, begin: int, end: int, register: int) -> Any:
@@ -127,7 +127,7 @@ def crc32c_sliced(array: Any, begin: int, end: int, register: int) -> int:
 
 
 def _choose() -> Any:
-    """Return the fastest way for which numba compiles here: LLVM ends the process if it is asked for another."""
+    """Return the fastest way for which numba compiles here: LLVM ends the process at the request of another."""
     stated = config.CPU_FEATURES
     features = (get_host_cpu_features() if stated is None else stated).split(",")
     machine = platform.machine().lower()

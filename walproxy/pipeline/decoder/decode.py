@@ -56,7 +56,7 @@ class End(NamedTuple):
         needed_until_lsn: how far a buffer must reach at least to get on; 0 unless incomplete.
         zeros_until_lsn: "invalid" at the first page, and all bytes from there up to here are zeros: the rest of a
             segment after a switch record, or WAL that is not written yet. The segment's end or that of what was given,
-            whichever comes first; else 0. A caller that knows that the WAL up to there was written may skip it.
+            whichever comes first; else 0. If the WAL up to there was certainly written, a caller may skip it.
     """
 
     kind: Literal["complete", "incomplete", "invalid"]

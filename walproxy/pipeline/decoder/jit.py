@@ -1,4 +1,4 @@
-"""How the decoder's functions are compiled, where the result is kept, and how they read bytes.
+"""Compile the decoder's functions, cache the result, and read bytes in them.
 
 `compiled` is for what Python calls; `part` and `inlined` are for what compiled functions call. Reference counts are
 left out: a compiled function uses arrays that its caller holds, and cannot make any. (With them each look at one of

@@ -128,7 +128,7 @@ def operation_table(major: int) -> pa.StringArray:
     for first_major, rmid, number, name in _CHANGES:
         if major >= first_major:
             rows[rmid][number] = name
-    # Of a transaction's records the highest bit says that xinfo follows: it is no part of the operation.
+    # Of a transaction's records the highest bit means that xinfo follows: it is not part of the operation.
     rows[RM_XACT][8:] = rows[RM_XACT][:8]
     for rmid, row in enumerate(rows):
         for number, name in enumerate(row):

@@ -45,7 +45,7 @@ class Page(NamedTuple):
 
     Attributes:
         number: counted from begin_lsn; -1 before the first page.
-        begin, end: its content. Behind a switch record `end` is the segment's, and `begin` means nothing.
+        begin, end: its content. After a switch record `end` is the segment's, and `begin` has no meaning.
         magic, tli: of its header; 0 before the first page.
         system_id, system_id_known: of the last long header; the id as a signed number.
     """
@@ -72,7 +72,7 @@ def enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
     """Go to the next page.
 
     Args:
-        rest: bytes of the record under way that are on it and after it; 0 if none is incomplete; UNKNOWN: accept its
+        rest: bytes of the incomplete record that are on it and after it; 0 if none is incomplete; UNKNOWN: accept its
             own.
 
     Returns:

@@ -173,7 +173,7 @@ def read_body(
             return stops.BLOCK_ID, block_id, 0
     if end - at != data_bytes:
         return stops.BODY_LENGTH, 0, 0
-    # Behind the headers: of each block the image, then the data; then the main data.
+    # After the headers: of each block the image, then the data; then the main data.
     for index in range(np.uint64(first), np.uint64(first + count)):
         blocks.image_offset[index] = at
         at += blocks.image_bytes[index]

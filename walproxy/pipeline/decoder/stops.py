@@ -12,7 +12,7 @@ COMPLETE: Final = 0
 FULL: Final = 1  # the arrays have no room: enlarge them and go on
 CUT_RECORD: Final = 2  # the record is not wholly here; expected: its length, 0 if unknown
 CUT_PAGE: Final = 3  # the page's header is not here
-OVERWRITTEN: Final = 4  # the record under way was lost in a crash, the page begins afresh: no end of a walk
+OVERWRITTEN: Final = 4  # the incomplete record was lost in a crash, the page begins with a new one: no end of a walk
 
 PAGE_MAGIC: Final = 10
 PAGE_MAGIC_CHANGED: Final = 11  # expected: the magic of the pages before

@@ -1,4 +1,4 @@
-"""How many tuples each table's WAL inserts, updates and deletes: the view `tuple_stats`.
+"""The numbers of tuples that each table's WAL inserts, updates and deletes: the view `tuple_stats`.
 
 Counted are the operations of the resource managers Heap and Heap2, by the relation of the record's first block: the
 page of the new tuple, or of a delete, of the old one. What aborts is counted too, as in pg_stat_user_tables. What

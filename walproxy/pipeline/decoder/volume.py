@@ -1,4 +1,4 @@
-"""How much WAL relations and transactions make: the views `relation_volume` and `transaction_volume`.
+"""The amounts of WAL of relations and transactions: the views `relation_volume` and `transaction_volume`.
 
 Every byte of every record counts once in `relation_volume`: what a record holds for a block, its image and its data,
 counts for the block's relation, the rest for the relation of its first block, and a record without blocks for none. So

@@ -1,7 +1,7 @@
 """Compiles the decoder ahead of time: `python -m walproxy.pipeline.decoder.warm`.
 
 Done once after an install, or while an image is built, it spares the first task on a machine some twenty seconds. What
-is compiled is kept where jit.py says.
+is compiled is cached by jit.py.
 """
 
 import click

@@ -1,6 +1,6 @@
 """A report on WAL: what wrote it, which tables and which transactions, when, and how much of it is full-page images.
 
-It is made of the tables that `walproxy pipeline run` writes; if some are missing, the report lists what it lacks
+Its input is the tables that `walproxy pipeline run` writes; if some are missing, the report lists what it lacks
 without them. Spark adds up (`report_queries`, `report_transactions`), so the size of the tables does not
 matter: charts have at most 300 bins, lists a limited number of rows and the rest as one.
 """

@@ -223,7 +223,7 @@ class _Job:
         self.lsn = min(self._held.values())
         if self.config.start is not None and self.lsn < self.config.start:
             raise ConfigurationError(
-                f"the tables in {self.config.folder} hold the WAL up to {format_lsn(self.lsn)}: beginning at "
+                f"the tables in {self.config.folder} have the WAL up to {format_lsn(self.lsn)}: beginning at "
                 f"{format_lsn(self.config.start)} would leave a gap; leave --start out, or name another folder"
             )
         self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))

@@ -141,7 +141,7 @@ class Scan:
                             return
 
     def _rounds(self) -> Iterator[tuple[LogPath, list[PlannedPiece]]]:
-        """Yield what there is to read: once, or again and again when there is more."""
+        """Yield the ranges to read: once, or repeatedly as the WAL grows."""
         path = self._wal.log_path(self._tli)
         if not self._follow:
             extents = self._wal.extents(path)
@@ -164,7 +164,7 @@ class Scan:
             time.sleep(_POLL_S)
 
     def _look(self, path: LogPath) -> tuple[LogPath, list[Extent]]:
-        """Return the timeline as it is now, which may be a newer one than before, and what there is of it."""
+        """Return the timeline as it is now, which may be a newer one than before, and its extents."""
         try:
             now = self._wal.log_path(self._tli)
             extents = self._wal.extents(now)
@@ -216,7 +216,7 @@ def _cut(pieces: Iterable[PlannedPiece]) -> list[PlannedPiece]:
 def _in_order(
     pool: ThreadPoolExecutor, read: Callable[[PlannedPiece], Done[Result]], pieces: Iterable[PlannedPiece]
 ) -> Iterator[Done[Result]]:
-    """Yield the results of tasks of a pool in the order of the pieces, a few of them being under way."""
+    """Yield the results of tasks of a pool in the order of the pieces, a few of which are processed at once."""
     waiting = iter(pieces)
     under_way = deque(pool.submit(read, piece) for piece in itertools.islice(waiting, _UNDER_WAY))
     try:

@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
 
 class History(NamedTuple):
-    """How a page came about.
+    """The records that made a page.
 
     Attributes:
         image_lsn: the record that it begins with; None if that is the base backup's page.

@@ -71,7 +71,7 @@ class PageHeader(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How a page differs from another of the same LSN.
+    """The differences of a page from another of the same LSN.
 
     Attributes:
         excused: how many bytes differ that may, by their kind.

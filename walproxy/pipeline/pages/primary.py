@@ -39,7 +39,7 @@ class VerificationImpossible(WalproxyError):
 
 
 class Verdict(NamedTuple):
-    """How the restored page compares with the primary's.
+    """The comparison of the restored page with the primary's.
 
     Attributes:
         read_by: pageinspect, or file.

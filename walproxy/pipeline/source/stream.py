@@ -107,7 +107,7 @@ class PgwalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = next((extent for extent in extents if extent.end_lsn > offset.lsn), None)
         if found is None:
             reach_lsn = extents[-1].end_lsn if extents else 0
-            # A safekeeper may be behind the one that was asked before; an archive never goes back.
+            # A safekeeper may lag behind the previous one; an archive never goes back.
             if reach_lsn < offset.lsn and not self._options.path.startswith(f"{SAFEKEEPER_SCHEME}:"):
                 raise ConfigurationError(
                     f"the stream is at {format_lsn(offset.lsn)}, and the WAL of {self._input.name} ends at "

@@ -1,9 +1,9 @@
 """Many small files become a few large ones: what is merged with what, and how.
 
-A stream makes one file per batch and task. Files that are smaller than half of what is wanted are taken in the order of
-their rows and merged up to the wanted size, sorted by the column with a row's position in the log. Rows of WAL
-arrive in that order, so the files mostly only have to be concatenated, and then no more than a few row groups
-are in memory. Where their ranges overlap, all rows of one new file are sorted in memory.
+A stream makes one file per batch and task. Files that are smaller than half of the target size are taken in the order
+of their rows and merged up to the target size, sorted by the column with a row's position in the log. Rows of WAL
+arrive in that order, so the files mostly only have to be concatenated, and then no more than a few row groups are in
+memory. Where their ranges overlap, all rows of one new file are sorted in memory.
 """
 
 from collections.abc import Iterator, Sequence

@@ -66,7 +66,7 @@ class DeltaLakeTable(Table):
             DeltaTable.create(str(self.folder), Schema.from_arrow(self.schema), mode="ignore", name=self.name)
         except DeltaError as error:
             raise self._failure("make", error) from error
-        with storage_errors(f"make the table {self.folder}"):
+        with storage_errors(f"create the table {self.folder}"):
             self._sync_log(0)
             sync_folder(self.folder)
 

@@ -57,7 +57,7 @@ _BUSY_TIMEOUT_S: Final = 60
 _LOOKED_INTO: Final = 20
 """Of this number of old snapshots, one is read to find files that are no longer needed."""
 SNAPSHOTS_MAX: Final = 200
-"""How many snapshots `expire` keeps at most, however young: every commit writes the list of all of them again."""
+"""The most snapshots that `expire` keeps, however young: every commit writes the list of all of them again."""
 
 
 class IcebergTable(Table):
@@ -188,7 +188,7 @@ class IcebergTable(Table):
 
     def _orphans(self, older_than_s: float) -> Iterator[Path]:
         with self._failures("clean"):
-            # First what there is, then what is needed: a commit in between makes more of it needed.
+            # First list the existing files, then the needed ones: a commit in between only adds needed ones.
             candidates = [
                 path
                 for folder in (self._new_files, self.folder / "metadata")

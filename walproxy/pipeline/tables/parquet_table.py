@@ -72,7 +72,7 @@ class ParquetTable(Table):
             raise ConfigurationError(f"Parquet cannot have such a column: {first_line(error)}") from error
 
     def prepare(self) -> None:
-        with storage_errors(f"make the table {self.folder}"):
+        with storage_errors(f"create the table {self.folder}"):
             self._log.refresh()
             if self._log.state.number >= 0:
                 return

@@ -28,7 +28,7 @@ from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, NewFile, read_footer, schema_difference
 
 COMMIT_ATTEMPTS: Final = 50
-"""How often a commit is tried again because other writers were faster each time."""
+"""Attempts of a commit, if other writers are faster each time."""
 
 _STEM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _REPLACED_AT_ONCE_BYTES: Final = 1 << 30

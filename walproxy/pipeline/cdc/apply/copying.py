@@ -36,7 +36,7 @@ _BATCH_CHARACTERS: Final = 16 << 20
 
 
 class SnapshotDelayed(SourceUnavailable):
-    """Transactions that are under way do not end."""
+    """Transactions in progress do not end."""
 
 
 class Snapshot(NamedTuple):

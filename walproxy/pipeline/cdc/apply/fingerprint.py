@@ -1,4 +1,4 @@
-"""What of a source table must not change unnoticed, and what follows from a change. Pure.
+"""Detect changes of a source table that its stream does not carry, and decide what follows from them. Pure.
 
 The stream of changes does not show everything that happens to a table: ALTER TABLE rewrites rows, partitions bring rows
 along, and a table outside its publication sends nothing. So the catalogs are read at each step and compared with what
@@ -68,7 +68,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 class Evidence(NamedTuple):
-    """What is known beside a fingerprint at the moment it is read.
+    """The context in which a fingerprint was read.
 
     Attributes:
         writers: of each heap, the xmin of its pg_class row, if TRUNCATE alone may have written it; else 0.
@@ -88,7 +88,7 @@ class Evidence(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What follows from a comparison.
+    """The result of a comparison.
 
     Attributes:
         copy_reason: why the table must be copied again; None if it need not.

@@ -42,7 +42,7 @@ class Position(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """What is to become of a table.
+    """The next state of a table.
 
     Attributes:
         truncated: first all rows go.

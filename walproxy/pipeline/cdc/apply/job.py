@@ -9,7 +9,7 @@ The catalogs are read after the end of the range was fixed. So what was altered 
 altered beyond it is seen early, which costs a copy at worst.
 
 A table that is published and not in the job's file is copied, at the start or in the step in which it appears. A copy
-is newer than the range at hand: its position says so. tables.py decides about single tables.
+is newer than the current range, by its position. tables.py decides about single tables.
 """
 
 import logging
@@ -43,7 +43,7 @@ _TIDY_S: Final = 3600.0
 
 
 class ApplyOptions(NamedTuple):
-    """What a job does.
+    """The options of a job.
 
     Attributes:
         tables: those that are followed, all of the publications if empty.
@@ -107,7 +107,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
     """Follow the database, indefinitely or up to where it is now.
 
     Args:
-        stop: when set, the job ends after the step at hand.
+        stop: when set, the job ends after the current step.
 
     Raises:
         WalproxyError: what an operator must look at. Without `once`, a server that does not answer is waited for.
@@ -205,7 +205,7 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
     state = read_slot(connection, options.slot)
     if state is None:
         raise SourceRefused(
-            f"slot {options.slot!r} is gone: changes since {format_lsn(job.position_lsn)} may be lost; begin with a "
+            f"slot {options.slot!r} is missing: changes since {format_lsn(job.position_lsn)} may be lost; begin with a "
             "new slot and new copies: --start-over"
         )
     return job

@@ -40,7 +40,7 @@ class Verified(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there is no difference."""
         return not self.comparison.differences
 
     def lines(self) -> list[str]:
