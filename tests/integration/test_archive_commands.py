@@ -76,7 +76,7 @@ def swap(archive: Path, past: Past) -> None:
         ),
         (lambda archive, past: remove_segment(archive, past.steps[1].end_lsn), "is missing"),
         (swap, "belongs to"),
-        (lambda archive, past: next(archive.rglob("*.receipt")).write_text("{"), "no receipt"),
+        (lambda archive, past: next(archive.rglob("*.receipt")).write_text("{"), "is not a receipt"),
         (lambda archive, past: next(archive.rglob("*.receipt")).write_text('{"system_id": 5}'), "system 5"),
     ],
     ids=["corrupt", "gone", "hole", "misplaced", "receipt", "system"],
@@ -107,4 +107,4 @@ def test_the_cluster_that_a_rebootstrap_began_may_write_once_it_is_adopted(archi
 def test_a_place_without_an_archive_is_refused(past: Past, tmp_path: Path, command: str) -> None:
     answer = walproxy("archive", command, "--archive", tmp_path)
     assert answer.returncode == EXIT_CONFIGURATION
-    assert "nothing was ever archived" in answer.stderr
+    assert "no WAL was archived there" in answer.stderr

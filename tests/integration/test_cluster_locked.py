@@ -223,7 +223,9 @@ def expired(house: House) -> ClientTls:
 
 
 KNOCKS = {
-    "wrong secret": Knock(proxys, SECRET + "!", "refuses the proof of the shared secret", "does not know the shared"),
+    "wrong secret": Knock(
+        proxys, SECRET + "!", "refuses the proof of the shared secret", "proof of the shared secret is wrong"
+    ),
     "no secret": Knock(proxys, "", "give the proxy --secret-file", "the proxy sends no proof of a shared secret"),
     "plaintext": Knock(lambda house: None, SECRET, "give the proxy --tls-ca", "the peer does not use TLS"),
     "no certificate": Knock(
@@ -255,7 +257,7 @@ def test_a_proof_that_was_overheard_proves_nothing_on_another_connection(house: 
             side.receive(proxy.ask(overheard))
             assert side.done
         log = house.cluster.safekeepers[i].log_path
-        with warned_once(log, "does not have the shared secret"), Prover(house.cluster.port(i), context) as thief:
+        with warned_once(log, "proof of the shared secret is wrong"), Prover(house.cluster.port(i), context) as thief:
             assert isinstance(thief.ask(Hello(nonce)), Challenge)
             assert thief.ask(overheard) == Refused(Reason.WRONG_PROOF)
 

@@ -60,7 +60,7 @@ def test_a_primary_without_the_segment_before_goes_on_if_an_operator_vouches_for
     assert "--allow-unverified-primary" in cluster.proxy.log_path.read_text().splitlines()[-1]
     cluster.add_proxy("--allow-unverified-primary", "true")
     Commit(cluster.postgres).wait()
-    assert "the primary's WAL continues ours" in cluster.proxies[-1].log_path.read_text()
+    assert "the primary's WAL continues the quorum's log" in cluster.proxies[-1].log_path.read_text()
     assert cluster.status()["term_start_lsn"] == format_lsn(end_lsn)
     cluster.proxies[-1].stop()
     del cluster.proxies[-1]

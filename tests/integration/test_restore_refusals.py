@@ -184,5 +184,5 @@ def test_a_target_that_is_not_empty_is_not_touched(past: Past, target: Path) -> 
 
 def test_an_archive_that_is_not_there(past: Past, target: Path) -> None:
     answer = attempt(past.folder / "base", target, "--archive", past.folder / "nothing")
-    assert_refused(answer, target, "no archive")
+    assert_refused(answer, target, "is not a folder: correct the archive's URL")
     assert not (past.folder / "nothing").exists()

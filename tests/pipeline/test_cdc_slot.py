@@ -494,7 +494,7 @@ def test_the_commands_make_show_and_drop_what_is_read_from(source: Source) -> No
     assert "publication my pub created" in made
     assert f"slot {source.slot} created, at " in made
     assert parse_lsn(made.split()[-1]) > 0
-    assert say("create", *named, "--table", "t").count("is there") == 2
+    assert say("create", *named, "--table", "t").count("exists") == 2
     with pytest.raises(ConfigurationError, match=r"without public\.u"):
         say("create", *named, "--table", "u")
     shown = say("status", *named)

@@ -22,7 +22,7 @@ _PARTIAL_INTERVAL_S = 2
 _KEEP = "--wal-keep"
 _KEEP_ALL, _KEEP_LITTLE = "16GiB", "1MiB"
 _REACH = re.compile(r"^WAL: without a hole up to (\S+)", re.MULTILINE)
-_NEW_CLUSTER = re.compile(r"^cluster (\w+) begins", re.MULTILINE)
+_NEW_CLUSTER = re.compile(r"^cluster (\w+) has begun", re.MULTILINE)
 
 
 def safekeeper_options(directory: Path) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
     if scheme == "file":
         parts = urlsplit(path)
         if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(f"{path} names another host: write file:///path")
+            raise ConfigurationError(f"{path} has a remote host: write file:///path")
         return _open_folder(Path(unquote(parts.path)), options)
     if scheme not in _REMOTE_SCHEMES:
         raise ConfigurationError(
