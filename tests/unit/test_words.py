@@ -45,6 +45,7 @@ IN_MESSAGES = IN_ANY_TEXT | {
 }
 # Where a word is right: in quotations of other programs, in what somebody else has named, in figures of speech of SQL.
 RIGHT: dict[str, tuple[str, ...]] = {
+    "docs/guide/costs.md": ("| nobody |",),  # the case's name in the table of walproxy bench
     "walproxy/lab/bench/crashes.py": ('"nobody"', "    nobody  "),  # the case's name in --json
     "walproxy/lab/bench/readers.py": ('"nobody"',),  # the case's name in --json
     "walproxy/postgres/binaries.py": ('"nobody"',),  # the user
@@ -61,7 +62,6 @@ PENDING = (
     "safekeeper/serving/",
     "safekeeper/storage/",
     "safekeeper/waldecode/",
-    *("docs/guide/", "docs/index.md", "docs/reference/", "README.md"),
 )
 
 CODE = sorted(path for package in ("safekeeper", "walproxy") for path in (ROOT / package).rglob("*.py"))
