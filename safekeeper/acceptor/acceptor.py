@@ -176,10 +176,10 @@ class Acceptor(AcceptorLog):
             yield from self._tell_standbys()
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> Effects:
-        """There is an archive here. What is kept below `archived_lsn` was seen in it (0: nobody looked); or a problem.
+        """The archive here contains the WAL retained below `archived_lsn` (0: not verified yet); or a problem.
 
         `archived_lsn` may go back: what was seen once may be another log's by now. `archive_id` is empty as long as
-        nobody has looked.
+        it is unknown.
         """
         # A fork may have cut what was archived while this was on its way.
         archived_lsn = min(archived_lsn, self.commit_lsn)
@@ -403,7 +403,7 @@ class Acceptor(AcceptorLog):
         check_history(message.history)
         if last_term(message.history) != message.leader_id.term:
             raise RemoteProtocolError(f"Elected of {message.leader_id} with a history that ends in another term")
-        # A bootstrap that came to nothing binds nobody: without a promise and a history this folder is still empty.
+        # A bootstrap that was not completed has no effect: without a promise and a history this folder is still empty.
         is_empty = not control.promised.term and not control.history
         if control.cluster_id not in ("", message.cluster_id) and not is_empty:
             reason = (
@@ -420,7 +420,7 @@ class Acceptor(AcceptorLog):
         if control.membership is not None and message.membership.generation < control.membership.generation:
             yield from self._refuse_generation(connection, message.membership.generation)
             return
-        # A majority voted for it, so at an equal term nobody else can have won: the promise follows (step 5).
+        # A majority voted for it, so at an equal term no other candidate can have won: the promise follows (step 5).
         if message.leader_id.term < control.promised.term:
             yield from self._refuse_stale(connection, message.leader_id)
             return
@@ -429,7 +429,7 @@ class Acceptor(AcceptorLog):
             self._forget_leader()
         yield from self._flush_all()
         yield from self._finish_adoption()
-        # Also if what follows our WAL is on no member any more.
+        # Also if no member retains the WAL that follows ours.
         is_behind = self.flush_lsn < message.base_lsn
         if message.history != self.control.history or not self.control.wal_begin_lsn or is_behind:
             refusal = yield from self._adopt(message)
@@ -521,7 +521,7 @@ class Acceptor(AcceptorLog):
             yield Send(self.leader_connection, StandbyFeedback(self.standbys))
 
     def _archive_assignment(self, connection: int, message: ArchiveAssignment, now: float) -> Effects:
-        """Take note of who archives. An order on an older connection, or of a deposed leader, is none any more."""
+        """Record the archiver. An assignment on an older connection, or of a deposed leader, is ignored."""
         if message.leader_id == self.leader and connection == self.leader_connection:
             was_archiver = self.is_archiver
             self.archiver = message.archiver

@@ -1,9 +1,9 @@
-"""The log that a safekeeper holds, and how it may change: the acceptor without anybody to talk to.
+"""The log of a safekeeper, and how it may change: the acceptor without its connections.
 
 Theory of operation. A log is bytes and a control state: whose they are, which terms wrote them, how far they are known
 to be committed. Bytes are added at the end only (S6). What lies behind a divergence is cut only by an adoption, which
 is one atomic write of the control state, carried out afterwards, and finished by `start` if a crash came between (S5).
-Readers see what is committed and cannot be replaced any more (S7).
+Readers see what is committed and can no longer be replaced (S7).
 
 Generators of effects, as the acceptor's handlers are (safekeeper/acceptor/effects.py).
 """
@@ -55,7 +55,7 @@ class AcceptorLog:
         flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
         commit_lsn, truncate_lsn, archived_lsn, archive_id: what this acceptor knows; `control` may hold older values.
         logs_adopted: how often another log has replaced this one since the start: its positions may be lower.
-        own_archive_id: the archive that is configured here, empty as long as nobody has looked.
+        own_archive_id: the archive that is configured here, empty until it is known.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -66,7 +66,7 @@ class AcceptorLog:
             flush_lsn: the end of the WAL as recovery found it (S13), 0 if there is none.
         """
         self.control = control
-        # WAL that is being dropped is not claimed any more.
+        # WAL that is being dropped no longer counts.
         if control.is_log_pending:
             flush_lsn = 0
         elif control.truncate_to is not None:
@@ -182,7 +182,7 @@ class AcceptorLog:
         return tli_at(self.control.history, self.readable_lsn - 1)
 
     def _settle_forks(self) -> Effects:
-        """Let readers pass the forks behind which a complete record is committed: nobody can replace those (S9)."""
+        """Let readers pass the forks behind which a complete record is committed: no fork can replace those (S9)."""
         committed_lsn = min(self.commit_lsn, self.flush_lsn)
         while self._open_fork_lsn < committed_lsn:
             record_end_lsn = yield FindRecordEnd(self._open_fork_lsn)
@@ -196,7 +196,7 @@ class AcceptorLog:
         """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
         cut = parted = yield from self._divergence_from(message)
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
-            cut = None  # What the two logs share is not kept here any more: no cut leaves anything of it.
+            cut = None  # What the two logs share is no longer retained here: no cut leaves anything of it.
         base_lsn: Lsn | None = None
         is_guess = parted is not None and parted.is_assumed and parted.lsn < self.flush_lsn
         if is_guess and not self._is_superseded(message):
@@ -240,7 +240,7 @@ class AcceptorLog:
             forgotten_term=message.forgotten_term,
             tli_histories=message.tli_histories,
             commit_lsn=commit_lsn,
-            # What every member has is counted anew in each term: a fork may have cut one below what they all had (S9),
+            # What every member has is counted again in each term: a fork may have cut one below what they all had (S9),
             # here or on a member that has heard of another term than this one.
             truncate_lsn=0,
             archived_lsn=archived_lsn,
@@ -356,7 +356,7 @@ class AcceptorLog:
         elif control.cluster_id and (control.history or replaced is None):
             # A rebootstrap that is repeated replaces what the first one did, not the empty log that this one has begun.
             replaced, replaced_wal = self._kept_state(), message.cluster_id
-        # The promise stays: whoever was promised once must never be overtaken by a lower term, in no cluster.
+        # The promise stays: no candidate of a lower term may overtake the promised one, in no cluster.
         yield from self._persist(
             **cluster_fields(message),
             history=(),
@@ -456,7 +456,7 @@ class AcceptorLog:
             yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
             self.write_lsn = self.flush_lsn = control.base_lsn
         elif control.truncate_to is not None:
-            # There may be no file descriptor for it: what is to be cut is no part of this history all the same.
+            # There may be no file descriptor for it: what is to be cut is nevertheless not part of this history.
             self.write_lsn = self.flush_lsn = control.truncate_to
             yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
             yield from self._persist(truncate_to=None)

@@ -61,7 +61,7 @@ class TruncateWal:
 
 @dataclass(frozen=True, slots=True)
 class ResetWal:
-    """Drop all WAL and begin anew at `base_lsn`, a segment start. Repeatable."""
+    """Drop all WAL and begin again at `base_lsn`, a segment start. Repeatable."""
 
     base_lsn: Lsn
     tli: int

@@ -12,7 +12,7 @@ the descendant's too, so where in the log a byte stands is all that has to be kn
 
 The end goes back in one case only: a new timeline begins below it (S9). Whoever was sent more than that waits for the
 new timeline to be committed, and is told where it forked, as PostgreSQL does; going on in the old one, whose bytes may
-be others now, is not possible any more.
+be others now, is no longer possible.
 
 Pure. Source of the rules for timelines: https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -67,7 +67,7 @@ class TimelineEnd(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """The bytes [begin_lsn, end_lsn) may be sent, but are not kept here any more."""
+    """The bytes [begin_lsn, end_lsn) may be sent, but are no longer retained here."""
 
     begin_lsn: Lsn
     end_lsn: Lsn
@@ -88,7 +88,7 @@ def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: L
 
     Args:
         retreated_to_lsn: where the readable end was when it had gone back below what this learner was sent, None if it
-            never did. The learner's bytes beyond that are part of no log any more.
+            never did. The learner's bytes beyond that are no longer part of any log.
     """
     end_lsn = log.end_lsn
     if tli != log.tli:

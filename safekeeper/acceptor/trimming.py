@@ -1,23 +1,24 @@
-"""Which WAL a safekeeper need not keep any more. The one place that decides it.
+"""Which WAL a safekeeper no longer needs to retain. The one place that decides it.
 
     wal_begin_lsn                                                      readable_lsn  flush_lsn
         |-------------|------------------|--------------|--------------------|----------|
                       | --wal-limit      | --wal-keep   | two segments, always          |
 
-Nobody's WAL is lost by it: what is removed is committed, and either in the archive or on every member. Within that,
-WAL goes if it exceeds `keep_bytes` and nobody needs it: no member, no slot, no reader. Beyond `limit_bytes` it goes
+No WAL is lost by it: what is removed is committed, and either in the archive or on every member. Within that,
+WAL goes if it exceeds `keep_bytes` and is not needed: by no member, no slot, no reader. Beyond `limit_bytes` it goes
 even if somebody does, who then gets it from the archive; without an archive there is no such limit.
 
 The newest segments stay in any case: the next primary is compared with them (S10), and they say where records begin.
-The segment that holds the last committed byte stays, too: a member that skips WAL to where this log begins has not
-a byte, so whoever else has what is committed must be ahead of it, or it would be the donor, with nothing to compare.
+The segment that holds the last committed byte stays, too: a member that skips WAL to where this log begins has not a
+byte, so any other member that has what is committed must be ahead of it, or it would be the donor, with nothing to
+compare.
 """
 
 from typing import NamedTuple
 
 from safekeeper.base.lsn import Lsn, segment_start
 
-# So much goes at a time; then it is asked anew what is still needed.
+# So much goes at a time; then what is still needed is determined again.
 SEGMENTS_PER_TRIM_MAX = 16
 
 
@@ -26,7 +27,7 @@ class TrimRequest(NamedTuple):
 
     Attributes:
         wanted_lsn: below it no slot and no reader needs anything; None if there are none.
-        keep_bytes: so much WAL is kept although nobody needs it.
+        keep_bytes: the amount of WAL that is retained although it is not needed.
         limit_bytes: so much room the segment files may take; None for as much as there is.
         has_archive: an archive is configured: what is not in it is not removed.
     """

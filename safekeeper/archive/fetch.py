@@ -124,7 +124,7 @@ class ArchiveReader:
     def fetch(self, archived: ArchivedObject, target: Path) -> None:
         """Write the plain bytes of an object to `target`, which is there with all of them or not at all.
 
-        It is not synced: whoever needs it after a crash of the machine fetches it again.
+        It is not synced: after a crash of the machine it is fetched again.
 
         Raises:
             ArchiveCorrupt: the object is not what its receipt says.
@@ -225,7 +225,7 @@ def verified_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[by
     if (crc32c, plain_bytes) != (archived.crc32c, archived.plain_bytes):
         raise ArchiveCorrupt(
             f"{store.url}/{archived.key} has {plain_bytes} bytes with the CRC-32C {crc32c:08X}, "
-            f"but its receipt says {archived.plain_bytes} with {archived.crc32c:08X}"
+            f"but its receipt has {archived.plain_bytes} with {archived.crc32c:08X}"
         )
 
 

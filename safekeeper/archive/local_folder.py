@@ -74,7 +74,7 @@ class LocalFolder:
             folder.chmod(self._folder_mode)
 
     def sync(self, key: str) -> None:
-        """Return when the object at `key` is on disk, and not in the operating system's cache any more."""
+        """Return when the object at `key` is on disk, and no longer only in the operating system's cache."""
         path = self._root / key
         with _opened(path) as descriptor:
             if stat.S_IMODE(os.fstat(descriptor).st_mode) != self._file_mode:

@@ -3,7 +3,7 @@
 Any store will do that has whole objects: nothing is renamed or copied, and a store that knows no ranges sends more than
 is needed, no more. Stores differ in one thing that matters. A put that must not overwrite is refused by most when the
 object exists; some ignore the condition and overwrite. `probe` finds out, once; for a store of the second kind `put`
-looks first, which leaves a gap that whoever calls must close by looking again afterwards.
+looks first, which leaves a gap that the caller must close by looking again afterwards.
 
 Objects up to WHOLE_MAX_BYTES travel in one piece and one request. Larger ones are streamed and put in parts, for which
 no store takes a condition.
@@ -37,7 +37,7 @@ _STREAMED_BYTES = 64 << 10
 # Parts in flight: together no more memory than an object in one piece takes.
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
-# Nobody writes one file for so long.
+# No process writes one file for this time.
 _LEFTOVER_AGE_S = 3600.0
 
 # How obstore calls an answer that is the whole object though a range of it was asked for.

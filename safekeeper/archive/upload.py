@@ -189,7 +189,7 @@ class Uploader:
 
         Raises:
             ArchiveConflict: the archive holds other bytes under this name.
-            ArchiveRefused: this is not the archive any more that was claimed.
+            ArchiveRefused: this is no longer the archive that was claimed.
             ArchiveCorrupt: what was read back is not what was written.
             StorageFailed: `content` is a file that cannot be read.
         """

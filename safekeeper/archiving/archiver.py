@@ -3,7 +3,7 @@
     stands by       looks every CHECK_INTERVAL_S whether it could archive, and says so
     archives        claims the archive, lists what is there, uploads what is missing, UPLOADS_AT_ONCE at a time; then
                     each segment when it is complete, and the open one as a partial file every few seconds or on demand
-    has a problem   begins anew with claim and listing after 1 s, 2 s, ... RETRY_S_MAX; it costs nothing but time
+    has a problem   begins again with claim and listing after 1 s, 2 s, ... RETRY_S_MAX; it costs nothing but time
 
 What is uploaded in which order is `ArchivingPlan`'s to decide. The event loop does no more than that: WAL is read,
 checked, compressed and sent in threads of the archiver's own, from the segment's file. A log that goes back meanwhile
@@ -62,7 +62,7 @@ class Archiver:
 
     Attributes:
         partial_interval_s: the open segment is archived so often.
-        archived_lsn: all that is kept here and lies below is in the archive, as was seen; 0 if nobody has looked.
+        archived_lsn: all that is kept here and lies below is in the archive, as was verified; 0 if unknown.
         problem: why nothing can be archived at present, one line; empty if it can.
         archive_id: of the archive as it was seen last, empty if it was not.
         statistics: what it has done.
@@ -361,7 +361,7 @@ class Archiver:
                 if task.result():
                     plan.found(file)
             except WalproxyError:
-                # It is tried again before anybody says that all is well, the open segment too.
+                # It is tried again before the problem is reported as over, the open segment too.
                 self._stuck_at_lsn, self._partial_due_at = plan.archived_lsn, 0.0
                 raise
         if self._stuck_at_lsn is not None and plan.archived_lsn > self._stuck_at_lsn:
@@ -407,7 +407,7 @@ class Archiver:
         await self._wait(wait_s, until=lambda: False)
 
     def _recover(self) -> None:
-        """Nothing is wrong, or not any more."""
+        """Nothing is wrong, or no longer."""
         if self._plan is not None:
             self._problems.over("archiving resumed from %s", format_lsn(self.archived_lsn))
         else:

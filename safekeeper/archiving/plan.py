@@ -76,7 +76,7 @@ class ArchivingPlan:
     def found(self, file: ArchivedFile) -> None:
         """The archive has `file`, with a receipt."""
         if file.kind != "history" and file.end_lsn <= self._log.begin_lsn:
-            return  # It is not kept here any more.
+            return  # It is no longer retained here.
         if file.kind == "partial":
             key = (file.tli, file.begin_lsn)
             self._partials[key] = max(file.end_lsn, self._partials.get(key, 0))

@@ -1,7 +1,7 @@
-"""WAL that is not kept here any more, out of the archive, for readers that ask for it.
+"""WAL that is no longer retained here, from the archive, for readers that request it.
 
 A segment is downloaded as a whole by threads of its own, verified (archive/fetch.py), and read like the local ones; the
-one behind it is on its way meanwhile. So a slow archive holds up those who read from it, and nobody else.
+one behind it is on its way meanwhile. So a slow archive delays only the readers that read from it.
 
     DIR/archive-cache/    the last few segments, for all readers together; emptied at the start, by another thread
 
@@ -76,7 +76,7 @@ class CachedSegment:
         """See WalReader."""
 
     def close(self) -> None:
-        """Release the file; nobody reads it any more."""
+        """Release the file; it is no longer read."""
         self._handle.close()
 
 
@@ -157,7 +157,7 @@ class ReadThrough:
             self._begin_fetches()
 
     def release(self, segment: CachedSegment) -> None:
-        """End the use of a segment; nobody else may read it on this use's account."""
+        """End the use of a segment; it must not be read for this use again."""
         segment.users -= 1
         self._make_room(0)
 

@@ -50,30 +50,23 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     """The durable state of an acceptor.
 
     Attributes:
-        format_version: of this structure.
-        safekeeper_id: the id that the operator gave, fixed for the life of the data folder.
-        incarnation: random id of the data folder, 32 hexadecimal digits (S8).
-        cluster_id: whose WAL this is; empty before the bootstrap.
-        system_id: PostgreSQL's system identifier, 0 before the bootstrap.
-        segment_size: bytes of a WAL segment, 0 before the bootstrap.
-        server_version: the primary's version as libpq reports it, e.g. 150018.
-        membership: the members, None before the bootstrap.
-        promised: the proposer that this acceptor follows; it votes for nobody of the same or a lower term (S3).
-        history: the term history of its WAL.
-        forgotten_term: the highest term that was removed from `history`, 0 if none was.
-        tli_histories: PostgreSQL's timeline history files of the timelines in `history`.
-        truncate_to: set while an adopted history's cut is not yet finished (S5).
-        base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it starts here.
-        wal_begin_lsn: the first byte that is kept, 0 if none: it must be there (S8), and what lies below may be gone.
-        set_aside: the old WAL is being moved out of the way by a rebootstrap, or by the undo of one.
-        set_aside_as: under which name, empty for the cluster's id.
-        replaced: what was here before a rebootstrap, which an undo brings back; None if nothing was.
-        replaced_wal: under which name the WAL of `replaced` was moved out of the way, empty if there is none.
-        restore_from: the WAL under this name is being moved back by an undo.
-        commit_lsn: below it every byte is on a quorum; may lag.
-        truncate_lsn: below it every byte is on every member; may lag.
-        archived_lsn: below it every byte is in the archive `archive_id`; may lag.
-        archive_id: random id of the archive that a leader has spoken of last, empty before.
+        format_version: of this structure. safekeeper_id: the id that the operator gave, fixed for the life of the data
+        folder. incarnation: random id of the data folder, 32 hexadecimal digits (S8). cluster_id: whose WAL this is;
+        empty before the bootstrap. system_id: PostgreSQL's system identifier, 0 before the bootstrap. segment_size:
+        bytes of a WAL segment, 0 before the bootstrap. server_version: the primary's version as libpq reports it, e.g.
+        150018. membership: the members, None before the bootstrap. promised: the proposer that this acceptor follows;
+        it votes for no other candidate of the same or a lower term (S3). history: the term history of its WAL.
+        forgotten_term: the highest term that was removed from `history`, 0 if none was. tli_histories: PostgreSQL's
+        timeline history files of the timelines in `history`. truncate_to: set while an adopted history's cut is not yet
+        finished (S5). base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it
+        starts here. wal_begin_lsn: the first byte that is kept, 0 if none: it must be there (S8), and what lies below
+        may be gone. set_aside: the old WAL is being moved out of the way by a rebootstrap, or by the undo of one.
+        set_aside_as: under which name, empty for the cluster's id. replaced: what was here before a rebootstrap, which
+        an undo brings back; None if nothing was. replaced_wal: under which name the WAL of `replaced` was moved out of
+        the way, empty if there is none. restore_from: the WAL under this name is being moved back by an undo.
+        commit_lsn: below it every byte is on a quorum; may lag. truncate_lsn: below it every byte is on every member;
+        may lag. archived_lsn: below it every byte is in the archive `archive_id`; may lag. archive_id: random id of the
+        archive that a leader has spoken of last, empty before.
     """
 
     safekeeper_id: int

@@ -15,7 +15,7 @@ Unasked, the acceptor tells the proposer that it follows what its standbys say, 
 the archive goes, `ArchiveReport`; the proposer tells all who archives, and how far the archive is, `ArchiveAssignment`.
 
 Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, and the
-proposer greets anew: nothing that was pipelined behind the refused message is looked at.
+proposer greets again: nothing that was pipelined behind the refused message is looked at.
 
 The bytes on the wire are safekeeper/peers/codec.py's business.
 """
@@ -45,13 +45,13 @@ class RefusalCode(StrEnum):
     OTHER_SYSTEM = "other_system"  # counts it as missing: its WAL belongs to another PostgreSQL
     NOT_EMPTY = "not_empty"  # a bootstrap over WAL or a promise: never done
     NOT_A_MEMBER = "not_a_member"  # feeds it as a learner
-    GENERATION = "generation"  # greets anew and learns the newer membership
+    GENERATION = "generation"  # greets again and learns the newer membership
     STALE_TERM = "stale_term"  # ends the term if it is its own (step 8)
-    POSITION = "position"  # greets anew and resends from `wanted_lsn` (S6)
-    NOT_ADOPTED = "not_adopted"  # greets anew and sends Elected
+    POSITION = "position"  # greets again and resends from `wanted_lsn` (S6)
+    NOT_ADOPTED = "not_adopted"  # greets again and sends Elected
     HISTORY = "history"  # counts it as missing: adopting would cut committed WAL (S5)
     RANGE = "range"  # the WAL asked for is not here
-    STORAGE_FULL = "storage_full"  # greets anew after a while
+    STORAGE_FULL = "storage_full"  # greets again after a while
 
 
 class ProposerGreeting(msgspec.Struct, frozen=True, tag="proposer_greeting"):
@@ -142,7 +142,7 @@ class PreVoteResponse(msgspec.Struct, frozen=True, tag="pre_vote_response"):
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
-    """Promise to follow nobody of a lower term."""
+    """Promise to follow no candidate of a lower term."""
 
     leader_id: LeaderId
     generation: int
@@ -154,7 +154,7 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
     Attributes:
         leader_id: the one that asked.
         granted: whether it was promised.
-        promised: whom the acceptor follows now.
+        promised: the proposer that the acceptor follows now.
         history: its term history, cut at flush_lsn.
         forgotten_term: the highest term that was removed from `history`, 0 if none was.
         tli_histories: the timeline history files of that history.
@@ -277,7 +277,7 @@ class ArchiveReport(msgspec.Struct, frozen=True, tag="archive_report"):
 
 
 class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
-    """Who archives from now on, 0 for nobody, and how far which archive is, 0 if that is not known in this term yet."""
+    """The archiver from now on, 0 for none, and the progress of its archive, 0 if unknown in this term."""
 
     leader_id: LeaderId
     archiver: int

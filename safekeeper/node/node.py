@@ -10,7 +10,7 @@ that runs to its end before the next event is looked at, so the acceptor's text 
     the rest   control file, cuts, reads: in the disk's thread, behind a flush that runs; until then the node takes no
                message (`ready` is False) and the loop stays free to answer HTTP
 
-What waits is not kept here: whoever has messages for a node that is not ready leaves them where they are, in the
+What waits is not stored here: messages for a node that is not ready stay where they are, in the
 sockets, and is told by `Outbox.resume` (S14). Only what cannot wait outside is queued: a flush's return, a lost
 connection, a timer; there are no more of these than connections and threads.
 
@@ -60,13 +60,13 @@ from safekeeper.storage.filesystem import Space
 # A leader that waits this long for a flush is told what has been received meanwhile.
 REPORT_WRITE_AFTER_S = 0.001
 # While a flush takes less than this on average, the loop's thread does it itself: to hand over to a thread and back
-# costs more than the fdatasync. Measured with 8 appends of 8 KiB in flight, in turns, on two shared cores: 84-100 us of
-# CPU per append through the thread, 47-59 on the loop; 5,300-6,400 appends a second against 9,000-10,800. The price is
-# that the loop stands still while a flush lasts, and that what is received meanwhile is told only behind it. Where the
-# processor is the bottleneck, flushes of a quick disk last for milliseconds, because who waits for one waits for a turn
-# as well: with 1 ms for this, such a machine went through the thread and was slower still (pgbench -N, three
-# safekeepers beside PostgreSQL: 0.87 of the transactions at 8 clients, 0.90 at 32, for a third more CPU; 10 ms for it
-# is no better than 4).
+# costs more than the fdatasync. Measured with 8 appends of 8 KiB in flight, alternately, on two shared cores: 84-100 us
+# of CPU per append through the thread, 47-59 on the loop; 5,300-6,400 appends a second against 9,000-10,800. The price
+# is that the loop blocks during a flush, and that WAL that is received meanwhile is acknowledged only after it. Where
+# the processor is the bottleneck, flushes of a quick disk take milliseconds, because a flush also waits for the
+# processor: with 1 ms for this, such a machine used the thread and was slower still (pgbench -N, three safekeepers
+# beside PostgreSQL: 0.87 of the transactions at 8 clients, 0.90 at 32, for a third more CPU; 10 ms is no better
+# than 4).
 QUICK_FLUSH_S = 0.004
 # The average is a moving one over about this many flushes. It begins slow.
 FLUSHES_AVERAGED = 8
@@ -88,7 +88,7 @@ class Outbox(Protocol):
         """Send `message`; nothing happens if the connection is closed."""
 
     def close(self, connection: int, reason: str, *, broken: bool) -> None:
-        """Close it after what was sent; hand over no message of it any more. `broken`: it broke the protocol."""
+        """Close it after what was sent; pass on no further message of it. `broken`: it broke the protocol."""
 
     def resume(self) -> None:
         """The node is ready for messages again."""
@@ -143,7 +143,7 @@ class Node:
         self._report_timer_runs = False
         self._prepare_not_before = 0.0
         self._shortages_in_a_row = 0  # Of the preparer.
-        self._deaf = False  # It is drained or has failed: no message is taken any more.
+        self._deaf = False  # It is drained or has failed: no further message is accepted.
         self._quiet: asyncio.Future[None] | None = None
         self._change_log = ChangeLog(self.acceptor)
         self._log_readers: list[LogReaders] = []
@@ -191,7 +191,7 @@ class Node:
         self._post(lambda: self.acceptor.readers_changed(has_readers, standbys))
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> None:
-        """There is an archive: how far it has what is kept here (0: nobody has looked), or why it cannot be used."""
+        """Report the archive: up to where it contains the WAL here (0: unknown), or why it cannot be used."""
         self._post(lambda: self.acceptor.archive_reported(archived_lsn, problem, archive_id))
 
     def trim(self, request: Callable[[], TrimRequest]) -> None:
@@ -203,7 +203,7 @@ class Node:
         self._post(self._checkpoint)
 
     async def drain(self) -> None:
-        """Take no message any more. Return when all WAL is on disk, which was said, and the lazy positions are."""
+        """Stop accepting messages. Return once all WAL is durable and acknowledged, and lazy positions are saved."""
         self._deaf = True
         await self._become_quiet()
         self._post(self._checkpoint)
@@ -243,7 +243,7 @@ class Node:
         self._after_events()
         if self._quiet is not None and self._flush is None:
             quiet, self._quiet = self._quiet, None
-            if not quiet.done():  # Nobody waits any more.
+            if not quiet.done():  # The waiting task has been cancelled.
                 quiet.set_result(None)
         if not self._deaf:
             self._outbox.resume()
@@ -286,7 +286,7 @@ class Node:
             self._effects = None
             self._outbox.close(self._connection, str(broken), broken=True)
         except StorageFull:
-            self._effects = None  # A checkpoint, which nobody waits for. `disk_space` has noted it.
+            self._effects = None  # A checkpoint, for which no message waits. `disk_space` has noted it.
         except Exception as error:
             self._fail(error)
         self._check()
@@ -302,7 +302,7 @@ class Node:
         flush: Flush | None = None
         if isinstance(effect, _INCLUDES_FLUSH):
             # Its thread has carried it out before it comes to this effect; its return, when the loop hears of it, is
-            # no news any more.
+            # no longer news.
             flush, self._flush = self._flush, None
 
         def job() -> Any:
@@ -334,7 +334,7 @@ class Node:
         self._handle_events()
 
     def _fail(self, error: BaseException) -> None:
-        """Come to an end: nothing is done or said any more."""
+        """Fail: nothing more is executed or sent."""
         self._deaf = True
         if not self.failed.done():
             self.failed.set_exception(error)
@@ -437,7 +437,7 @@ class Node:
             if isinstance(full, ResourceShortage):
                 pause_s = SHORTAGE_PAUSES_S[min(self._shortages_in_a_row, len(SHORTAGE_PAUSES_S) - 1)]
                 self._shortages_in_a_row += 1
-                # Nobody may write meanwhile, so that no flush comes to try it again.
+                # There may be no write meanwhile, and so no flush that tries it again.
                 self._loop.call_later(pause_s, self._prepare_ahead)
             self._prepare_not_before = time.monotonic() + pause_s
             self._no_room_for_wal(full)

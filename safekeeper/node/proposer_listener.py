@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(buffers)
 
     def close(self, *, abort: bool = False) -> None:
-        """Close after what was written, or at once; nothing that was received is looked at any more."""
+        """Close after what was written, or at once; nothing more that was received is handled."""
         self._open = False
         if abort:
             self._transport.abort()
@@ -246,7 +246,7 @@ class ProposerListener(Listener[Connection]):
         return connection if self._tls is None else TlsTransport(self._tls.channel(), connection)
 
     def stop_accepting(self) -> None:
-        """See Listener. Who is silent from now on is left alone: the node takes no message any more."""
+        """See Listener. Silent peers are no longer disconnected: the node accepts no further message."""
         super().stop_accepting()
         self.stop_watching()
 
@@ -294,7 +294,7 @@ class ProposerListener(Listener[Connection]):
         connection.close(abort=True)
 
     def proved(self, connection: Connection) -> None:
-        """A connection is proven: it has a place, whoever has to leave for it."""
+        """A connection is proven: it has a place, even if another one is closed for it."""
         evicted = self.admission.prove(connection.number, lambda number: self._connections[number].heard_at).evicted
         if evicted:
             limit = self.admission.budget.proven_max

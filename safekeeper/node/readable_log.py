@@ -18,7 +18,7 @@ class LogView:
 
     Attributes:
         log: what may be read.
-        cluster_id: whose log it is, empty if it is nobody's yet.
+        cluster_id: the cluster of the log, empty before the bootstrap.
         epoch: a number that changes when bytes that could be read are part of the log no more.
     """
 
@@ -43,7 +43,7 @@ class LogView:
         self.log = self._look(before)
         self._control = acceptor.control
         if self._control.cluster_id != self.cluster_id:
-            # The first one takes nothing from anybody.
+            # The first one does not go back for any reader.
             self.epoch += bool(self.cluster_id)
             self.cluster_id = self._control.cluster_id
         elif self.log.end_lsn < before.end_lsn:

@@ -1,4 +1,4 @@
-"""Logs whom a safekeeper promised, follows and belongs to, when that has changed."""
+"""Log the promise, the leader and the membership of a safekeeper when they have changed."""
 
 import logging
 

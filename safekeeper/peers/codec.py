@@ -309,7 +309,7 @@ class FrameDecoder(Generic[_Message]):
 
     Either `feed`, or, without a copy, `get_buffer`, `buffer_updated` and `next_message`: the shape that
     asyncio.BufferedProtocol wants. Memory is bounded by one frame of the largest kind. After an error the decoder is
-    of no use any more: the connection must be closed.
+    no longer usable: the connection must be closed.
 
     Args:
         dialect: what the peer may say, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.

@@ -6,19 +6,19 @@
       Proof(as proposer)         ------>
                                  <------   Proof(as safekeeper), or Refused and the end
 
-A proof is HMAC-SHA-256, keyed with the SHA-256 of the secret, over a label, the role of whoever proves, the
+A proof is HMAC-SHA-256, keyed with the SHA-256 of the secret, over a label, the role of the side that proves, the
 safekeeper's id, whether the connection is TLS and if so the SHA-256 of the server's certificate, and both nonces. All
 have fixed lengths, so no two conversations have the same text. What follows:
 
 - the secret never travels, and a recorded proof fits no other conversation: both sides contribute a nonce (replay);
 - a proof that is sent back to its author is of the wrong role (reflection);
-- somebody in between who ends TLS on one side and begins it anew on the other has another certificate on one of the
+- a third party that ends TLS on one side and begins it again on the other has another certificate on one of the
   two, or none, and the proofs do not fit (relay, and stripping of TLS);
-- the side that has a secret goes on with nobody who does not prove it (downgrade);
+- the side that has a secret continues with no peer that does not prove it (downgrade);
 - the proxy proves first. So a stranger who asks safekeepers gets nothing to try guesses on, and a wrong proof is
   answered with the bare fact that it is wrong, and the end of the connection.
 
-Without TLS that protects the listener and not the bytes: whoever can change what travels can take over a connection
+Without TLS that protects the listener and not the bytes: a party that can change the traffic can take over a connection
 after it was proved. docs/guide/security.md says what each protection is for.
 
 Pure: two value machines, messages in, messages out. Nonces are arguments. What a peer sends raises
@@ -125,7 +125,7 @@ class _State(enum.Enum):
     ASKED = enum.auto()  # Hello (proxy) or Challenge (safekeeper) is sent; the other's answer ends it.
     PROVED = enum.auto()  # Proxy only: its Proof is sent; the safekeeper's ends it.
     DONE = enum.auto()  # Both have proved it.
-    FAILED = enum.auto()  # An error was raised: nothing moves it any more.
+    FAILED = enum.auto()  # An error was raised: this state is final.
 
 
 class _Side:
@@ -163,7 +163,7 @@ class ProposerSide(_Side):
 
     Args:
         secret: the shared secret.
-        safekeeper_id: whom this connection is meant to reach.
+        safekeeper_id: the safekeeper that this connection is meant to reach.
         nonce: 32 random bytes, never used before.
         server_certificate_der: the certificate that the safekeeper presented over TLS; empty without TLS.
         origin: where the secret is, for messages.

@@ -1,4 +1,4 @@
-"""The secret that proxies and safekeepers prove to each other (safekeeper/peers/peer_auth.py): whence it comes.
+"""The secret that proxies and safekeepers prove to each other (safekeeper/peers/peer_auth.py): its sources.
 
 Out of a file, which is read again at SIGHUP, or out of the environment; where neither is given, on loopback, it is the
 user's own (safekeeper/peers/local_secret.py). There is no option whose value it is: a command

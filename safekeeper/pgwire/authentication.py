@@ -36,7 +36,7 @@ class PasswordExchange:
     """One client proves its password.
 
     Args:
-        user: whom it claims to be.
+        user: the name that it claims.
         verifier: the text of the user's verifier, None if there is no such user.
         nonce, channel_binding, mock_salt: as ScramServer has them.
     """

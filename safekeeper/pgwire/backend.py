@@ -133,7 +133,7 @@ def error_response(severity: str, sqlstate: str, message: str, detail: str = "",
 
 
 def notice_response(severity: str, sqlstate: str, message: str, detail: str = "", hint: str = "") -> bytes:
-    """Return a word to whoever sits at the client; nothing changes by it."""
+    """Return a notice for the client's user; it changes nothing."""
     return _message(b"N", _report(severity, sqlstate, message, detail, hint))
 
 

@@ -62,7 +62,7 @@ class ReadSlot:
 
 @dataclass(frozen=True, slots=True)
 class DropSlot:
-    """The end of a slot; `wait` until nobody uses it."""
+    """The end of a slot; `wait` until it is no longer used."""
 
     name: str
     wait: bool

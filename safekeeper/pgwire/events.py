@@ -1,8 +1,8 @@
 """What a client did, as `Session.receive` tells it. The order is that of the bytes.
 
 The shell acts on each: StartTls begins the handshake, CommandReceived wants an answer, the two positions' messages go
-to whoever follows standbys, CopyEnded and Terminated end things. Authenticated and CommandRefused are for the log, and
-for limits that hold by user: the session has already answered.
+to the part that tracks standbys, CopyEnded and Terminated end things. Authenticated and CommandRefused are for the log,
+and for limits that hold by user: the session has already answered.
 """
 
 from typing import TypeAlias

@@ -49,7 +49,7 @@ Message: TypeAlias = tuple[int, bytes]
 class FrontendDecoder:
     """Bytes in any pieces to packets and messages.
 
-    After an error it is of no further use: where the next message begins is not known any more.
+    After an error it is of no further use: where the next message begins is no longer known.
     """
 
     def __init__(self) -> None:

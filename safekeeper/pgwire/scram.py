@@ -99,7 +99,7 @@ class ScramServer:
 
     Args:
         verifier: that of the user, None if there is no such user.
-        user: whom the client claims to be.
+        user: the name that the client claims.
         nonce: our half of the nonce, never used before: printable ASCII without commas.
         channel_binding: the tls-server-end-point of this connection; None: PLUS is not offered.
         mock_salt: a secret of this process: users that do not exist get salts made of it.

@@ -75,7 +75,7 @@ class Session:
 
     Args:
         tls: whether clients must come over TLS. If so, what is in plaintext is refused; if not, TLS is.
-        users: SCRAM verifiers by user name. None: nobody is asked for a password.
+        users: SCRAM verifiers by user name. None: no password is required.
         parameters: what the client is told about the server, e.g. server_version.
         nonce: our half of the SCRAM nonce: printable ASCII without commas, never used before.
         mock_salt: a secret of this process, from which users that do not exist get their salts.
@@ -146,7 +146,7 @@ class Session:
 
         Raises:
             RemoteProtocolError: the client is refused or not understood; the conversation is over, and what else came
-                with `data` does not matter any more.
+                with `data` no longer matters.
         """
         if self._state is State.CLOSED:
             return []
@@ -173,7 +173,7 @@ class Session:
 
         Args:
             server_certificate_der: the certificate that the client was shown, for channel binding; None: without.
-            only_user: whom the client's own certificate names; nobody else is let in. None: it showed none.
+            only_user: the name in the client's certificate; no other user is admitted. None: it sent none.
         """
         self._require(State.TLS_HANDSHAKE)
         if server_certificate_der is not None:
@@ -235,7 +235,7 @@ class Session:
         if packet is None:
             return False
         if packet.code == CANCEL_REQUEST:
-            # Nothing here runs long enough to be cancelled, and nobody waits for an answer to this.
+            # Nothing here runs long enough to be cancelled, and no client waits for a reply to this.
             self._state = State.CLOSED
             events.append(Terminated())
         elif packet.code in (SSL_REQUEST, GSSENC_REQUEST):
@@ -381,13 +381,13 @@ class Session:
             self._output += backend.error_response("ERROR", sqlstate, message, detail, hint)
             self._become_ready()
             return
-        # During a TLS handshake nobody would understand it.
+        # During a TLS handshake the client would not understand it.
         if self._state is not State.TLS_HANDSHAKE:
             self._output += backend.error_response("FATAL", sqlstate, message, detail, hint)
         self._state = State.CLOSED
 
     def notice(self, message: str) -> None:
-        """Tell something to whoever sits at the client."""
+        """Send a notice to the client's user."""
         if self._is_over():
             return
         self._require(State.READY, State.BUSY, State.COPY, State.COPY_ENDING)

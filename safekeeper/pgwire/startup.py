@@ -1,6 +1,6 @@
 """The startup packet: who a client is and what it wants, before anything is asked of it.
 
-A packet is pairs of strings. `admission` says whether a safekeeper can be of use to whoever sent it: it serves physical
+A packet is pairs of strings. `admission` returns whether a safekeeper can serve the sender: it serves physical
 replication by protocol 3 and nothing else. Wanting anything else is told apart, with the way to go.
 Source: https://www.postgresql.org/docs/current/protocol-message-formats.html (StartupMessage)
 

@@ -135,7 +135,7 @@ class PgTransport(asyncio.Protocol, ABC):
             self._receive(data)
 
     def write(self, *buffers: bytes | memoryview) -> None:
-        """Send the buffers, one behind the other. They must not change any more."""
+        """Send the buffers in order. They must no longer change."""
         if not self.is_open:
             return
         if self._channel is None:
@@ -169,7 +169,7 @@ class PgTransport(asyncio.Protocol, ABC):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close after what was written; nothing that comes is looked at any more."""
+        """Close after what was written; nothing that arrives is handled."""
         if self.is_open:
             self.is_open = False
             if self._channel is not None:

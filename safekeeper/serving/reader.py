@@ -18,7 +18,7 @@ class Client(Protocol):
     """The connection of a reader."""
 
     def write(self, *buffers: bytes | memoryview) -> None:
-        """Send the buffers, one behind the other. They must not change any more."""
+        """Send the buffers in order. They must no longer change."""
 
     def end_timeline(self, end: TimelineEnd) -> None:
         """The reader has been sent its whole timeline; the hub serves it no more."""

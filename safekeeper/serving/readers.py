@@ -5,7 +5,7 @@ of the event loop of its own, behind the append that was just answered: appends 
 `acceptor.readable`'s to decide (S7); a reader that gets something gets the bytes as they stand in the segment file.
 
     bytes        at most SERVED_BYTES_PER_TURN a turn, then the loop sees to everything else first
-    readers      in turn, a chunk each; those at one position share its bytes and header
+    readers      round robin, a chunk each; those at one position share its bytes and header
     cold WAL     is read in the thread "reader", one job per reader at most
     older WAL    that is not kept here comes from the archive, if there is one (archive/read_through.py)
     a slow one   is passed over while its connection is full, and costs nothing (S14)
@@ -61,10 +61,10 @@ class ReaderHub:
     """All readers of one safekeeper; the node's `LogReaders`."""
 
     def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, read_through: ReadThrough | None = None) -> None:
-        """Serve nobody yet.
+        """Serve no reader yet.
 
         Args:
-            read_through: where WAL is that is not kept here any more, None if it is nowhere.
+            read_through: the source of WAL that is no longer retained here, None without one.
         """
         self._node = node
         self._loop = loop
@@ -91,7 +91,7 @@ class ReaderHub:
 
     def update(self) -> None:
         """See LogReaders."""
-        # Without readers too: whoever asks in the middle of the next event is told how the log was before it.
+        # Without readers too: a request in the middle of the next event is answered from the log before it.
         self._refresh_if_changed()
         if self._awake:
             self._schedule_pump()

@@ -84,7 +84,7 @@ def session_parameters(control: ControlState) -> dict[str, str]:
 
 
 def require_wal(log: ReadableLog) -> None:
-    """Refuse whoever asks about WAL before there is any.
+    """Refuse requests for WAL before there is any.
 
     Raises:
         CommandError: nothing is committed here yet (57P03).

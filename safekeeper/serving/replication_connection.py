@@ -1,4 +1,4 @@
-"""One connection of a replication client: bytes to the session, commands to whoever answers them, WAL to the socket.
+"""One connection of a replication client: bytes to the session, commands to their handlers, WAL to the socket.
 
 The words are `pgwire.Session`'s, the socket is safekeeper/serving/pg_transport.py's; here are the clock, and what a
 command does. One that changes something on disk, or has to wait, is a task; the session takes no other one meanwhile.
@@ -183,7 +183,7 @@ class ReplicationConnection(PgTransport):
             if self.reader is not None:
                 self._listener.hub.resume(self.reader)
         elif self.reader is not None:
-            # What it says about its positions is welcome all the same.
+            # Its positions are used nevertheless.
             self._listener.hub.pause(self.reader)
         else:
             self.pause_reading()

@@ -35,8 +35,8 @@ class ReplicationListener(Listener[ReplicationConnection]):
     """Listens for replication clients.
 
     Attributes:
-        node, hub, slots: whom it serves WAL from, who serves it, what is held for whom.
-        tls, users: for connections from now on: TLS or plaintext; who must prove a password, None nobody.
+        node, hub, slots: the source of the WAL, the hub of its readers, the replication slots. tls, users: for
+        connections from now on: TLS or plaintext; the users that must prove a password, None if no user must.
         mock_salt: see pgwire.Session.
     """
 
@@ -153,7 +153,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         connection.close()
 
     def note_refusal(self, line: str) -> None:
-        """Log that a command was refused. A standby tries again for ever, so there is a limit."""
+        """Log that a command was refused. A standby retries indefinitely, so there is a limit."""
         self._tell(line)
 
     def lost(self, connection: ReplicationConnection) -> None:

@@ -50,7 +50,7 @@ class Slot:
     """One slot.
 
     Attributes:
-        restart_lsn: below it its client needs nothing any more; 0 if nothing is held for it yet.
+        restart_lsn: its client no longer needs WAL below it; 0 if nothing is retained for it yet.
         temporary: it ends with its connection.
         holder: the number of the connection that uses it, 0 if none does.
         idle_since: when it was used last, or when this process began; of no meaning while it is used.
@@ -153,7 +153,7 @@ class Slots:
             return slot
 
     async def drop(self, name: str, *, connection: int, wait: bool) -> None:
-        """Return when the slot is gone for good. If somebody uses it, `wait` until nobody does.
+        """Return when the slot is gone for good. If it is in use, `wait` until it no longer is.
 
         Raises:
             CommandError: there is none (42704), it is in use (55006), the disk is full (53100) or broken (58030).
@@ -171,7 +171,7 @@ class Slots:
             await slot.released.wait()
 
     async def _drop(self, slot: Slot, connection: int) -> None:
-        slot.holder = connection  # Nobody else takes it meanwhile.
+        slot.holder = connection  # No other connection takes it meanwhile.
         if not slot.temporary:
             try:
                 await self._store([other for other in self._slots.values() if other is not slot])

@@ -1,8 +1,8 @@
 """When the leader hears of the standbys: soon after something that somebody waits for, seldom otherwise.
 
 A commit may wait for a standby that has replayed it (`remote_apply`), so an advance of apply_lsn is told at once, like
-the coming and going of readers. All that happens in one turn of the event loop is told together, and no more often
-than once a millisecond: the leader handles thousands of appends a second and has better to do. What nobody waits for,
+the coming and going of readers. All that happens in one turn of the event loop is told together, and no more often than
+once a millisecond: the leader handles thousands of appends a second and has better to do. What no commit waits for,
 positions written and flushed and the standbys' oldest transactions, travels along, or alone within a tenth of a second.
 """
 
@@ -40,7 +40,7 @@ class FeedbackTimer:
         self._handle = self._loop.call_at(due_at, self._fire) if due_at > now else self._loop.call_soon(self._fire)
 
     def stop(self) -> None:
-        """Tell nothing any more."""
+        """Send nothing more."""
         if self._handle is not None:
             self._handle.cancel()
 

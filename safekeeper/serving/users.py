@@ -2,8 +2,8 @@
 
 Each line is `name:verifier`, the verifier as PostgreSQL keeps it, `SCRAM-SHA-256$4096:salt$StoredKey:ServerKey`:
 `safekeeper user NAME` makes one, and so does PostgreSQL (`SELECT rolpassword FROM pg_authid`). Empty lines and lines
-that begin with `#` are left out. A verifier is no password, but whoever has it can guess at leisure and can pose as the
-server: the file is for its owner only.
+that begin with `#` are left out. A verifier is not a password, but its possessor can guess at leisure and can pose as
+the server: the file is for its owner only.
 
 No message ever quotes a line.
 """

@@ -71,7 +71,7 @@ class StateFile:
     def load(self, state_type: type[State]) -> State | None:
         """Return the state as the file shows it, None if there is no file. Changes nothing.
 
-        The page cache may show what the disk has lost: whoever goes on to use the folder stores it again first (S12).
+        The page cache may show what the disk has lost: it is stored again before the folder is used (S12).
 
         Raises:
             StorageFailed: the file is damaged, of another version, or not a `state_type`.

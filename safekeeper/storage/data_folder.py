@@ -5,7 +5,7 @@
     DIR/wal.<cluster>/ what a rebootstrap moved out of the way, for an undo of it, or for the operator to delete
     DIR/wal.undone-<cluster>/ what was written between a rebootstrap and its undo, for the operator to delete
 
-`DataFolder.open` is where a folder that can no longer be a member is found out (S8), before anybody is spoken to.
+`DataFolder.open` is where a folder that can no longer be a member is detected (S8), before any message is sent.
 `perform` carries out the acceptor's slow effects. It blocks, so a running node calls it in the disk's thread; it uses
 the storage meanwhile, so the node touches the storage only when no effect is under way.
 """
@@ -279,7 +279,7 @@ class DataFolder:
         if control.segment_size and not control.set_aside and not control.restore_from:
             self._open_storage(control)
             self._check_wal(control)
-        # What the page cache shows may not be on the disk, after an fsync that failed: written anew, it is (S12).
+        # What the page cache shows may not be on the disk, after an fsync that failed: written again, it is (S12).
         self._control_file.store(control)
         self.control = control
 

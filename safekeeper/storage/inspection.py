@@ -22,7 +22,7 @@ class Inspection(NamedTuple):
         control: the control file, None if it is not there or cannot be read.
         segments: every segment file, ascending.
         flush_lsn: where the valid WAL ends, 0 if there is none.
-        lost: why this folder can be no member any more (S8), empty if it can.
+        lost: why this folder can no longer be a member (S8), empty if it can.
         notes: what else is worth knowing; a start of the safekeeper takes care of it.
     """
 

@@ -73,7 +73,7 @@ def recover(fs: FileSystem, directory: Path, segment_size: int, begin_lsn: Lsn =
     May itself be interrupted at any point and repeated.
 
     Raises:
-        DiskLost: WAL that was acked is damaged; this folder cannot be a member any more (S8).
+        DiskLost: WAL that was acked is damaged; this folder can no longer be a member (S8).
         StorageFailed: a file is missing in the middle, there twice, or of a wrong size; or an operation failed.
         StorageFull: no room to rewrite the last segment. Nothing was changed but leftovers removed.
     """

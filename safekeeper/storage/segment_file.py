@@ -5,7 +5,7 @@ A file is `segment_size` bytes of WAL, where PostgreSQL would have them, and beh
     0                        segment_size       + 4096           + 8192
     | WAL of the segment     | slot, even        | slot, odd      |
 
-With every fdatasync, in the same file and so in the same fdatasync, one slot is written, the two in turn:
+With every fdatasync, in the same file and so in the same fdatasync, one slot is written, the two alternately:
 
     magic | sequence | begin_lsn | end_lsn | CRC-32C of the bytes [begin_lsn, end_lsn) | CRC-32C of the slot
 

@@ -5,8 +5,8 @@ appends are acknowledged on it. So `at_hand` returns what is in memory already, 
 whatever is not is fetched by `fetch`, in a thread.
 
 Nothing is shared with the storage that writes the log: a file that is renamed, cut or removed meanwhile stays what it
-was for whoever has it open. Which bytes may be read, and whether they are still part of the log when they arrive, is
-the caller's to know (S7).
+was for those that have it open. Which bytes may be read, and whether they are still part of the log when they arrive,
+is the caller's to know (S7).
 """
 
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ class WalReader:
             self._release()
 
     def close(self) -> None:
-        """Release the file: as soon as no job uses it. The next read opens it anew, unless this was the last one."""
+        """Release the file: as soon as no job uses it. The next read opens it again, unless this was the last one."""
         self._closed = True
         if not self._fetching:
             self._release()

@@ -23,7 +23,7 @@ class RecordsAround(NamedTuple):
         record_end_lsn: the end of the first complete record that ends above it, that is, of the first one that a cut
             there would destroy: the record that begins there or, if none does, the one that the position lies in.
             0 if the log does not hold all of it. If the WAL up to there cannot be decoded, it is the position itself:
-            what cannot be judged must count as a complete record to whoever asks whether it may be cut.
+            what cannot be judged must count as a complete record for the question whether it may be cut.
         last_record_lsn: the start of the last record that begins below it, complete or not; 0 if there is none.
         log_tail: of the log cut at the position, for a `LinkCheck`; None unless it is a segment's start.
     """

@@ -336,9 +336,9 @@ class RecordDecoder:
     def _check_record_header(self, start_lsn: Lsn) -> None:
         total_length, _, previous_lsn, _, rmid, _ = RECORD_HEADER.unpack(self._head)
         if not RECORD_HEADER_SIZE <= total_length <= RECORD_LENGTH_MAX:
-            raise _refuse(start_lsn, f"{total_length} bytes is no length of a record")
+            raise _refuse(start_lsn, f"{total_length} bytes is not the length of a record")
         if not is_valid_rmid(rmid):
-            raise _refuse(start_lsn, f"{rmid} is no resource manager")
+            raise _refuse(start_lsn, f"{rmid} is not a resource manager")
         if self._previous is None and previous_lsn < start_lsn:
             self._previous = previous_lsn
         if previous_lsn != self._previous:
@@ -384,7 +384,7 @@ def _check_record_boundary(lsn: Lsn, segment_size: int) -> None:
         WalFormatError: it cannot, or no WAL has segments of `segment_size` bytes.
     """
     if segment_size & (segment_size - 1) or not SEGMENT_SIZE_MIN <= segment_size <= SEGMENT_SIZE_MAX:
-        raise WalFormatError(f"{segment_size} is no segment size: a power of two from 1 MiB to 1 GiB is")
+        raise WalFormatError(f"{segment_size} is not a segment size: a power of two from 1 MiB to 1 GiB is")
     in_page = lsn % PAGE_SIZE
     if lsn % ALIGNMENT or 0 < in_page < page_header_size(lsn - in_page, segment_size):
         raise WalFormatError(f"no WAL record can begin at {format_lsn(lsn)}: check where this LSN comes from")

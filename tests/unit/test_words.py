@@ -50,19 +50,6 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "walproxy/lab/bench/readers.py": ('"nobody"',),  # the case's name in --json
     "walproxy/postgres/binaries.py": ('"nobody"',),  # the user
 }
-# Not read yet.
-PENDING = (
-    "safekeeper/acceptor/",
-    "safekeeper/archive/",
-    "safekeeper/archiving/",
-    "safekeeper/consensus/",
-    "safekeeper/node/",
-    "safekeeper/peers/",
-    "safekeeper/pgwire/",
-    "safekeeper/serving/",
-    "safekeeper/storage/",
-    "safekeeper/waldecode/",
-)
 
 CODE = sorted(path for package in ("safekeeper", "walproxy") for path in (ROOT / package).rglob("*.py"))
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
@@ -95,14 +82,14 @@ def found(text: str, words: dict[str, str], right: tuple[str, ...]) -> list[str]
     return [f"{match[0]!r}: {better}" for word, better in words.items() for match in re.finditer(word, text)]
 
 
-@pytest.mark.parametrize("path", [p for p in CODE if not name_of(p).startswith(PENDING)], ids=name_of)
+@pytest.mark.parametrize("path", CODE, ids=name_of)
 def test_code_and_its_messages_avoid_them(path: Path) -> None:
     source, right = path.read_text(), RIGHT.get(name_of(path), ())
     assert found(source, IN_ANY_TEXT, right) == []
     assert found("\n".join(messages(source)), IN_MESSAGES, right) == []
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if not name_of(p).startswith(PENDING)], ids=name_of)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_documents_avoid_them(path: Path) -> None:
     assert found(path.read_text(), IN_ANY_TEXT, RIGHT.get(name_of(path), ())) == []
 

@@ -90,7 +90,7 @@ def test_corruption_is_told_with_what_is_expected_and_what_was_found(store: Obje
         ArchiveReader(store).fetch_bytes(archived)
     assert str(caught.value) == (
         f"{store.url}/history/00000002.history has 9 bytes with the CRC-32C {wrong:08X}, "
-        f"but its receipt says 9 with {archived.crc32c:08X}"
+        f"but its receipt has 9 with {archived.crc32c:08X}"
     )
 
 

@@ -291,11 +291,11 @@ def test_a_second_system_in_one_log_is_refused() -> None:
 @pytest.mark.parametrize(
     ("offset", "new", "message"),
     [
-        (0, b"\x17\x00", "0/100068: 23 bytes is no length of a record"),
-        (3, b"\x40", "0/100068: 107374.* bytes is no length of a record"),
+        (0, b"\x17\x00", "0/100068: 23 bytes is not the length of a record"),
+        (3, b"\x40", "0/100068: 107374.* bytes is not the length of a record"),
         (8, b"\x68", "0/100068: the record links to 0/100068 instead of 0/100028"),
-        (17, b"\x16", "0/100068: 22 is no resource manager"),
-        (17, b"\x7f", "0/100068: 127 is no resource manager"),
+        (17, b"\x16", "0/100068: 22 is not a resource manager"),
+        (17, b"\x7f", "0/100068: 127 is not a resource manager"),
         (16, b"\x30", "0/100068: the checksum of the record of 36 bytes is wrong"),
         (30, b"!", "0/100068: the checksum of the record of 36 bytes is wrong"),
     ],
@@ -343,7 +343,7 @@ def test_zeros_behind_the_last_record_are_no_records() -> None:
     record = wal.add(b"last one")
     decoder = RecordDecoder(MIB, MIB)
     found = []
-    with pytest.raises(WalFormatError, match="0/100048: 0 bytes is no length"):
+    with pytest.raises(WalFormatError, match="0/100048: 0 bytes is not the length"):
         for each in decoder.walk(bytes(wal.data) + bytes(100)):
             found.append(each.start_lsn)
     assert found == [record.start_lsn]
@@ -367,7 +367,7 @@ def test_a_begin_where_no_record_can_be_is_refused(begin_lsn: int) -> None:
 
 @pytest.mark.parametrize("segment_size", [0, MIB // 2, 3 * MIB, 2048 * MIB])
 def test_a_segment_size_that_does_not_exist_is_refused(segment_size: int) -> None:
-    with pytest.raises(WalFormatError, match=f"{segment_size} is no segment size"):
+    with pytest.raises(WalFormatError, match=f"{segment_size} is not a segment size"):
         RecordDecoder(0, segment_size)
 
 
