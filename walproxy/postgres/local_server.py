@@ -44,7 +44,7 @@ _STOP_SIGNALS: dict[StopMode, signal.Signals] = {
 _PORTS = range(15_000, 32_000)
 _PORT_SHARES = 16
 _PORT_ATTEMPTS = 5
-_handed_out: set[int] = set()
+_handed_out: dict[int, None] = {}  # in the order in which they were handed out
 _ports = _PORTS
 _POLL_S = 0.01
 
@@ -423,16 +423,23 @@ def take_ports(share: int) -> None:
 def free_port() -> int:
     """Return a TCP port of the loopback interface that no process listens on now.
 
-    Never the same twice in a process: a server that has got one may be down for a while, and needs it again.
+    A port is not handed out again soon: a server that has got one may be down for a while, and needs it again. Once
+    three quarters of this process's share were handed out, the older half of them is free again.
+
+    Raises:
+        OSError: every port of the share is in use.
     """
-    while True:
-        port = random.choice(_ports)
-        if port in _handed_out:
-            continue
+    if len(_handed_out) >= len(_ports) * 3 // 4:
+        for port in list(_handed_out)[: len(_handed_out) // 2]:
+            del _handed_out[port]
+    free = [port for port in _ports if port not in _handed_out]
+    random.shuffle(free)
+    for port in free:
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        _handed_out.add(port)
+        _handed_out[port] = None
         return port
+    raise OSError(f"no port of 127.0.0.1 from {_ports.start} to {_ports.stop - 1} is free")
