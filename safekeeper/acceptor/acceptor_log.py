@@ -165,7 +165,7 @@ class AcceptorLog:
             lsn -= self.control.segment_size
         return lsn
 
-    # ------------------------------------------------------------------ what learners may see
+    # ------------------------------------------------------------------ what readers may see
 
     @property
     def readable_lsn(self) -> Lsn:

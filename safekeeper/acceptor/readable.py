@@ -1,13 +1,13 @@
-"""What a learner may be sent next. The one place that decides it (S7).
+"""What a reader may be sent next. The one place that decides it (S7).
 
-A learner reads the log of one timeline from a position on. It sees what is committed and on disk here, on timelines
+A reader reads the log of one timeline from a position on. It sees what is committed and on disk here, on timelines
 that are committed too, and nothing else: `ReadableLog` is a view of the acceptor that ends there.
 
     begin_lsn        fork                 end_lsn        write_lsn
         |--------------|---------------------|- - - - - - - -|
         | an ancestor  | tli                 |  not readable |
 
-An ancestor's timeline ends at its fork: the learner is told which timeline goes on there. Its bytes below the fork are
+An ancestor's timeline ends at its fork: the reader is told which timeline goes on there. Its bytes below the fork are
 the descendant's too, so where in the log a byte stands is all that has to be known to read it.
 
 The end goes back in one case only: a new timeline begins below it (S9). Whoever was sent more than that waits for the
@@ -25,11 +25,11 @@ from safekeeper.consensus.control_state import ControlState
 
 
 class ReadableLog(NamedTuple):
-    """What learners see of a log.
+    """What readers see of a log.
 
     Attributes:
         begin_lsn: the first byte that is here, 0 if there is no WAL.
-        end_lsn: where learners must stop, 0 while nothing is committed.
+        end_lsn: where readers must stop, 0 while nothing is committed.
         tli: the timeline of the end, 0 if there is no WAL.
         lineage: the ancestors of `tli`.
     """
@@ -60,7 +60,7 @@ class Wait(NamedTuple):
 
 
 class TimelineEnd(NamedTuple):
-    """The learner's timeline has ended: `next_tli` goes on from `fork_lsn`."""
+    """The reader's timeline has ended: `next_tli` goes on from `fork_lsn`."""
 
     next_tli: int
     fork_lsn: Lsn
@@ -74,7 +74,7 @@ class Removed(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The learner cannot go on here: what it was sent is part of this log no more, or never was."""
+    """The reader cannot go on here: what it was sent is part of this log no more, or never was."""
 
 
 Step: TypeAlias = Send | Wait | TimelineEnd | Removed | Gone
@@ -84,11 +84,11 @@ _GONE = Gone()
 
 
 def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: Lsn | None = None) -> Step:
-    """Return what a learner gets that has asked for `tli` and stands at `position_lsn`.
+    """Return what a reader gets that has asked for `tli` and stands at `position_lsn`.
 
     Args:
-        retreated_to_lsn: where the readable end was when it had gone back below what this learner was sent, None if it
-            never did. The learner's bytes beyond that are no longer part of any log.
+        retreated_to_lsn: where the readable end was when it had gone back below what this reader was sent, None if it
+            never did. The reader's bytes beyond that are no longer part of any log.
     """
     end_lsn = log.end_lsn
     if tli != log.tli:
@@ -108,7 +108,7 @@ def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: L
 
 
 def refusal_of_start(log: ReadableLog, tli: int, begin_lsn: Lsn) -> tuple[str, str] | None:
-    """Return why a learner cannot begin at `begin_lsn` of `tli`: message and detail, in PostgreSQL's words.
+    """Return why a reader cannot begin at `begin_lsn` of `tli`: message and detail, in PostgreSQL's words.
 
     None if it can. A position that is not readable yet is no reason: it will wait there.
     """

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class Archiver:
-    """Archives what a node lets learners read; one of the node's `LogReaders`. Begins at `start`.
+    """Archives what a node lets readers read; one of the node's `LogReaders`. Begins at `start`.
 
     Attributes:
         partial_interval_s: the open segment is archived so often.

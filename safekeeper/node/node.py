@@ -152,9 +152,9 @@ class Node:
         """Say where words go. Before the first message."""
         self._outbox = outbox
 
-    def attach_readers(self, learners: LogReaders) -> None:
+    def attach_readers(self, readers: LogReaders) -> None:
         """Say who is to hear of what becomes readable. There may be several."""
-        self._log_readers.append(learners)
+        self._log_readers.append(readers)
 
     @property
     def ready(self) -> bool:
@@ -251,8 +251,8 @@ class Node:
     def _after_events(self) -> None:
         """Let everybody know who looks at the acceptor from outside."""
         self._change_log.update()
-        for learners in self._log_readers:
-            learners.update()
+        for readers in self._log_readers:
+            readers.update()
 
     def _step(self, result: Any, full: StorageFull | None) -> None:
         """Go on with the event under way, with the result of the effect that it waits for."""

@@ -1,4 +1,4 @@
-"""What learners may see of a node's log, at this moment, and whether it has gone back since (S7).
+"""What readers may see of a node's log, at this moment, and whether it has gone back since (S7).
 
 Each of those who read the log from the side has a view of its own: the hub of the readers, the archiver. The node tells
 them after every event; they look, and what has changed they compare with what they did before.

@@ -1,6 +1,6 @@
 """Reading the log from the side: one reader's own, read-only files.
 
-A learner that catches up reads WAL that the disk may have to fetch. The event loop must not wait for that, since
+A reader that catches up reads WAL that the disk may have to fetch. The event loop must not wait for that, since
 appends are acknowledged on it. So `at_hand` returns what is in memory already, which for the newest WAL is all of it;
 whatever is not is fetched by `fetch`, in a thread.
 

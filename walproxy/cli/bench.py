@@ -8,7 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from walproxy.cli.parameters import DURATION
+from walproxy.cli.parameters import DURATION, postgres_option
 from walproxy.cli.pipeline import check_pipeline
 from walproxy.cli.progress import StepsBar
 from walproxy.lab.bench.arms import ARMS, SIZES
@@ -72,9 +72,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     help="pgbench's scale factor; with --archive, --bulk, --crashes or --pipeline, times 50 MB.",
 )
 @click.option("--seed", type=int, help="Seed of the order of measurements; by default a random one, which is printed.")
-@click.option(
-    "--postgres", "major", type=int, metavar="MAJOR", help="Major version to use; by default the newest one found."
-)
+@postgres_option
 @click.option(
     "--arm", "names", multiple=True, type=click.Choice(list(ARMS | SIZES)), help="Only these arms; repeatable."
 )

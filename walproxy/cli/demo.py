@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
+from walproxy.cli.parameters import postgres_option
 from walproxy.cli.pipeline import check_pipeline
 from walproxy.lab.demo.steps import QUICK_STEPS, STEPS
 from walproxy.lab.demo.story import tell
@@ -18,13 +19,7 @@ _PLAIN_WIDTH = 200  # Of lines that no terminal breaks.
 
 @click.command()
 @click.option("--clients", type=click.IntRange(1, 50), default=8, show_default=True, help="Concurrent clients.")
-@click.option(
-    "--postgres",
-    "major",
-    type=int,
-    metavar="MAJOR",
-    help="Major version of PostgreSQL, e.g. 15; by default the newest installed.",
-)
+@postgres_option
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Work in DIR, and leave all processes running."
 )

@@ -91,6 +91,16 @@ TARGET_TIMELINE: Final = Parameter("TLI", _timeline)
 """`latest`, `current` or a number, as text."""
 
 
+postgres_option = click.option(
+    "--postgres",
+    "major",
+    type=int,
+    metavar="MAJOR",
+    help="Major version of PostgreSQL, e.g. 15; by default the newest installed.",
+)
+"""The option `major` of commands that start servers of their own."""
+
+
 def proxy_options(command: _Command) -> _Command:
     """Give a command the options `url` and `tls_ca`, with which it reads the HTTP pages of a proxy."""
     tls_ca = click.option(

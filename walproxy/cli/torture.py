@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
+from walproxy.cli.parameters import postgres_option
 from walproxy.cli.torture_report import check_report, write_report
 from walproxy.cli.torture_soak import soak_and_show
 from walproxy.cli.torture_stress import stress_and_keep
@@ -43,13 +44,7 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
     help="Use containers or processes; by default containers if the images exist, with --soak processes.",
 )
 @click.option("--safekeepers", default=3, show_default=True, type=click.IntRange(1, 7), help="Number of safekeepers.")
-@click.option(
-    "--postgres",
-    "major",
-    type=int,
-    metavar="MAJOR",
-    help="Major version of PostgreSQL, e.g. 15; by default the newest installed.",
-)
+@postgres_option
 @click.option(
     "--dir",
     "parent",

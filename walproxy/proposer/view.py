@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Membership
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
@@ -59,7 +58,7 @@ class TermView:
     """The term that is led.
 
     Attributes:
-        leader_id, cluster_id, membership, tli, term_start_lsn: of the term.
+        cluster_id, membership, tli, term_start_lsn: of the term.
         received_lsn, commit_lsn, truncate_lsn: see `Leadership`; 0 if unknown.
         streaming: whether a primary that was verified streams.
         answers: whether a quorum has answered within the heartbeat timeout.
@@ -69,7 +68,6 @@ class TermView:
         archive: None if no safekeeper has reported an archive.
     """
 
-    leader_id: LeaderId
     cluster_id: str
     membership: Membership
     tli: int
@@ -150,7 +148,6 @@ def state_name(proposer: Proposer, now: float) -> str:
 def _term(leadership: Leadership, now: float) -> TermView:
     archiving = leadership.archiving
     return TermView(
-        leadership.leader_id,
         leadership.elected.cluster_id,
         leadership.membership,
         leadership.tli,

@@ -1,4 +1,4 @@
-"""What a learner may be sent next (S7): every case as a row."""
+"""What a reader may be sent next (S7): every case as a row."""
 
 import pytest
 
