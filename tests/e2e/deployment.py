@@ -97,9 +97,22 @@ class Deployment:
         self.wait_until_whole()
 
     def down(self) -> None:
-        """Takes the project down, its volumes with it."""
+        """Takes the project down, its volumes with it.
+
+        The network may stay: the engine (20.10, moby issue 43286) sometimes counts an endpoint of a container that is
+        gone, and corrects that only at its next start. With no container left, that is printed and no failure.
+        """
         self.compose("kill")
-        self.compose("--profile", "pipeline", "--profile", "observe", "down", "--volumes", "--remove-orphans")
+        try:
+            self.compose("--profile", "pipeline", "--profile", "observe", "down", "--volumes", "--remove-orphans")
+        except AssertionError as error:
+            network, of_project = f"{self.project}_default", f"label=com.docker.compose.project={self.project}"
+            attached = json.loads(docker("network", "inspect", network))[0]["Containers"]
+            if "active endpoints" not in str(error) or attached or docker("ps", "-aq", "--filter", of_project):
+                raise
+            print(f"the engine counts an endpoint in {network} and knows of no container there")
+            for volume in docker("volume", "ls", "--quiet", "--filter", of_project).split():
+                docker("volume", "rm", volume)
 
     def container(self, service: str) -> str:
         """The container of a service, running or not."""

@@ -117,6 +117,19 @@ def publish_address() -> str:
     return LOOPBACK if is_ours else "0.0.0.0"
 
 
+def _remove_network(network: Network) -> None:
+    """Remove a network, or leave it to the engine's next start if the engine counts an endpoint that does not exist.
+
+    Engines up to 28 at least do that at times (moby issues 42119 and 43286). No test is to fail for it.
+    """
+    try:
+        _remove(network.remove)
+    except docker.errors.APIError as error:
+        if "active endpoints" not in str(error) or network._docker.client.networks.get(network.name).containers:
+            raise
+        _log.warning("network %s stays until the engine starts again: %s", network.name, one_line(str(error)))
+
+
 @contextmanager
 def network() -> Iterator[Network]:
     """A network for one cluster."""
@@ -127,7 +140,7 @@ def network() -> Iterator[Network]:
         yield made
     finally:
         with engine_errors("remove a network"):
-            _remove(made.remove)
+            _remove_network(made)
         made._docker.client.close()
 
 

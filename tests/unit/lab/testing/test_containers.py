@@ -1,8 +1,14 @@
 """What containers of walproxy.lab.testing are made from. What they do is for the container tests."""
 
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import docker.errors
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
+from walproxy.lab.testing import container_parts
 from walproxy.lab.testing.containers import postgres_image, require_engine, walproxy_image
 from walproxy.lab.testing.engine import Blueprint
 
@@ -37,3 +43,40 @@ def test_planted_programs_are_refused_before_an_engine_is_asked(monkeypatch: pyt
         require_engine(Blueprint(safekeeper_program=["-m", "mine"]), may_pull=True)
     with pytest.raises(ConfigurationError, match="no container engine answers"):
         require_engine(Blueprint(), may_pull=True)
+
+
+class _StuckNetwork:
+    """A network whose removal the engine refuses with `refusal`, while `containers` are in it."""
+
+    name = "stuck"
+
+    def __init__(self, refusal: str, containers: list[str]) -> None:
+        self._refusal = refusal
+        networks = SimpleNamespace(get=lambda _: SimpleNamespace(containers=containers))
+        self._docker = SimpleNamespace(client=SimpleNamespace(networks=networks))
+
+    def remove(self) -> None:
+        raise docker.errors.APIError(self._refusal)
+
+
+_MISCOUNT = "error while removing network: network stuck id 81 has active endpoints"
+
+
+def test_a_network_with_an_endpoint_of_no_container_is_left_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(container_parts, "_REMOVAL_S", 0.0)
+    stuck: Any = _StuckNetwork(_MISCOUNT, [])
+    with caplog.at_level(logging.WARNING):
+        container_parts._remove_network(stuck)
+    assert "network stuck stays until the engine starts again" in caplog.text
+
+
+@pytest.mark.parametrize(("refusal", "containers"), [(_MISCOUNT, ["postgres"]), ("no permission", [])])
+def test_any_other_network_that_cannot_be_removed_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, refusal: str, containers: list[str]
+) -> None:
+    monkeypatch.setattr(container_parts, "_REMOVAL_S", 0.0)
+    stuck: Any = _StuckNetwork(refusal, containers)
+    with pytest.raises(docker.errors.APIError, match=refusal):
+        container_parts._remove_network(stuck)
