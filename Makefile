@@ -7,6 +7,8 @@ SECONDS_EACH ?= 60
 SEED ?= 0
 # Tests that run at the same time. They wait for processes and disks most of the time.
 WORKERS ?= 2
+# Unit tests wait less: a third worker fills what the waits of two leave (65 s instead of 78 s on two cores).
+UNIT_WORKERS ?= 3
 
 # Without its byte code, pytest would compile all tests in each of its processes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,7 +36,7 @@ lint: .venv/.dev ## format, lint and types
 	$(BIN)/mypy
 
 check: lint ## what a change needs: lint, unit tests and a few hundred simulation seeds
-	$(BIN)/pytest -q -n $(WORKERS) tests/unit
+	$(BIN)/pytest -q -n $(UNIT_WORKERS) tests/unit
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)

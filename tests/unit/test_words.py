@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 # The word, or the phrase, and what to write instead.
 IN_ANY_TEXT = {
@@ -79,19 +77,23 @@ def found(text: str, words: dict[str, str], right: tuple[str, ...]) -> list[str]
     """Return the words to avoid of a text, with what to write instead."""
     for phrase in right:
         text = text.replace(phrase, "")
+    if not re.search("|".join(words), text):  # Three times as fast as one search a word.
+        return []
     return [f"{match[0]!r}: {better}" for word, better in words.items() for match in re.finditer(word, text)]
 
 
-@pytest.mark.parametrize("path", CODE, ids=name_of)
-def test_code_and_its_messages_avoid_them(path: Path) -> None:
-    source, right = path.read_text(), RIGHT.get(name_of(path), ())
-    assert found(source, IN_ANY_TEXT, right) == []
-    assert found("\n".join(messages(source)), IN_MESSAGES, right) == []
+def test_code_and_its_messages_avoid_them() -> None:
+    wrong = {}
+    for path in CODE:
+        source, right = path.read_text(), RIGHT.get(name_of(path), ())
+        in_source = found(source, IN_ANY_TEXT, right)
+        wrong[name_of(path)] = in_source + found("\n".join(messages(source)), IN_MESSAGES, right)
+    assert {name: words for name, words in wrong.items() if words} == {}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_documents_avoid_them(path: Path) -> None:
-    assert found(path.read_text(), IN_ANY_TEXT, RIGHT.get(name_of(path), ())) == []
+def test_documents_avoid_them() -> None:
+    wrong = {name_of(path): found(path.read_text(), IN_ANY_TEXT, RIGHT.get(name_of(path), ())) for path in DOCUMENTS}
+    assert {name: words for name, words in wrong.items() if words} == {}
 
 
 def test_they_are_found_where_they_are_and_what_is_right_is_left_alone() -> None:
