@@ -1,15 +1,19 @@
-"""What deploy/observe shows and warns of is what the programs say: no rule and no panel names a metric of nobody's."""
+"""deploy/observe and docs/reference/metrics.md name the metrics that the programs have, and no others."""
 
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client.registry import Collector
 
+from safekeeper.process.metrics import SafekeeperCollector
+from safekeeper.process.retention import Retention
 from tests.unit.process.test_metrics import pages
 from tests.unit.proxy.test_metrics import numbers
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
 from tests.unit.replication_house import ReplicationHouse
+from tests.unit.scripted_proposer import BASE_LSN
 from walproxy.proxy.metrics import ProxyCollector
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import proxy_status
@@ -43,6 +47,41 @@ def test_every_metric_that_is_watched_is_there(file: str, tmp_path: Path, proxy:
     watched = {name for expression in expressions()[file] for name in _METRIC.findall(expression)}
     assert len(watched) > 8
     assert watched <= there, f"nobody says {sorted(watched - there)}"
+
+
+def test_every_metric_and_its_labels_are_described_and_no_others(tmp_path: Path, proxy: Proxy) -> None:
+    with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
+        house.run(house.slots.create("s1", BASE_LSN, connection=0))
+        house.call(house.node.measure_room)
+        house.until(lambda: house.node.disk_space.space is not None)
+        retention = Retention(house.node, house.slots, house.hub, house.archiver, keep_bytes=0, limit_bytes=1 << 30)
+        safekeeper = SafekeeperCollector(
+            house.node, retention, hub=house.hub, archiver=house.archiver, read_through=house.read_through
+        )
+        safekeeper.listeners["replication"] = house.listener
+        there = house.call(lambda: metrics(safekeeper))
+        status = proxy_status(proxy, 1.0) | {"members": [1]}
+        status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0}]
+        status["safekeepers"][0] |= {"lag_bytes": 0}
+        of_proxy = ProxyCollector(lambda: status, lambda: "")
+        of_proxy.listeners["http"] = house.listener
+        there |= house.call(lambda: metrics(of_proxy))
+    page = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    described = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(there) > 50
+    assert sorted(described) == sorted(there)
+
+
+def metrics(collector: Collector) -> set[str]:
+    """Return the metrics of a collector as the documentation names them: `name{label,label}`."""
+    found = set()
+    for family in collector.collect():
+        assert family.samples, f"{family.name} has no sample: its labels are unknown"
+        labels = ",".join(label for label in family.samples[0].labels if label != "le")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found.add(f"{name}{{{labels}}}" if labels else name)
+    return found
 
 
 def test_everything_that_is_asked_is_a_service_with_its_port() -> None:
