@@ -130,7 +130,7 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
             "commit, abort, prepare, commit_prepared or abort_prepared",
             "xl_info & XLOG_XACT_OPMASK",
         ),
-        _column("time", _TIME, "time of its end, by the clock of the primary", "xact_time"),
+        _column("time", _TIME, "time of the record, by the clock of the primary", "xact_time"),
         _nullable("database", pa.int64(), "OID of the database; null if not stated", "xl_xact_dbinfo"),
         _column("subxids", pa.list_(pa.field("element", pa.int64(), True)), "its subtransactions", "xl_xact_subxacts"),
         _nullable("gid", pa.string(), "name of the prepared transaction; null if not stated", "twophase_gid"),
@@ -208,7 +208,7 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
             "XLOG_HEAP_INSERT, XLOG_HEAP2_MULTI_INSERT",
         ),
         _column("updates", pa.int64(), "tuples updated, without HOT updates", "XLOG_HEAP_UPDATE"),
-        _column("hot_updates", pa.int64(), "HOT updates, which change no index", "XLOG_HEAP_HOT_UPDATE"),
+        _column("hot_updates", pa.int64(), "tuples updated by HOT updates", "XLOG_HEAP_HOT_UPDATE"),
         _column("deletes", pa.int64(), "tuples deleted", "XLOG_HEAP_DELETE"),
     ),
 }
