@@ -153,10 +153,10 @@ def select(
             # Each user that is let in may do all that a safekeeper does.
             row = _row(("usename", TEXT, user), ("usesuper", BOOL, "t"))
         case _:
-            raise CommandError("0A000", "a safekeeper does not support  SQL", hint=_RELATIONS_HINT)
+            raise CommandError("0A000", "a safekeeper does not support SQL", hint=_RELATIONS_HINT)
     for name in (*command.columns, *keys):
         if name not in row:
-            raise CommandError("0A000", f'a safekeeper does not support  SQL with "{name[:63]}"', hint=_RELATIONS_HINT)
+            raise CommandError("0A000", f'a safekeeper does not support SQL with "{name[:63]}"', hint=_RELATIONS_HINT)
     columns = tuple(row[name][0] for name in command.columns)
     # A row that is not there has NULL in its key, which no condition equals.
     if any(row[name][1] != value for name, value in where):

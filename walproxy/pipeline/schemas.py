@@ -57,8 +57,8 @@ _BLOCK_REFERENCE: Final = (
     *_RELATION,
     _FORK,
     _BLOCK,
-    _column("has_image", pa.bool_(), "the record holds a full-page image of it", "BKPBLOCK_HAS_IMAGE"),
-    _column("image_applied", pa.bool_(), "redo puts that image in place", "BKPIMAGE_APPLY"),
+    _column("has_image", pa.bool_(), "the record contains a full-page image of it", "BKPBLOCK_HAS_IMAGE"),
+    _column("image_applied", pa.bool_(), "redo restores that image", "BKPIMAGE_APPLY"),
     _column(
         "image_bytes", pa.int32(), "bytes of the image as stored, without its hole", "XLogRecordBlockImageHeader.length"
     ),
@@ -67,21 +67,19 @@ _BLOCK_REFERENCE: Final = (
 )
 
 _RECORD: Final = (
-    _column("lsn", pa.int64(), "where the record begins", "ReadRecPtr"),
-    _column("end_lsn", pa.int64(), "where it ends, as a commit waits for it", "EndRecPtr"),
+    _column("lsn", pa.int64(), "beginning of the record", "ReadRecPtr"),
+    _column("end_lsn", pa.int64(), "end of the record; a commit waits for this LSN", "EndRecPtr"),
 )
 _RMGR: Final = _column("rmgr", pa.string(), "resource manager, as pg_waldump names it", "rmgrlist.h, by xl_rmid")
 _OPERATION: Final = _column(
-    "operation", pa.string(), "what it does, as pg_waldump names it; `0x..` if unknown", "rm_identify(), by xl_info"
+    "operation", pa.string(), "operation, as pg_waldump names it; `0x..` if unknown", "rm_identify(), by xl_info"
 )
 _XID: Final = _column("xid", pa.int64(), "transaction (or subtransaction); 0 for none", "XLogRecord.xl_xid")
 _TLI: Final = _column("tli", pa.int32(), "timeline of its first byte", "XLogPageHeader.xlp_tli")
 
 _PIECE: Final = (
-    _column("begin_lsn", pa.int64(), "where the piece begins", "a page's boundary"),
-    _column(
-        "end_lsn", pa.int64(), "where the piece ends; records that begin before it belong to it", "a page's boundary"
-    ),
+    _column("begin_lsn", pa.int64(), "beginning of the piece", "a page's boundary"),
+    _column("end_lsn", pa.int64(), "end of the piece; records that begin before it belong to it", "a page's boundary"),
 )
 _PIECE_TIMES: Final = (
     _nullable("first_time", _TIME, "time of the first commit or abort in the piece; null if it has none", "xact_time"),
@@ -91,7 +89,7 @@ _PIECE_TIMES: Final = (
 COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     "records": (
         *_RECORD,
-        _column("previous_lsn", pa.int64(), "where the record before it begins", "XLogRecord.xl_prev"),
+        _column("previous_lsn", pa.int64(), "beginning of the previous record", "XLogRecord.xl_prev"),
         _TLI,
         _RMGR,
         _OPERATION,
@@ -103,10 +101,13 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ),
         _nullable("origin", pa.int32(), "replication origin; null if none", "XLR_BLOCK_ID_ORIGIN"),
         _column(
-            "total_length", pa.int32(), "bytes, header included, page headers and padding not", "XLogRecord.xl_tot_len"
+            "total_length",
+            pa.int32(),
+            "bytes, with its header, without page headers and padding",
+            "XLogRecord.xl_tot_len",
         ),
         _column("main_bytes", pa.int32(), "bytes of main data", "XLR_BLOCK_ID_DATA_SHORT, _LONG"),
-        _column("image_count", pa.int16(), "full-page images in it", "BKPBLOCK_HAS_IMAGE"),
+        _column("image_count", pa.int16(), "number of full-page images in it", "BKPBLOCK_HAS_IMAGE"),
         _column("image_bytes", pa.int32(), "bytes of these images as stored", "XLogRecordBlockImageHeader.length"),
         _column(
             "blocks",
@@ -119,8 +120,8 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     ),
     "blocks": (*_RECORD, _RMGR, _OPERATION, _XID, *_BLOCK_REFERENCE),
     "transactions": (
-        _column("lsn", pa.int64(), "where the record begins that ends the transaction", "ReadRecPtr"),
-        _column("end_lsn", pa.int64(), "where that record ends: a commit's LSN", "EndRecPtr"),
+        _column("lsn", pa.int64(), "beginning of the record that ends the transaction", "ReadRecPtr"),
+        _column("end_lsn", pa.int64(), "end of that record: a commit's LSN", "EndRecPtr"),
         _TLI,
         _column("xid", pa.int64(), "the transaction; of a prepared one, its own", "xl_xid, xl_xact_twophase"),
         _column(
@@ -129,13 +130,13 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
             "commit, abort, prepare, commit_prepared or abort_prepared",
             "xl_info & XLOG_XACT_OPMASK",
         ),
-        _column("time", _TIME, "when, by the clock of the primary", "xact_time"),
-        _nullable("database", pa.int64(), "OID of the database, where the record states it", "xl_xact_dbinfo"),
+        _column("time", _TIME, "time of the record, by the clock of the primary", "xact_time"),
+        _nullable("database", pa.int64(), "OID of the database; null if not stated", "xl_xact_dbinfo"),
         _column("subxids", pa.list_(pa.field("element", pa.int64(), True)), "its subtransactions", "xl_xact_subxacts"),
-        _nullable("gid", pa.string(), "name of the prepared transaction, where stated", "twophase_gid"),
+        _nullable("gid", pa.string(), "name of the prepared transaction; null if not stated", "twophase_gid"),
         _nullable("origin", pa.int32(), "replication origin that it was replayed from", "XLR_BLOCK_ID_ORIGIN"),
-        _nullable("origin_lsn", pa.int64(), "its LSN there", "xl_xact_origin.origin_lsn"),
-        _nullable("origin_time", _TIME, "its time there", "xl_xact_origin.origin_timestamp"),
+        _nullable("origin_lsn", pa.int64(), "its LSN at that origin", "xl_xact_origin.origin_lsn"),
+        _nullable("origin_time", _TIME, "its time at that origin", "xl_xact_origin.origin_timestamp"),
         _column(
             "remote_apply", pa.bool_(), "its client waited for standbys to replay it", "XACT_COMPLETION_APPLY_FEEDBACK"
         ),
@@ -182,11 +183,16 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         _column("records", pa.int64(), "records of the piece that change the page", "XLogRecordBlockHeader"),
         _column("first_lsn", pa.int64(), "the first of them", "ReadRecPtr"),
         _column("last_lsn", pa.int64(), "the last of them", "ReadRecPtr"),
-        _column("last_end_lsn", pa.int64(), "its end: the LSN in the page's header once it was replayed", "EndRecPtr"),
+        _column(
+            "last_end_lsn",
+            pa.int64(),
+            "end of the last one: the LSN in the page's header after its replay",
+            "EndRecPtr",
+        ),
         _nullable(
             "image_lsn",
             pa.int64(),
-            "the last record that makes the page without its older version; null if none does",
+            "the last record that restores the page without its older version; null if none does",
             "BKPIMAGE_APPLY, BKPBLOCK_WILL_INIT",
         ),
         _column("records_since_image", pa.int64(), "records after that one; all if there is none", "ReadRecPtr"),
@@ -201,8 +207,8 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
             "tuples inserted, also by transactions that abort",
             "XLOG_HEAP_INSERT, XLOG_HEAP2_MULTI_INSERT",
         ),
-        _column("updates", pa.int64(), "tuples updated, hot ones not counted", "XLOG_HEAP_UPDATE"),
-        _column("hot_updates", pa.int64(), "tuples updated without touching an index", "XLOG_HEAP_HOT_UPDATE"),
+        _column("updates", pa.int64(), "tuples updated, without HOT updates", "XLOG_HEAP_UPDATE"),
+        _column("hot_updates", pa.int64(), "tuples updated by HOT updates", "XLOG_HEAP_HOT_UPDATE"),
         _column("deletes", pa.int64(), "tuples deleted", "XLOG_HEAP_DELETE"),
     ),
 }

@@ -88,21 +88,21 @@ class ProxyConfig:
         "Name of this proxy in synchronous_standby_names", parse=text, default="walproxy", metavar="NAME"
     )
     http_listen: Address = option(
-        "Where /status, /metrics, /healthz and /readyz are served, to every client that can reach it",
+        "Address on which to serve /status, /metrics, /healthz and /readyz, to all clients that can connect",
         parse=address,
         default=DEFAULT_HTTP,
         metavar="HOST:PORT",
         old_name="http",
     )
     window_size: int = option(
-        "Memory for WAL that safekeepers still need; with more uncommitted WAL than that, PostgreSQL has to wait",
+        "Memory for WAL that safekeepers still need; while uncommitted WAL fills it, the proxy reads no more WAL",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
         old_name="window",
     )
     catchup_rate: int = option(
-        "Bytes per second at which a lagging safekeeper is sent WAL of another one",
+        "Bytes per second at which WAL of one safekeeper is sent to a lagging one",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
@@ -150,7 +150,7 @@ class ProxyConfig:
         metavar="BOOL",
     )
     allow_unverified_primary: bool = option(
-        "Accept a primary that no longer has the WAL to compare with the quorum's log: only if it wrote that log",
+        "Accept a primary that no longer has the WAL to compare with the quorum's log; only safe if it wrote that log",
         parse=yes_or_no,
         default="false",
         metavar="BOOL",
@@ -175,7 +175,7 @@ class ProxyConfig:
         reloadable=True,
     )
     tls_ca: Path | None = file_option(
-        "CAs that sign the safekeepers' certificates; with it, safekeepers are connected over TLS only"
+        "CAs that sign the safekeepers' certificates; if set, the proxy connects to safekeepers over TLS only"
     )
     tls_cert: Path | None = file_option(
         "TLS certificate of this proxy, with its chain, in PEM format: for safekeepers that require one, and --http-tls"
@@ -186,4 +186,4 @@ class ProxyConfig:
     )
     secret: Secret | None = secret_option()
     http_tls: bool = http_tls_option()
-    http_allow: Networks | None = networks_option("Networks that may read the HTTP pages, separated by commas")
+    http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")

@@ -47,12 +47,12 @@ def count(written: Any) -> int:
 
 
 def _archive_option(**further: Any) -> Any:
-    return option("The archive: a folder, or s3://, gs:// or az:// and what follows", metavar="URL", **further)
+    return option("The archive: a folder, or a URL of s3://, gs:// or az://", metavar="URL", **further)
 
 
 def _archive_options_option() -> Any:
     return option(
-        "Settings of the archive's store, as obstore calls them, e.g. endpoint and region",
+        "Settings of the archive's store, by obstore's names, e.g. endpoint and region",
         parse=key_values,
         default="",
         metavar="KEY=VALUE,...",

@@ -62,9 +62,9 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
     "--max-retained",
     type=SIZE,
     metavar="SIZE",
-    help="WAL that the slot may retain on the primary; beyond it the slot is created again and all tables are copied.",
+    help="WAL that the slot may retain on the primary; above it the slot is created again and all tables are copied.",
 )
-@click.option("--verify", is_flag=True, help="Follow up to now, compare all rows with the source, and end.")
+@click.option("--verify", is_flag=True, help="Catch up, compare all rows with the source, and end.")
 @click.option("--repair", is_flag=True, help="As --verify, and copy tables that differ again.")
 def apply(
     primary: str,

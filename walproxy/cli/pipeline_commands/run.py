@@ -33,7 +33,7 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     metavar="NAME,...",
     help="Tables to write; by default all but blocks.",
 )
-@click.option("--once", is_flag=True, help="End when what is there now is in the tables.")
+@click.option("--once", is_flag=True, help="End when the tables contain the existing WAL.")
 @click.option("--interval", default="1s", show_default=True, type=DURATION, help="Interval between batches.")
 @click.option(
     "--max-bytes-per-trigger",
@@ -70,7 +70,7 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     "--archive-options",
     default="",
     type=KEY_VALUES,
-    help="Settings of the archive's store, as obstore calls them, e.g. endpoint and region.",
+    help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
 )
 def run(
     source: str,
@@ -92,7 +92,7 @@ def run(
 ) -> None:
     """Write WAL into tables, and continue as it grows: every record exactly once, also after a crash.
 
-    SOURCE is s3://, gs:// or az:// and what follows, a folder, or safekeeper://HOST:PORT,HOST:PORT. The tables contain
+    SOURCE is a URL of s3://, gs:// or az://, a folder, or safekeeper://HOST:PORT,HOST:PORT. The tables contain
     their position; the same command continues there. After SIGTERM the present batch is finished, within
     --drain-timeout.
 

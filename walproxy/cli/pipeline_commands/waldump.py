@@ -56,12 +56,12 @@ class _Waldump(click.Command):
     "--archive-options",
     default="",
     type=KEY_VALUES,
-    help="Settings of the archive's store, as obstore calls them, e.g. endpoint and region.",
+    help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
 )
 def waldump(path: str, **options: Any) -> None:
     """Show records of the WAL, as pg_waldump does, from an archive, from safekeepers, or from a folder of segments.
 
-    PATH is s3://, gs:// or az:// and what follows, a folder, a segment in one, or safekeeper://HOST:PORT,HOST:PORT. All
+    PATH is a URL of s3://, gs:// or az://, a folder, a segment in one, or safekeeper://HOST:PORT,HOST:PORT. All
     conditions must hold.
 
     \b
