@@ -338,7 +338,7 @@ class Session:
         if isinstance(command, EmptyQuery):
             self._output += backend.empty_query_response() + backend.ready_for_query()
         elif isinstance(command, Unsupported):
-            self._refuse_command("0A000", f"a safekeeper does not support  {command.what}", command.hint, events)
+            self._refuse_command("0A000", f"a safekeeper does not support {command.what}", command.hint, events)
             self._output += backend.ready_for_query()
         else:
             self._state = State.BUSY

@@ -125,13 +125,13 @@ def test_what_takes_a_database_is_refused_with_the_place_to_go(cluster: Gated, f
     begin = len(log_of(cluster, 1))
     plain = cluster.standby_conninfo(1) + " dbname=postgres"
     backup = run_client(cluster, "pg_basebackup", "-d", cluster.standby_conninfo(1), "-D", str(folder / "copy"))
-    assert backup.returncode == 1 and "a safekeeper does not support  a base backup" in backup.stderr
+    assert backup.returncode == 1 and "a safekeeper does not support a base backup" in backup.stderr
     assert "take it from the primary or a standby, then stream the WAL from here" in backup.stderr
     sql = run_client(cluster, "psql", "-d", plain, "-c", "SELECT 1")
     assert sql.returncode == 2 and "this is a safekeeper, not a database: connect with replication=true" in sql.stderr
     assert "For SQL connect to the primary." in sql.stderr
     replicating = run_client(cluster, "psql", "-d", plain + " replication=true", "-c", "SELECT now()")
-    assert replicating.returncode == 1 and "a safekeeper does not support  SQL" in replicating.stderr
+    assert replicating.returncode == 1 and "a safekeeper does not support SQL" in replicating.stderr
     shown = run_client(cluster, "psql", "-At", "-d", plain + " replication=true", "-c", "IDENTIFY_SYSTEM")
     assert shown.returncode == 0 and parse_lsn(shown.stdout.strip().split("|")[2]) <= cluster.commit_lsn()
     decode = ("--slot", "s", "--start", "--file", "-")
@@ -139,7 +139,7 @@ def test_what_takes_a_database_is_refused_with_the_place_to_go(cluster: Gated, f
     assert logical.returncode == 1 and "this is a safekeeper, not a database" in logical.stderr
     connection = connect_raw(cluster, 1)
     for command in ("START_REPLICATION SLOT s LOGICAL 0/0", "CREATE_REPLICATION_SLOT s LOGICAL test_decoding"):
-        assert refusal_of(connection, command) == ("0A000", "a safekeeper does not support  logical replication")
+        assert refusal_of(connection, command) == ("0A000", "a safekeeper does not support logical replication")
     connection.finish()
     assert_log_is_calm(cluster, 1, begin)
 

@@ -190,7 +190,7 @@ CONVERSATIONS = {
         Said(startup(), [Authenticated("me", "", {})], "RSSZ"),
         Said(query(""), [], "IZ"),
         Said(query(";"), [], "IZ"),
-        Said(query("SELECT now() + x"), [CommandRefused("0A000", "a safekeeper does not support  SQL")], "EZ"),
+        Said(query("SELECT now() + x"), [CommandRefused("0A000", "a safekeeper does not support SQL")], "EZ"),
         Said(
             query("SHOW"),
             [CommandRefused("42601", "syntax error at its end: expected a name in 'SHOW'")],

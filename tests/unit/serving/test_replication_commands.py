@@ -119,7 +119,7 @@ def test_a_tool_finds_its_slot_and_the_settings_in_sql(sql: str, row: tuple[str 
     ],
 )
 def test_a_select_of_anything_else_is_refused_with_what_can_be_read(sql: str) -> None:
-    with pytest.raises(CommandError, match="a safekeeper does not support  SQL") as caught:
+    with pytest.raises(CommandError, match="a safekeeper does not support SQL") as caught:
         selected(sql)
     assert caught.value.sqlstate == "0A000" and "pg_replication_slots" in caught.value.hint
 
