@@ -286,7 +286,7 @@ class Archiver:
     # Uploads.
 
     def _begin_uploads(self, plan: ArchivingPlan, uploaders: dict[Worker, Uploader]) -> float | None:
-        """Begin what there is to begin. Return in how many seconds the open segment is due, None: not before news."""
+        """Start the uploads that are due. Return the seconds until the open segment is due, None: after a change."""
         now, busy = self._loop.time(), [worker for worker, _ in self._uploads.values()]
         idle = [worker for worker in self._workers if worker not in busy]
         under_way = [file for _, file in self._uploads.values()]
