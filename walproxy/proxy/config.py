@@ -88,7 +88,7 @@ class ProxyConfig:
         "Name of this proxy in synchronous_standby_names", parse=text, default="walproxy", metavar="NAME"
     )
     http_listen: Address = option(
-        "Where /status, /metrics, /healthz and /readyz are served, to every client that can reach it",
+        "Address on which to serve /status, /metrics, /healthz and /readyz, to all clients that can connect",
         parse=address,
         default=DEFAULT_HTTP,
         metavar="HOST:PORT",
