@@ -232,7 +232,7 @@ class Acceptor(AcceptorLog):
             )
         if self.leader is None:
             if self.leader_connection is not None:
-                raise InvariantViolation("a connection leads without a leader")
+                raise InvariantViolation("leader_connection is set without a leader")
         elif self.leader_connection is None or self.leader != control.promised:
             raise InvariantViolation(f"{self.leader} leads, and {control.promised} was promised")
 

@@ -180,7 +180,7 @@ class Elected(msgspec.Struct, frozen=True, tag="elected"):
 
     Attributes:
         base_lsn: where the log begins, for an acceptor that shares nothing with it or ends below it (S6).
-        commit_lsn: what is committed in this term, as far as the proposer knows.
+        commit_lsn: the end of the WAL that is committed in this term, according to the proposer.
         settled_lsn: below it the log is committed, even if this term has not committed it yet: the donor had it as
             committed, or a member of the term no longer retains it. Only to check base_lsn.
         forgotten_term: the highest term that was removed from `history`, 0 if none was.
@@ -204,7 +204,7 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False)
     """WAL from `begin_lsn` on, or a heartbeat if `payload` is empty.
 
     Attributes:
-        sequence: returned in replies, so that the proposer knows which of its messages were received.
+        sequence: returned in replies, to show which messages were received.
         healthy: the primary streams, and a quorum replied within the heartbeat timeout (step 2).
     """
 

@@ -171,7 +171,7 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> bytes:
     try:
         context.load_verify_locations(cadata="\n".join(block.decode("ascii") for block in _PEM.findall(content)))
     except (ssl.SSLError, ValueError) as error:
-        reason = _plain(error) if isinstance(error, ssl.SSLError) else "there is none in PEM format"
+        reason = _plain(error) if isinstance(error, ssl.SSLError) else "it has none in PEM format"
         raise ConfigurationError(f"could not use the certificates of CAs in {ca}: {reason}") from error
     return hashlib.sha256(content).digest()
 
@@ -401,4 +401,4 @@ def describe_failure(error: ssl.SSLError | ssl.CertificateError) -> str:
 def _plain(error: ssl.SSLError | ssl.CertificateError) -> str:
     """Return OpenSSL's reason, in lower case and without the source line of the module."""
     reason = getattr(error, "reason", None)
-    return reason.replace("_", " ").lower() if reason else "it is not understood"
+    return reason.replace("_", " ").lower() if reason else "unknown reason"

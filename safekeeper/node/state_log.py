@@ -44,7 +44,7 @@ class ChangeLog:
                 new.membership.generation,
                 new.cluster_id[:8],
                 ", ".join(str(member_id) for member_id in sorted(new.membership.ids())),
-                "votes" if acceptor.is_voter else "a learner",
+                "a voter" if acceptor.is_voter else "a learner",
             )
 
     def _log_leader(self) -> None:

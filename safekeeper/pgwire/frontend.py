@@ -86,7 +86,7 @@ class FrontendDecoder:
         length = int.from_bytes(self._buffer[self._position : self._position + 4])
         if not _PACKET_HEADER.size <= length <= STARTUP_BYTES_MAX:
             beginning = self._buffer[self._position : self._position + 8]
-            raise RemoteProtocolError(f"what begins with {beginning!r} is not a PostgreSQL client: no reply was sent")
+            raise RemoteProtocolError(f"not a PostgreSQL client, it sent {beginning!r}: no reply was sent")
         if available < length:
             return None
         begin, end = self._position, self._position + length

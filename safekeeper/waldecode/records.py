@@ -291,10 +291,10 @@ class RecordDecoder:
             self._check_continuation(self._start, page_lsn, flags, rest_of_record)
         elif flags & FIRST_IS_CONTRECORD:
             if rest_of_record == 0 or not (may_skip or rest_of_record == self._skip_missing):
-                raise _refuse(page_lsn, f"a record goes on for {rest_of_record} bytes here, none was under way")
+                raise _refuse(page_lsn, f"{rest_of_record} bytes of a record continue here, but none is incomplete")
             self._skip(content_lsn, rest_of_record)
         elif self._skip_missing:
-            raise _refuse(page_lsn, f"{self._skip_missing} more bytes of a record should go on here")
+            raise _refuse(page_lsn, f"{self._skip_missing} more bytes of a record must continue here")
 
     def _check_continuation(self, start_lsn: Lsn, page_lsn: Lsn, flags: int, rest_of_record: int) -> None:
         # Even a split header has its length on the first page, because records begin at multiples of 8 bytes.
@@ -302,12 +302,12 @@ class RecordDecoder:
         expected = total_length - self._received()
         if not flags & FIRST_IS_CONTRECORD:
             raise _refuse(
-                page_lsn, f"nothing goes on here, the record at {format_lsn(start_lsn)} lacks {expected} bytes"
+                page_lsn, f"no record continues here, but the record at {format_lsn(start_lsn)} lacks {expected} bytes"
             )
         if rest_of_record != expected:
             raise _refuse(
                 page_lsn,
-                f"{rest_of_record} bytes of a record go on here,"
+                f"{rest_of_record} bytes of a record continue here, but"
                 f" the record at {format_lsn(start_lsn)} lacks {expected}",
             )
 
