@@ -6,9 +6,9 @@ from safekeeper.base.hangup import hold_hangup
 
 
 def main() -> None:
-    """Run the command line, and exit."""
+    """Run the command line and exit."""
     hold_hangup(sys.argv[1:])
-    from safekeeper.cli import main as run  # Not before: it imports for 0.2 s.
+    from safekeeper.cli import main as run  # Imported here because the import takes 0.2 s.
 
     run()
 

@@ -1,6 +1,6 @@
 """The command `safekeeper`. Commands parse, call, print.
 
-An expected error is one line on stderr and an exit code out of safekeeper/base/errors.py, never a traceback.
+An expected error is one line on stderr and an exit code of safekeeper/base/errors.py, never a traceback.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Exit codes:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
 @click.version_option(package_name="walproxy")
 def cli() -> None:
-    """Keep PostgreSQL's WAL, durable, as a member of a quorum.
+    """Store PostgreSQL's WAL durably, as a member of a quorum.
 
     \b
     Examples:
@@ -48,8 +48,8 @@ def cli() -> None:
 def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) -> None:
     """Run a safekeeper until SIGTERM.
 
-    Each option can also stand in the environment or in the file of --config; the command line goes before the
-    environment, the environment before the file. SIGHUP reads them again.
+    Each option can also be set in the environment or in the file of --config. The command line takes precedence over
+    the environment, the environment over the file. SIGHUP reads them again.
 
     \b
     Examples:
@@ -57,13 +57,13 @@ def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) 
       safekeeper run --id 2 --data-dir sk2 --proposer-listen 127.0.0.1:5455 --http-listen 127.0.0.1:7677
       SAFEKEEPER_ID=3 safekeeper run --config /etc/safekeeper.toml
     """
-    # Imported here: `inspect` and --help need no web server.
+    # Imported here because `inspect` and --help need no web server.
     from safekeeper.process.service import Service
 
     def read() -> SafekeeperConfig:
         return load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line=written, environment=os.environ, file=config)
 
-    # A disk with faults is put underneath by tests (walproxy/lab/testing/faulty_disk.py).
+    # Tests pass a disk with faults (walproxy/lab/testing/faulty_disk.py).
     service = Service(read(), disk or RealFileSystem(), read)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         sys.exit(runner.run(service.run()))
@@ -75,9 +75,9 @@ def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) 
 )
 @click.option("--json", "as_text", is_flag=True, help="Print JSON.")
 def inspect(data_dir: str, as_text: bool) -> None:
-    """Show the control file, the segments and the end of the valid WAL of a safekeeper that does not run.
+    """Show the control file, the segments and the end of the valid WAL of a stopped safekeeper.
 
-    Changes nothing. The exit code is 6 if the folder has lost what it must hold.
+    Changes nothing. The exit code is 6 if data is missing that the folder must contain.
 
     \b
     Example:
@@ -100,9 +100,9 @@ def inspect(data_dir: str, as_text: bool) -> None:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("name")
 def user(name: str) -> None:
-    """Ask for a password and print the line for the file of --pg-users that lets NAME in with it.
+    """Ask for a password and print the line that adds user NAME to the file of --pg-users.
 
-    Without a terminal the password is the first line of standard input. What is printed holds no password.
+    Without a terminal the password is the first line of standard input. The output does not contain the password.
 
     \b
     Examples:
@@ -115,7 +115,7 @@ def user(name: str) -> None:
         try:
             password = sys.stdin.readline().rstrip("\r\n")
         except UnicodeDecodeError:
-            # Not chained: the error would carry what was read.
+            # Not chained: the error would contain the input.
             raise ConfigurationError("the password is not valid UTF-8") from None
     click.echo(user_line(name, password))
 
@@ -128,7 +128,7 @@ def main() -> None:
 def _loop_factory() -> Any:
     try:
         import uvloop
-    except ImportError:  # There is none for this platform.
+    except ImportError:  # Not available on this platform.
         return None
     return uvloop.new_event_loop
 

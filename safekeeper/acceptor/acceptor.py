@@ -1,15 +1,15 @@
-"""The acceptor: decides what a safekeeper may promise, adopt, write and say.
+"""The acceptor: decides what a safekeeper may promise, adopt, write and send.
 
-Theory of operation. An acceptor follows one proposer at a time, the one it *promised* (S3), and takes WAL only on the
-connection on which that proposer's `Elected` was adopted (S5, S6). Its handlers are generators of effects
-(safekeeper/acceptor/effects.py): the shell carries out each effect before the handler goes on, so what is said is
-true on disk by then (S2). A crash may come between any two effects; what was said stays true, and `start` finishes an
-adoption that was cut short.
+Theory of operation. An acceptor follows one proposer at a time, the one it *promised* (S3), and accepts WAL only on the
+connection on which it adopted that proposer's `Elected` (S5, S6). Its handlers are generators of effects
+(safekeeper/acceptor/effects.py): the shell executes each effect before the handler continues, so a statement in a reply
+is durable before it is sent (S2). A crash may happen between any two effects; statements already sent remain true, and
+`start` finishes an interrupted adoption.
 
-In memory only, and so forgotten by a crash: which proposer's history was adopted on which connection, and whether that
-proposer is alive. Both are learned again from its next `Elected`.
+Only in memory, and so lost in a crash: which proposer's history was adopted on which connection, and whether that
+proposer is alive. Its next `Elected` restores both.
 
-Pure: time is an argument, bytes pass through unread.
+Pure: time is an argument, the bytes of WAL are not interpreted.
 """
 
 from collections.abc import Callable
@@ -77,9 +77,9 @@ class Acceptor(AcceptorLog):
 
     Attributes:
         leader: the proposer whose history was adopted since the start, None if none.
-        has_readers, standbys: who streams from this safekeeper, as `readers_changed` has said.
-        archiver: the safekeeper that archives, as a leader has said last; 0 if none has since the start.
-        awaits_election: whether no `Elected` has come since the start, or since the last vote: no WAL is removed.
+        has_readers, standbys: the readers of this safekeeper, as last passed to `readers_changed`.
+        archiver: the safekeeper that archives, as last assigned by a leader; 0 if none was since the start.
+        awaits_election: whether no `Elected` was received since the start, or since the last vote: no WAL is removed.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -92,7 +92,7 @@ class Acceptor(AcceptorLog):
         self._has_archive = False
         self._archive_progress: tuple[Lsn, str] = (0, "")
         self.awaits_election = True
-        self._is_to_cut = False  # A term that gives WAL up was not adopted, for want of room.
+        self._is_to_cut = False  # A term that gives WAL up was not adopted, for want of disk space.
         self._leader_seen_at = 0.0
         self._leader_healthy = False
         self._sequence = 0
@@ -123,12 +123,12 @@ class Acceptor(AcceptorLog):
             now: monotonic time in seconds.
 
         Raises:
-            RemoteProtocolError: the message makes no sense; close the connection, nothing was changed by it.
+            RemoteProtocolError: the message is not valid; close the connection, the message changed nothing.
             InvariantViolation: stop the process.
         """
         try:
             if self.control.restore_from:
-                # What is said of a log must not be said before it is back.
+                # Nothing may be reported about a log before it is restored.
                 yield from self.start()
             if isinstance(message, ProposerGreeting):
                 yield from self._greeting(connection, message)
@@ -137,20 +137,20 @@ class Acceptor(AcceptorLog):
             else:
                 yield from self._handlers[type(message)](connection, message, now)
         except StorageFull as full:
-            # Room must come from somewhere, but not from what is to be cut.
+            # Trimming must free disk space, but must not remove WAL that an adoption is to cut.
             if isinstance(message, Elected):
                 self._is_to_cut = self._gives_up_anew(message)
             self.awaits_election = self._is_to_cut
             yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
 
     def disconnected(self, connection: int) -> None:
-        """Forget a closed connection; a leader's silence is final at once."""
+        """Forget a closed connection; if it was the leader's, the leader no longer counts as alive."""
         self._greeted.pop(connection, None)
         if connection == self.leader_connection:
             self._forget_leader()
 
     def flushed(self, flush_lsn: Lsn) -> Effects:
-        """A flush that the shell started has returned: WAL up to `flush_lsn` is on disk."""
+        """Record that a flush which the shell started is done: WAL up to `flush_lsn` is on disk."""
         if not self.flush_lsn <= flush_lsn <= self.write_lsn:
             raise InvariantViolation(
                 f"flushed to {format_lsn(flush_lsn)}, outside of "
@@ -161,12 +161,12 @@ class Acceptor(AcceptorLog):
         yield from self._answer_append()
 
     def report_write(self) -> Effects:
-        """Tell the leader what is received but not yet on disk: for a flush that takes its time."""
+        """Report WAL that is received but not yet on disk to the leader, if a flush takes long."""
         if self._told_write_lsn < self.write_lsn:
             yield from self._answer_append()
 
     def readers_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> Effects:
-        """Somebody has begun or ceased to stream from here, or a standby has said something new."""
+        """Record that a reader started or stopped, or that a standby reported a new position."""
         news = has_readers != self.has_readers
         self.has_readers = has_readers
         if news:
@@ -176,12 +176,12 @@ class Acceptor(AcceptorLog):
             yield from self._tell_standbys()
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> Effects:
-        """The archive here contains the WAL retained below `archived_lsn` (0: not verified yet); or a problem.
+        """Record that the archive contains the WAL retained below `archived_lsn` (0: not verified yet); or a problem.
 
-        `archived_lsn` may go back: what was seen once may be another log's by now. `archive_id` is empty as long as
-        it is unknown.
+        `archived_lsn` may go back, because another log may have been adopted since it was verified. `archive_id` is
+        empty until it is known.
         """
-        # A fork may have cut what was archived while this was on its way.
+        # Meanwhile a fork may have cut WAL that was archived.
         archived_lsn = min(archived_lsn, self.commit_lsn)
         before = self._has_archive, self._archive_progress, self.own_archive_id
         self._has_archive, self._archive_progress = True, (archived_lsn, problem)
@@ -190,15 +190,15 @@ class Acceptor(AcceptorLog):
             yield from self._report_archive()
 
     def trim(self, request: TrimRequest) -> Effects:
-        """Remove old WAL that need not be kept, some of it at a time."""
+        """Remove part of the old WAL that need not be retained."""
         if self.awaits_election:
-            # Whoever is elected, and gives WAL up, has counted on a log that begins as the vote says (4.5).
+            # An elected proposer that gives WAL up relies on the log's beginning in the vote (4.5).
             return
         if (yield from self._trim(request)):
             yield from self._report_archive()
 
     def check(self) -> None:
-        """Check what is true between two events; the shell calls it after each one.
+        """Check the invariants; the shell calls it after each event.
 
         Raises:
             InvariantViolation: a promise or a position has gone back, or two positions are not in order. Stop the
@@ -212,7 +212,7 @@ class Acceptor(AcceptorLog):
             )
         if control is not checked:
             promised, before = control.promised, checked.promised
-            # Of one term it may change: only the candidate that a quorum has voted for sends `Elected`.
+            # Within a term it may change: only the candidate for which a quorum has voted sends `Elected`.
             if promised.term < before.term:
                 raise InvariantViolation(f"the promise has gone back from {before} to {promised}")
             if last_term(control.history) > promised.term:
@@ -232,26 +232,26 @@ class Acceptor(AcceptorLog):
             )
         if self.leader is None:
             if self.leader_connection is not None:
-                raise InvariantViolation("a connection leads without a leader")
+                raise InvariantViolation("leader_connection is set without a leader")
         elif self.leader_connection is None or self.leader != control.promised:
             raise InvariantViolation(f"{self.leader} leads, and {control.promised} was promised")
 
-    # ------------------------------------------------------------------ what a status page shows
+    # ------------------------------------------------------------------ for status pages
 
     @property
     def is_voter(self) -> bool:
-        """Whether this data folder is a member: only then may it vote, and only then does it count (S8)."""
+        """Whether this data folder is a member: only then may it vote and does it count (S8)."""
         membership = self.control.membership
         return membership is not None and membership.is_voter(self.control.safekeeper_id, self.control.incarnation)
 
     @property
     def is_archiver(self) -> bool:
-        """Whether it is this safekeeper that archives: until a leader names another one."""
+        """Whether this safekeeper archives: until a leader names another one."""
         return self.archiver == self.control.safekeeper_id
 
     @property
     def state(self) -> str:
-        """One word for a person: `empty`, `learner`, `idle` or `following`."""
+        """The acceptor's state for /status: `empty`, `learner`, `idle` or `following`."""
         if self.control.membership is None:
             return "empty"
         if not self.is_voter:
@@ -314,7 +314,7 @@ class Acceptor(AcceptorLog):
         if (message.replace or message.undo) and not same:
             yield from self._replace_cluster(connection, message)
         elif same:
-            # A crash in the middle of a bootstrap is repaired by repeating it.
+            # A bootstrap that was interrupted by a crash is completed by repeating it.
             yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
         elif control.cluster_id or control.promised.term or control.history:
             reason = (
@@ -327,7 +327,7 @@ class Acceptor(AcceptorLog):
             yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
 
     def _replace_cluster(self, connection: int, message: Bootstrap) -> Effects:
-        """Carry out a rebootstrap, or the undo of one."""
+        """Execute a rebootstrap, or the undo of one."""
         control = self.control
         if control.membership is not None and message.membership.generation <= control.membership.generation:
             reason = (
@@ -337,14 +337,14 @@ class Acceptor(AcceptorLog):
             yield from self._refuse(connection, RefusalCode.GENERATION, reason)
             return
         yield from self._finish_adoption()
-        # A safekeeper that the rebootstrap has not reached has nothing to bring back.
+        # A safekeeper that the rebootstrap did not reach has nothing to restore.
         brings_back = message.undo and message.cluster_id != control.cluster_id
         refusal = (yield from self._refusal_of_undo(message)) if brings_back else None
         if refusal is not None:
             yield from self._refuse(connection, *refusal)
             return
         self._forget_leader()
-        # What was seen in the archive is another log's.
+        # The verified position in the archive belongs to another log.
         self._archive_progress = (0, self._archive_progress[1])
         if brings_back:
             yield from self._bring_back(message)
@@ -375,12 +375,12 @@ class Acceptor(AcceptorLog):
             if message.leader_id.term <= promised.term:
                 yield Send(connection, VoteResponse(message.leader_id, granted=False, promised=promised))
                 return
-            # From here on the deposed leader's appends are refused, also while the flush below runs.
+            # From now on the deposed leader's appends are refused, also while the flush below runs.
             self._forget_leader()
         yield from self._flush_all()
         if message.leader_id != promised:
             yield from self._persist(promised=message.leader_id)
-        # A request that comes late may be the leader's that we follow.
+        # A delayed request may be that of the leader that this acceptor follows.
         self.awaits_election = self.leader is None
         yield Send(
             connection,
@@ -429,31 +429,31 @@ class Acceptor(AcceptorLog):
             self._forget_leader()
         yield from self._flush_all()
         yield from self._finish_adoption()
-        # Also if no member retains the WAL that follows ours.
+        # Also true if no member retains the WAL that follows this log.
         is_behind = self.flush_lsn < message.base_lsn
         if message.history != self.control.history or not self.control.wal_begin_lsn or is_behind:
             refusal = yield from self._adopt(message)
             if refusal is not None:
                 yield from self._refuse(connection, *refusal)
                 return
-            # What was seen of a log that was cut says nothing of the one that goes on there, however far that gets.
+            # A position that was verified for a log before its cut does not hold for the new log above the cut.
             archived_lsn, problem = self._archive_progress
             self._archive_progress = (min(archived_lsn, self.commit_lsn), problem)
         elif (message.leader_id, message.membership) != (self.control.promised, self.control.membership):
             yield from self._persist(promised=message.leader_id, membership=message.membership)
         self._is_to_cut = False
         if any(entry.start_lsn == self.write_lsn for entry in self.control.history):
-            # A connection may have broken just where the timeline changes: the next segment bears the new one's name.
+            # A connection may have broken exactly where the timeline changes: the next segment needs the new name.
             yield TruncateWal(self.write_lsn, tli_at(self.control.history, self.write_lsn))
         if self.leader_connection not in (None, connection):
-            # The newest connection of a proposer wins; what still arrives on the older one is void.
+            # A proposer's newest connection counts; what is still received on the older one is void.
             yield Close(self.leader_connection, "the same proposer has reconnected")
         self.leader = message.leader_id
         self.leader_connection = connection
         self._leader_commit_lsn = message.commit_lsn
         self._sequence = 0
         self._hear_leader(now, healthy=True)
-        # A switch exactly at the write position is behind us: the adoption, or the start, has named the segment.
+        # A switch exactly at the write position is done: the adoption, or the start, has named the segment.
         self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
         self._advance_commit()
         yield from self._answer_append()
@@ -504,7 +504,7 @@ class Acceptor(AcceptorLog):
         if self._open_fork_lsn < self.commit_lsn:
             yield from self._settle_forks()
         if not message.payload and message.sequence != self._told_sequence:
-            # A word that brings nothing but a commit for our readers has been answered before.
+            # An empty message that only carries a commit for readers was acknowledged before.
             yield from self._answer_append()
 
     def _answer_append(self) -> Effects:
@@ -573,7 +573,7 @@ class Acceptor(AcceptorLog):
         yield Send(connection, answer)
 
     def _may_read(self, connection: int, leader_id: LeaderId, begin_lsn: Lsn, end_lsn: Lsn) -> EffectsThen[bool]:
-        """Tell whether the range may be read by `leader_id` (S7); if not, the refusal was sent."""
+        """Return whether `leader_id` may read the range (S7); if not, the refusal was sent."""
         if leader_id != self.control.promised:
             yield from self._refuse_stale(connection, leader_id)
             return False
@@ -586,14 +586,14 @@ class Acceptor(AcceptorLog):
             return False
         return True
 
-    # ------------------------------------------------------------------ small parts
+    # ------------------------------------------------------------------ helpers
 
     def _hear_leader(self, now: float, healthy: bool) -> None:
         self._leader_seen_at = now
         self._leader_healthy = healthy
 
     def _live_proposer_id(self, now: float) -> str:
-        """Return the run of the proposer that is alive and can serve, empty if none (step 2)."""
+        """Return the id of the proposer that is alive and can lead, empty if none (step 2)."""
         if self.leader is None or not self._leader_healthy:
             return ""
         return self.leader.proposer_id if now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S else ""
@@ -621,7 +621,7 @@ class Acceptor(AcceptorLog):
 
 
 def _told_of(replaced: ControlState | None) -> Replaced | None:
-    """Return what a greeting says of the cluster that a rebootstrap has replaced."""
+    """Return the part of a greeting about the cluster that a rebootstrap has replaced."""
     if replaced is None or replaced.membership is None:
         return None
     return Replaced(

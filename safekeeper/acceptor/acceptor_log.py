@@ -1,9 +1,9 @@
 """The log of a safekeeper, and how it may change: the acceptor without its connections.
 
-Theory of operation. A log is bytes and a control state: whose they are, which terms wrote them, how far they are known
-to be committed. Bytes are added at the end only (S6). What lies behind a divergence is cut only by an adoption, which
-is one atomic write of the control state, carried out afterwards, and finished by `start` if a crash came between (S5).
-Readers see what is committed and can no longer be replaced (S7).
+Theory of operation. A log is bytes and a control state: the cluster it belongs to, the terms that wrote it, and the end
+of what is known to be committed. Bytes are appended only at the end (S6). WAL after a divergence is cut only by an
+adoption, which is one atomic write of the control state; the cut is executed afterwards, and finished by `start` if a
+crash interrupted it (S5). Readers receive WAL that is committed and can no longer be replaced (S7).
 
 Generators of effects, as the acceptor's handlers are (safekeeper/acceptor/effects.py).
 """
@@ -51,71 +51,71 @@ class AcceptorLog:
 
     Attributes:
         control: the durable state as it is on disk.
-        write_lsn: end of the WAL that was handed to the operating system.
+        write_lsn: end of the WAL that was passed to the operating system.
         flush_lsn: end of the WAL that is on disk; never above `write_lsn`.
-        commit_lsn, truncate_lsn, archived_lsn, archive_id: what this acceptor knows; `control` may hold older values.
+        commit_lsn, truncate_lsn, archived_lsn, archive_id: the present values; `control` may have older ones.
         logs_adopted: how often another log has replaced this one since the start: its positions may be lower.
-        own_archive_id: the archive that is configured here, empty until it is known.
+        own_archive_id: the id of the archive that is configured here, empty until it is known.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
-        """Begin from what the disk holds. Run `start` before anything else.
+        """Begin from the state on disk. Run `start` before anything else.
 
         Args:
             control: the control file's content.
-            flush_lsn: the end of the WAL as recovery found it (S13), 0 if there is none.
+            flush_lsn: the end of the WAL according to recovery (S13), 0 if there is none.
         """
         self.control = control
-        # WAL that is being dropped no longer counts.
+        # WAL that is being removed no longer counts.
         if control.is_log_pending:
             flush_lsn = 0
         elif control.truncate_to is not None:
             flush_lsn = min(flush_lsn, control.truncate_to)
         self.write_lsn = self.flush_lsn = flush_lsn
         self.commit_lsn = control.commit_lsn
-        # An earlier release counted it without regard to what is known to be committed here.
+        # An earlier release counted it without regard to the position that is known to be committed here.
         self.truncate_lsn = min(control.truncate_lsn, control.commit_lsn)
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
         self.logs_adopted = 0
-        # The archive that is configured here, as far as somebody has looked.
+        # The id of the archive that is configured here, once it was read.
         self.own_archive_id = ""
-        # The newest segment's record that bears a time, among those below the other: see `_trim`.
+        # The last timed record of the newest segment that has one, among those below the other: see `_trim`.
         self._timed_lsn = self._timed_below_lsn = 0
         self._leader_commit_lsn: Lsn = 0
         self._next_tli_switch_lsn: Lsn = LSN_MAX
         # The first change of timeline that another fork might still replace: readers stop there. The log's beginning
-        # counts as one: the very first timeline can be replaced at its first byte.
+        # counts as one, because the very first timeline can be replaced at its first byte.
         self._open_fork_lsn = control.wal_begin_lsn if control.base_lsn is None else control.base_lsn
 
     def start(self) -> Effects:
-        """Finish what a crash interrupted: a cut, a new beginning, a setting aside or its undoing.
+        """Finish what a crash interrupted: a cut, a reset, setting WAL aside, or the undo of that.
 
-        May raise `StorageFull`: what is unfinished is then not claimed, and finished before the next adoption.
+        May raise `StorageFull`: then unfinished parts are not claimed, and are finished before the next adoption.
         """
         yield from self._finish_adoption()
         control = self.control
         history, forgotten_term = bound_history(control.history, control.forgotten_term, control.commit_lsn)
         if history != control.history:
-            # An earlier release has let it grow until no vote could carry it.
+            # An earlier release let it grow until it did not fit into a vote.
             yield from self._persist(history=history, forgotten_term=forgotten_term)
         if self.flush_lsn:
-            # The next byte may belong to another timeline than the last one: its segment must bear that name.
+            # The next byte may belong to another timeline than the last one: its segment must have that name.
             yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
             yield from self._settle_forks()
             yield TrimWal(self.control.wal_begin_lsn)
 
     def checkpoint(self) -> Effects:
-        """Write the positions that are kept lazily, if they have moved. May raise `StorageFull`: nothing is lost."""
+        """Write the lazily written positions, if they have moved. May raise `StorageFull`: nothing is lost."""
         control = self.control
         lazy = (self.commit_lsn, self.truncate_lsn, self.archived_lsn, self.archive_id)
         if lazy != (control.commit_lsn, control.truncate_lsn, control.archived_lsn, control.archive_id):
             yield from self._persist()
 
     def _trim(self, request: TrimRequest) -> EffectsThen[bool]:
-        """Remove old WAL that need not be kept; return whether there was any. May raise `StorageFull`: then none was.
+        """Remove old WAL that need not be retained; return whether there was any. May raise `StorageFull`: none was.
 
-        Where the WAL begins is on disk before a byte of it goes: what is missing above that was lost (S8).
+        The new beginning is on disk before WAL is removed, so that WAL missing above it is known to be lost (S8).
         """
         control = self.control
         is_whole = control.truncate_to is None and not control.is_log_pending
@@ -125,10 +125,10 @@ class AcceptorLog:
         kept = Kept(
             begin_lsn,
             self.flush_lsn,
-            # What a fork may still replace stays (S9): no byte of it is shown before its first record is complete.
+            # WAL that a fork may still replace stays (S9): readers get none of it before its first record is complete.
             self.readable_lsn,
             self.truncate_lsn,
-            # How far another archive is, says nothing of the one that is configured here.
+            # The position of another archive does not hold for the one that is configured here.
             self.archived_lsn if self.archive_id == self.own_archive_id else 0,
             control.segment_size,
         )
@@ -144,9 +144,9 @@ class AcceptorLog:
         return True
 
     def _find_timed_record(self) -> EffectsThen[Lsn]:
-        """Return where a record begins that bears a time and no fork can cut, in the newest such segment; 0 if none is.
+        """Return the start of a timed record that no fork can cut, in the newest segment that has one; 0 without one.
 
-        A primary is compared back to it (S10), so it stays. What was searched once is not searched again.
+        It stays, because a primary is compared back to it (S10). Segments are searched only once.
         """
         begin_lsn = max(segment_start(self._timed_below_lsn, self.control.segment_size), self.control.wal_begin_lsn)
         found_lsn: Lsn = yield FindTimedRecord(begin_lsn, self.readable_lsn)
@@ -154,9 +154,9 @@ class AcceptorLog:
         return self._timed_lsn
 
     def _before_open_record(self, lsn: Lsn) -> EffectsThen[Lsn]:
-        """Return the highest segment start, not above `lsn`, behind which the next record is complete and readable.
+        """Return the highest segment start, not above `lsn`, after which the next record is complete and readable.
 
-        A record over several segments of which that cannot be said may be replaced from its beginning on (S9).
+        A record over several segments for which this is unknown may be replaced from its beginning on (S9).
         """
         while lsn > self.control.wal_begin_lsn:
             record_end_lsn = yield FindRecordEnd(lsn)
@@ -165,24 +165,24 @@ class AcceptorLog:
             lsn -= self.control.segment_size
         return lsn
 
-    # ------------------------------------------------------------------ what readers may see
+    # ------------------------------------------------------------------ the readable log
 
     @property
     def readable_lsn(self) -> Lsn:
-        """End of the WAL that readers may receive: what lies below is committed, and on disk here (S7).
+        """End of the WAL that readers may receive: what is below is committed, and on disk here (S7).
 
-        A timeline's first bytes are shown only together with the end of its first complete record. Up to there another
-        timeline may still fork off at the same place, however many have committed the term and the bytes (S9).
+        A timeline's first bytes become readable only with the end of its first complete record. Before that another
+        timeline may still fork off at the same place, even if any number of members have these bytes (S9).
         """
         return min(self.commit_lsn, self.flush_lsn, self._open_fork_lsn)
 
     @property
     def readable_tli(self) -> int:
-        """The timeline that readers may follow up to `readable_lsn`, 0 while there is no WAL: that of the last byte."""
+        """The timeline of the last byte below `readable_lsn`, 0 while there is no WAL."""
         return tli_at(self.control.history, self.readable_lsn - 1)
 
     def _settle_forks(self) -> Effects:
-        """Let readers pass the forks behind which a complete record is committed: no fork can replace those (S9)."""
+        """Let readers pass forks after which a complete record is committed: no fork can replace those (S9)."""
         committed_lsn = min(self.commit_lsn, self.flush_lsn)
         while self._open_fork_lsn < committed_lsn:
             record_end_lsn = yield FindRecordEnd(self._open_fork_lsn)
@@ -193,10 +193,10 @@ class AcceptorLog:
     # ------------------------------------------------------------------ adoption (S5)
 
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
-        """Make the elected proposer's history our own (S5), cutting what diverges; or return why not."""
+        """Adopt the elected proposer's history (S5), cutting what diverges; or return why not."""
         cut = parted = yield from self._divergence_from(message)
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
-            cut = None  # What the two logs share is no longer retained here: no cut leaves anything of it.
+            cut = None  # This safekeeper retains nothing that the two logs share: a cut would leave nothing.
         base_lsn: Lsn | None = None
         is_guess = parted is not None and parted.is_assumed and parted.lsn < self.flush_lsn
         if is_guess and not self._is_superseded(message):
@@ -220,7 +220,7 @@ class AcceptorLog:
                         f"({format_lsn(message.base_lsn)}), which is not yet committed"
                     )
                 base_lsn = message.base_lsn
-        self._timed_lsn = self._timed_below_lsn = 0  # It may be cut, or the log begin elsewhere.
+        self._timed_lsn = self._timed_below_lsn = 0  # It may be cut, or the log may begin elsewhere.
         if base_lsn is not None and (not base_lsn or base_lsn % message.segment_size):
             raise RemoteProtocolError(f"{format_lsn(base_lsn)} is not the start of a segment: a log cannot begin there")
         if base_lsn is not None:
@@ -240,8 +240,8 @@ class AcceptorLog:
             forgotten_term=message.forgotten_term,
             tli_histories=message.tli_histories,
             commit_lsn=commit_lsn,
-            # What every member has is counted again in each term: a fork may have cut one below what they all had (S9),
-            # here or on a member that has heard of another term than this one.
+            # Counted again in each term: a fork may have cut a member below the position that all members had (S9),
+            # this one, or one that received another term than this one.
             truncate_lsn=0,
             archived_lsn=archived_lsn,
             base_lsn=base_lsn,
@@ -257,11 +257,11 @@ class AcceptorLog:
         return None
 
     def _divergence_from(self, message: Elected) -> EffectsThen[Divergence | None]:
-        """Return where our log and the elected proposer's part, None if they have nothing in common."""
+        """Return where this log and the elected proposer's diverge, None if they have nothing in common."""
         if not self.flush_lsn:
             return None
         control = self.control
-        # With what begins above our end: this log is the beginning of the one that was adopted last.
+        # Including entries above our end: this log is the beginning of the one that was adopted last.
         own = control.history
         forgotten_term = max(control.forgotten_term, message.forgotten_term)
         found = divergence(own, LSN_MAX, message.history, forgotten_term)
@@ -272,8 +272,8 @@ class AcceptorLog:
             return found._replace(lsn=min(found.lsn, self.flush_lsn))
         if not own or own[0].term > forgotten_term:
             return None
-        # The last term that both have was forgotten, here or there. If a quorum has gone on without us since, it has
-        # each complete record that is committed here, unless that was given up, and needs nothing else of our log.
+        # The last common term was forgotten, here or there. If a quorum has continued without this member since, it has
+        # each complete record committed here, unless that was given up, and needs nothing else of this log.
         given_up = [
             entry.start_lsn
             for entry in message.history
@@ -283,21 +283,21 @@ class AcceptorLog:
         return Divergence(min([end_lsn, *given_up]), gives_up=True, is_assumed=True)
 
     def _is_superseded(self, message: Elected) -> bool:
-        """Tell whether a quorum has the message's log, up to or beyond where ours leaves it, in a term that we lack.
+        """Return whether a quorum has the message's log, up to or beyond the divergence, in a term that this log lacks.
 
-        In the term itself, or in an earlier one that we have not adopted, of which the first byte is committed; what is
-        forgotten there is behind such a term. Whoever is elected from now on has that log, whatever becomes of ours.
+        Either in the message's term, or in an earlier one that was not adopted here and whose first byte is committed;
+        forgotten entries are older than such a term. Every later leader has that log, whatever happens to this one.
         """
         last = last_term(self.control.history)
         settled = any(entry.term > last and entry.start_lsn < message.settled_lsn for entry in message.history)
         return settled or message.commit_lsn > 0 or last <= message.forgotten_term
 
     def _gives_up_anew(self, message: Elected) -> bool:
-        """Tell whether the message's log gives up WAL, and this acceptor has not adopted that."""
+        """Return whether the message's log gives up WAL in an entry that this acceptor has not adopted."""
         return any(entry.gives_up and entry not in self.control.history for entry in message.history)
 
     def _end_of_committed_records(self) -> EffectsThen[Lsn]:
-        """Return where the last complete record below commit_lsn ends: a fork may have replaced what follows (S9)."""
+        """Return the end of the last complete record below commit_lsn: a fork may have replaced what follows (S9)."""
         last_record_lsn: Lsn
         record_end_lsn: Lsn
         if self.commit_lsn <= self.control.wal_begin_lsn:
@@ -309,10 +309,11 @@ class AcceptorLog:
         return record_end_lsn if 0 < record_end_lsn <= self.commit_lsn else last_record_lsn
 
     def _refusal_of_new_beginning(self, parted: Divergence | None, message: Elected) -> Reason | None:
-        """Return why all of this log must not be dropped for one that it shares nothing with, None if it may be.
+        """Return why this log must not be replaced by one that shares none of it, None if it may be.
 
-        What was given up from below its beginning on is not needed; but what lies below that, this acceptor has had and
-        removed, and so may others: it counts on as one that had it until a quorum of others has it in this term (S9).
+        WAL that was given up from below this log's beginning on is not needed. But this acceptor had, and removed, the
+        WAL below that, as other members may have: it counts as one that has it until a quorum of others does, in this
+        term (S9).
         """
         begin_lsn = self.control.wal_begin_lsn
         if parted is not None and parted.gives_up:
@@ -332,13 +333,13 @@ class AcceptorLog:
     def _refusal_of_cut(self, cut: Divergence, message: Elected) -> EffectsThen[Reason | None]:
         """Return why the WAL must not be cut there, None if it may be (S5; S9's second fence)."""
         lsn = cut.lsn
-        # What an operator has once given up stays given up, for the members too that were away then.
+        # WAL that an operator gave up stays given up, also for members that were disconnected then.
         if lsn >= self.commit_lsn or cut.gives_up:
             return None
-        # Nor need a change of timeline be there to be seen: one that nothing was written on leaves no trace.
+        # The history need not show a change of timeline: a timeline without WAL leaves no entry.
         record_end_lsn, _, _ = yield FindRecords(lsn)
         if not record_end_lsn or record_end_lsn > self.commit_lsn:
-            # Only bytes of a record go that was never complete below commit_lsn: nothing acknowledged.
+            # Only part of a record that was never complete below commit_lsn is cut: nothing acknowledged.
             return None
         return RefusalCode.HISTORY, (
             f"adopting the history of {message.leader_id} would cut the WAL at {format_lsn(lsn)}, "
@@ -346,15 +347,15 @@ class AcceptorLog:
         )
 
     def _set_aside(self, message: Bootstrap) -> Effects:
-        """Make room for another cluster's log; what is here is kept for the operator under another name."""
+        """Begin another cluster's log; the existing WAL is set aside for the operator."""
         self._timed_lsn = self._timed_below_lsn = 0
         control = self.control
         replaced, replaced_wal, set_aside_as = control.replaced, control.replaced_wal, message.cluster_id
         if message.undo:
-            # What is undone is not kept for an undo: a repeated one would bring it back.
+            # The undone log gets another name, so that a repeated undo does not restore it.
             set_aside_as = f"undone-{control.cluster_id}"
         elif control.cluster_id and (control.history or replaced is None):
-            # A rebootstrap that is repeated replaces what the first one did, not the empty log that this one has begun.
+            # A repeated rebootstrap keeps the state that the first one replaced, not the empty log that it began.
             replaced, replaced_wal = self._kept_state(), message.cluster_id
         # The promise stays: no candidate of a lower term may overtake the promised one, in no cluster.
         yield from self._persist(
@@ -377,10 +378,10 @@ class AcceptorLog:
         yield from self._finish_adoption()
 
     def _kept_state(self) -> ControlState:
-        """Return the state as an undo is to find it. What else there is, of the archive, is asked for again.
+        """Return the state for an undo. Positions in the archive are left out: they are verified again.
 
-        What is on disk may be acknowledged, beyond what is known to be committed: an undo must find all of it. What is
-        not on disk yet may be lost, or stay in part: the undo cuts it.
+        WAL on disk may be acknowledged above the position that is known to be committed, so an undo must restore all of
+        it. WAL that is not on disk yet may be lost, or partly remain: the undo cuts it.
         """
         return msgspec.structs.replace(
             self.control,
@@ -394,10 +395,10 @@ class AcceptorLog:
         )
 
     def _refusal_of_undo(self, message: Bootstrap) -> EffectsThen[Reason | None]:
-        """Return why the cluster that a rebootstrap replaced cannot be brought back, None if it can.
+        """Return why the cluster that a rebootstrap replaced cannot be restored, None if it can.
 
-        A log that the new cluster has written to is acknowledged, perhaps. And a member of the old cluster whose log is
-        not here must not become one again: it has acknowledged WAL that it would lack (S8).
+        WAL that was written in the new cluster may be acknowledged. And a member of the old cluster whose log is
+        missing here must not become a member again: it has acknowledged WAL that it would lack (S8).
         """
         control, replaced = self.control, self.control.replaced
         if control.history and not message.discard:
@@ -416,10 +417,10 @@ class AcceptorLog:
         return None
 
     def _bring_back(self, message: Bootstrap) -> Effects:
-        """Undo a rebootstrap: the log of the cluster that it replaced is here again. What was promised stays so."""
+        """Undo a rebootstrap: restore the log of the cluster that it replaced. The promise stays."""
         control, replaced = self.control, self.control.replaced
         if replaced is None or replaced.cluster_id != message.cluster_id:
-            # No member of that cluster: a learner, which begins without WAL.
+            # Not a member of that cluster: it becomes a learner, which begins without WAL.
             yield from self._set_aside(message)
             return
         restored = msgspec.structs.replace(
@@ -439,7 +440,7 @@ class AcceptorLog:
         yield from self.start()
 
     def _finish_adoption(self) -> Effects:
-        """Carry out what an adoption wrote down, then clear the note; all of it can be repeated after a crash."""
+        """Execute what an adoption recorded, then clear the record; all of it can be repeated after a crash."""
         control = self.control
         if control.set_aside:
             self.write_lsn = self.flush_lsn = 0
@@ -450,13 +451,13 @@ class AcceptorLog:
             yield from self._persist(restore_from="")
             self.write_lsn = self.flush_lsn = restored_lsn
         if control.base_lsn is not None:
-            # Nothing is claimed before all of it is done: there may be no room for the segment or the control file.
+            # Nothing is claimed before all of it is done: there may be no disk space for the segment or control file.
             self.write_lsn = self.flush_lsn = 0
             yield ResetWal(control.base_lsn, tli_at(control.history, control.base_lsn))
             yield from self._persist(base_lsn=None, wal_begin_lsn=control.base_lsn)
             self.write_lsn = self.flush_lsn = control.base_lsn
         elif control.truncate_to is not None:
-            # There may be no file descriptor for it: what is to be cut is nevertheless not part of this history.
+            # The cut may fail for want of a file descriptor: WAL above it is nevertheless not part of this history.
             self.write_lsn = self.flush_lsn = control.truncate_to
             yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
             yield from self._persist(truncate_to=None)
@@ -464,7 +465,7 @@ class AcceptorLog:
     # ------------------------------------------------------------------ bytes and positions
 
     def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
-        """Write at the write position; bytes of another timeline begin in a segment of that timeline's name."""
+        """Write at the write position; begin a segment with the new timeline's name where the timeline changes."""
         end_lsn = begin_lsn + len(payload)
         while end_lsn > self._next_tli_switch_lsn:
             switch_lsn = self._next_tli_switch_lsn
@@ -491,7 +492,7 @@ class AcceptorLog:
     def _persist(self, **changes: Any) -> Effects:
         """Write the control file with `changes` and the newest lazy positions, then make it the state in memory."""
         if "commit_lsn" in changes:
-            self.logs_adopted += 1  # Only another log has other positions.
+            self.logs_adopted += 1  # Positions go back only if another log was adopted.
         changes.setdefault("commit_lsn", self.commit_lsn)
         changes.setdefault("truncate_lsn", self.truncate_lsn)
         changes.setdefault("archived_lsn", self.archived_lsn)
@@ -506,7 +507,7 @@ class AcceptorLog:
 
 
 def cluster_fields(message: Bootstrap | Elected) -> dict[str, Any]:
-    """Return whose WAL this is, as a message says it, under the names of the control state's fields."""
+    """Return the fields of the control state that identify a message's cluster."""
     return {
         "cluster_id": message.cluster_id,
         "system_id": message.system_id,

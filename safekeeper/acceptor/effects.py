@@ -1,9 +1,9 @@
-"""What the acceptor asks its shell to do.
+"""The effects that the acceptor requests from its shell.
 
-The acceptor's handlers are generators: each `yield` hands one effect to the shell, which carries it out *before* it
-resumes the handler. So a reply that follows a `Persist` in the text cannot leave before the state is on disk (S2):
-there is no way to write the other order. The shell resumes with the effect's result, or throws `StorageFull` into the
-handler where nothing was changed. Any other failure ends the process (S12) and the handler never goes on.
+The acceptor's handlers are generators: each `yield` passes one effect to the shell, which executes it *before* it
+resumes the handler. So a reply that follows a `Persist` in the code cannot be sent before the state is on disk (S2).
+The shell resumes with the effect's result, or throws `StorageFull` into the handler if nothing was changed. Any other
+failure ends the process (S12), and the handler never continues.
 """
 
 from collections.abc import Generator
@@ -25,7 +25,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close `connection` after what was sent on it; `reason` is for the log."""
+    """Close `connection` once everything sent on it is written; `reason` is for the log."""
 
     connection: int
     reason: str
@@ -33,7 +33,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class WriteWal:
-    """Write WAL at the write position into the operating system. May throw `StorageFull`: then nothing was written."""
+    """Write WAL at the write position to the operating system. May throw `StorageFull`: then nothing was written."""
 
     begin_lsn: Lsn
     payload: bytes | memoryview
@@ -41,12 +41,12 @@ class WriteWal:
 
 @dataclass(frozen=True, slots=True)
 class FlushWal:
-    """Bring all WAL that was written to disk, and return only then."""
+    """Flush all WAL that was written, and return only then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Replace the control file. May throw `StorageFull`: then the old one is untouched."""
+    """Replace the control file. May throw `StorageFull`: then the old one is unchanged."""
 
     control: ControlState
 
@@ -61,7 +61,7 @@ class TruncateWal:
 
 @dataclass(frozen=True, slots=True)
 class ResetWal:
-    """Drop all WAL and begin again at `base_lsn`, a segment start. Repeatable."""
+    """Remove all WAL and begin again at `base_lsn`, a segment start. Repeatable."""
 
     base_lsn: Lsn
     tli: int
@@ -76,7 +76,7 @@ class TrimWal:
 
 @dataclass(frozen=True, slots=True)
 class SetWalAside:
-    """Move all WAL out of the way, kept for the operator under another name. Repeatable."""
+    """Rename the folder's WAL so that it is kept for the operator. Repeatable."""
 
     label: str
 
@@ -91,7 +91,7 @@ class InspectSetAside:
 
 @dataclass(frozen=True, slots=True)
 class RestoreWal:
-    """Move the WAL that was set aside under `label` back, and return where it ends, 0 if there is none. Repeatable."""
+    """Move the WAL that was set aside under `label` back, and return its end, 0 if there is none. Repeatable."""
 
     label: str
 
@@ -124,10 +124,10 @@ class FindRecords:
 
 @dataclass(frozen=True, slots=True)
 class FindRecordEnd:
-    """Return the end of the first complete record behind `lsn`, 0 if the log does not hold all of it yet.
+    """Return the end of the first complete record after `lsn`, 0 if the log does not yet contain all of it.
 
-    `lsn` is a fork, or a segment's start: a record that goes on there from before counts.
-    `lsn` itself if the WAL there cannot be decoded: as with `FindRecords`, what cannot be judged counts as complete.
+    `lsn` is a fork, or a segment's start: a record that continues there from before counts.
+    `lsn` itself if the WAL there cannot be decoded: as with `FindRecords`, undecodable WAL counts as complete.
     """
 
     lsn: Lsn
@@ -135,7 +135,7 @@ class FindRecordEnd:
 
 @dataclass(frozen=True, slots=True)
 class FindTimedRecord:
-    """Return where a record begins that bears a time, lies in [begin_lsn, end_lsn), and in the newest such segment.
+    """Return the start of a timed record in [begin_lsn, end_lsn), in the newest segment there that has one.
 
     0 if there is none. `begin_lsn` is a segment's start.
     """

@@ -1,18 +1,18 @@
-"""What a reader may be sent next. The one place that decides it (S7).
+"""Decides what a reader may be sent next (S7); no other module does.
 
-A reader reads the log of one timeline from a position on. It sees what is committed and on disk here, on timelines
-that are committed too, and nothing else: `ReadableLog` is a view of the acceptor that ends there.
+A reader reads the log of one timeline from a position on. It receives only WAL that is committed and on disk here, on
+timelines that are committed too: `ReadableLog` is a view of the acceptor that ends there.
 
     begin_lsn        fork                 end_lsn        write_lsn
         |--------------|---------------------|- - - - - - - -|
         | an ancestor  | tli                 |  not readable |
 
-An ancestor's timeline ends at its fork: the reader is told which timeline goes on there. Its bytes below the fork are
-the descendant's too, so where in the log a byte stands is all that has to be known to read it.
+An ancestor's timeline ends at its fork: the reader is sent the timeline that continues there. Its bytes below the fork
+are the descendant's too, so the position in the log is all that is needed to read them.
 
-The end goes back in one case only: a new timeline begins below it (S9). Whoever was sent more than that waits for the
-new timeline to be committed, and is told where it forked, as PostgreSQL does; going on in the old one, whose bytes may
-be others now, is no longer possible.
+The end goes back in one case only: a new timeline begins below it (S9). A reader that was sent more than that waits
+until the new timeline is committed, and is then sent its fork, as PostgreSQL does. It cannot continue on the old
+timeline, whose bytes may have been replaced.
 
 Pure. Source of the rules for timelines: https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -25,10 +25,10 @@ from safekeeper.consensus.control_state import ControlState
 
 
 class ReadableLog(NamedTuple):
-    """What readers see of a log.
+    """The log as readers see it.
 
     Attributes:
-        begin_lsn: the first byte that is here, 0 if there is no WAL.
+        begin_lsn: the first retained byte, 0 if there is no WAL.
         end_lsn: where readers must stop, 0 while nothing is committed.
         tli: the timeline of the end, 0 if there is no WAL.
         lineage: the ancestors of `tli`.
@@ -40,7 +40,7 @@ class ReadableLog(NamedTuple):
     lineage: Lineage
 
     def fork_of(self, tli: int) -> tuple[int, Lsn] | None:
-        """Return (the next timeline, where it begins) for an ancestor; None if `tli` is none."""
+        """Return (the next timeline, its fork) for an ancestor; None if `tli` is not one."""
         for index, (ancestor, fork_lsn) in enumerate(self.lineage):
             if ancestor == tli:
                 following = self.lineage[index + 1][0] if index + 1 < len(self.lineage) else self.tli
@@ -60,7 +60,7 @@ class Wait(NamedTuple):
 
 
 class TimelineEnd(NamedTuple):
-    """The reader's timeline has ended: `next_tli` goes on from `fork_lsn`."""
+    """The reader's timeline has ended: `next_tli` continues from `fork_lsn`."""
 
     next_tli: int
     fork_lsn: Lsn
@@ -74,7 +74,7 @@ class Removed(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The reader cannot go on here: what it was sent is part of this log no more, or never was."""
+    """The reader cannot continue here: what it was sent is not, or no longer, part of this log."""
 
 
 Step: TypeAlias = Send | Wait | TimelineEnd | Removed | Gone
@@ -84,11 +84,11 @@ _GONE = Gone()
 
 
 def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: Lsn | None = None) -> Step:
-    """Return what a reader gets that has asked for `tli` and stands at `position_lsn`.
+    """Return the next step for a reader of `tli` at `position_lsn`.
 
     Args:
-        retreated_to_lsn: where the readable end was when it had gone back below what this reader was sent, None if it
-            never did. The reader's bytes beyond that are no longer part of any log.
+        retreated_to_lsn: the lowest readable end since it went back below what this reader was sent, None if it
+            never did. The reader's bytes above it are no longer part of any log.
     """
     end_lsn = log.end_lsn
     if tli != log.tli:
@@ -108,9 +108,9 @@ def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: L
 
 
 def refusal_of_start(log: ReadableLog, tli: int, begin_lsn: Lsn) -> tuple[str, str] | None:
-    """Return why a reader cannot begin at `begin_lsn` of `tli`: message and detail, in PostgreSQL's words.
+    """Return why a reader cannot start at `begin_lsn` of `tli`: message and detail as in PostgreSQL.
 
-    None if it can. A position that is not readable yet is no reason: it will wait there.
+    None if it can. A position that is not readable yet is allowed: the reader will wait.
     """
     if tli == log.tli:
         return None
@@ -127,10 +127,10 @@ def refusal_of_start(log: ReadableLog, tli: int, begin_lsn: Lsn) -> tuple[str, s
 
 
 def lineage_of(control: ControlState, tli: int) -> Lineage:
-    """Return the ancestors of `tli`: from its history file if there is one, else as far as the term history knows.
+    """Return the ancestors of `tli`: from its history file if it exists, else from the term history.
 
     Raises:
-        RemoteProtocolError: the history file is not understood.
+        RemoteProtocolError: the history file is not valid.
     """
     for file in control.tli_histories:
         if file.tli == tli:

@@ -1,8 +1,8 @@
 """The archive: committed WAL in an object store (docs/guide/archive.md).
 
-objects    what lies in an archive and how it is named (pure)
-store      a folder of an object store: put, get, list, delete, and the errors that can happen
-catalog    which WAL an archive holds, along PostgreSQL's timelines (pure)
-upload     from a safekeeper into the archive, so that two at once do no harm
-fetch      out of the archive, verified
+objects    the objects of an archive and their names (pure)
+store      a folder of an object store: put, get, list, delete, and their errors
+catalog    which WAL an archive contains, along PostgreSQL's timelines (pure)
+upload     uploads from a safekeeper, so that two concurrent archivers do no harm
+fetch      reads the archive, verified
 """

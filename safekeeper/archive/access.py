@@ -1,7 +1,7 @@
-"""The archive that a process is configured with, opened when it is first needed.
+"""The configured archive of a process, opened when it is first needed.
 
-A folder on a network's file system may hang when it is only looked at. So the archive is opened in the threads that use
-it, and a safekeeper starts and serves without.
+A folder on a network file system may hang on the first access. So the archive is opened in the threads that use it, and
+a safekeeper starts and serves without it.
 """
 
 import threading
@@ -13,10 +13,10 @@ from safekeeper.archive.store import NO_OPTIONS, ObjectStore
 
 
 class ArchiveAccess:
-    """Where the archive is, and the way into it, which makes a local folder. `store` and `reader` block; thread-safe.
+    """The archive's location and access; creates a local folder. `store` and `reader` block; thread-safe.
 
     Attributes:
-        url: where it is, without credentials.
+        url: the archive's URL, without credentials.
     """
 
     def __init__(self, url: str, options: Mapping[str, str] = NO_OPTIONS, *, timeout_s: float = 30) -> None:
@@ -31,7 +31,7 @@ class ArchiveAccess:
         """Return the archive's store.
 
         Raises:
-            ConfigurationError: the URL or an option cannot work.
+            ConfigurationError: the URL or an option is not valid.
         """
         with self._lock:
             if self._store is None:

@@ -1,12 +1,12 @@
-"""Which WAL an archive holds, along PostgreSQL's timelines.
+"""Determines which WAL an archive contains, along PostgreSQL's timelines.
 
-A file is named by the timeline of its last byte. So the segment in which timeline 2 left timeline 1 lies under the name
-of timeline 2, and its bytes below the fork are those of timeline 1; a file of timeline 1 for the same segment may be
-there too, and is as good as the other one below the fork. What a timeline can be read from is therefore found along its
-lineage: each ancestor's file counts up to where the lineage left that ancestor, and for each segment the file that
-reaches furthest decides.
+A file is named by the timeline of its last byte. So the segment in which timeline 2 left timeline 1 is stored under the
+name of timeline 2, and its bytes below the fork are those of timeline 1. A file of timeline 1 for the same segment may
+exist, too, and can replace the other one below the fork. The WAL of a timeline is therefore collected along its
+lineage: each ancestor's file counts up to the fork at which the lineage left that ancestor, and of the files of each
+segment the one that reaches furthest counts.
 
-Pure: it says what a listing means, and asks nothing.
+Pure: it interprets a listing, and does no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from safekeeper.base.timelines import Lineage, timeline_history_name, tli_of_byt
 
 
 class ArchivedRange(NamedTuple):
-    """Bytes [begin_lsn, end_lsn) of the timeline `tli` that are all in the archive."""
+    """Bytes [begin_lsn, end_lsn) of the timeline `tli`, all of which are in the archive."""
 
     tli: int
     begin_lsn: Lsn
@@ -28,9 +28,9 @@ class ArchivedRange(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Bytes [begin_lsn, end_lsn) of `tli` that are not in the archive, though bytes before and after them are.
+    """Bytes [begin_lsn, end_lsn) of `tli` that are not in the archive, although bytes before and after them are.
 
-    A history file that is missing is a hole of no bytes, where its timeline begins.
+    A missing history file is a hole of no bytes, where its timeline begins.
 
     Attributes:
         missing: the name of the first file that would fill it.
@@ -51,12 +51,12 @@ class _Stretch(NamedTuple):
 
 
 class Catalog:
-    """What is in an archive.
+    """The content of an archive.
 
     Attributes:
-        listing: what it was made from.
+        listing: the listing from which it was made.
         timelines: every TLI that has a segment, a partial or a history file, ascending.
-        histories: the ancestors of each TLI whose history file is there and understood.
+        histories: the ancestors of each TLI whose history file exists and is valid.
     """
 
     def __init__(self, listing: Listing, segment_size: int, histories: Mapping[int, Lineage]) -> None:
@@ -76,12 +76,12 @@ class Catalog:
         self._known_stretches: dict[int, list[_Stretch]] = {}
 
     def find(self, tli: int, begin_lsn: Lsn) -> ArchivedObject | None:
-        """Return the file of `tli` for the segment that holds byte `begin_lsn`: whole, else the longest partial."""
+        """Return the file of `tli` for the segment that contains byte `begin_lsn`: whole, else the longest partial."""
         candidates = self.candidates(tli, begin_lsn)
         return candidates[0] if candidates else None
 
     def candidates(self, tli: int, begin_lsn: Lsn) -> list[ArchivedObject]:
-        """Return all objects that `find` chooses from, the best first."""
+        """Return all objects from which `find` chooses, the best first."""
         return list(self._files.get(tli, {}).get(segment_start(begin_lsn, self.segment_size), ()))
 
     def chain(self, tli: int, begin_lsn: Lsn) -> Lsn:
@@ -92,7 +92,7 @@ class Catalog:
         return begin_lsn
 
     def ranges(self) -> list[ArchivedRange]:
-        """Return what is there, by timeline and LSN. The bytes before a fork are the parent's."""
+        """Return the archived ranges, by timeline and LSN. The bytes before a fork are the parent's."""
         by_tli: dict[int, list[ArchivedRange]] = {}
         for tli in self.timelines:
             for stretch in self._stretches(tli):
@@ -103,7 +103,7 @@ class Catalog:
         return [found for tli in sorted(by_tli) for found in _joined_ranges(by_tli[tli])]
 
     def holes(self) -> list[Hole]:
-        """Return what a recovery along some timeline would miss, by timeline and LSN."""
+        """Return the holes that a recovery along some timeline would meet, by timeline and LSN."""
         histories: list[Hole] = []
         by_tli: dict[int, list[Hole]] = {}
         for tli in self.timelines:
@@ -117,14 +117,14 @@ class Catalog:
         return sorted([*histories, *(hole for holes in by_tli.values() for hole in _joined_holes(holes))])
 
     def _stretches(self, tli: int) -> list[_Stretch]:
-        """Return what can be read along the lineage of `tli`, ascending."""
+        """Return the ranges that can be read along the lineage of `tli`, ascending."""
         stretches = self._known_stretches.get(tli)
         if stretches is None:
             stretches = self._known_stretches[tli] = _joined_stretches(self._reach(tli))
         return stretches
 
     def _reach(self, tli: int) -> dict[Lsn, tuple[Lsn, bool]]:
-        """Return for each segment how far its bytes of this lineage are there, and whether a partial ends there."""
+        """Return for each segment the end of its archived bytes of this lineage, and whether a partial ends there."""
         reach: dict[Lsn, tuple[Lsn, bool]] = {}
         for owner, limit_lsn in (*self.histories.get(tli, ()), (tli, LSN_MAX)):
             for begin_lsn, candidates in self._files.get(owner, {}).items():
@@ -142,13 +142,13 @@ class Catalog:
                 begin_lsn = min(end_lsn, limit_lsn)
 
     def _name(self, tli: int, lsn: Lsn) -> str:
-        """Return the name of the segment that holds byte `lsn` of the lineage of `tli`."""
+        """Return the name of the segment that contains byte `lsn` of the lineage of `tli`."""
         last_lsn = segment_start(lsn, self.segment_size) + self.segment_size - 1
         return segment_name(tli_of_byte(tli, self.histories.get(tli, ()), last_lsn), lsn, self.segment_size)
 
 
 def best_first(archived: ArchivedObject) -> tuple[Lsn, bool]:
-    """A key to sort objects of one segment by: the longest first, and what needs no decompression."""
+    """Return a key to sort objects of one segment: the longest first, then those that need no decompression."""
     return -archived.file.end_lsn, archived.compressed
 
 

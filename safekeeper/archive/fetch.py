@@ -1,10 +1,10 @@
-"""Out of the archive, verified.
+"""Reads an archive, verified.
 
-What an object must hold stands in its receipt: size and CRC-32C of its plain bytes. Both are checked while the bytes
-pass, compressed or not, and nothing is handed out, under its name or as a whole, before they fit. An object that does
-not fit is corrupt, whatever made it so; another source must be tried.
+An object's receipt states the size and CRC-32C of its plain bytes. Both are checked while the object is read,
+compressed or not, and its content is not returned, under its name or as a whole, before they match. An object that does
+not match is corrupt, for whatever reason; another source must be tried.
 
-An archiver removes partials when something longer is there. So ObjectMissing after a listing means: list again.
+An archiver removes partials once a longer file exists. So after ObjectMissing following a listing, list again.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class ArchiveReader:
     """Reads an archive. Blocking, thread-safe.
 
     Attributes:
-        store: where it is.
+        store: the archive's store.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -64,19 +64,19 @@ class ArchiveReader:
         self._manifest: Manifest | None = None
 
     def manifest(self) -> Manifest | None:
-        """Return whose archive it is; None if there is no archive here yet. Read once; `adopt` is seen by new readers.
+        """Return the manifest; None if there is no archive here yet. Read once; new readers see an `adopt`.
 
         Raises:
-            ArchiveRefused: the manifest is not understood.
+            ArchiveRefused: the manifest is not valid.
         """
         if self._manifest is None:
             self._manifest = read_manifest(self.store)
         return self._manifest
 
     def catalog(self) -> Catalog:
-        """Return all that is in the archive: everything is listed, and the history files are read.
+        """Return the content of the archive: list everything, and read the history files.
 
-        A history file that does not fit its receipt, or is not understood, is missing in the catalogue.
+        A history file that does not match its receipt, or is not valid, is missing in the catalogue.
 
         Raises:
             ObjectMissing: there is no manifest, hence no archive.
@@ -96,18 +96,18 @@ class ArchiveReader:
         return Catalog(listing, manifest.segment_size, histories)
 
     def find(self, tli: int, begin_lsn: Lsn) -> ArchivedObject | None:
-        """Return the file of `tli` for the segment that holds byte `begin_lsn`: whole, else the longest partial.
+        """Return the file of `tli` for the segment that contains byte `begin_lsn`: whole, else the longest partial.
 
         One folder is listed.
 
         Raises:
-            ArchiveConflict: there are two, and they differ.
+            ArchiveConflict: there are two that differ.
         """
         candidates = self.candidates(tli, begin_lsn)
         return candidates[0] if candidates else None
 
     def candidates(self, tli: int, begin_lsn: Lsn) -> list[ArchivedObject]:
-        """Return all objects that `find` chooses from, the best first: for another try when one is corrupt."""
+        """Return all objects from which `find` chooses, the best first, to try another when one is corrupt."""
         manifest = self.manifest()
         if manifest is None:
             return []
@@ -122,13 +122,13 @@ class ArchiveReader:
         return sorted(found, key=best_first)
 
     def fetch(self, archived: ArchivedObject, target: Path) -> None:
-        """Write the plain bytes of an object to `target`, which is there with all of them or not at all.
+        """Write the plain bytes of an object to `target`, which is created with all of them or not at all.
 
-        It is not synced: after a crash of the machine it is fetched again.
+        It is not synced: after a crash of the machine fetch it again.
 
         Raises:
-            ArchiveCorrupt: the object is not what its receipt says.
-            ObjectMissing: it is gone.
+            ArchiveCorrupt: the object does not match its receipt.
+            ObjectMissing: the object does not exist.
             StorageFull, StorageFailed: `target` cannot be written.
         """
         temporary = None
@@ -158,8 +158,8 @@ class ArchiveReader:
         """Return the history file of `tli`, None if it is not in the archive.
 
         Raises:
-            ArchiveConflict: there are two, and they differ.
-            ArchiveCorrupt: it is not what its receipt says.
+            ArchiveConflict: there are two that differ.
+            ArchiveCorrupt: it does not match its receipt.
         """
         file = history_file(tli)
         listing: Listing = parse_keys(self.store.list(HISTORY_FOLDER), _SOME_SEGMENT_SIZE)
@@ -174,7 +174,7 @@ def read_manifest(store: ObjectStore) -> Manifest | None:
     """Return the manifest of the archive in `store`, None if it has none.
 
     Raises:
-        ArchiveRefused: it is not understood (S11).
+        ArchiveRefused: it is not valid (S11).
     """
     try:
         content = store.get(MANIFEST_KEY)
@@ -183,7 +183,7 @@ def read_manifest(store: ObjectStore) -> Manifest | None:
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # It quotes what it does not understand.
+        # The error quotes the invalid part.
         said = one_line(str(error)[:200])
         raise ArchiveRefused(f"{store.url}/{MANIFEST_KEY} is invalid: {said}") from error
     size = manifest.segment_size
@@ -199,7 +199,7 @@ def read_manifest(store: ObjectStore) -> Manifest | None:
 
 
 def conflict(store: ObjectStore, file: ArchivedFile, claims: list[ArchivedObject]) -> ArchiveConflict:
-    """Return the error of a file whose receipts contradict each other, or its name."""
+    """Return the error for a file with receipts that contradict each other, or its name."""
     receipts = " and ".join(claim.receipt_key for claim in claims)
     return ArchiveConflict(
         f"the archive {store.url} contradicts itself about {file}: {receipts}; compare with the safekeepers' WAL"
@@ -207,10 +207,10 @@ def conflict(store: ObjectStore, file: ArchivedFile, claims: list[ArchivedObject
 
 
 def verified_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[bytes]:
-    """Yield the plain bytes of an object. They count only once the iterator has ended.
+    """Yield the plain bytes of an object. They are verified only once the iterator has ended.
 
     Raises:
-        ArchiveCorrupt: they are not those that the receipt states; at once when there are more of them.
+        ArchiveCorrupt: they do not match the receipt; raised at once if there are more of them.
         ObjectMissing: the object does not exist.
     """
     crc32c, plain_bytes = 0, 0
@@ -230,7 +230,7 @@ def verified_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[by
 
 
 def plain_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[bytes]:
-    """Yield what an object holds, decompressed if it must be, unverified.
+    """Yield an object's content, decompressed if necessary, unverified.
 
     Raises:
         ArchiveCorrupt: it cannot be decompressed.
@@ -238,7 +238,7 @@ def plain_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[bytes
     if not archived.compressed:
         yield from store.pieces(archived.key)
         return
-    # Read, not fed: a little that was compressed can be very much, and must not come out all at once.
+    # Reading bounds the output: a few compressed bytes can expand to very many, which must not all be in memory.
     pieces = _PieceReader(store.pieces(archived.key))
     with zstandard.ZstdDecompressor().stream_reader(pieces) as reader:  # type: ignore[arg-type]
         while True:
@@ -252,7 +252,7 @@ def plain_pieces(store: ObjectStore, archived: ArchivedObject) -> Iterator[bytes
 
 
 class _PieceReader:
-    """Pieces as a file that zstandard reads: whatever size it asks for, it gets the next piece."""
+    """The pieces as a file for zstandard: each read returns the next piece, whatever size is requested."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -264,7 +264,7 @@ class _PieceReader:
 
 @contextlib.contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Turn what the operating system says about `target` into our errors."""
+    """Turn errors of the operating system about `target` into StorageFull or StorageFailed."""
     try:
         yield
     except OSError as error:

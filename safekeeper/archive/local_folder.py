@@ -1,12 +1,13 @@
-"""What a local folder needs beyond what obstore does in it: durability, a listing that bears any name, no leftovers.
+"""A local folder as an archive, beyond what obstore does: durability, listings with any name, removal of leftovers.
 
-obstore writes a file under a temporary name (`name#1`) and renames or links it, but syncs nothing. A segment leaves the
-safekeepers because the archive has it, so here it must be on disk first: the file, and every folder on the way to it.
-Then the operating system is told to forget its bytes: reading them back asks the disk, and an archive that grows does
-not push what is in use out of memory.
+obstore writes a file under a temporary name (`name#1`) and renames or links it, but syncs nothing. Safekeepers remove a
+segment because the archive has it, so here it must be on disk first: the file, and every folder of its path. Then the
+operating system is told to drop its bytes from the cache: reading them back reads the disk, and a growing archive does
+not displace other data from memory.
 
-WAL holds every row. So a folder made here is its owner's only (0700), and its files are 0600. Where an operator has
-made the folder and lets a group or others in, what is written into it follows: as PostgreSQL's data folder does.
+WAL contains every row. So a folder created here is accessible to its owner only (0700), and its files are 0600. If an
+operator created the folder and opened it to a group or to others, what is written into it follows, as in PostgreSQL's
+data folder.
 """
 
 import errno
@@ -29,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those on the way to it, for their owner only; all that is new is on disk afterwards.
+    """Create a folder and its parents, for their owner only; everything new is durable afterwards.
 
-    A folder that is there already stays as it is; a warning is logged if others than owner and group may look into it.
+    An existing folder remains as it is; a warning is logged if users other than owner and group may read it.
 
     Raises:
-        OSError: it cannot be made or looked at.
+        OSError: it cannot be created or read.
     """
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in [*reversed(new), folder]:
@@ -52,7 +53,7 @@ def make_folder(folder: Path) -> None:
 
 
 class LocalFolder:
-    """A local folder that an archive lies in. Every method raises OSError. Thread-safe."""
+    """A local folder that contains an archive. Every method raises OSError. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -61,7 +62,7 @@ class LocalFolder:
         self._file_mode = self._folder_mode & 0o666
 
     def prepare(self, key: str) -> None:
-        """Make the folders on the way to the object at `key`, open to those who may look into the root."""
+        """Create the parent folders of the object at `key`, open to those who may read the root."""
         if not self._root.is_dir():
             raise OSError(errno.ESTALE, "the archive's folder is missing: mount it")
         new = []
@@ -74,7 +75,7 @@ class LocalFolder:
             folder.chmod(self._folder_mode)
 
     def sync(self, key: str) -> None:
-        """Return when the object at `key` is on disk, and no longer only in the operating system's cache."""
+        """Make the object at `key` durable, and drop it from the operating system's cache."""
         path = self._root / key
         with _opened(path) as descriptor:
             if stat.S_IMODE(os.fstat(descriptor).st_mode) != self._file_mode:
@@ -83,13 +84,13 @@ class LocalFolder:
             _forget(descriptor)
         _sync(path.parent)
         folder = path.parent
-        while folder not in self._durable:  # Perhaps new: then its name must be on disk, too.
+        while folder not in self._durable:  # It may be new: then its name must be made durable, too.
             _sync(folder.parent)
             self._durable.add(folder)
             folder = folder.parent
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield the content of the object at `key`, read from the disk, and forget it.
+        """Yield the content of the object at `key`, read from the disk, and drop it from the cache.
 
         Measured with 16 MiB: 3 ms from the cache; obstore takes 16 ms, most of it for copies, or 20 ms in pieces.
         """
@@ -99,7 +100,7 @@ class LocalFolder:
             _forget(descriptor)
 
     def part(self, key: str, begin: int, end: int) -> bytes:
-        """Return the bytes [begin, end) of the object at `key`, fewer only where it ends before."""
+        """Return the bytes [begin, end) of the object at `key`, fewer only if it ends before."""
         with _opened(self._root / key) as descriptor:
             found = bytearray()
             while len(found) < end - begin:
@@ -110,9 +111,9 @@ class LocalFolder:
             return bytes(found)
 
     def list(self, folder: str) -> list[ObjectInfo]:
-        """Return all files below `folder` but those that are being written, by key.
+        """Return all files below `folder` except those that are being written, by key.
 
-        A name that is not Unicode shows its bytes as escapes, so that it can be printed.
+        Bytes of a name that are not Unicode are shown as escapes, so that it can be printed.
         """
         found = []
         for path, status in self._walk(self._root / folder):
@@ -122,9 +123,9 @@ class LocalFolder:
         return sorted(found)
 
     def remove_leftovers(self, older_than_s: float) -> int:
-        """Remove what killed writers of an archive left behind, and return how many files that were.
+        """Remove the files that killed writers of an archive left, and return their number.
 
-        Files elsewhere in the folder are not touched: it may be another one than the operator meant.
+        Files elsewhere in the folder are not touched, because the operator may have named the wrong folder.
         """
         removed = 0
         manifests = (str(path) for path in self._root.glob(f"{MANIFEST_KEY}#*"))
@@ -137,7 +138,7 @@ class LocalFolder:
         return removed
 
     def _walk(self, folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the files below `folder`; what vanishes meanwhile is passed over."""
+        """Yield the files below `folder`; files that disappear meanwhile are skipped."""
         try:
             entries = list(os.scandir(folder))
         except FileNotFoundError:
@@ -167,5 +168,5 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _forget(descriptor: int) -> None:
-    if hasattr(os, "posix_fadvise"):  # Not on every system; it only costs memory there.
+    if hasattr(os, "posix_fadvise"):  # Not on every system; without it the archive only occupies cache.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

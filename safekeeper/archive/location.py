@@ -1,8 +1,8 @@
-"""Where an archive is: from a URL and options to a client of that store.
+"""Opens an archive's store from its URL and options.
 
 A plain path or `file://` is a local folder; `s3://`, `gs://` and `az://` are remote. Options are obstore's
-configuration keys of that kind of store, and a few of its HTTP client. Credentials come from options or the
-environment, never from a URL, which is shown in messages.
+configuration keys for that kind of store, and a few of its HTTP client. Credentials come from options or the
+environment, never from a URL, because messages show it.
 """
 
 import os
@@ -22,7 +22,7 @@ from safekeeper.base.errors import ConfigurationError
 
 Client: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
 
-# A few quick attempts here: those who call try again for as long as it takes, and say so meanwhile.
+# A few quick attempts here: the callers retry indefinitely, and report that meanwhile.
 REQUEST_RETRIES = 3
 _RETRIES: Any = {
     "retry_timeout": timedelta(seconds=10),
@@ -34,11 +34,11 @@ _RETRIES: Any = {
 }
 # An answer of many megabytes may take longer than the wait for its first or next byte.
 _WHOLE_ANSWER_FACTOR = 20
-# Typed for options that are written in the source; ours are the operator's.
+# obstore types this for options written in source code; here they come from the operator.
 _client_from_url: Any = from_url
 _CLIENT_FLAGS = frozenset({"allow_http", "allow_invalid_certificates"})
 _CLIENT_KEYS = _CLIENT_FLAGS | {"proxy_url", "root_certificate"}
-# Others that obstore knows: it wants them elsewhere, or they are set here.
+# Other options of obstore: they must be given elsewhere, or are set here.
 _CLIENT_KEYS_REFUSED = re.compile(
     r"timeout|\w+_timeout|http[12]_\w+|pool_\w+|proxy_\w+|default_\w+|user_agent|randomize_\w+"
 )
@@ -46,7 +46,7 @@ _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
 
 
 class Location(NamedTuple):
-    """An opened location: what to call it, its client, and its folder if it is a local one."""
+    """An opened location: its name for messages, its client, and its folder if it is a local one."""
 
     url: str
     client: Client
@@ -61,13 +61,13 @@ def open_location(
     *,
     makes_folder: bool = False,
 ) -> Location:
-    """Return the client of the store that `url` names.
+    """Return the client of the store at `url`.
 
     Args:
-        makes_folder: a local folder that does not exist is made.
+        makes_folder: create a local folder that does not exist.
 
     Raises:
-        ConfigurationError: the URL or an option cannot work, or the local folder does not exist or cannot be made.
+        ConfigurationError: the URL or an option is not valid, or the local folder does not exist or cannot be created.
     """
     if not url:
         raise ConfigurationError("the archive's URL is empty: write a folder, or s3://BUCKET/PREFIX, gs:// or az://")
@@ -142,7 +142,7 @@ def _open_remote(url: str, options: Mapping[str, str], timeout_s: float, retries
 
 
 def _endpoint_is_plain(options: Mapping[str, str]) -> bool:
-    """Say whether the operator named an endpoint without TLS, which obstore wants to be allowed explicitly."""
+    """Return whether the operator gave an endpoint without TLS, which obstore allows only explicitly."""
     named = [value for name, value in options.items() if "endpoint" in name.lower()]
     named += [os.environ.get(name, "") for name in _ENDPOINT_VARIABLES]
     return any(endpoint.lower().startswith("http://") for endpoint in named)

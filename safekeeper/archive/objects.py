@@ -1,16 +1,17 @@
-"""What lies in an archive, and how it is named.
+"""The objects of an archive and their names.
 
-    manifest.json                                  whose archive this is
+    manifest.json                                  identifies the archive's cluster
     wal/HIGH/NAME[.zst]                            a whole segment: PostgreSQL's name, its first 16 digits
     wal/HIGH/NAME.<end_lsn>.partial[.zst]          the bytes of an open segment up to end_lsn (16 hexadecimal digits)
     history/TTTTTTTT.history                       the history file of a timeline
     <key>.<CRC-32C>-<plain bytes>.receipt          beside each of these three: the object is whole and was read back
 
-A key says everything that is needed to use and to verify an object, so that a listing is a catalogue. An object without
-a receipt is an upload that did not finish; it counts for nothing. The same file, plain and compressed, is one file:
-its CRC is that of the plain bytes. Two receipts of one file that differ are a conflict, and nothing of it is used.
+A key contains everything that is needed to use and to verify an object, so that a listing is a catalogue. An object
+without a receipt is an upload that did not finish; it does not count. The same file, plain and compressed, is one file:
+its CRC is that of the plain bytes. Two receipts of one file that differ are a conflict, and none of its objects is
+used.
 
-Pure: no I/O, no clock. Names that are not understood are reported, never guessed at (S11).
+Pure: no I/O, no clock. Unknown names are reported, never guessed at (S11).
 """
 
 import re
@@ -47,11 +48,11 @@ class ObjectInfo(NamedTuple):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose archive it is.
+    """The manifest: it identifies an archive and its cluster.
 
     Attributes:
         cluster_ids: the clusters that may write here: the first one, and those that an operator adopted since.
-        created_at: ISO 8601, UTC; for people.
+        created_at: ISO 8601, UTC; informational.
         archive_id: random id of this archive, 32 hexadecimal digits.
     """
 
@@ -64,10 +65,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArchivedFile(NamedTuple):
-    """What is archived, whether compressed or not. Made by `segment_file`, `partial_file`, `history_file`.
+    """A file to archive, whether compressed or not. Created by `segment_file`, `partial_file`, `history_file`.
 
     Attributes:
-        begin_lsn, end_lsn: the bytes that it holds; 0 for a history file.
+        begin_lsn, end_lsn: the range of its bytes; 0 for a history file.
         name: PostgreSQL's name of the file, without `.partial`.
     """
 
@@ -79,23 +80,23 @@ class ArchivedFile(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder that its objects and receipts lie in."""
+        """The folder of its objects and receipts."""
         return HISTORY_FOLDER if self.kind == "history" else f"{WAL_FOLDER}/{self.name[:16]}"
 
     @property
     def plain_bytes(self) -> int | None:
-        """The size of its plain content; None for a history file, whose name does not say it."""
+        """The size of its plain content; None for a history file, whose name does not contain it."""
         return None if self.kind == "history" else self.end_lsn - self.begin_lsn
 
     def key(self, compressed: bool) -> str:
-        """Return the key of the object that holds this file. History files are too small to be compressed."""
+        """Return the key of the object that contains this file. History files are too small to be compressed."""
         if self.kind == "history":
             return f"{HISTORY_FOLDER}/{self.name}"
         partial = f".{self.end_lsn:016X}.partial" if self.kind == "partial" else ""
         return f"{self.folder}/{self.name}{partial}{_COMPRESSED_SUFFIX if compressed else ''}"
 
     def __str__(self) -> str:
-        """What messages call it."""
+        """Return its name in messages."""
         return f"{self.name} up to {format_lsn(self.end_lsn)}" if self.kind == "partial" else self.name
 
 
@@ -104,7 +105,7 @@ class ArchivedObject(NamedTuple):
 
     Attributes:
         crc32c, plain_bytes: of its plain content.
-        compressed: it holds zstd of the plain content.
+        compressed: it contains zstd of the plain content.
     """
 
     file: ArchivedFile
@@ -120,14 +121,14 @@ class ArchivedObject(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What a listing holds.
+    """The evaluated content of a listing.
 
     Attributes:
         objects: objects with a receipt, none of them in conflict; by file.
         unconfirmed: keys of objects that have no receipt.
-        strangers: keys that mean nothing here.
+        strangers: keys that are not an archive's.
         conflicts: files with receipts that contradict each other, or the size that such a file has.
-        lost: what receipts speak of though there is no such object.
+        lost: receipts whose object does not exist.
     """
 
     objects: list[ArchivedObject]
@@ -158,12 +159,12 @@ def history_file(tli: int) -> ArchivedFile:
 
 
 def wal_folder(tli: int, lsn: Lsn, segment_size: int) -> str:
-    """Return the folder of the segment of `tli` that holds byte `lsn`."""
+    """Return the folder of the segment of `tli` that contains byte `lsn`."""
     return f"{WAL_FOLDER}/{segment_name(tli, lsn, segment_size)[:16]}"
 
 
 def parse_object_key(key: str, segment_size: int) -> tuple[ArchivedFile, bool] | None:
-    """Return which file the object at `key` holds, and whether compressed; None for any other key, receipts too."""
+    """Return the file in the object at `key`, and whether it is compressed; None for any other key, receipts too."""
     history = _HISTORY_KEY.fullmatch(key)
     if history is not None:
         tli = int(history[1], 16)
@@ -182,7 +183,7 @@ def parse_object_key(key: str, segment_size: int) -> tuple[ArchivedFile, bool] |
 
 
 def parse_keys(infos: Iterable[ObjectInfo], segment_size: int) -> Listing:
-    """Return what the objects of a listing are; the manifest and what a probe left behind are passed over."""
+    """Evaluate the keys of a listing; the manifest and leftovers of a probe are ignored."""
     data: dict[str, tuple[ArchivedFile, bool]] = {}
     receipts: list[ArchivedObject] = []
     strangers = []
@@ -202,7 +203,7 @@ def parse_keys(infos: Iterable[ObjectInfo], segment_size: int) -> Listing:
 
 
 def _match(data: dict[str, tuple[ArchivedFile, bool]], receipts: list[ArchivedObject], strangers: list[str]) -> Listing:
-    """Bring objects and receipts together, by file."""
+    """Match objects and receipts, by file."""
     by_file: dict[ArchivedFile, list[ArchivedObject]] = {}
     for receipt in receipts:
         by_file.setdefault(receipt.file, []).append(receipt)

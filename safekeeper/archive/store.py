@@ -1,15 +1,15 @@
-"""A folder of an object store: put, get, list, delete, and nothing else.
+"""A folder of an object store: put, get, list, delete.
 
-Any store will do that has whole objects: nothing is renamed or copied, and a store that knows no ranges sends more than
-is needed, no more. Stores differ in one thing that matters. A put that must not overwrite is refused by most when the
-object exists; some ignore the condition and overwrite. `probe` finds out, once; for a store of the second kind `put`
-looks first, which leaves a gap that the caller must close by looking again afterwards.
+Any store with whole objects is sufficient: nothing is renamed or copied, and a store without range requests only sends
+more than is needed. Stores differ in one respect that matters. Most refuse a put that must not overwrite if the object
+exists; some ignore the condition and overwrite. `probe` finds out, once. For a store of the second kind `put` checks
+first, which leaves a gap that the caller must close by checking again afterwards.
 
-Objects up to WHOLE_MAX_BYTES travel in one piece and one request. Larger ones are streamed and put in parts, for which
-no store takes a condition.
+Objects up to WHOLE_MAX_BYTES are sent in one request. Larger ones are streamed and put in parts, for which no store
+supports a condition.
 
-Errors are those of safekeeper/base/errors.py: ArchiveUnavailable for everything that may pass, ArchiveRefused when
-somebody must look, ObjectMissing. Credentials show in none of them.
+Errors are those of safekeeper/base/errors.py: ArchiveUnavailable for everything that may pass, ArchiveRefused if an
+operator must correct it, ObjectMissing. None of them contains credentials.
 """
 
 import logging
@@ -34,13 +34,13 @@ NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 WHOLE_MAX_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 _STREAMED_BYTES = 64 << 10
-# Parts in flight: together no more memory than an object in one piece takes.
+# Parts in flight: together they take no more memory than an object in one request.
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
-# No process writes one file for this time.
+# No process takes longer than this to write one file.
 _LEFTOVER_AGE_S = 3600.0
 
-# How obstore calls an answer that is the whole object though a range of it was asked for.
+# obstore's error if the answer to a request for a range is the whole object.
 _IGNORED_RANGE = "non-partial response"
 
 _log = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ class _RangesNotSupported(Exception):
 
 
 class ObjectStore:
-    """A folder of an object store. Made by `open`. Blocking, thread-safe.
+    """A folder of an object store. Created by `open`. Blocking, thread-safe.
 
     Attributes:
-        url: where it is, without credentials.
-        folder: the local folder that it is, None for a remote store.
+        url: its URL, without credentials.
+        folder: its local folder, None for a remote store.
     """
 
     def __init__(self, location: Location, secrets: Iterable[str]) -> None:
@@ -66,7 +66,7 @@ class ObjectStore:
         self._secrets = tuple(secrets)
         self._probe_lock = threading.Lock()
         self._honours_conditions: bool | None = None
-        self._knows_ranges = True  # Until it turns out that it does not.
+        self._knows_ranges = True  # Until a request shows that the store does not support them.
 
     @classmethod
     def open(
@@ -78,18 +78,18 @@ class ObjectStore:
         retries: int = REQUEST_RETRIES,
         makes_folder: bool = False,
     ) -> Self:
-        """Return the folder that `url` names. Nothing is asked of a remote store yet.
+        """Return the folder at `url`. No request is sent to a remote store yet.
 
         Args:
             url: `/path`, `file:///path`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
             options: obstore's own configuration keys, e.g. endpoint, region, virtual_hosted_style_request; also
                 allow_http, allow_invalid_certificates, proxy_url and root_certificate (the path of a PEM file).
-            timeout_s: how long a request may go on without an answer.
-            retries: how often the client repeats a request that may succeed later, at once and by itself.
-            makes_folder: a local folder that does not exist is made: for the processes that begin an archive.
+            timeout_s: the maximum time of a request without a reply.
+            retries: how often the client itself repeats a request that may succeed later.
+            makes_folder: create a local folder that does not exist, for the processes that begin an archive.
 
         Raises:
-            ConfigurationError: the URL or an option cannot work, or the local folder does not exist.
+            ConfigurationError: the URL or an option is not valid, or the local folder does not exist.
         """
         secrets = [
             value for name, value in options.items() if value and "endpoint" not in name and "region" not in name
@@ -98,7 +98,7 @@ class ObjectStore:
         return cls(location, (secret for secret in secrets if len(secret) > 4))
 
     def probe(self) -> bool:
-        """Say whether the store honours a put that must not overwrite. Asked once, remembered afterwards."""
+        """Return whether the store refuses to overwrite if asked to. Tested once, remembered afterwards."""
         with self._probe_lock:
             if self._honours_conditions is None:
                 self._honours_conditions = self._ask_for_conditions()
@@ -110,12 +110,12 @@ class ObjectStore:
             return self._honours_conditions
 
     def put(self, key: str, data: bytes | memoryview | Iterable[bytes], *, absent: bool) -> bool:
-        """Store an object, durably when this returns.
+        """Store an object; it is durable when this returns.
 
         Args:
-            data: the bytes at once, or pieces for an object that is too large for that. Their iterator may raise any
-                error that is not an OSError.
-            absent: nothing may be overwritten.
+            data: the bytes, or pieces for an object that is too large for that. Their iterator may raise any error
+                that is not an OSError.
+            absent: do not overwrite an existing object.
 
         Returns:
             False if `absent` and it exists.
@@ -140,15 +140,15 @@ class ObjectStore:
         """Return the content of a small object.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectMissing: it does not exist.
         """
         return b"".join(self.pieces(key))
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield the content of an object in pieces: of some MiB, or all in one that is no more than WHOLE_MAX_BYTES.
+        """Yield the content of an object in pieces: of some MiB, or all in one if it has at most WHOLE_MAX_BYTES.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectMissing: it does not exist.
         """
         with self._translating(f"get {self._name(key)}"):
             if self._folder is not None:
@@ -161,10 +161,10 @@ class ObjectStore:
                 yield from result.stream(min_chunk_size=_PIECE_BYTES)
 
     def part(self, key: str, begin: int, end: int) -> bytes:
-        """Return the bytes [begin, end) of an object, fewer only where it ends before.
+        """Return the bytes [begin, end) of an object, fewer only if it ends before.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectMissing: it does not exist.
         """
         if self._folder is not None:
             with self._translating(f"get {self._name(key)}"):
@@ -183,10 +183,10 @@ class ObjectStore:
         return bytes(found)
 
     def stream(self, key: str) -> Generator[bytes, None, None]:
-        """Yield the content of an object as it comes; who has enough closes the iterator, and no more is sent.
+        """Yield the content of an object as it is received; close the iterator to stop the transfer.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectMissing: it does not exist.
         """
         with self._translating(f"get {self._name(key)}"):
             if self._folder is not None:
@@ -195,10 +195,10 @@ class ObjectStore:
                 yield from obstore.get(self._client, key).stream(min_chunk_size=_STREAMED_BYTES)
 
     def list(self, folder: str = "", *, after: str = "") -> list[ObjectInfo]:
-        """Return all objects below `folder` (whole parts of keys), by key. Empty if there is no such folder.
+        """Return all objects below `folder` (whole parts of keys), by key; none if the folder does not exist.
 
         Args:
-            after: only those whose key is behind this one, which a remote store finds without a look at the others.
+            after: only those with a greater key, which a remote store finds without listing the others.
         """
         with self._translating(f"list {self._name(folder)}"):
             if self._folder is not None:
@@ -207,11 +207,11 @@ class ObjectStore:
                 ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
                 for page in obstore.list(self._client, folder or None, offset=after or None, chunk_size=1000)
                 for meta in page
-                if meta["path"] > after  # Some stores begin where they like.
+                if meta["path"] > after  # Some stores ignore the start.
             )
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects, one after the other in the order given; those that are not there are passed over."""
+        """Remove objects, one after the other in the given order; those that do not exist are ignored."""
         for key in keys:
             try:
                 with self._translating(f"delete {self._name(key)}"):
@@ -220,7 +220,7 @@ class ObjectStore:
                 continue
 
     def remove_leftovers(self) -> None:
-        """Remove the temporary files of writers that were killed, which only a local folder has."""
+        """Remove the temporary files of killed writers, which only a local folder has."""
         if self._folder is not None:
             with self._translating(f"clean up {self.url}"):
                 removed = self._folder.remove_leftovers(_LEFTOVER_AGE_S)
@@ -231,7 +231,7 @@ class ObjectStore:
         key = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
         try:
             if not self._put_whole(key, b"1", absent=True):
-                return False  # Something is refused, but not because of what is there.
+                return False  # The request was refused, but not because the object exists.
             return not self._put_whole(key, b"2", absent=True)
         except ConditionsNotSupported:
             return False
@@ -285,7 +285,7 @@ class ObjectStore:
 
     @contextmanager
     def _translating(self, action: str) -> Iterator[None]:
-        """Turn what obstore and the operating system raise into our errors."""
+        """Turn errors of obstore and the operating system into those of this program."""
         try:
             yield
         except (BaseError, OSError) as error:

@@ -1,7 +1,7 @@
-"""What an object store answers when it does not do what it is asked, in our words.
+"""Translates an object store's errors into those of this program.
 
-obstore's errors come with a debugging appendix, the URL of the request (its query may hold a signature) and the store's
-own XML. One line is left of that: the code and the message, or what the operating system says.
+obstore's errors come with a debugging appendix, the URL of the request (its query may contain a signature) and the
+store's own XML. One line of that is kept: the code and the message, or the operating system's reason.
 """
 
 import re
@@ -21,10 +21,10 @@ _XML_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _OS_MESSAGE = re.compile(r'message: "([^"]*)"')
 _USERINFO = re.compile(r"://[^/\s@]*@")
 _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
-# What a cloud's credentials endpoint is called: asked when no credentials are configured.
+# Hosts of a cloud's credentials endpoint: requested when no credentials are configured.
 _METADATA_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 
-# What a person must look at, and how. S3's codes; those that other stores lack are told by obstore's own classes.
+# Errors that an operator must correct, and how. S3's codes; obstore's classes cover those that other stores lack.
 _REFUSALS = {
     "AccessDenied": "allow it there, or correct the credentials",
     "AccountProblem": "ask the provider",
@@ -50,14 +50,14 @@ _OTHER_REFUSALS = (
 
 
 class ConditionsNotSupported(ArchiveUnavailable):
-    """The store knows no put that must not overwrite."""
+    """The store does not support a put that must not overwrite."""
 
 
 def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """Return why, on one line of at most REASON_MAX_CHARACTERS, without URLs' secret parts.
+    """Return the reason, on one line of at most REASON_MAX_CHARACTERS, without URLs' secret parts.
 
     Args:
-        secrets: values that must not show, should the text quote them.
+        secrets: values that are removed if the text quotes them.
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -83,10 +83,10 @@ def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 
 def translated(error: BaseError | OSError, action: str, secrets: Iterable[str] = ()) -> ArchiveError:
-    """Return what `error` is to us.
+    """Return the error that stands for `error` in this program.
 
     Args:
-        action: what could not be done, with URL and key.
+        action: the failed action, with URL and key.
     """
     reason = reason_of(error, secrets)
     text = str(error)

@@ -1,17 +1,19 @@
-"""From a safekeeper into the archive, so that two at once do no harm.
+"""Uploads from a safekeeper to the archive, so that two concurrent archivers do no harm.
 
-Everything that is archived is committed, so two archivers can only ever bring the same bytes. One file goes in so:
+Everything that is archived is committed, so two archivers always have the same bytes. One file is uploaded as follows:
 
-    1. List its folder. A receipt of ours is there: done. A receipt of other bytes: a conflict, nothing is touched.
-    2. An object without a receipt is there: if it holds our bytes, go to 5; else an upload was torn, replace it.
-    3. Put the object, so that nothing is overwritten if the store can do that.
-    4. Read it back, whole, and compare.
-    5. Put the receipt, whose name says the CRC and the size.
-    6. List again: another receipt of the same file is a conflict that two archivers made at once.
+    1. List its folder. If it has a receipt with our CRC: done. A receipt of other bytes is a conflict: nothing is
+       changed.
+    2. If the object exists without a receipt: if it has our bytes, go to 5; else its upload was interrupted, replace
+       it.
+    3. Put the object, so that nothing is overwritten if the store supports that.
+    4. Read it back as a whole and compare.
+    5. Put the receipt, whose name contains the CRC and the size.
+    6. List again: another receipt of the same file is a conflict of two concurrent archivers.
 
-Killed anywhere in between, it is simply done again. Whatever is longer replaces the partials of its segment: their CRCs
-must be those of its own first bytes, which costs a pass over memory and finds logs that differ. What is shorter than a
-partial that is there is not put at all, but compared with it.
+If it is interrupted anywhere, it is repeated. A longer file replaces the partials of its segment: their CRCs must be
+those of its own first bytes, which costs a pass over memory and detects logs that differ. A file that is shorter than
+an existing partial is not put, but compared with it.
 
 Measured on two cores with segments of 16 MiB and a local folder: 290 MB/s plain, 330 MB/s with zstd (of pages that are
 a quarter full), everything included. The disk bounds it: 17 ms to write and sync a segment, 20 ms to read it back.
@@ -63,11 +65,11 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Return the number of bytes."""
         ...
 
     def pieces(self) -> Iterator[bytes]:
-        """Return them from the first one on, in pieces of about 1 MiB at most."""
+        """Yield the bytes from the first one on, in pieces of at most about 1 MiB."""
         ...
 
 
@@ -75,7 +77,7 @@ Content: TypeAlias = bytes | memoryview | Path | Source
 
 
 class _Buffer(NamedTuple):
-    """Bytes at hand, as a source."""
+    """Bytes in memory, as a source."""
 
     data: bytes
 
@@ -110,7 +112,7 @@ class _File(NamedTuple):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a receipt says beyond its name: where the bytes came from, for people and for later checks."""
+    """The content of a receipt: the origin of the bytes, informational and for later checks."""
 
     system_id: int
     cluster_id: str
@@ -122,7 +124,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Uploader:
-    """What one safekeeper puts into the archive. Blocking; not for several threads at once."""
+    """Uploads the files of one safekeeper. Blocking; not for several threads at once."""
 
     def __init__(
         self,
@@ -144,14 +146,14 @@ class Uploader:
         self._archive_id: str | None = None  # Of the archive that was claimed.
 
     def claim(self, known_id: str = "") -> Manifest:
-        """Make sure that the archive is ours: write its manifest if there is none.
+        """Verify that the archive belongs to this cluster; write its manifest if it is new.
 
         Args:
-            known_id: of the archive that this cluster has used before, empty if it has used none. Then a place without
-                a manifest is not a new archive but one that is not mounted, or was emptied.
+            known_id: the archive that this cluster has used before, empty if none. If it is given, a folder without a
+                manifest is not a new archive but one that is not mounted, or was emptied.
 
         Raises:
-            ArchiveRefused: it belongs to another cluster, holds WAL without a manifest, or has lost its manifest.
+            ArchiveRefused: it belongs to another cluster, contains WAL without a manifest, or has lost its manifest.
         """
         found = read_manifest(self._store)
         if found is None:
@@ -182,15 +184,15 @@ class Uploader:
         return found
 
     def upload(self, file: ArchivedFile, content: Content) -> bool:
-        """Put a file into the archive, verified and with its receipt; remove the partials that it supersedes.
+        """Put a file into the archive, verified and with its receipt; remove the partials that it replaces.
 
         Returns:
-            False if it was there already, or something longer that begins with it.
+            False if it existed already, or a longer one that begins with it.
 
         Raises:
-            ArchiveConflict: the archive holds other bytes under this name.
+            ArchiveConflict: the archive has other bytes under this name.
             ArchiveRefused: this is no longer the archive that was claimed.
-            ArchiveCorrupt: what was read back is not what was written.
+            ArchiveCorrupt: the bytes read back differ from those written.
             StorageFailed: `content` is a file that cannot be read.
         """
         source = _source_of(content)
@@ -210,14 +212,14 @@ class Uploader:
             self._compare_beginning(longer[0], target)
             return False
         if not there:
-            # A file system that is unmounted leaves an empty folder behind, in which everything seems to work.
+            # After an unmount an empty folder remains, on which all operations would succeed.
             self._require_claimed()
             self._bring(target, source, is_torn=target.key in listing.unconfirmed)
             self._require_claimed()
             self._put_receipt(target)
             listing = self.listing(file.folder)
             self._refuse_conflicts(target, listing)
-            # A put that must not overwrite may be refused although nothing is there: S3 says 409 of a moment, too.
+            # A put that must not overwrite may be refused although no object exists: S3 may reply 409 temporarily.
             if file not in {archived.file for archived in listing.objects}:
                 raise ArchiveUnavailable(
                     f"{self._store.url}/{target.receipt_key} was written and cannot be found: retry"
@@ -226,7 +228,7 @@ class Uploader:
         return not there
 
     def listing(self, *folders: str) -> Listing:
-        """Return what lies in these folders (see `objects.wal_folder`), in all of them if none is named."""
+        """Return the objects in these folders (see `objects.wal_folder`), in all of them if none is given."""
         infos: list[ObjectInfo] = []
         for folder in folders or ("",):
             infos += self._store.list(folder)
@@ -249,7 +251,7 @@ class Uploader:
             )
 
     def _refuse_conflicts(self, target: ArchivedObject, listing: Listing) -> None:
-        """Raise ArchiveConflict if any receipt of this file speaks of other bytes, be its object there or not."""
+        """Raise ArchiveConflict if a receipt of this file states other bytes, whether or not its object exists."""
         for file, claims in listing.conflicts:
             if file == target.file:
                 raise conflict(self._store, file, claims)
@@ -264,7 +266,7 @@ class Uploader:
         )
 
     def _bring(self, target: ArchivedObject, source: Source, *, is_torn: bool) -> None:
-        """Have an object with these bytes in the archive, put by us or by another, and read it back."""
+        """Store an object with these bytes unless another archiver has, and read it back."""
         if is_torn:
             if self._holds(target):
                 return
@@ -280,7 +282,7 @@ class Uploader:
         raise ArchiveCorrupt(f"{self._store.url}/{target.key} was written, and the content read back differs")
 
     def _holds(self, target: ArchivedObject) -> bool:
-        """Read an object, and say whether it has the bytes that it should."""
+        """Return whether an object has the expected bytes, after reading it."""
         try:
             for _ in verified_pieces(self._store, target):
                 pass
@@ -312,11 +314,11 @@ class Uploader:
             self._safekeeper_id,
             _now(),
         )
-        # That it may exist already is no concern: its name says all that matters.
+        # It may exist already, which does not matter: its name contains all that is needed.
         self._store.put(target.receipt_key, msgspec.json.encode(receipt), absent=True)
 
     def _delete_shorter(self, file: ArchivedFile, listing: Listing) -> None:
-        """Remove what `file` supersedes. An archive that keeps everything is fine, too."""
+        """Remove the partials that `file` replaces. An archive that refuses to remove them is not an error."""
         if file.kind == "history" or not self._may_delete:
             return
         keys = [
@@ -336,11 +338,11 @@ class Uploader:
 
 
 def create(store: ObjectStore, system_id: int, segment_size: int, cluster_id: str) -> Manifest:
-    """Write the manifest of a new archive, and return the one that is there then: another archiver may be first.
+    """Write the manifest of a new archive, and return the one that exists then: another archiver may be first.
 
     Raises:
-        ArchiveRefused: there is a manifest that is not understood.
-        ArchiveUnavailable: it cannot be written, or is not there afterwards.
+        ArchiveRefused: the existing manifest is not valid.
+        ArchiveUnavailable: it cannot be written, or cannot be found afterwards.
     """
     ours = Manifest(system_id, segment_size, (cluster_id,), _now(), secrets.token_hex(16))
     store.put(MANIFEST_KEY, msgspec.json.encode(ours), absent=True)
@@ -351,10 +353,10 @@ def create(store: ObjectStore, system_id: int, segment_size: int, cluster_id: st
 
 
 def adopt(store: ObjectStore, cluster_id: str) -> Manifest:
-    """Let another cluster of the same database write into this archive: an operator's step after a rebootstrap.
+    """Allow another cluster of the same database to write into this archive: an operator's step after a rebootstrap.
 
     Raises:
-        ArchiveRefused: there is no manifest, or it is not understood.
+        ArchiveRefused: there is no manifest, or it is not valid.
     """
     found = read_manifest(store)
     if found is None:
@@ -394,7 +396,7 @@ def _checksums(source: Source, sizes: Iterable[int]) -> dict[int, int]:
 
 
 def _stored(source: Source, compressed: bool) -> bytes | Iterator[bytes]:
-    """Return what the object holds: at once if the source is in memory, else in pieces."""
+    """Return the object's content: as bytes if the source is in memory, else in pieces."""
     if not compressed:
         return source.data if isinstance(source, _Buffer) and source.size <= WHOLE_MAX_BYTES else source.pieces()
     packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
@@ -419,7 +421,7 @@ def _of_the_same_segment(file: ArchivedFile, listing: Listing) -> tuple[list[Arc
 
 
 def _is_shorter(file: ArchivedFile, other: ArchivedFile) -> bool:
-    """Say whether `file` holds less of the same segment than `other`."""
+    """Return whether `file` contains less of the same segment than `other`."""
     return file.kind == "partial" and file.name == other.name and file.end_lsn < other.end_lsn
 
 

@@ -1,7 +1,7 @@
-"""The archiving agent: uploads committed WAL, and reads archived WAL back for readers.
+"""The archiver: uploads committed WAL, and fetches archived WAL for readers.
 
-archiver       the agent, one for each safekeeper that has an archive
+archiver       uploads; one for each safekeeper that has an archive
 plan           which segment is uploaded next, pure
-read_through   WAL that was removed here, from the archive
-statistics     counters for the status page and the metrics
+read_through   fetches WAL that is no longer retained from the archive
+statistics     counters for /status and /metrics
 """

@@ -1,16 +1,16 @@
-"""The archiver of one safekeeper: brings what is committed into the archive, while the leader says that it shall (S7).
+"""The archiver of one safekeeper: uploads committed WAL to the archive while the leader assigns it to (S7).
 
-    stands by       looks every CHECK_INTERVAL_S whether it could archive, and says so
-    archives        claims the archive, lists what is there, uploads what is missing, UPLOADS_AT_ONCE at a time; then
-                    each segment when it is complete, and the open one as a partial file every few seconds or on demand
-    has a problem   begins again with claim and listing after 1 s, 2 s, ... RETRY_S_MAX; it costs nothing but time
+    stands by       checks every CHECK_INTERVAL_S whether it could archive, and reports that
+    archives        claims the archive, lists it, uploads what is missing, UPLOADS_AT_ONCE at a time; then each segment
+                    when it is complete, and the open one as a partial file every few seconds or on demand
+    has a problem   starts again with claim and listing after 1 s, 2 s, ... RETRY_S_MAX
 
-What is uploaded in which order is `ArchivingPlan`'s to decide. The event loop does no more than that: WAL is read,
-checked, compressed and sent in threads of the archiver's own, from the segment's file. A log that goes back meanwhile
-gives no wrong bytes away: the upload ends without a receipt (wal/reading.py, `SegmentSource`).
+`ArchivingPlan` decides what is uploaded in which order. Only that runs on the event loop: WAL is read, checked,
+compressed and sent in the archiver's own threads, from the segment's file. If another log is adopted meanwhile, the
+upload ends without a receipt, so wrong bytes do not count (safekeeper/storage/wal_reading.py, `SegmentSource`).
 
-Files that have a receipt when the archiving begins and lie below what the leader calls archived are taken for what they
-should be: an archiver has read them back. All others are compared with what is here.
+Files that have a receipt when the archiving starts, and that are below the leader's archived_lsn, are accepted without
+a comparison: an archiver has read them back. All others are compared with the local WAL.
 """
 
 import asyncio
@@ -50,22 +50,22 @@ RETRY_S_MAX = 30.0
 REPORT_INTERVAL_S = 0.2
 NOT_LOOKED_YET = "the archive has not been checked yet"
 
-# What is reported has to fit into a message.
+# Problems that are reported must fit into a message.
 _PROBLEM_BYTES_MAX = 900
-# A person must act.
+# Errors that an operator must correct.
 _SERIOUS = (ArchiveConflict, ArchiveCorrupt, ArchiveRefused, ConfigurationError)
 _log = logging.getLogger(__name__)
 
 
 class Archiver:
-    """Archives what a node lets readers read; one of the node's `LogReaders`. Begins at `start`.
+    """Archives the readable WAL of a node; one of the node's `LogReaders`. It starts with `start`.
 
     Attributes:
-        partial_interval_s: the open segment is archived so often.
-        archived_lsn: all that is kept here and lies below is in the archive, as was verified; 0 if unknown.
+        partial_interval_s: seconds between uploads of the open segment.
+        archived_lsn: all retained WAL below it is in the archive, as was verified; 0 if unknown.
         problem: why nothing can be archived at present, one line; empty if it can.
-        archive_id: of the archive as it was seen last, empty if it was not.
-        statistics: what it has done.
+        archive_id: the archive's id as last read, empty if it was not.
+        statistics: the counters of its uploads.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Archiver:
         self._uploads: dict[asyncio.Task[bool], tuple[Worker, ArchivedFile]] = {}
         self._partial_due_at = 0.0
         self._partial_demanded = False
-        # What is news: another control state, another archiver, or this position, the end of the open segment.
+        # Set when the control state or the archiver has changed, or the end of the open segment is readable.
         self._news = asyncio.Event()
         self._control = self._acceptor.control
         self._was_archiver = False
@@ -93,7 +93,7 @@ class Archiver:
         self._report_timer: asyncio.TimerHandle | None = None
         self._problems = ProblemLog(_log)
         self._retry_s = RETRY_S_MIN
-        self._stuck_at_lsn: Lsn | None = None  # How far the archive was when an upload failed.
+        self._stuck_at_lsn: Lsn | None = None  # The archive's position when an upload failed.
         self._settled: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -103,10 +103,10 @@ class Archiver:
         self.archive_id = ""
         self.statistics = UploadStatistics()
 
-    # What others call.
+    # Called by others.
 
     def start(self) -> None:
-        """Begin: to look, and to archive when the leader says so."""
+        """Start to check the archive, and to archive when the leader assigns it."""
         self._report()
         self._task = self._loop.create_task(self._run())
 
@@ -114,26 +114,26 @@ class Archiver:
         """See node.LogReaders."""
         acceptor = self._acceptor
         if acceptor.control is not self._control:
-            # The log may have gone back, and may go on with other bytes before the archiver has its turn.
+            # The log may be cut, and continue with other bytes, before the archiver runs again.
             self._see_log()
             self._news.set()
         elif acceptor.readable_lsn >= self._news_at_lsn or acceptor.is_archiver != self._was_archiver:
             self._news.set()
 
     def archive_now(self) -> None:
-        """Archive the open segment as it is now, without waiting for the interval."""
+        """Archive the open segment at once, without waiting for the interval."""
         self._partial_demanded = True
         self._news.set()
 
     async def finish(self) -> None:
-        """Return when all that is readable is in the archive, or at once if it cannot be brought there now."""
+        """Return once all readable WAL is archived, or at once if it cannot be archived now."""
         if self._acceptor.is_archiver and not self.problem and self._task is not None:
             self._settled = self._loop.create_future()
             self.archive_now()
             await self._settled
 
     def close(self) -> None:
-        """End it. What is under way comes to its end in the threads, or to nothing with the process."""
+        """End the archiver. Uploads that run end in their threads, or with the process."""
         self._closed = True
         for task in (self._task, *self._uploads):
             if task is not None:
@@ -145,12 +145,12 @@ class Archiver:
 
     @property
     def unarchived_bytes(self) -> int:
-        """How much readable WAL the archive may lack of what is here."""
+        """The readable WAL that may not be archived yet, in bytes."""
         archived_lsn = max(self.archived_lsn or self._acceptor.archived_lsn, self._node.folder.begin_lsn)
         return max(0, self._acceptor.readable_lsn - archived_lsn)
 
     def describe(self) -> dict[str, Any]:
-        """Return what /status shows of the archive."""
+        """Return the part of /status that describes the archive."""
         acceptor, last_upload_at = self._acceptor, self.statistics.last_upload_at
         return {
             "url": self._access.url,
@@ -163,7 +163,7 @@ class Archiver:
             "last_upload_at": datetime.fromtimestamp(last_upload_at, UTC).isoformat() if last_upload_at else None,
         }
 
-    # The life of an archiver.
+    # The archiver's states.
 
     async def _run(self) -> None:
         while True:
@@ -180,7 +180,7 @@ class Archiver:
                 await self._fail(describe_bug(error), serious=True)
 
     async def _stand_by(self) -> None:
-        # How far the archive is, is another one's to see.
+        # Another safekeeper now verifies the archive's position.
         self._plan, self.archived_lsn = None, 0
         uploader = await self._workers[0].run(self._uploader)
         await self._claim(self._workers[0], uploader)
@@ -221,7 +221,7 @@ class Archiver:
         self.archive_id = archive_id
 
     async def _look(self, uploader: Uploader) -> ArchivingPlan:
-        """Return a plan that knows what the archive has already."""
+        """Return a plan that includes the files that are already archived."""
         while True:
             while not self._see_log():
                 await self._wait(None)
@@ -238,7 +238,7 @@ class Archiver:
         return plan
 
     def _follow(self) -> None:
-        """Take notice of what the log is now; of what changes from now on there will be news."""
+        """Take over the present log; later changes set the event."""
         if self._see_log():
             segment_size = self._control.segment_size or 1
             self._news_at_lsn = self._view.log.end_lsn // segment_size * segment_size + segment_size
@@ -250,7 +250,7 @@ class Archiver:
         self._report()
 
     def _see_log(self) -> bool:
-        """Look at the log, if no event is changing it just now; return whether."""
+        """Refresh the log unless an event is changing it at this moment; return whether it was refreshed."""
         if not self._node.is_between_events:
             return False
         self._control = self._acceptor.control
@@ -258,15 +258,15 @@ class Archiver:
         if self._view.refresh() is not None and self._plan is not None:
             self._plan.follow(self._view.log, self._history_tlis())
             if self._view.cluster_id != cluster_id:
-                # What was found in the archive, at whatever position, is of the other cluster's log.
+                # The position that was found in the archive belongs to the other cluster's log.
                 self._plan, self.archived_lsn = None, 0
         return True
 
     async def _wait(self, timeout_s: float | None, until: Callable[[], bool] | None = None) -> None:
-        """Return when there is news, an upload has ended, or time is up.
+        """Return once the log has changed, an upload has ended, or the timeout is over.
 
         Args:
-            until: go on waiting unless this holds; what is new is taken notice of.
+            until: continue to wait unless it returns True; changes are taken over meanwhile.
         """
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while True:
@@ -286,7 +286,7 @@ class Archiver:
     # Uploads.
 
     def _begin_uploads(self, plan: ArchivingPlan, uploaders: dict[Worker, Uploader]) -> float | None:
-        """Begin what there is to begin. Return in how many seconds the open segment is due, None: not before news."""
+        """Start the uploads that are due. Return the seconds until the open segment is due, None: after a change."""
         now, busy = self._loop.time(), [worker for worker, _ in self._uploads.values()]
         idle = [worker for worker in self._workers if worker not in busy]
         under_way = [file for _, file in self._uploads.values()]
@@ -294,7 +294,7 @@ class Archiver:
             is_due = self._is_partial_due(now)
             file = plan.next_file(under_way, with_partial=is_due)
             nothing_is_left = file is None and not under_way
-            # Whoever is called a moment too early, or because of something else, puts nothing off.
+            # A call that was too early, or had another cause, must not postpone the open segment.
             if is_due and (nothing_is_left or (file is not None and file.kind == "partial")):
                 self._partial_demanded = False
                 self._partial_due_at = now + self.partial_interval_s
@@ -306,14 +306,14 @@ class Archiver:
         if not under_way and self._node.is_between_events:
             self._recover()
             self._settle()
-        # What is due and has not begun waits for what is under way.
+        # An upload that is due and not started waits for one that runs.
         return None if not idle or self._is_partial_due(now) else self._partial_due_at - now
 
     def _is_partial_due(self, now: float) -> bool:
         return self._partial_demanded or now >= self._partial_due_at
 
     async def _upload(self, worker: Worker, uploader: Uploader, file: ArchivedFile) -> bool:
-        """Upload a file; return whether the archive has now what this log has: it may have changed meanwhile."""
+        """Upload a file; return whether the archive now has what this log has, which may have changed meanwhile."""
         epoch = self._view.epoch
         path = None if file.kind == "history" else self._path_of(file)
         content = self._history_of(file.tli) if path is None else self._segment_source(file, path)
@@ -324,7 +324,7 @@ class Archiver:
             return False
         except StorageFailed:
             if path is not None and self._path_of(file) != path:
-                return False  # It has got another name, with another timeline.
+                return False  # It was renamed, to another timeline.
             raise
         if is_new:
             size_bytes = len(content) if isinstance(content, bytes) else file.end_lsn - file.begin_lsn
@@ -333,14 +333,14 @@ class Archiver:
 
     def _segment_source(self, file: ArchivedFile, path: Path) -> Content:
         acceptor, history = self._acceptor, self._acceptor.control.history
-        # A log goes back only after another history was adopted, and another cluster's log comes with another one, too.
+        # A log is cut only when another history is adopted, and another cluster's log has another history, too.
         return SegmentSource(self._fs, path, file.end_lsn - file.begin_lsn, lambda: acceptor.control.history is history)
 
     def _path_of(self, file: ArchivedFile) -> Path:
         storage = self._node.folder.storage
         path = storage.segment_path(file.begin_lsn) if storage is not None else None
         if path is None:
-            raise StorageFailed(f"the WAL segment of byte {format_lsn(file.begin_lsn)} is not there")
+            raise StorageFailed(f"the WAL segment of byte {format_lsn(file.begin_lsn)} does not exist")
         return path
 
     def _history_tlis(self) -> list[int]:
@@ -350,10 +350,10 @@ class Archiver:
         return next(history.content for history in self._acceptor.control.tli_histories if history.tli == tli)
 
     def _collect(self, plan: ArchivingPlan) -> None:
-        """Take note of the uploads that have ended.
+        """Record the uploads that have ended.
 
         Raises:
-            WalproxyError: one has failed.
+            WalproxyError: an upload has failed.
         """
         for task in [task for task in self._uploads if task.done()]:
             _, file = self._uploads.pop(task)
@@ -361,14 +361,14 @@ class Archiver:
                 if task.result():
                     plan.found(file)
             except WalproxyError:
-                # It is tried again before the problem is reported as over, the open segment too.
+                # All uploads, also of the open segment, must succeed again before the problem is reported as over.
                 self._stuck_at_lsn, self._partial_due_at = plan.archived_lsn, 0.0
                 raise
         if self._stuck_at_lsn is not None and plan.archived_lsn > self._stuck_at_lsn:
             self._recover()
 
     async def _give_up_uploads(self, plan: ArchivingPlan) -> None:
-        """Wait for what is under way; more does not begin."""
+        """Wait for the uploads that run, without starting others."""
         if self._uploads and not self._closed:
             ended, _ = await asyncio.wait(self._uploads)
             for task in ended:
@@ -382,7 +382,7 @@ class Archiver:
             self._settled.set_result(None)
 
     def _uploader(self) -> Uploader:
-        """Return a new uploader. For the threads: to open the archive may have to wait."""
+        """Return a new uploader. Call it in a thread, because opening the archive may have to wait."""
         control = self._acceptor.control
         return Uploader(
             self._access.store(),
@@ -393,10 +393,10 @@ class Archiver:
             compress=self._compress,
         )
 
-    # What is wrong, and what is said of it.
+    # Problems and reports.
 
     async def _fail(self, reason: str, *, serious: bool) -> None:
-        """Take note of what has failed, and let some time pass."""
+        """Record a failure and wait before the next attempt."""
         self.statistics.errors += 1
         self.problem = one_line(reason).encode()[:_PROBLEM_BYTES_MAX].decode(errors="ignore")
         self._problems.note(
@@ -407,7 +407,7 @@ class Archiver:
         await self._wait(wait_s, until=lambda: False)
 
     def _recover(self) -> None:
-        """Nothing is wrong, or no longer."""
+        """Record that there is no problem, or no longer one."""
         if self._plan is not None:
             self._problems.over("archiving resumed from %s", format_lsn(self.archived_lsn))
         else:
@@ -416,7 +416,7 @@ class Archiver:
         self._report()
 
     def _report(self) -> None:
-        """Let the leader hear what is new: at once if it is worse, else not too often."""
+        """Report changes to the leader: at once if the state is worse, else rate-limited."""
         before, state = self._reported, (self.archived_lsn, self.problem, self.archive_id)
         if state == before or self._closed:
             return

@@ -1,16 +1,16 @@
-"""What the archive lacks of a safekeeper's log, and what is to be archived next.
+"""Decides which part of a safekeeper's log is archived next.
 
     begin_lsn                  archived_lsn              end_lsn
         |-----------|-----------|- - - -|- - - - - -|- - - -|
         | segment   | segment   | being uploaded    | open  |
 
-A segment is archived when it is complete and readable, under the name that it has in the present log: that of the
-timeline of its last byte. Before anything of a timeline goes its history file. The open segment's bytes are archived as
-a partial file, whenever that is asked for.
+A segment is archived when it is complete and readable, under its name in the present log: that of the timeline of its
+last byte. A timeline's history file is archived before its WAL. The open segment is archived as a partial file on
+request.
 
-What is in the archive is remembered by name. When the log goes back, archived_lsn goes back with it: what reached
-beyond its new end is forgotten, and a file of the timeline that was left is none of this log, even where their bytes
-are the same. Should the log come to such a file again, the archive is asked whether it is the same one.
+The archive's content is remembered by file name. When the log is cut, archived_lsn goes back with it: files beyond the
+new end no longer count, and a file of the abandoned timeline does not belong to this log, even if their bytes are the
+same. If the log reaches such a file again, its content is compared.
 
 Pure.
 """
@@ -31,14 +31,14 @@ from safekeeper.base.timelines import tli_of_byte
 
 
 class ArchivingPlan:
-    """What the archive has of one log, as far as is known.
+    """The known part of the archive's content for one log.
 
     Attributes:
-        archived_lsn: all bytes of the log that are kept here and lie below are in the archive.
+        archived_lsn: all retained bytes of the log below it are archived.
     """
 
     def __init__(self, log: ReadableLog, history_tlis: Collection[int], segment_size: int) -> None:
-        """Begin with an archive that has nothing. `follow` says what the arguments are."""
+        """Begin with an empty archive. `follow` describes the arguments."""
         self._segment_size = segment_size
         self._archived: set[ArchivedFile] = set()  # Whole segments and history files.
         self._partials: dict[tuple[int, Lsn], Lsn] = {}  # By timeline and start of the segment: the longest one's end.
@@ -49,11 +49,11 @@ class ArchivingPlan:
         self.follow(log, history_tlis)
 
     def follow(self, log: ReadableLog, history_tlis: Collection[int]) -> None:
-        """The log is now this one.
+        """Set the present log.
 
         Args:
-            log: what can be read of it.
-            history_tlis: the timelines whose history files are at hand.
+            log: the readable log.
+            history_tlis: the timelines whose history files are available.
         """
         before, self._log = self._log, log
         wanted = (*(tli for tli, _ in log.lineage), log.tli)
@@ -68,13 +68,13 @@ class ArchivingPlan:
         self._advance()
 
     def folders(self) -> list[str]:
-        """Return the folders of the archive that files of this log lie in."""
+        """Return the archive's folders that contain files of this log."""
         log, size = self._log, self._segment_size
         starts = range(log.begin_lsn, log.end_lsn, size) if log.begin_lsn else ()
         return [HISTORY_FOLDER, *sorted({wal_folder(self._segment_at(lsn).tli, lsn, size) for lsn in starts})]
 
     def found(self, file: ArchivedFile) -> None:
-        """The archive has `file`, with a receipt."""
+        """Record that the archive has `file`, with a receipt."""
         if file.kind != "history" and file.end_lsn <= self._log.begin_lsn:
             return  # It is no longer retained here.
         if file.kind == "partial":
@@ -85,19 +85,19 @@ class ArchivingPlan:
         self._advance()
 
     def next_file(self, under_way: Collection[ArchivedFile], *, with_partial: bool) -> ArchivedFile | None:
-        """Return what is to be archived next, None if there is nothing to begin with now.
+        """Return the next file to archive, None if no upload can start now.
 
         Args:
-            under_way: what is being uploaded.
-            with_partial: the open segment is wanted, too.
+            under_way: the files that are being uploaded.
+            with_partial: include the open segment.
         """
         histories = [history_file(tli) for tli in self._history_tlis]
         missing = [file for file in histories if file not in self._archived]
         if missing:
-            # What follows on that timeline has to wait for it.
+            # WAL of that timeline waits for it.
             return next((file for file in missing if file not in under_way), None)
         log, size = self._log, self._segment_size
-        # A segment and a partial of it go one after the other: the segment removes its partials.
+        # A segment and its partial are uploaded one after the other: the segment removes its partials.
         busy = {file.begin_lsn for file in under_way}
         begin_lsn = max(self._whole_lsn, log.begin_lsn)
         while begin_lsn + size <= log.end_lsn:
@@ -129,6 +129,6 @@ class ArchivingPlan:
         self.archived_lsn = min(max(self._whole_lsn, partial_lsn), log.end_lsn)
 
     def _segment_at(self, begin_lsn: Lsn) -> ArchivedFile:
-        """Return the segment under its name in this log: that of the timeline of its last byte that can be read."""
+        """Return the segment under its name in this log: that of the timeline of its last readable byte."""
         last_lsn = min(begin_lsn + self._segment_size, self._log.end_lsn) - 1
         return segment_file(tli_of_byte(self._log.tli, self._log.lineage, last_lsn), begin_lsn, self._segment_size)

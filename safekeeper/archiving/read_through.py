@@ -1,15 +1,14 @@
 """WAL that is no longer retained here, from the archive, for readers that request it.
 
-A segment is downloaded as a whole by threads of its own, verified (archive/fetch.py), and read like the local ones; the
-one behind it is on its way meanwhile. So a slow archive delays only the readers that read from it.
+A segment is downloaded as a whole by separate threads, verified (archive/fetch.py), and read like local ones; the next
+one is downloaded meanwhile. So a slow archive delays only the readers that read from it.
 
     DIR/archive-cache/    the last few segments, for all readers together; emptied at the start, by another thread
 
-A segment that somebody reads is never dropped: there are SEGMENTS_KEPT, and no more than one for each reader besides
-(S14). What the archive does not have, the reader is told. Whatever else goes wrong is tried again, for as long as
-somebody waits for it.
+A segment that a reader reads is never dropped: there are SEGMENTS_KEPT, plus at most one for each reader (S14). A
+segment that is not in the archive is an error for the reader. Any other failure is retried as long as a reader waits.
 
-For the event loop's thread, but for what the threads do.
+To be used on the event loop's thread, except the jobs of the threads.
 """
 
 import asyncio
@@ -43,15 +42,15 @@ FETCHES_AT_ONCE = 2
 RETRY_S_MIN = 1.0
 RETRY_S_MAX = 30.0
 
-# A person must act.
+# Errors that an operator must correct.
 _SERIOUS = (ArchiveConflict, ArchiveCorrupt, ArchiveRefused, ConfigurationError)
 _log = logging.getLogger(__name__)
 
 
 class CachedSegment:
-    """A whole segment out of the archive. Made by `ReadThrough.acquire`, to be given back with `release`.
+    """A whole segment from the archive. Returned by `ReadThrough.acquire`, to be given back with `release`.
 
-    Its methods are those of `wal.reading.WalReader`, and for several readers at once.
+    It has the methods of `storage.wal_reading.WalReader`, for several readers at once.
     """
 
     def __init__(self, handle: File, path: Path, file: ArchivedFile) -> None:
@@ -61,11 +60,11 @@ class CachedSegment:
         self.users = 0
 
     def holds(self, lsn: Lsn) -> bool:
-        """Whether byte `lsn` lies in it."""
+        """Return whether it contains byte `lsn`."""
         return self.file.begin_lsn <= lsn < self.file.end_lsn
 
     def at_hand(self, begin_lsn: Lsn, end_lsn: Lsn, *, recent: bool) -> bytes | bytearray:
-        """See WalReader. `recent` WAL is not in an archive."""
+        """See WalReader. `recent` has no effect."""
         return self._handle.pread_at_hand(end_lsn - begin_lsn, begin_lsn - self.file.begin_lsn) or b""
 
     def fetch(self, begin_lsn: Lsn, end_lsn: Lsn) -> Callable[[], bytes]:
@@ -81,12 +80,12 @@ class CachedSegment:
 
 
 class ReadThrough:
-    """The readers' way into the archive.
+    """The readers' access to the archive.
 
     Attributes:
-        problem: why nothing comes from the archive at present, empty if it does.
-        segments: so many were downloaded since the start.
-        errors: so many attempts have failed.
+        problem: why nothing can be fetched from the archive at present, empty if it can.
+        segments: number of segments downloaded since the start.
+        errors: number of failed attempts.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ReadThrough:
 
         Args:
             directory: the data folder.
-            control: returns the control state, which says whose WAL is wanted.
+            control: returns the control state, which identifies the cluster and the archive.
         """
         self._fs = fs
         self._directory = directory / CACHE_FOLDER
@@ -106,14 +105,14 @@ class ReadThrough:
         self._idle = [Worker("archive reader", self._loop) for _ in range(FETCHES_AT_ONCE)]
         self._cleaner = Worker("archive cache", self._loop)
         self._workers = (*self._idle, self._cleaner)
-        self._cached: OrderedDict[ArchivedFile, CachedSegment] = OrderedDict()  # The one used last is the last.
+        self._cached: OrderedDict[ArchivedFile, CachedSegment] = OrderedDict()  # The most recently used one is last.
         self._queue: deque[ArchivedFile] = deque()
-        self._coming: set[ArchivedFile] = set()  # In the queue, being downloaded, or to be tried again later.
+        self._coming: set[ArchivedFile] = set()  # Queued, being downloaded, or to be retried later.
         self._asked: set[ArchivedFile] = set()  # By a reader that waits for it.
         self._missing: dict[ArchivedFile, str] = {}
         self._is_clean = False
         self._downloads = 0
-        self._reader: ArchiveReader | None = None  # Of an archive that has turned out to be ours.
+        self._reader: ArchiveReader | None = None  # Of an archive that was verified to be this cluster's.
         self._problems = ProblemLog(_log)
         self._retry_s = RETRY_S_MIN
         self._arrived: Callable[[], None] = lambda: None
@@ -123,16 +122,16 @@ class ReadThrough:
         self._cleaner.submit(self._clean, self._cleaned)
 
     def attach(self, arrived: Callable[[], None]) -> None:
-        """Say who is to ask again when something has come, or has failed."""
+        """Set the function to call when a segment has arrived or failed."""
         self._arrived = arrived
 
     @property
     def problem(self) -> str:
-        """Why nothing comes at present."""
+        """Why nothing can be fetched at present."""
         return self._problems.text
 
     def acquire(self, file: ArchivedFile) -> CachedSegment | None:
-        """Return a segment, to be used until `release`; None if it has to be waited for: ask again when told to.
+        """Return a segment, to be used until `release`; None while it is fetched: call again after the notification.
 
         Raises:
             ObjectMissing: it is not in the archive.
@@ -150,14 +149,14 @@ class ReadThrough:
         return None
 
     def prefetch(self, file: ArchivedFile) -> None:
-        """Have a segment at hand soon."""
+        """Start to fetch a segment that will soon be needed."""
         if file not in self._cached and file not in self._coming:
             self._coming.add(file)
             self._queue.append(file)
             self._begin_fetches()
 
     def release(self, segment: CachedSegment) -> None:
-        """End the use of a segment; it must not be read for this use again."""
+        """End the use of a segment; it must not be read afterwards."""
         segment.users -= 1
         self._make_room(0)
 
@@ -174,12 +173,12 @@ class ReadThrough:
         while self._is_clean and self._idle and self._queue:
             worker, file = self._idle.pop(), self._queue.popleft()
             self._downloads += 1
-            # A name of its own: the file that had it before may still be waiting to be removed.
+            # A unique name: an older file of that name may still be waiting to be removed.
             path = self._directory / f"{file.name}.{self._downloads}"
             worker.submit(partial(self._fetch, file, path), self._fetched, (worker, file))
 
     def _fetch(self, file: ArchivedFile, path: Path) -> tuple[File, Path]:
-        """Download a segment and open it. In a thread."""
+        """Download a segment and open it. Runs in a thread."""
         reader = self._reader_of_ours()
         candidates = [found for found in reader.candidates(file.tli, file.begin_lsn) if found.file == file]
         if not candidates:
@@ -195,12 +194,12 @@ class ReadThrough:
         return self._fs.open(path, read_only=True), path
 
     def _reader_of_ours(self) -> ArchiveReader:
-        """Return a reader of the archive, if it is that of this cluster."""
+        """Return a reader of the archive, after verifying that it belongs to this cluster."""
         reader = self._reader or self._access.reader()
         self._reader = None
         manifest, control = reader.manifest(), self._control()
         if manifest is None:
-            # What this safekeeper has removed was archived: this is not the place where.
+            # WAL that this safekeeper has removed was archived, so this cannot be the right place.
             raise ArchiveRefused(
                 f"{self._access.url} has no {MANIFEST_KEY}: mount the archive there, or correct --archive"
             )
@@ -214,7 +213,7 @@ class ReadThrough:
         return reader
 
     def _clean(self) -> None:
-        """Remove what an earlier process has left. In a thread."""
+        """Remove the files of an earlier process. Runs in a thread."""
         self._fs.make_directory(self._directory)
         for name in self._fs.listdir(self._directory):
             self._fs.unlink(self._directory / name)
@@ -261,13 +260,13 @@ class ReadThrough:
         def retry() -> None:
             self._timers.discard(timer)
             self._coming.discard(file)
-            self._arrived()  # Whoever still wants it asks again.
+            self._arrived()  # Readers that still need it request it again.
 
         timer = self._loop.call_later(wait_s, retry)
         self._timers.add(timer)
 
     def _make_room(self, segments: int) -> None:
-        """Drop the segments that were used least lately, until there is room for so many more."""
+        """Drop the least recently used segments until there is room for the given number of new ones."""
         unused = [file for file, segment in self._cached.items() if not segment.users]
         for file in unused[: max(0, len(self._cached) + segments - SEGMENTS_KEPT)]:
             self._cleaner.submit(partial(self._drop, self._cached.pop(file)), self._dropped)

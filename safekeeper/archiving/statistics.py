@@ -1,4 +1,4 @@
-"""What a safekeeper has done with its archive since its start, counted."""
+"""Counters of a safekeeper's uploads since its start."""
 
 import time
 
@@ -7,14 +7,15 @@ UPLOAD_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class UploadStatistics:
-    """Uploads, counted.
+    """Counters of uploads.
 
     Attributes:
-        uploads, bytes: files that were put into the archive, and their plain bytes.
+        uploads, bytes: files that were archived, and their uncompressed bytes.
         errors: attempts that failed.
-        seconds: that the uploads took together.
-        by_seconds: how many took at most UPLOAD_BUCKETS_S[i] and more than the bound before; all longer ones last.
-        last_upload_at: when the last one was finished, in seconds since 1970; 0 before the first one.
+        seconds: total time of the uploads.
+        by_seconds: number of uploads that took at most UPLOAD_BUCKETS_S[i] and more than the bound before; the last
+            element counts all longer ones.
+        last_upload_at: the end of the last upload, in seconds since 1970; 0 before the first one.
     """
 
     def __init__(self) -> None:

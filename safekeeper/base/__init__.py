@@ -1,1 +1,1 @@
-"""What every other package uses: LSNs, timelines, errors, settings, logs, networks, signals, worker threads."""
+"""The base of all other packages: LSNs, timelines, errors, settings, logs, networks, signals, worker threads."""

@@ -1,4 +1,4 @@
-"""How our commands end: an expected error is one line on stderr and a stable exit code, never a traceback."""
+"""Runs a command line: an expected error is one line on stderr and a stable exit code, never a traceback."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
     Exit codes are those of safekeeper/base/errors.py; 2 is wrong usage.
 
     Args:
-        failure_code: the exit code of every failure instead, for a command whose caller gives codes a meaning.
+        failure_code: the exit code of every failure instead, for a caller that assigns meanings to codes.
     """
     try:
         code = command.main(prog_name=program, standalone_mode=False)
@@ -27,13 +27,13 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
     except click.exceptions.Abort:
         _give_up(program, "interrupted", failure_code or EXIT_UNEXPECTED)
     except click.UsageError as error:
-        with contextlib.suppress(OSError):  # The exit code counts, also if standard error is a file on a full disk.
+        with contextlib.suppress(OSError):  # Standard error may be a file on a full disk; the exit code still counts.
             error.show()
         sys.exit(failure_code or error.exit_code)
     except click.ClickException as error:
         _give_up(program, error.format_message(), failure_code or EXIT_CONFIGURATION)
     except BrokenPipeError:
-        # Whoever read our output has enough. Python would complain once more when it flushes at exit.
+        # The reader of standard output has closed it. Python would report that again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(failure_code or EXIT_UNEXPECTED)
     except Exception as error:

@@ -1,27 +1,27 @@
-"""What can go wrong, as a tree. The exit code of a process is that of the error that ended it.
+"""The errors of this project. The exit code of a process is that of the error that ended it.
 
     WalproxyError                      1  something unexpected
-    ├── ConfigurationError             3  what the operator wrote cannot work; retrying does not help
+    ├── ConfigurationError             3  a setting is not valid; retrying does not help
     ├── PrimaryRefused                 4  this PostgreSQL must not be streamed (S10)
     ├── Fenced                         5  another proxy has taken over
     ├── StorageFailed                  6  the data folder can no longer be trusted or written (S12)
-    │   └── DiskLost                   6  the WAL that the control file records is gone (S8)
-    ├── StorageFull                       no room to prepare a file; nothing is torn, reads go on
+    │   └── DiskLost                   6  the WAL that the control file records is missing (S8)
+    ├── StorageFull                       no disk space to prepare a file; nothing is torn, reads continue
     │   └── ResourceShortage           1  no free file descriptor, or no memory for one more file: retry
-    ├── RemoteProtocolError               a peer sent what is not understood (S11): its connection is closed
-    │   └── AuthenticationFailed          or does not prove the secret that it must know
-    ├── ArchiveError                   1  the archive does not do what it should
-    │   ├── ArchiveUnavailable               it does not answer, or not now: try again
-    │   ├── ArchiveRefused             3  it is not ours, or we may not use it: an operator must look
-    │   ├── ArchiveConflict                  it holds other bytes under a name of ours: nothing is overwritten
+    ├── RemoteProtocolError               a peer sent an invalid message (S11): its connection is closed
+    │   └── AuthenticationFailed          or does not prove the shared secret
+    ├── ArchiveError                   1  an operation on the archive failed
+    │   ├── ArchiveUnavailable               no reply, or a temporary error: retry
+    │   ├── ArchiveRefused             3  it is another cluster's, or access is refused: an operator must correct it
+    │   ├── ArchiveConflict                  it has other bytes under the same name: nothing is overwritten
     │   ├── ArchiveCorrupt                   an object does not have the bytes that its receipt states
-    │   └── ObjectMissing                    there is no such object
-    ├── LogChanged                        the log went on without the bytes that were being read
-    ├── CommandError                      a replication client asked for what it cannot have: it is told so
-    ├── LocalProtocolError                we would have sent it: a bug of ours
+    │   └── ObjectMissing                    the object does not exist
+    ├── LogChanged                        the log was replaced while its bytes were being read
+    ├── CommandError                      a replication client's command is refused, with an error to the client
+    ├── LocalProtocolError                this side would have sent an invalid message: a bug of this project
     └── InvariantViolation             1  the state contradicts itself: stop before harm is done
 
-Every message is one line: what is wrong, with the LSN, path or name, and what to do.
+Every message is one line: the problem, with the LSN, path or name, and what to do.
 """
 
 EXIT_FINE = 0
@@ -34,19 +34,19 @@ EXIT_STORAGE = 6
 
 
 class WalproxyError(Exception):
-    """The root: every error that the project raises on purpose."""
+    """The base class of the errors that this project raises on purpose."""
 
     exit_code = EXIT_UNEXPECTED
 
 
 class ConfigurationError(WalproxyError):
-    """An option, a file or the environment says something that cannot work."""
+    """An option, a file or the environment has a value that is not valid."""
 
     exit_code = EXIT_CONFIGURATION
 
 
 class PrimaryRefused(WalproxyError):
-    """The PostgreSQL at hand is not, or no longer, the primary of this cluster's WAL."""
+    """The connected PostgreSQL is not, or no longer, the primary of this cluster's WAL."""
 
     exit_code = EXIT_PRIMARY_REFUSED
 
@@ -68,7 +68,7 @@ class DiskLost(StorageFailed):
 
 
 class StorageFull(WalproxyError):
-    """No space to prepare a segment or a temporary file. Nothing was torn; it can be tried again."""
+    """No disk space to prepare a segment or a temporary file. Nothing was torn; it may be retried."""
 
 
 class ResourceShortage(StorageFull):
@@ -76,25 +76,25 @@ class ResourceShortage(StorageFull):
 
 
 class RemoteProtocolError(WalproxyError):
-    """A peer broke the protocol. Close its connection; nothing else is disturbed."""
+    """A peer broke the protocol. Close its connection; nothing else is affected."""
 
 
 class ArchiveError(WalproxyError):
-    """The archive does not do what it should. Commits do not depend on it."""
+    """An operation on the archive failed. Commits do not depend on it."""
 
 
 class ArchiveUnavailable(ArchiveError):
-    """The archive does not answer, or answers that it cannot now. It may be tried again later."""
+    """The archive does not reply, or reports a temporary error. It may be retried later."""
 
 
 class ArchiveRefused(ArchiveError):
-    """The archive belongs to another cluster, or does not let us in. Trying again does not help by itself."""
+    """The archive belongs to another cluster, or refuses access. An operator must correct it; retries do not help."""
 
     exit_code = EXIT_CONFIGURATION
 
 
 class ArchiveConflict(ArchiveError):
-    """The archive holds other bytes under a name that is ours. Neither is overwritten."""
+    """The archive has other bytes under the same name. Neither is overwritten."""
 
 
 class ArchiveCorrupt(ArchiveError):
@@ -102,19 +102,19 @@ class ArchiveCorrupt(ArchiveError):
 
 
 class ObjectMissing(ArchiveError):
-    """There is no such object in the archive."""
+    """The archive does not have the object."""
 
 
 class LogChanged(WalproxyError):
-    """While bytes of the log were read from the side, it may have gone back and on with others: they are void."""
+    """While bytes of the log were read concurrently, it may have been cut and continued with others: they are void."""
 
 
 class CommandError(WalproxyError):
-    """A replication client's command cannot be carried out. The client is told so, and nothing else changes.
+    """A replication client's command is refused. The client receives the error, and nothing else changes.
 
     Attributes:
         sqlstate: PostgreSQL's code of the error.
-        detail, hint: what PostgreSQL would say further.
+        detail, hint: as in PostgreSQL's errors.
     """
 
     def __init__(self, sqlstate: str, message: str, *, detail: str = "", hint: str = "") -> None:
@@ -125,11 +125,11 @@ class CommandError(WalproxyError):
 
 
 class AuthenticationFailed(RemoteProtocolError):
-    """A peer does not prove that it knows the shared secret, or one of the two sides has none.
+    """A peer does not prove that it has the shared secret, or one of the two sides has none.
 
     Attributes:
-        tell: what the peer is told before its connection is closed, a `safekeeper.peers.peer_auth.Reason`; None for
-            nothing.
+        tell: the reason to send to the peer before its connection is closed, a `safekeeper.peers.peer_auth.Reason`;
+            None for nothing.
     """
 
     def __init__(self, message: str, tell: int | None = None) -> None:
@@ -138,7 +138,7 @@ class AuthenticationFailed(RemoteProtocolError):
 
 
 class LocalProtocolError(WalproxyError):
-    """We were about to break the protocol: a bug in this project."""
+    """This side was about to break the protocol: a bug in this project."""
 
 
 class InvariantViolation(WalproxyError):

@@ -1,11 +1,11 @@
 """A condition for lines that repeat: the same text is logged once. Pure.
 
-`ProblemLog` of logs.py logs by itself, and again after a while; this only decides.
+`ProblemLog` of logs.py logs by itself, and again after an interval; this class only decides.
 """
 
 
 class LogOnce:
-    """The last text that was logged of one thing; empty if nothing was, or if it is over."""
+    """The last text that was logged on one subject; empty if none was, or if it no longer applies."""
 
     __slots__ = ("logged",)
 
@@ -13,12 +13,12 @@ class LogOnce:
         self.logged = ""
 
     def is_new(self, text: str) -> bool:
-        """Return whether `text` differs from the last logged one, and take it as logged."""
+        """Return whether `text` differs from the last logged one, and record it as logged."""
         if text == self.logged:
             return False
         self.logged = text
         return True
 
     def reset(self) -> None:
-        """Let the same text be logged again: what it reported is over."""
+        """Allow the same text to be logged again, because its subject no longer applied meanwhile."""
         self.logged = ""

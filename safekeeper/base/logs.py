@@ -2,8 +2,8 @@
 
     2026-11-21T14:16:05.123Z INFO safekeeper 1 term 3: follows (3, 5f2a81c0) from 0/3000000
 
-The part before the colon names the process and its term, at the moment of the line. Control characters that came in
-with a peer's or the operating system's text are escaped, so an event is one line whatever it quotes.
+The part before the colon names the process and its term at the time of the line. Control characters in text from a peer
+or the operating system are escaped, so an event is always one line.
 """
 
 import logging
@@ -18,15 +18,15 @@ from typing import TextIO
 WARN_AGAIN_AFTER_S = 600.0
 KINDS_MAX = 200
 CHANGES_A_MINUTE = 6
-# Numbers, LSNs, hexadecimal ids: what differs between two lines about the same thing.
+# Numbers, LSNs, hexadecimal ids: the differences between two lines of the same kind.
 _FIGURES = re.compile(r"\b(?:[0-9A-F]+/[0-9A-F]+|[0-9a-f]*[0-9][0-9a-f]*)\b")
 
 
 class LineFormatter(logging.Formatter):
-    """Time in UTC, level, who, message, all on one line.
+    """Formats time in UTC, level, process and message, all on one line.
 
     Args:
-        who: called for each line, e.g. returns `safekeeper 1 term 3`.
+        who: returns the name of the process; called for each line, e.g. returns `safekeeper 1 term 3`.
     """
 
     def __init__(self, who: Callable[[], str]) -> None:
@@ -42,7 +42,7 @@ class LineFormatter(logging.Formatter):
 
 
 class RateLimit:
-    """Lets so many lines pass per interval and counts the others, so that a stranger cannot fill the log."""
+    """Lets a number of lines pass per interval and counts the others, so that no client can fill the log."""
 
     def __init__(self, lines: int, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines = lines
@@ -58,7 +58,7 @@ class RateLimit:
         return self._passed < self._lines or self._clock() - self._began_at >= self._interval_s
 
     def admit(self) -> str | None:
-        """Return None if a line must be left out, else what to add to it: the number left out before, or nothing."""
+        """Return None if a line must be suppressed, else a suffix for it: the number suppressed before, or nothing."""
         now = self._clock()
         if now - self._began_at >= self._interval_s:
             self._began_at = now
@@ -72,7 +72,7 @@ class RateLimit:
 
 
 class RateLimits:
-    """A `RateLimit` for each kind of line; lines that differ in figures only are of the same kind."""
+    """A `RateLimit` for each kind of line; lines that differ only in figures are of the same kind."""
 
     def __init__(self, lines: int, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines = lines
@@ -81,7 +81,7 @@ class RateLimits:
         self._limits: dict[str, RateLimit] = {}
 
     def admit(self, line: str) -> str | None:
-        """Return None if this line must be left out, else what to add to it, as `RateLimit.admit` does."""
+        """Return None if this line must be suppressed, else a suffix for it, as `RateLimit.admit` does."""
         kind = _FIGURES.sub("0", line)
         if kind not in self._limits and len(self._limits) == KINDS_MAX:
             del self._limits[next(iter(self._limits))]
@@ -92,17 +92,17 @@ class RateLimits:
 
 
 class ProblemLog:
-    """One thing that may be wrong: logged when it begins, changes or ends, and from time to time in between.
+    """One possible problem: logged when it begins, changes or ends, and periodically in between.
 
-    One that changes all the time, to and fro, is limited to a few lines a minute: its end is logged only if the log has
-    it, and one that lasts is logged as soon as lines pass again.
+    A problem that comes and goes is limited to a few lines a minute: its end is logged only if its begin was, and a
+    lasting one is logged as soon as the limit allows.
 
     Attributes:
-        text: what is wrong, empty if nothing is.
+        text: the problem, empty if there is none.
 
     Args:
         logger: the logger of the module that notes the problem.
-        again_after_s: how long the same problem is not logged again.
+        again_after_s: the interval after which the same problem is logged again.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class ProblemLog:
         self._logger = logger
         self._clock = clock
         self._again_after_s = again_after_s
-        self._logged_text = ""  # What is wrong as the log has it.
+        self._logged_text = ""  # The problem as last logged.
         self._logged_at = 0.0
         self._changes = RateLimit(CHANGES_A_MINUTE, 60.0, clock)
 
     def note(self, text: str, message: str, *arguments: object, level: int = logging.WARNING) -> None:
-        """Log `message` if the problem `text` is new, or was not logged for a while."""
+        """Log `message` if the problem `text` is new, or was not logged for the interval."""
         now = self._clock()
         is_due = text != self.text or now - self._logged_at >= self._again_after_s
         if is_due or (text != self._logged_text and self._changes.admits_now):
@@ -131,7 +131,7 @@ class ProblemLog:
         self.text = text
 
     def over(self, message: str = "", *arguments: object) -> None:
-        """Nothing is wrong; log `message` if something is according to the log."""
+        """Record that there is no problem; log `message` if the log has reported one."""
         if self._logged_text and message:
             self._logger.info(message, *arguments)
         self.text = self._logged_text = ""
@@ -145,7 +145,7 @@ def one_line(text: str) -> str:
 
 
 def print_error(program: str, reason: str) -> None:
-    """Print on standard error, in one line, why a program ends; without effect if nothing can be written there."""
+    """Print the reason why a program ends to standard error, in one line; without effect if that cannot be written."""
     try:
         print(f"{program}: {one_line(reason)}", file=sys.stderr)
     except OSError:
@@ -160,7 +160,7 @@ def describe_bug(error: BaseException) -> str:
 
 
 def configure(who: Callable[[], str], level: str, stream: TextIO | None = None) -> None:
-    """Send all logging through `LineFormatter` to stderr, in place of whatever was set up.
+    """Send all logging through `LineFormatter` to stderr, replacing earlier handlers.
 
     Args:
         who: see LineFormatter.
@@ -171,12 +171,12 @@ def configure(who: Callable[[], str], level: str, stream: TextIO | None = None) 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     set_level(level)
-    # Names of threads, processes and tasks are looked up for each line otherwise, and are shown nowhere.
+    # Otherwise names of threads, processes and tasks are looked up for each line, although none is shown.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
 def set_level(level: str) -> None:
-    """Change what is logged from now on."""
+    """Change the lowest level that is logged."""
     logging.getLogger().setLevel(level.upper())

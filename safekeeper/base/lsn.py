@@ -1,9 +1,8 @@
 """Log sequence numbers and segment arithmetic.
 
-An LSN is a plain `int`: the byte position in the WAL, 0 meaning "none". PostgreSQL prints it as two
-hexadecimal halves, `16/B374D848`; so do we, everywhere a person or a script reads it.
-A TLI is PostgreSQL's timeline id. Segment files are named by TLI and segment number, as PostgreSQL names them
-(src/include/access/xlog_internal.h, XLogFileName).
+An LSN is a plain `int`: the byte position in the WAL, 0 meaning "none". PostgreSQL prints it as two hexadecimal halves,
+`16/B374D848`; so does this project, in all output. A TLI is PostgreSQL's timeline id. Segment files are named by TLI
+and segment number, as PostgreSQL names them (src/include/access/xlog_internal.h, XLogFileName).
 
 Pure: no I/O, no clock.
 """
@@ -28,7 +27,7 @@ def format_lsn(lsn: Lsn) -> str:
 
 
 def parse_lsn(text: str) -> Lsn:
-    """Return the LSN that `text` names.
+    """Return the LSN in `text`.
 
     Raises:
         ConfigurationError: `text` is not of the form `X/X`.
@@ -40,19 +39,19 @@ def parse_lsn(text: str) -> Lsn:
 
 
 def segment_start(lsn: Lsn, segment_size: int) -> Lsn:
-    """Return the start of the segment that holds byte `lsn`."""
+    """Return the start of the segment that contains byte `lsn`."""
     return lsn & ~(segment_size - 1)
 
 
 def segment_name(tli: int, lsn: Lsn, segment_size: int) -> str:
-    """Return the file name of the segment of timeline `tli` that holds byte `lsn` (24 hexadecimal digits)."""
+    """Return the file name of the segment of timeline `tli` that contains byte `lsn` (24 hexadecimal digits)."""
     number = lsn // segment_size
     per_id = (1 << 32) // segment_size
     return f"{tli:08X}{number // per_id:08X}{number % per_id:08X}"
 
 
 def parse_segment_name(name: str, segment_size: int) -> tuple[int, Lsn] | None:
-    """Return (tli, start LSN) of the segment called `name`, or None if no segment has such a name."""
+    """Return (tli, start LSN) of the segment with that file name, or None if it is not a segment's name."""
     if _SEGMENT_NAME.fullmatch(name) is None:
         return None
     per_id = (1 << 32) // segment_size

@@ -1,4 +1,4 @@
-"""Who may connect, by address: lists of networks, and which addresses are this machine's own."""
+"""Lists of networks from which clients are accepted, and the test for loopback addresses."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Networks:
         """Return the networks of a text like `10.0.0.0/8, 192.0.2.7, ::1/128`.
 
         Raises:
-            ValueError: one of them is none, or there are none.
+            ValueError: a part is not a network, or the text is empty.
         """
         found = []
         for part in (part.strip() for part in written.split(",")):
@@ -30,7 +30,7 @@ class Networks:
         return cls(tuple(found))
 
     def admits(self, host: str) -> bool:
-        """Return whether the numeric address `host` lies in one of the networks; what is no address does not."""
+        """Return whether the numeric address `host` is in one of the networks; False for any other text."""
         address = _parse_address(host)
         return address is not None and any(address in network for network in self.networks)
 
@@ -39,7 +39,7 @@ class Networks:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host`, as one writes it to listen, can be reached from this machine only."""
+    """Return whether only this machine can connect to `host`, given as an address to listen on."""
     address = _parse_address(host)
     return host.lower() == "localhost" or (address is not None and address.is_loopback)
 
@@ -55,7 +55,7 @@ def _parse_address(host: str) -> _Address | None:
         address = ipaddress.ip_address(host)
     except ValueError:
         return None
-    # What listens on [::] sees IPv4 peers as ::ffff:192.0.2.7, and 192.0.2.0/24 includes them nevertheless.
+    # A listener on [::] receives IPv4 peers as ::ffff:192.0.2.7, and 192.0.2.0/24 must include them.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 

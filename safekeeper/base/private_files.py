@@ -1,4 +1,4 @@
-"""Files that are for their owner only: secrets, private keys, verifiers of passwords."""
+"""Checks files that only their owner may read: secrets, private keys, verifiers of passwords."""
 
 import logging
 import stat
@@ -8,10 +8,10 @@ _log = logging.getLogger(__name__)
 
 
 def warn_if_shared(path: Path, what: str) -> None:
-    """Log a warning if other users can read or change the file `path`; `what` it is, in the log line.
+    """Log a warning if other users can read or change the file `path`; `what` names it in the log line.
 
     The rule is PostgreSQL's for server keys: no access for group and others; if root is the owner, the group may read.
-    A file that cannot be looked at is left to its reader.
+    A file that cannot be examined is not reported here, but by its reader.
     """
     try:
         status = path.stat()

@@ -1,8 +1,8 @@
-"""Settings of a program: declared once, read from four places, checked, frozen.
+"""Settings of a program: declared once, read from four places, validated, immutable.
 
-A program's settings are a frozen dataclass whose fields are made by `option`. Each option can be given on the command
-line, in an environment variable, in a TOML file, or not at all: the first of them that has it wins. Whatever the
-place, the value goes through the same parser, and an error names the place and says what would be right.
+A program's settings are a frozen dataclass whose fields are created by `option`. Each option can be given on the
+command line, in an environment variable, in a TOML file, or not at all: the first of them that has it takes precedence.
+The value is parsed in the same way from every place, and an error names the place and the valid form.
 
     @dataclass(frozen=True)
     class Settings:
@@ -11,8 +11,8 @@ place, the value goes through the same parser, and an error names the place and 
 
     settings = load(Settings, "SAFEKEEPER", command_line={"id": "1"}, environment=os.environ, file=None)
 
-The command line is `click_options`, the names of environment variables are the prefix and the name in capitals.
-A key of the file that no option has is refused by name: a misspelt option must not be silently ignored.
+`click_options` declares the command line; the names of environment variables are the prefix and the name in capitals.
+A key of the file that is not an option is refused by name, because a misspelt option must not be ignored.
 """
 
 import dataclasses
@@ -34,19 +34,19 @@ _REQUIRED = object()
 
 
 class Option(NamedTuple):
-    """What is known about one option.
+    """The declaration of one option.
 
     Attributes:
-        help: one line for a person, without a full stop.
-        parse: turns what was written, a string or a TOML value, into the value; raises ValueError with what is wrong.
-        default: as it would be written; parsed like everything else.
-        metavar: what stands for the value in the help.
-        reloadable: a running process takes a new value at SIGHUP.
-        environment_only: it is a secret, which must stand neither in a command line, that every list of processes
-            shows, nor in a file that many may read.
+        help: one line, without a full stop.
+        parse: turns the given string or TOML value into the value; raises ValueError with the reason if it is invalid.
+        default: the default in the form in which it is given; parsed in the same way.
+        metavar: the placeholder for the value in the help.
+        reloadable: a running process takes over a new value at SIGHUP.
+        environment_only: it is a secret, which must be neither on a command line, which every list of processes shows,
+            nor in a file that other users may read.
         is_flag: on the command line it has no value, and means true.
-        repeatable: on the command line it may be given several times; the values arrive as a tuple.
-        old_name: the name that it had before, accepted in every place; the help does not show it.
+        repeatable: on the command line it may be given several times; the values are passed as a tuple.
+        old_name: its previous name, accepted in every place; the help does not show it.
     """
 
     help: str
@@ -60,7 +60,7 @@ class Option(NamedTuple):
     old_name: str | None = None
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the names under which the option is accepted: `name`, its present one, comes first."""
+        """Return the names under which the option is accepted; `name`, its present one, is the first."""
         return (name,) if self.old_name is None else (name, self.old_name)
 
 
@@ -86,23 +86,23 @@ def option(
     repeatable: bool = False,
     old_name: str | None = None,
 ) -> Any:
-    """Declare a field of a settings dataclass; see `Option`. Without a default it must be given."""
+    """Declare a field of a settings dataclass; see `Option`. Without a default the option is required."""
     declared = Option(help, parse, default, metavar, reloadable, environment_only, is_flag, repeatable, old_name)
     return dataclasses.field(metadata={"option": declared})
 
 
 def file_option(help: str) -> Any:
-    """Declare an option that names a file which must be there, or none."""
+    """Declare an option for an existing file, None by default."""
     return option(help, parse=optional(existing_file), default=None, metavar="FILE")
 
 
 def networks_option(help: str) -> Any:
-    """Declare an option that lists networks, or none."""
+    """Declare an option for a list of networks, None by default."""
     return option(help, parse=optional(networks), default=None, metavar="NETWORK,...", reloadable=True)
 
 
 def secret_option() -> Any:
-    """Declare the option that is the secret itself: in the environment only."""
+    """Declare the option for the secret itself: in the environment only."""
     return option(
         "The shared secret itself, in place of --secret-file",
         parse=optional(secret_value),
@@ -113,7 +113,7 @@ def secret_option() -> Any:
 
 
 def http_tls_option() -> Any:
-    """Declare whether the HTTP listener speaks TLS."""
+    """Declare the option that enables TLS on the HTTP listener."""
     return option(
         "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
     )
@@ -136,13 +136,13 @@ def load(
 
     Args:
         settings_type: a frozen dataclass of `option` fields.
-        prefix: of the environment variables, e.g. "SAFEKEEPER".
+        prefix: the prefix of the environment variables, e.g. "SAFEKEEPER".
         command_line: by option name; None, or an empty tuple, means that it was not given.
-        environment: all variables; those without the prefix are not looked at.
+        environment: all variables; those without the prefix are ignored.
         file: a TOML file, or None.
 
     Raises:
-        ConfigurationError: the file cannot be read, has an unknown key, or an option is missing or wrong.
+        ConfigurationError: the file cannot be read or has an unknown key, or an option is missing or not valid.
     """
     options = options_of(settings_type)
     in_file = _read_file(file, options) if file is not None else {}
@@ -174,7 +174,7 @@ def _value(declared: Option, given: Sequence[tuple[str, Any]]) -> Any:
     """Return the value of an option that one place gives under its present name, its old one, or both.
 
     Raises:
-        ConfigurationError: it is wrong, or the two names have different values.
+        ConfigurationError: it is not valid, or the two names have different values.
     """
     values = []
     for place, written in given:
@@ -191,7 +191,7 @@ def _value(declared: Option, given: Sequence[tuple[str, Any]]) -> Any:
 
 
 def command_line_name(name: str) -> str:
-    """Return how the option is written on the command line."""
+    """Return the option's name on the command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -201,9 +201,9 @@ def environment_variable(prefix: str, name: str) -> str:
 
 
 def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a click command every option of `settings_type`, and `--config`.
+    """Return a decorator that adds every option of `settings_type`, and `--config`, to a click command.
 
-    The values arrive as they were written, None where nothing was: `load` does the rest.
+    The values are passed as given, None if not given: `load` parses them.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -248,7 +248,7 @@ def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Com
 
 
 def changed_options(old: Any, new: Any) -> tuple[list[str], list[str]]:
-    """Return the names of the options that differ: (those a running process can take, those that need a restart)."""
+    """Return the names of the options that differ: (those that a running process can change, those that cannot)."""
     reloadable: list[str] = []
     fixed: list[str] = []
     for name, declared in options_of(type(new)).items():
@@ -273,41 +273,41 @@ def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
     return content
 
 
-# Parsers. Each takes what was written and returns the value, or raises ValueError with one line.
+# Parsers. Each takes the given string or TOML value and returns the value, or raises ValueError with one line.
 
 
 def text(written: Any) -> str:
-    """A string that is not empty."""
+    """Parse a string that is not empty."""
     if not isinstance(written, str) or not written.strip() or "\0" in written:
         raise ValueError(f"{written!r} is not a string")
     return written
 
 
 def folder(written: Any) -> Path:
-    """The path of a folder."""
+    """Parse the path of a folder."""
     return Path(text(written))
 
 
 def existing_file(written: Any) -> Path:
-    """The path of a file that is there."""
+    """Parse the path of an existing file."""
     path = Path(text(written))
     try:
         if path.is_file():
             return path
-    except OSError as error:  # E.g. a name that no file can have.
+    except OSError as error:  # E.g. a name that is not valid for a file.
         raise ValueError(f"{path} does not exist or is not a file: {error.strerror or error}") from error
     raise ValueError(f"{path} does not exist or is not a file")
 
 
 def networks(written: Any) -> Networks:
-    """NETWORK,..., or a TOML list of them; see Networks."""
+    """Parse NETWORK,..., or a TOML list of them; see Networks."""
     if isinstance(written, list) and all(isinstance(part, str) for part in written):
         written = ",".join(written)
     return Networks.parse(text(written))
 
 
 def key_values(written: Any) -> Mapping[str, str]:
-    """KEY=VALUE,..., or a TOML table of texts."""
+    """Parse KEY=VALUE,..., or a TOML table of strings."""
     if isinstance(written, str):
         pairs = [part.partition("=") for part in written.split(",") if part.strip()]
         if any(not key.strip() or not equals for key, equals, _ in pairs):
@@ -320,12 +320,12 @@ def key_values(written: Any) -> Mapping[str, str]:
 
 
 def optional(parse: _Parse) -> _Parse:
-    """Return the parser of an option that need not be given: its default is None."""
+    """Return the parser for an option that is not required: its default is None."""
     return lambda written: None if written is None else parse(written)
 
 
 def yes_or_no(written: Any) -> bool:
-    """true or false."""
+    """Parse true or false."""
     if isinstance(written, bool):
         return written
     if isinstance(written, str) and written.lower() in ("true", "yes", "on", "1"):
@@ -336,7 +336,7 @@ def yes_or_no(written: Any) -> bool:
 
 
 class Secret:
-    """A secret of the settings: shown nowhere, equal to one with the same bytes.
+    """A secret of the settings: never printed, equal to one with the same bytes.
 
     Attributes:
         value: its bytes.
@@ -358,20 +358,20 @@ SECRET_BYTES_MIN = 16
 
 
 def secret_value(written: Any) -> Secret:
-    """A secret that cannot be guessed: 16 bytes or more, without the blanks and line breaks around it."""
+    """Parse a secret of 16 bytes or more, which cannot be guessed; surrounding blanks and line breaks are removed."""
     value = written.strip().encode() if isinstance(written, str) else b""
     if len(value) < SECRET_BYTES_MIN:
-        # It is not quoted, even if it is none.
+        # It is not quoted, even if it is not valid.
         raise ValueError(f"a secret must have at least {SECRET_BYTES_MIN} bytes: make one with openssl rand -hex 32")
     return Secret(value)
 
 
-# Numbers travel in MessagePack and in frames of 64 bits; no count or id needs half of that.
+# Numbers are sent in MessagePack and in frames of 64 bits; no count or id needs half of that.
 _INTEGER_MAX = 2**63 - 1
 
 
 def positive_integer(written: Any) -> int:
-    """A whole number above 0 that fits into 63 bits."""
+    """Parse a whole number above 0 that fits into 63 bits."""
     number = _number(written, int)
     if number < 1:
         raise ValueError(f"{written!r} is not a whole number above 0")
@@ -381,7 +381,7 @@ def positive_integer(written: Any) -> int:
 
 
 def seconds(written: Any) -> float:
-    """A time in seconds above 0."""
+    """Parse a time in seconds above 0."""
     number = _number(written, float)
     if not 0 < number < 1e9:
         raise ValueError(f"{written!r} is not a number of seconds above 0")
@@ -393,7 +393,7 @@ _UNITS = {"": 1, "B": 1} | {letter + ending: 1 << power for letter, power in _PO
 
 
 def size_bytes(written: Any) -> int:
-    """A number of bytes, also with a unit, a power of 1024 as for PostgreSQL: `1048576`, `64MB`, `64MiB`, `1 GiB`."""
+    """Parse a size in bytes, also with a unit, a power of 1024 as in PostgreSQL: `1048576`, `64MB`, `1 GiB`."""
     if isinstance(written, str):
         digits = written.strip().rstrip("BbIiKkMmGgTt").strip()
         unit = _UNITS.get(written.strip()[len(digits) :].strip().upper())
@@ -405,7 +405,7 @@ def size_bytes(written: Any) -> int:
 
 
 def positive_size(written: Any) -> int:
-    """A number of bytes above 0, as `size_bytes` takes it."""
+    """Parse a size in bytes above 0; see `size_bytes`."""
     size = size_bytes(written)
     if size == 0:
         raise ValueError(f"{written!r} is too small: write a size like 256MB")
@@ -413,7 +413,7 @@ def positive_size(written: Any) -> int:
 
 
 def address(written: Any) -> Address:
-    """HOST:PORT, or [HOST]:PORT for an IPv6 address."""
+    """Parse HOST:PORT, or [HOST]:PORT for an IPv6 address."""
     host, colon, port = text(written).rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -429,7 +429,7 @@ def address(written: Any) -> Address:
 
 
 def one_of(*allowed: str) -> Callable[[Any], str]:
-    """Return the parser of a word out of `allowed`."""
+    """Return the parser for one of the words `allowed`."""
 
     def parse(written: Any) -> str:
         word = written.lower() if isinstance(written, str) else written

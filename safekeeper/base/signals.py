@@ -1,7 +1,7 @@
-"""What signals mean to a running process: the same for both programs.
+"""The signals of a running process: the same for both programs.
 
-SIGTERM, SIGINT  end in good order; a second one exits at once
-SIGHUP           read the configuration again; what cannot change in a running process is named in the log
+SIGTERM, SIGINT  shut down cleanly; a second one exits at once
+SIGHUP           read the configuration again; changes that require a restart are logged
 SIGUSR1          of a safekeeper: archive the open segment now
 """
 
@@ -25,7 +25,7 @@ class RunSettings(Protocol):
 
     @property
     def log_level(self) -> str:
-        """The least important lines to log."""
+        """The lowest level to log."""
 
 
 _Settings = TypeVar("_Settings", bound=RunSettings)
@@ -56,10 +56,10 @@ def take_signals(
 
 
 def reload_settings(running: _Settings, read: Callable[[], _Settings]) -> _Settings | None:
-    """Return the settings as they are written now, and log what follows from them; None if they cannot be read.
+    """Read the settings again and log the changes; return None if they cannot be read.
 
     Args:
-        running: those that the process began with. The new log level is taken here.
+        running: the settings since the start. The new log level is applied here.
     """
     try:
         new = read()

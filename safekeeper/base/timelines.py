@@ -1,10 +1,10 @@
-"""PostgreSQL's timelines: history files, and which timeline a byte belongs to.
+"""PostgreSQL's timelines: history files, and the timeline of a byte.
 
-A promoted standby goes on under a new TLI. The history file of a TLI lists its ancestors, each with the LSN at which
+A promoted standby continues under a new TLI. The history file of a TLI lists its ancestors, each with the LSN at which
 it was left; below that LSN the bytes are the ancestor's.
 Source: https://www.postgresql.org/docs/current/continuous-archiving.html (timelines), and the files themselves.
 
-Pure. A file that is not understood raises RemoteProtocolError (S11).
+Pure. An invalid file raises RemoteProtocolError (S11).
 """
 
 import re
@@ -22,14 +22,14 @@ _HISTORY_LINE = re.compile(r"\s*(\d{1,10})\s+([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})
 
 
 def parse_timeline_history(tli: int, content: bytes) -> Lineage:
-    """Return the ancestors that the history file of `tli` lists.
+    """Return the ancestors in the history file of `tli`.
 
     Raises:
-        RemoteProtocolError: a line is not understood, the TLIs do not rise, or a timeline was left before it began.
+        RemoteProtocolError: a line is not valid, the TLIs do not increase, or a timeline was left before it began.
     """
     lineage: list[tuple[int, Lsn]] = []
     before_tli, before_lsn = 0, 0
-    # Not splitlines: the name of a restore point may hold what Unicode takes for the end of a line.
+    # Not splitlines: the name of a restore point may contain other characters that end a line in Unicode.
     for line in content.decode(errors="replace").split("\n"):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -47,7 +47,7 @@ def parse_timeline_history(tli: int, content: bytes) -> Lineage:
 
 
 def format_timeline_history(lineage: Lineage, reason: str = "no recovery target specified") -> bytes:
-    """Return a history file as PostgreSQL writes it for a TLI with these ancestors."""
+    """Return a history file in PostgreSQL's format for a TLI with these ancestors."""
     lines = (f"{tli}\t{format_lsn(end_lsn)}\t{reason}\n" for tli, end_lsn in lineage)
     return "\n".join(lines).encode()
 
@@ -58,7 +58,7 @@ def timeline_history_name(tli: int) -> str:
 
 
 def tli_of_byte(tli: int, lineage: Lineage, lsn: Lsn) -> int:
-    """Return the TLI that byte `lsn` of the WAL of `tli` belongs to: an ancestor's below its end."""
+    """Return the TLI to which byte `lsn` of the WAL of `tli` belongs: an ancestor's below its end."""
     for ancestor, end_lsn in lineage:
         if lsn < end_lsn:
             return ancestor

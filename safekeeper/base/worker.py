@@ -1,7 +1,7 @@
-"""A thread that does one thing after the other and reports each on the event loop.
+"""A thread that runs jobs one after the other and passes each result to the event loop.
 
-The disk may block indefinitely; the loop must not. So what waits for the disk is a job here. The thread is a
-daemon: a process whose disk hangs can still end.
+The disk may block indefinitely; the loop must not. So an operation that waits for the disk is a job here. The thread is
+a daemon, so that a process whose disk hangs can still end.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ class Worker:
     """One thread and its queue, first in, first out.
 
     Args:
-        name: of the thread, as debuggers and profilers show it.
-        loop: where the `done` callbacks are called.
+        name: the thread's name, as debuggers and profilers show it.
+        loop: the event loop that calls the `done` callbacks.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,12 +33,12 @@ class Worker:
 
     @property
     def busy_s(self) -> float:
-        """How long the job under way has taken so far, in seconds; 0 if there is none."""
+        """The time since the present job started, in seconds; 0 if there is none."""
         began_at = self._began_at
         return 0.0 if began_at is None else time.monotonic() - began_at
 
     def submit(self, job: Job, done: Done, token: Any = None) -> None:
-        """Run `job` when those before it are done, then call `done(token, its result, its error)` on the loop."""
+        """Run `job` after the earlier ones, then call `done(token, its result, its error)` on the loop."""
         self._jobs.put((job, done, token))
 
     async def run(self, job: Callable[[], _Result]) -> _Result:
@@ -48,7 +48,7 @@ class Worker:
         return await returned
 
     def stop(self) -> None:
-        """End the thread after the jobs that it has. Does not wait for it."""
+        """End the thread after the jobs already submitted. Does not wait for it."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -58,7 +58,7 @@ class Worker:
             self._began_at = time.monotonic()
             try:
                 result, error = job(), None
-            except BaseException as raised:  # Whatever it is, the loop's side decides what it means.
+            except BaseException as raised:  # The loop's side handles any error.
                 result, error = None, raised
             self._began_at = None
             try:
@@ -69,7 +69,7 @@ class Worker:
 
 def _hand_over(returned: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if returned.done():
-        return  # Whoever waited for it was cancelled.
+        return  # The task that waited for it was cancelled.
     if error is not None:
         returned.set_exception(error)
     else:

@@ -1,12 +1,12 @@
-"""From the members' positions to the quorum's position.
+"""Computes the quorum's position from the members' positions.
 
 With N members and a majority Q, the position that at least Q members have reached is element [N-Q] of the positions in
-ascending order. Two guards make it safe to call that position *committed*:
+ascending order. Two conditions make it safe to call that position *committed*:
 
-- a member that has not adopted the present term's history counts as 0, at every level (S4): what lies in its log may
-  be another log's bytes;
-- a position below term_start_lsn counts as 0 (S4): bytes of an older term are committed only together with the
-  start of a term whose quorum holds them (Raft's figure 8).
+- a member that has not adopted the present term's history counts as 0, at every level (S4): its log may contain
+  another log's bytes;
+- a position below term_start_lsn counts as 0 (S4): bytes of an older term are committed only together with the start of
+  a term that a quorum has (Raft's figure 8).
 
 Under a joint membership both halves must agree: the minimum of the two.
 """
@@ -18,12 +18,12 @@ from safekeeper.consensus.membership import Membership, quorum_size
 
 
 def quorum_lsn(positions: Mapping[int, Lsn], membership: Membership, term_start_lsn: Lsn) -> Lsn:
-    """Return the position that a quorum holds in the present term, 0 if it has not reached the term's start.
+    """Return the position that a quorum has reached in the present term, 0 if it is below the term's start.
 
     Args:
         positions: safekeeper id -> position, only of voters that adopted the present term's history.
         membership: the members that count.
-        term_start_lsn: where the present term begins.
+        term_start_lsn: the start of the present term.
     """
     result: Lsn | None = None
     for half in membership.halves():

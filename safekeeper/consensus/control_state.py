@@ -1,10 +1,10 @@
-"""What a safekeeper must never forget: the acceptor's durable state.
+"""The durable state of an acceptor.
 
-It is one small value, replaced as a whole: the control file holds the newest one, whole or not at all
+It is one small value, replaced as a whole: the control file contains the old or the new one, never a mixture
 (safekeeper/storage/control_file.py). `commit_lsn`, `truncate_lsn` and `archived_lsn` are written along with the others
 and otherwise lazily: an older value only costs work, never data.
 
-The contents of PostgreSQL's timeline history files are part of it, so that adopting a history and forgetting the
+The contents of PostgreSQL's timeline history files are part of it, so that adopting a history and removing the
 timelines that it cuts is one atomic write (docs/design/adr/0003-control-state.md).
 """
 
@@ -17,16 +17,16 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
 
 FORMAT_VERSION = 2
-# What version 1 lacks has the meaning of its default.
+# Fields that version 1 lacks have their defaults.
 FORMAT_VERSION_MIN = 1
 # A frame has 64 bits for a term.
 TERM_MAX = (1 << 64) - 1
 
 
 class LeaderId(NamedTuple):
-    """Who speaks in a term: the term's number and the random id of one *run* of a proposer (S3).
+    """The leader of a term, or a candidate: the term and the random id of one proposer *process* (S3).
 
-    Never compare two of them as pairs: `outranks` looks at terms only.
+    Never compare two of them as tuples: `outranks` compares terms only.
     """
 
     term: int
@@ -50,23 +50,31 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     """The durable state of an acceptor.
 
     Attributes:
-        format_version: of this structure. safekeeper_id: the id that the operator gave, fixed for the life of the data
-        folder. incarnation: random id of the data folder, 32 hexadecimal digits (S8). cluster_id: whose WAL this is;
-        empty before the bootstrap. system_id: PostgreSQL's system identifier, 0 before the bootstrap. segment_size:
-        bytes of a WAL segment, 0 before the bootstrap. server_version: the primary's version as libpq reports it, e.g.
-        150018. membership: the members, None before the bootstrap. promised: the proposer that this acceptor follows;
-        it votes for no other candidate of the same or a lower term (S3). history: the term history of its WAL.
-        forgotten_term: the highest term that was removed from `history`, 0 if none was. tli_histories: PostgreSQL's
-        timeline history files of the timelines in `history`. truncate_to: set while an adopted history's cut is not yet
-        finished (S5). base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is dropped, it
-        starts here. wal_begin_lsn: the first byte that is kept, 0 if none: it must be there (S8), and what lies below
-        may be gone. set_aside: the old WAL is being moved out of the way by a rebootstrap, or by the undo of one.
-        set_aside_as: under which name, empty for the cluster's id. replaced: what was here before a rebootstrap, which
-        an undo brings back; None if nothing was. replaced_wal: under which name the WAL of `replaced` was moved out of
-        the way, empty if there is none. restore_from: the WAL under this name is being moved back by an undo.
-        commit_lsn: below it every byte is on a quorum; may lag. truncate_lsn: below it every byte is on every member;
-        may lag. archived_lsn: below it every byte is in the archive `archive_id`; may lag. archive_id: random id of the
-        archive that a leader has spoken of last, empty before.
+        format_version: the version of this structure.
+        safekeeper_id: the id that the operator gave; never changes in a data folder.
+        incarnation: random id of the data folder, 32 hexadecimal digits (S8).
+        cluster_id: the cluster whose WAL this is; empty before the bootstrap.
+        system_id: PostgreSQL's system identifier, 0 before the bootstrap.
+        segment_size: bytes of a WAL segment, 0 before the bootstrap.
+        server_version: the primary's version as libpq reports it, e.g. 150018.
+        membership: the members, None before the bootstrap.
+        promised: the proposer that this acceptor follows; it votes for no other candidate of the same or a lower term
+            (S3).
+        history: the term history of its WAL.
+        forgotten_term: the highest term that was removed from `history`, 0 if none was.
+        tli_histories: PostgreSQL's timeline history files of the timelines in `history`.
+        truncate_to: set while an adopted history's cut is not yet finished (S5).
+        base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is removed, the log begins here.
+        wal_begin_lsn: the first retained byte, 0 if none: it must exist (S8), and WAL below it may be removed.
+        set_aside: the old WAL is being moved away by a rebootstrap, or by the undo of one.
+        set_aside_as: the name to move it to, empty for the cluster's id.
+        replaced: the state before a rebootstrap, which an undo restores; None if there was none.
+        replaced_wal: the name to which the WAL of `replaced` was moved, empty if there is none.
+        restore_from: the WAL with this name is being moved back by an undo.
+        commit_lsn: below it every byte is on a quorum; may lag.
+        truncate_lsn: below it every byte is on every member; may lag.
+        archived_lsn: below it every byte is in the archive `archive_id`; may lag.
+        archive_id: random id of the archive that a leader last named, empty before.
     """
 
     safekeeper_id: int
@@ -96,5 +104,5 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_log_pending(self) -> bool:
-        """Whether the log that this state speaks of is not in its place yet: what is found there says nothing of it."""
+        """Whether the log of this state is not in place yet: then the files found do not count."""
         return self.set_aside or bool(self.restore_from) or self.base_lsn is not None

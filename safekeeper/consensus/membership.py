@@ -1,11 +1,11 @@
-"""Who the members are, and how many of them make a quorum.
+"""The members of a cluster, and the size of their quorum.
 
 A member is a safekeeper id together with the *incarnation* of its data folder (S8): a folder that was lost comes back
-with another incarnation, and is then a stranger that has promised nothing, whatever its id says.
+with another incarnation, and is then not a member and has promised nothing, although its id is the same.
 `new_members` is the second half of a joint membership; while it is set, both halves need a quorum.
 
-The sizes of the quorums are part of the membership, as expressions in the number of members. The only one that this
-release understands is a majority.
+The sizes of the quorums are part of the membership, as expressions in the number of members. This release supports
+only a majority.
 """
 
 import hashlib
@@ -25,8 +25,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
     Attributes:
         id: the safekeeper's number, as the operator gave it; positive.
         incarnation: random id of its data folder, 32 hexadecimal digits.
-        address: where it was last known to listen for proposers, HOST:PORT; a hint, no part of its identity. Empty if
-            not known.
+        address: HOST:PORT on which it last listened for proposers; a hint, not part of its identity. Empty if unknown.
     """
 
     id: int
@@ -35,12 +34,12 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     @property
     def identity(self) -> tuple[int, str]:
-        """What two members must have in common to be the same one."""
+        """The values that identify a member."""
         return self.id, self.incarnation
 
 
 class QuorumSizes(msgspec.Struct, frozen=True, array_like=True):
-    """How many of N members each decision needs, as expressions in N.
+    """The number of members, of N, that each decision needs, as expressions in N.
 
     Attributes:
         commit: to commit WAL.
@@ -55,9 +54,9 @@ class Membership(msgspec.Struct, frozen=True):
     """The members of a cluster.
 
     Attributes:
-        generation: grows by one with every change; a message with a lower one is refused.
+        generation: increases by one with every change; a message with a lower one is refused.
         members: the members, ordered by id.
-        new_members: the members that are being moved to, empty when no change is under way.
+        new_members: the members after the change, empty when no change is under way.
         author: the term of the leader that wrote it, 0 for a bootstrap.
         quorum_sizes, new_quorum_sizes: of `members` and of `new_members`.
     """
@@ -74,12 +73,12 @@ class Membership(msgspec.Struct, frozen=True):
         return (self.members, self.new_members) if self.new_members else (self.members,)
 
     def is_voter(self, safekeeper_id: int, incarnation: str) -> bool:
-        """Tell whether this data folder votes and counts."""
+        """Return whether this data folder votes and counts."""
         identity = (safekeeper_id, incarnation)
         return any(member.identity == identity for half in self.halves() for member in half)
 
     def is_same(self, other: "Membership | None") -> bool:
-        """Tell whether both are one membership: where the members are said to listen makes no difference."""
+        """Return whether both are the same membership: addresses of members make no difference."""
         return other is not None and _without_addresses(self) == _without_addresses(other)
 
     def ids(self) -> frozenset[int]:
@@ -87,18 +86,18 @@ class Membership(msgspec.Struct, frozen=True):
         return frozenset(member.id for half in self.halves() for member in half)
 
     def has_quorum(self, ids: Iterable[int]) -> bool:
-        """Tell whether `ids` (of voters) hold a majority of each half."""
+        """Return whether `ids` (of voters) include a majority of each half."""
         present = frozenset(ids)
         return all(sum(member.id in present for member in half) >= quorum_size(len(half)) for half in self.halves())
 
 
 def quorum_size(member_count: int) -> int:
-    """Return how many of `member_count` members make a majority."""
+    """Return the size of a majority of `member_count` members."""
     return member_count // 2 + 1
 
 
 def check_quorum_sizes(membership: Membership) -> None:
-    """Refuse a membership whose quorums are of a size that is not understood here.
+    """Refuse a membership whose quorum sizes this release does not support.
 
     Raises:
         RemoteProtocolError: one of its expressions is not that of a majority.
@@ -116,7 +115,7 @@ def _without_addresses(membership: Membership) -> Membership:
 
 
 def bootstrap_cluster_id(system_id: int, members: Iterable[Member]) -> str:
-    """Return the id of the cluster that a bootstrap with these members makes: the same each time it is repeated.
+    """Return the id of the cluster that a bootstrap with these members creates: the same each time it is repeated.
 
     A digest of the PostgreSQL system id and of every member's incarnation, 32 hexadecimal digits.
     """

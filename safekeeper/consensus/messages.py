@@ -1,23 +1,24 @@
-"""The words that proposers and acceptors exchange.
+"""The messages between proposers and acceptors.
 
-A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then, each answered on the same connection:
+A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, each answered on the same connection:
 
     Bootstrap       -> Bootstrapped       the first membership of an empty cluster (protocol step 0)
-    PreVoteRequest  -> PreVoteResponse    is another proposer alive? changes nothing (step 2)
+    PreVoteRequest  -> PreVoteResponse    whether another proposer is alive; changes nothing (step 2)
     VoteRequest     -> VoteResponse       the promise, and the acceptor's state as of the promise (step 3)
     Elected         -> AppendResponse     the term's history, adopted (step 5)
     AppendRequest   -> AppendResponse     WAL, or a heartbeat if empty (step 7); pipelined
     ReadRequest     -> ReadResponse       WAL for members that lag (step 6)
-    DigestRequest   -> DigestResponse     checksums of WAL, for the check of the primary (S10)
-    TailRequest     -> TailResponse       where records begin and end, for S9 and S10
+    DigestRequest   -> DigestResponse     checksums of WAL, to verify the primary (S10)
+    TailRequest     -> TailResponse       the boundaries of records, for S9 and S10
 
-Unasked, the acceptor tells the proposer that it follows what its standbys say, `StandbyFeedback`, and how its part of
-the archive goes, `ArchiveReport`; the proposer tells all who archives, and how far the archive is, `ArchiveAssignment`.
+Without a request, the acceptor sends its standbys' positions, `StandbyFeedback`, and the progress of its archiving,
+`ArchiveReport`, to the proposer that it follows; the proposer sends all acceptors the archiver and the progress of the
+archive, `ArchiveAssignment`.
 
-Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, and the
-proposer greets again: nothing that was pipelined behind the refused message is looked at.
+Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, ignoring
+everything that was pipelined after the refused message, and the proposer connects and greets again.
 
-The bytes on the wire are safekeeper/peers/codec.py's business.
+Their encoding is in safekeeper/peers/codec.py.
 """
 
 from enum import StrEnum
@@ -32,30 +33,30 @@ from safekeeper.waldecode.records import LogTail
 
 PROTOCOL_VERSION = 4
 DIGEST_PAGE_SIZE = 8192
-# One answer has the checksums of at most so much WAL.
+# One answer has the checksums of at most this much WAL.
 DIGEST_RANGE_BYTES_MAX = 1 << 30
 
 
 class RefusalCode(StrEnum):
-    """Why an acceptor refuses; each member's comment says what the proposer does about it."""
+    """The reasons of a refusal; each member's comment is the proposer's reaction."""
 
     VERSION = "version"  # counts the member as missing
     WRONG_ID = "wrong_id"  # counts it as missing: another safekeeper answers at this address
     OTHER_CLUSTER = "other_cluster"  # counts it as missing until it is wiped
     OTHER_SYSTEM = "other_system"  # counts it as missing: its WAL belongs to another PostgreSQL
-    NOT_EMPTY = "not_empty"  # a bootstrap over WAL or a promise: never done
-    NOT_A_MEMBER = "not_a_member"  # feeds it as a learner
-    GENERATION = "generation"  # greets again and learns the newer membership
+    NOT_EMPTY = "not_empty"  # does not bootstrap: the acceptor has WAL or a promise
+    NOT_A_MEMBER = "not_a_member"  # sends it WAL as a learner
+    GENERATION = "generation"  # greets again and receives the newer membership
     STALE_TERM = "stale_term"  # ends the term if it is its own (step 8)
     POSITION = "position"  # greets again and resends from `wanted_lsn` (S6)
     NOT_ADOPTED = "not_adopted"  # greets again and sends Elected
     HISTORY = "history"  # counts it as missing: adopting would cut committed WAL (S5)
-    RANGE = "range"  # the WAL asked for is not here
+    RANGE = "range"  # the requested WAL is not retained here
     STORAGE_FULL = "storage_full"  # greets again after a while
 
 
 class ProposerGreeting(msgspec.Struct, frozen=True, tag="proposer_greeting"):
-    """Who asks. The identity is None while the proxy has not yet seen its primary."""
+    """The proposer's identity. System and segment size are None while the proxy has not connected to its primary."""
 
     protocol_version: int
     proposer_id: str
@@ -77,7 +78,7 @@ class Replaced(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
-    """Who answers. Decides nothing but the number of the next term (step 1); `replaced` is for the operator's undo."""
+    """The acceptor's identity and state. Decides only the next term's number (step 1); `replaced` is for an undo."""
 
     protocol_version: int
     safekeeper_id: int
@@ -97,7 +98,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
 
     @property
     def is_empty(self) -> bool:
-        """No vote and no history: the only state from which a bootstrap may start."""
+        """Whether there is no vote and no history: a bootstrap starts only from this state."""
         return self.promised.term == 0 and self.last_term == 0 and self.flush_lsn == 0
 
 
@@ -105,8 +106,8 @@ class Bootstrap(msgspec.Struct, frozen=True, tag="bootstrap"):
     """Make this acceptor a member of a cluster.
 
     Attributes:
-        replace: even over what it holds: the operator's way out (rebootstrap).
-        undo: take a rebootstrap back: the cluster is the one that was replaced, and its log is brought back.
+        replace: even if the acceptor has WAL of another cluster (rebootstrap).
+        undo: undo a rebootstrap: restore the log of the cluster that was replaced.
         discard: undo it even if WAL was written since.
     """
 
@@ -128,7 +129,7 @@ class Bootstrapped(msgspec.Struct, frozen=True, tag="bootstrapped"):
 
 
 class PreVoteRequest(msgspec.Struct, frozen=True, tag="pre_vote_request"):
-    """Would you let this run be elected?"""
+    """Ask whether the acceptor would let this proposer be elected."""
 
     proposer_id: str
     takeover: bool = False
@@ -149,17 +150,17 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
 
 
 class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
-    """The answer to a vote. If granted: the acceptor's state as of the promise, all of it on disk.
+    """The reply to a vote request. If granted: the acceptor's state as of the promise, all of it on disk.
 
     Attributes:
-        leader_id: the one that asked.
-        granted: whether it was promised.
+        leader_id: the candidate that requested the vote.
+        granted: whether it received the promise.
         promised: the proposer that the acceptor follows now.
         history: its term history, cut at flush_lsn.
         forgotten_term: the highest term that was removed from `history`, 0 if none was.
         tli_histories: the timeline history files of that history.
-        wal_begin_lsn, flush_lsn: the WAL that it keeps. 0 if none.
-        commit_lsn, truncate_lsn: what it knows; for checks only (S4).
+        wal_begin_lsn, flush_lsn: the retained WAL. 0 if none.
+        commit_lsn, truncate_lsn: the acceptor's present values; for checks only (S4).
     """
 
     leader_id: LeaderId
@@ -175,13 +176,13 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):
 
 
 class Elected(msgspec.Struct, frozen=True, tag="elected"):
-    """A majority has voted for `leader_id`; this is the history of its log.
+    """Reports that a majority has voted for `leader_id`; contains the history of its log.
 
     Attributes:
         base_lsn: where the log begins, for an acceptor that shares nothing with it or ends below it (S6).
-        commit_lsn: what the proposer knows to be committed in this term.
-        settled_lsn: below it the log is committed, whether or not this term knows it yet: the donor knew, or a member
-            of the term keeps it no more. For the check of base_lsn only.
+        commit_lsn: the end of the WAL that is committed in this term, according to the proposer.
+        settled_lsn: below it the log is committed, even if this term has not committed it yet: the donor had it as
+            committed, or a member of the term no longer retains it. Only to check base_lsn.
         forgotten_term: the highest term that was removed from `history`, 0 if none was.
     """
 
@@ -203,8 +204,8 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False)
     """WAL from `begin_lsn` on, or a heartbeat if `payload` is empty.
 
     Attributes:
-        sequence: echoed in answers, so that the proposer knows which of its words were heard.
-        healthy: the primary streams and a quorum answered within the heartbeat timeout (step 2).
+        sequence: returned in replies, to show which messages were received.
+        healthy: the primary streams, and a quorum replied within the heartbeat timeout (step 2).
     """
 
     leader_id: LeaderId
@@ -218,9 +219,9 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append_request", gc=False)
 
 
 class AppendResponse(msgspec.Struct, frozen=True, tag="append_response", gc=False):
-    """How far the WAL of this term's log is received (`write_lsn`) and on disk (`flush_lsn`).
+    """The ends of the WAL of this term's log that is received (`write_lsn`) and on disk (`flush_lsn`).
 
-    `has_readers`: somebody streams from this safekeeper, and is to hear of commits at once.
+    `has_readers`: readers stream from this safekeeper and need commits at once.
     """
 
     leader_id: LeaderId
@@ -231,11 +232,11 @@ class AppendResponse(msgspec.Struct, frozen=True, tag="append_response", gc=Fals
 
 
 class Standby(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one standby that streams from a safekeeper has said last; positions never exceed what it was sent.
+    """The last report of one standby that streams from a safekeeper; positions never exceed what it was sent.
 
     Attributes:
         name: its application_name, as the configuration designates it.
-        write_lsn, flush_lsn, apply_lsn: received, on its disk, replayed; 0 while it has not said.
+        write_lsn, flush_lsn, apply_lsn: received, on its disk, replayed; 0 before its first report.
         xmin, catalog_xmin: the oldest transactions that it still needs, as 64 bits (epoch, then xid); 0 if none.
     """
 
@@ -250,22 +251,22 @@ class Standby(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StandbyFeedback(msgspec.Struct, frozen=True, tag="standby_feedback"):
     """All standbys that stream from this safekeeper now.
 
-    Sent when it changed, and when a proposer was adopted, unless the answer to that says that there are no readers.
+    Sent when they change, and when a proposer was adopted, unless the reply to that reports no readers.
     """
 
     standbys: tuple[Standby, ...] = ()
 
 
 class ArchiveReport(msgspec.Struct, frozen=True, tag="archive_report"):
-    """How far back a safekeeper's WAL reaches, and how its part of the archive goes. Sent when it changed.
+    """The beginning of a safekeeper's WAL and the progress of its archiving. Sent when it changes.
 
     Attributes:
-        wal_begin_lsn: the first byte of WAL that it keeps.
+        wal_begin_lsn: the first retained byte of WAL.
         has_archive: it could be the archiver.
-        is_archiver: it is, as far as it knows.
-        archived_lsn: below it all that is kept here is in the archive, as it has seen itself; 0 if it has not looked.
+        is_archiver: it is the archiver, according to the last assignment that it received.
+        archived_lsn: all retained WAL below it is in the archive, as this safekeeper has verified; 0 if it has not.
         problem: why it could not archive at present, one line; empty if it can.
-        archive_id: the random id of that archive; empty if it has not looked.
+        archive_id: the random id of that archive; empty until it was read.
     """
 
     wal_begin_lsn: Lsn
@@ -286,7 +287,7 @@ class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag="read_request"):
-    """Send the WAL [begin_lsn, end_lsn); served up to flush_lsn, only to the promised proposer (S7)."""
+    """Request the WAL [begin_lsn, end_lsn); returned up to flush_lsn, only to the promised proposer (S7)."""
 
     leader_id: LeaderId
     request_id: int
@@ -303,11 +304,11 @@ class ReadResponse(msgspec.Struct, frozen=True, tag="read_response"):
 
 
 class DigestRequest(msgspec.Struct, frozen=True, tag="digest_request"):
-    """Send the CRC-32C of each aligned 8 KiB page of [begin_lsn, end_lsn), first and last cut at the range's ends.
+    """Request the CRC-32C of each aligned 8 KiB page of [begin_lsn, end_lsn), cut at the range's ends.
 
     Attributes:
-        back_to_timed: begin with an earlier segment if no record that bears a time lies in the range: with the last one
-            in which such a record begins, or with the first one of the log.
+        back_to_timed: if the range contains no timed record, begin with an earlier segment: the last one in which such
+            a record begins, or the first one of the log.
     """
 
     leader_id: LeaderId
@@ -321,10 +322,9 @@ class DigestResponse(msgspec.Struct, frozen=True, tag="digest_response"):
     """One CRC-32C per page.
 
     Attributes:
-        begin_lsn, end_lsn: what they are of; `end_lsn` is below the one asked for if the range was too long for one
-            answer.
-        timed_lsn: the start of a record that bears a time, complete below the end that was asked for; 0 if the log
-            holds none, or if it was not asked for.
+        begin_lsn, end_lsn: their range; `end_lsn` is below the requested one if the range was too long for one reply.
+        timed_lsn: the start of a timed record that is complete below the requested end; 0 if the log contains none, or
+            if none was requested.
     """
 
     request_id: int
@@ -335,7 +335,7 @@ class DigestResponse(msgspec.Struct, frozen=True, tag="digest_response"):
 
 
 class TailRequest(msgspec.Struct, frozen=True, tag="tail_request"):
-    """Where do the records around `lsn` begin and end?"""
+    """Request the boundaries of the records around `lsn`."""
 
     leader_id: LeaderId
     request_id: int
@@ -346,10 +346,9 @@ class TailResponse(msgspec.Struct, frozen=True, tag="tail_response"):
     """The records around `lsn`.
 
     Attributes:
-        record_end_lsn: end of the record that begins at `lsn`; 0 if the log does not hold all of it.
+        record_end_lsn: end of the record that begins at `lsn`; 0 if the log does not contain all of it.
         last_record_lsn: start of the last record that begins below `lsn`; 0 if unknown.
-        log_tail: what a primary's WAL must link to that is known from `lsn` on only; None unless `lsn` is a segment's
-            start.
+        log_tail: what a primary's WAL from `lsn` on must link to; None unless `lsn` is a segment's start.
     """
 
     request_id: int
@@ -360,7 +359,7 @@ class TailResponse(msgspec.Struct, frozen=True, tag="tail_response"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """A request was not done, and why: `reason` is one line for a person."""
+    """A request was refused: `reason` is one line for the operator."""
 
     code: RefusalCode
     reason: str

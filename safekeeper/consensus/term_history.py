@@ -1,15 +1,15 @@
 """Term histories: which term wrote which part of a log.
 
-A history is a tuple of entries in the order of the log. Entry i says: from `start_lsn` up to the start of entry i+1
+A history is a tuple of entries in the order of the log. Entry i states: from `start_lsn` up to the start of entry i+1
 (or to the log's end) the bytes were first streamed in `term`, on PostgreSQL timeline `tli`. A term is won at most
 once (S3), so two logs that share a term share every byte up to the end of that term in the shorter of the two.
 That is what makes `divergence` exact: no byte has to be compared.
 
-An entry of length zero is meaningful as the last one: it says that the log was adopted by its term (S4), so its owner
+An entry of length zero is meaningful as the last one: it records that the term adopted the log (S4), so its owner
 counts as newer.
 
-Old entries may be missing: `forgotten_term` is the highest term that was removed, 0 if none was. What is left of the
-terms up to that one, the first entry of each timeline and what gives up WAL, says nothing of where two logs part.
+Old entries may be missing: `forgotten_term` is the highest term that was removed, 0 if none was. The remaining entries
+of terms up to it, the first entry of each timeline and those that give up WAL, do not tell where two logs diverge.
 """
 
 from typing import NamedTuple
@@ -40,17 +40,17 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
 
 TermHistory = tuple[HistoryEntry, ...]
 
-# What a vote and an election carry must fit a frame: 10,000 entries take a quarter of a MiB.
+# Votes and elections must fit a frame with their histories: 10,000 entries take a quarter of a MiB.
 HISTORY_ENTRIES_MAX = 10_000
 
 
 class Divergence(NamedTuple):
-    """Where two logs part.
+    """Where two logs diverge.
 
     Attributes:
         lsn: the first position at which they may differ: bytes below it are equal in both.
-        gives_up: the other log leaves ours with an entry that gives up committed WAL.
-        is_assumed: no term that both have says so: a quorum is assumed to have gone on without our log.
+        gives_up: the other log diverges with an entry that gives up committed WAL.
+        is_assumed: no common term shows it: a quorum is assumed to have continued without this log.
     """
 
     lsn: Lsn
@@ -59,7 +59,7 @@ class Divergence(NamedTuple):
 
 
 def check_history(history: TermHistory) -> None:
-    """Refuse a history that no honest peer can have.
+    """Refuse a history that no valid peer can have.
 
     Raises:
         RemoteProtocolError: terms do not increase, positions or timelines go back, or a field is zero.
@@ -76,7 +76,7 @@ def check_history(history: TermHistory) -> None:
 
 
 def cut_history(history: TermHistory, end_lsn: Lsn) -> TermHistory:
-    """Return the entries that a log which ends at `end_lsn` really has: those that start at or below it."""
+    """Return the entries that apply to a log that ends at `end_lsn`: those that start at or below it."""
     count = len(history)
     while count and history[count - 1].start_lsn > end_lsn:
         count -= 1
@@ -84,7 +84,7 @@ def cut_history(history: TermHistory, end_lsn: Lsn) -> TermHistory:
 
 
 def forget_front(history: TermHistory, forgotten_term: int, kept_lsn: Lsn) -> tuple[TermHistory, int]:
-    """Remove the entries that lie wholly below `kept_lsn`; return what is left, and the highest term that is not.
+    """Remove the entries that are completely below `kept_lsn`; return the others, and the highest removed term.
 
     The last entry that starts below it stays, and so do landmarks (`forget_entries`).
     """
@@ -93,10 +93,10 @@ def forget_front(history: TermHistory, forgotten_term: int, kept_lsn: Lsn) -> tu
 
 
 def bound_history(history: TermHistory, forgotten_term: int, commit_lsn: Lsn) -> tuple[TermHistory, int]:
-    """Remove the oldest entries if there are more than fit a message, whatever WAL is kept.
+    """Remove the oldest entries if there are more than fit a message, even if their WAL is retained.
 
-    The oldest of those that stay has begun below `commit_lsn`, so a quorum has adopted it or a later one: nothing is
-    needed of a member that has adopted neither (5.4).
+    The oldest remaining one begins below `commit_lsn`, so a quorum has adopted it or a later one: a member that has
+    adopted neither is not needed (5.4).
     """
     count = len(history) - HISTORY_ENTRIES_MAX
     while count > 0 and history[count].start_lsn >= commit_lsn:
@@ -105,7 +105,7 @@ def bound_history(history: TermHistory, forgotten_term: int, commit_lsn: Lsn) ->
 
 
 def forget_entries(history: TermHistory, forgotten_term: int, count: int) -> tuple[TermHistory, int]:
-    """Remove the first `count` entries but landmarks: the first of each timeline, and those that give up WAL."""
+    """Remove the first `count` entries except landmarks: the first of each timeline, and those that give up WAL."""
     landmarks, highest = [], 0
     for index, entry in enumerate(history[:count]):
         if entry.gives_up or index == 0 or entry.tli != history[index - 1].tli:
@@ -123,7 +123,7 @@ def last_term(history: TermHistory) -> int:
 
 
 def tli_at(history: TermHistory, lsn: Lsn) -> int:
-    """Return the timeline of the byte at `lsn`; of the first entry if `lsn` lies below it; 0 if empty."""
+    """Return the timeline of the byte at `lsn`; of the first entry if `lsn` is below it; 0 if empty."""
     entries = cut_history(history, lsn)
     if entries:
         return entries[-1].tli
@@ -131,7 +131,7 @@ def tli_at(history: TermHistory, lsn: Lsn) -> int:
 
 
 def next_tli_switch(history: TermHistory, lsn: Lsn) -> Lsn:
-    """Return the first position above `lsn` where the timeline changes, `LSN_MAX` if it never does."""
+    """Return the first position above `lsn` where the timeline changes, `LSN_MAX` if it does not change."""
     tli = tli_at(history, lsn)
     for entry in history:
         if entry.start_lsn > lsn and entry.tli != tli:
@@ -140,21 +140,21 @@ def next_tli_switch(history: TermHistory, lsn: Lsn) -> Lsn:
 
 
 def term_end(history: TermHistory, index: int, log_end_lsn: Lsn) -> Lsn:
-    """Return where the part of entry `index` ends: at the next entry's start, or at the log's end."""
+    """Return the end of entry `index`: the next entry's start, or the log's end."""
     return history[index + 1].start_lsn if index + 1 < len(history) else log_end_lsn
 
 
 def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory, forgotten_term: int = 0) -> Divergence | None:
-    """Find where the own log and the log of `other` part (S5); None if they share no term.
+    """Return where the own log and the log of `other` diverge (S5); None if they share no term.
 
     Args:
         own: the own history; entries above `own_end_lsn` are ignored.
-        own_end_lsn: where the own log ends.
+        own_end_lsn: the end of the own log.
         other: the history to adopt; its last term has no end yet.
-        forgotten_term: the highest term that was removed from one of the two: terms up to it tell nothing.
+        forgotten_term: the highest term that was removed from one of the two: terms up to it do not count.
 
     Raises:
-        RemoteProtocolError: both have a term but not the same entry for it: one of the two is forged or damaged.
+        RemoteProtocolError: both have a term, but with different entries: one of the two is forged or damaged.
     """
     own = tuple(entry for entry in cut_history(own, own_end_lsn) if entry.term > forgotten_term)
     other = tuple(entry for entry in other if entry.term > forgotten_term)
@@ -177,10 +177,10 @@ def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory, forgotten
 def divergence_at_forgotten_term(
     own: TermHistory, own_forgotten_term: int, other: TermHistory, other_forgotten_term: int
 ) -> Divergence | None:
-    """Find where two logs part that share the higher `forgotten_term` of the two, but no later term.
+    """Return where two logs diverge that share the higher `forgotten_term` of the two, but no later term.
 
-    That term was part of the log that has forgotten it, or of the one that this log goes on from: the next term that is
-    left begins where it ended, or where a fork has cut it. None if one of the two never had it.
+    That term was part of the log that has forgotten it, or of the one from which this log continues: the next remaining
+    term begins where it ended, or where a fork cut it. None if one of the two never had it.
     """
     term = max(own_forgotten_term, other_forgotten_term)
     next_entries = []
@@ -194,5 +194,5 @@ def divergence_at_forgotten_term(
 
 
 def describe_history(history: TermHistory) -> str:
-    """Return the history as a person reads it in a log line: `1@0/1000000/1 3@0/2000028/2!`; `!` gives up WAL."""
+    """Return the history for a log line: `1@0/1000000/1 3@0/2000028/2!`; `!` gives up WAL."""
     return " ".join(f"{e.term}@{format_lsn(e.start_lsn)}/{e.tli}{'!' * e.gives_up}" for e in history) or "(none)"

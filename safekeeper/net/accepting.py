@@ -1,13 +1,13 @@
-"""Listening sockets that accept a few connections at a time, and go on when there is no file descriptor for one.
+"""Listening sockets that accept a few connections at a time, and continue after a shortage of file descriptors.
 
-asyncio's own servers accept as many connections as are waiting before anything else is done, and what they do when
-accept() fails differs: asyncio pauses for a second, libuv closes everything that waits. Here:
+asyncio's own servers accept all waiting connections before the event loop does anything else, and they differ when
+accept() fails: asyncio pauses for a second, libuv closes all waiting connections. Here:
 
-    a flood      ACCEPTS_AT_ONCE connections are accepted, refused ones too, then everything else that the event loop
-                 has to do is done
+    a flood      at most ACCEPTS_AT_ONCE connections are accepted, including refused ones, before the event loop runs
+                 its other callbacks
     EMFILE etc.  accepting pauses, for longer each time up to a second; the connections wait in the kernel
-    a refusal    is made before anything is allocated for the connection
-    in transit   no more than ACCEPTS_AT_ONCE connections are accepted and not yet counted by `connection_made`
+    a refusal    is decided before anything is allocated for the connection
+    in transit   at most ACCEPTS_AT_ONCE connections are accepted and not yet counted by `connection_made`
 """
 
 import asyncio
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class ListeningSockets:
-    """The sockets of one address, of which a name may have several. Made by `open`.
+    """The sockets of one address; a host name may have several. Created by `open`.
 
     Attributes:
-        port: the one that was chosen.
+        port: the port on which they listen.
         shortages: how often a connection could not be accepted for want of a descriptor or memory.
 
     Args:
-        new_protocol: returns what handles a connection from a host and port, None to close it at once.
+        new_protocol: returns the protocol for a connection from a host and port, None to close it at once.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ListeningSockets:
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._new_protocol = new_protocol
-        self._accepted: set[asyncio.Task[None]] = set()  # Those whose transports are being made.
+        self._accepted: set[asyncio.Task[None]] = set()  # Those whose transports are being created.
         self._resume: asyncio.TimerHandle | None = None
         self._pause_s = PAUSE_S_MIN
         self._lines = RateLimit(lines=3, interval_s=60)
@@ -60,7 +60,7 @@ class ListeningSockets:
         """Listen at `address`.
 
         Raises:
-            OSError: that is not possible.
+            OSError: it cannot listen there.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -70,7 +70,7 @@ class ListeningSockets:
             try:
                 sockets.append(_listen(family, kind, protocol, where))
             except OSError as error:
-                # A name may have an address of a family that this machine does not have.
+                # A name may resolve to an address of a family that this machine does not support.
                 failure = error
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     break
@@ -82,7 +82,7 @@ class ListeningSockets:
         raise failure if failure is not None else OSError(f"{address.host} has no address")
 
     def close(self) -> None:
-        """Accept no more connections. Closing twice is harmless."""
+        """Stop accepting connections. Closing twice is harmless."""
         self._stop_reading()
         for each in self._sockets:
             each.close()
@@ -109,7 +109,7 @@ class ListeningSockets:
                 if error.errno in _SHORT:
                     self._pause(error)
                     return
-                continue  # The peer has gone before it was accepted.
+                continue  # The peer disconnected before it was accepted.
             self._pause_s = PAUSE_S_MIN
             protocol = self._new_protocol(peer[0], peer[1])
             if protocol is None:
@@ -124,7 +124,7 @@ class ListeningSockets:
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, connection)
         except OSError:
-            connection.close()  # The peer has gone.
+            connection.close()  # The peer disconnected.
 
     def _pause(self, error: OSError) -> None:
         self.shortages += 1

@@ -1,19 +1,19 @@
-"""Which connections a listener keeps, and how many file descriptors each of them may use. Pure: opens nothing.
+"""Decides which connections a listener keeps, and how many file descriptors each listener may use. Pure.
 
-A connection arrives unproven. It becomes proven when its peer has shown that it may be served: it proved the shared
-secret, sent a valid greeting, or logged in. The two have separate budgets, so that connections which prove nothing
-cannot take a place from one that does:
+A connection is unproven at first. It becomes proven when its peer has shown that it may be served: it proved the shared
+secret, sent a valid greeting, or logged in. The two kinds have separate budgets, so that unproven connections cannot
+displace proven ones:
 
-    unproven   a newcomer is always accepted. If its host has too many, the oldest of that host is evicted; if there are
+    unproven   a new one is always accepted. If its host has too many, the oldest of that host is evicted; if there are
                too many in total, the oldest of the host that has the most
-    proven     beyond the maximum either the newcomer is refused, or the one that has been silent for longest is evicted
+    proven     above the maximum either the new one is refused, or the one that is idle for longest is evicted
 
-So one host can fill half of the unproven budget at most, and a peer that proves itself before as many others have
-arrived from its own host is served, whatever they send. An IPv6 host is its /64 network: that is what one host is
-assigned, and it can use any address of it.
+So one host can use at most half of the unproven budget, and a peer that proves itself before its host has opened that
+number of further connections is served, whatever the others send. An IPv6 host is its /64 network, because a host is
+assigned a /64 and can use any address of it.
 
-The sum of all budgets and of the files that connections need stays below the limit of open files by RESERVED_FILES,
-which WAL segments, control files and everything else of the process share (`share_descriptors`).
+The sum of all budgets and of the files that connections need is below the limit of open files by RESERVED_FILES, which
+are for WAL segments, control files and all other files of the process (`share_descriptors`).
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 UNPROVEN_MAX = 128
-# Connections that were accepted and not counted yet, or evicted and not closed yet, of one listener.
+# Connections of one listener that were accepted and not counted yet, or evicted and not closed yet.
 IN_TRANSIT_MAX = 8
 # Standard streams, event loop, lock, listening sockets: 15. WAL: segments being written, prepared, read (8): 16. Files
 # that are replaced, with their folders: 12. The archiver's files and connections to its store: 20 and more.
@@ -31,7 +31,7 @@ _LEAST_PROVEN = 4
 
 
 class Budget(NamedTuple):
-    """How many connections a listener keeps.
+    """The maximum numbers of a listener's connections.
 
     Attributes:
         proven_max: 0 if no connection of this listener is ever proven.
@@ -43,15 +43,15 @@ class Budget(NamedTuple):
 
     @property
     def unproven_per_host_max(self) -> int:
-        """How many unproven connections one host may have."""
+        """The maximum number of unproven connections of one host."""
         return max(1, self.unproven_max // 2)
 
 
 class Wish(NamedTuple):
-    """What a listener would use if there were enough file descriptors.
+    """The budget that a listener requests if enough file descriptors are free.
 
     Attributes:
-        files_per_proven: files that a proven connection opens, beside its socket.
+        files_per_proven: number of files that a proven connection opens, beside its socket.
     """
 
     budget: Budget
@@ -59,16 +59,16 @@ class Wish(NamedTuple):
 
     @property
     def descriptors(self) -> int:
-        """How many file descriptors this takes, at most."""
+        """The maximum number of file descriptors that this needs."""
         return descriptors_of(self.budget, self.files_per_proven)
 
 
 class Proved(NamedTuple):
-    """What became of a connection that was proven.
+    """The result for a connection that was proven.
 
     Attributes:
-        admitted: it stays.
-        evicted: the number of the connection that has to be closed for it, 0 if none.
+        admitted: whether it stays.
+        evicted: the number of the connection to close for it, 0 if none.
     """
 
     admitted: bool
@@ -80,8 +80,8 @@ class Admission:
 
     Attributes:
         budget: as above.
-        evictions: how many unproven connections were evicted so far.
-        refusals: how many proven ones found no place.
+        evictions: number of unproven connections that were evicted.
+        refusals: number of proven connections that were refused.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -94,16 +94,16 @@ class Admission:
 
     @property
     def unproven(self) -> int:
-        """How many unproven connections there are."""
+        """The number of unproven connections."""
         return len(self._unproven)
 
     @property
     def proven(self) -> int:
-        """How many proven connections there are."""
+        """The number of proven connections."""
         return len(self._proven)
 
     def arrive(self, number: int, host: str, now: float) -> int:
-        """Count a new connection, unproven; return the number of the one that has to be closed for it, 0 if none."""
+        """Count a new connection, unproven; return the number of the one to close for it, 0 if none."""
         group = host_group(host)
         evicted = self._to_evict(group)
         if evicted:
@@ -117,8 +117,8 @@ class Admission:
         """Count an unproven connection as proven.
 
         Args:
-            heard_at: when a proven connection was heard last. With it the newcomer always has a place; without it the
-                newcomer is refused if there is none, and stays unproven until it leaves.
+            heard_at: the time at which a proven connection last received data. If given, the new one is always
+                admitted; without it the new one is refused above the maximum, and stays unproven until it is closed.
         """
         if number in self._proven or number not in self._unproven:
             return Proved(number in self._proven)
@@ -134,7 +134,7 @@ class Admission:
         return Proved(True, evicted)
 
     def renew(self, number: int, now: float) -> None:
-        """Count an unproven connection as the newest: it was served."""
+        """Count an unproven connection as the newest, because it was served."""
         if number in self._unproven:
             self._unproven[number] = self._unproven.pop(number)
             self._arrived_at[number] = now
@@ -144,7 +144,7 @@ class Admission:
         return number in self._proven
 
     def overdue(self, before: float) -> list[int]:
-        """Return the unproven connections that arrived, or were renewed, earlier than `before`."""
+        """Return the unproven connections that were opened, or last renewed, before `before`."""
         found = []
         for number in self._unproven:
             if self._arrived_at[number] >= before:
@@ -153,7 +153,7 @@ class Admission:
         return found
 
     def leave(self, number: int) -> None:
-        """Forget a connection that is closed. Harmless for one that is not known."""
+        """Forget a connection that is closed. Harmless for an unknown one."""
         self._unproven.pop(number, None)
         self._arrived_at.pop(number, None)
         self._proven.discard(number)
@@ -170,7 +170,7 @@ class Admission:
 
 
 def host_group(host: str) -> str:
-    """Return what counts as one host: an IPv4 address, an IPv6 /64 network, or the text itself if it is neither."""
+    """Return the key of a host: an IPv4 address, an IPv6 /64 network, or the text itself if it is neither."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -183,14 +183,14 @@ def host_group(host: str) -> str:
 
 
 def descriptors_of(budget: Budget, files_per_proven: int) -> int:
-    """Return how many file descriptors a listener uses at most, with what its connections open."""
+    """Return the maximum number of file descriptors of a listener, including those that its connections open."""
     return budget.unproven_max + 2 * IN_TRANSIT_MAX + budget.proven_max * (1 + files_per_proven)
 
 
 def share_descriptors(limit: int, wishes: Mapping[str, Wish]) -> dict[str, Budget]:
-    """Return the budget of each listener, so that they leave RESERVED_FILES of `limit` to everything else.
+    """Return the budget of each listener, so that RESERVED_FILES of `limit` remain for everything else.
 
-    As wished if that is possible. Otherwise each budget is reduced in proportion, though not below a few connections.
+    As requested if possible. Otherwise each budget is reduced in proportion, but not below a few connections.
     """
     in_transit = 2 * IN_TRANSIT_MAX * len(wishes)
     wanted = sum(wish.descriptors for wish in wishes.values()) - in_transit
@@ -201,7 +201,7 @@ def share_descriptors(limit: int, wishes: Mapping[str, Wish]) -> dict[str, Budge
     def share(of: int, least: int) -> int:
         return min(of, max(least, of * max(0, available) // wanted))
 
-    # What the least of some takes is missing for the others.
+    # Budgets at their minimum take descriptors from the others.
     budgets = {
         name: Budget(share(wish.budget.proven_max, _LEAST_PROVEN), share(wish.budget.unproven_max, _LEAST_UNPROVEN))
         for name, wish in wishes.items()
@@ -216,7 +216,7 @@ def share_descriptors(limit: int, wishes: Mapping[str, Wish]) -> dict[str, Budge
 
 
 def least_limit(wishes: Mapping[str, Wish]) -> int:
-    """Return the lowest limit of open files at which the budgets leave RESERVED_FILES."""
+    """Return the minimum limit of open files at which the budgets leave RESERVED_FILES."""
     return RESERVED_FILES + sum(
         descriptors_of(
             Budget(min(_LEAST_PROVEN, wish.budget.proven_max), min(_LEAST_UNPROVEN, wish.budget.unproven_max)),

@@ -1,10 +1,9 @@
-"""An HTTP server of a few pages that are JSON, for both programs. What the pages say is their owner's.
+"""An HTTP server of a few JSON pages, for both programs.
 
-Connections are accepted, counted and displaced as at the other listeners (safekeeper/net/listener.py), and TLS is
-theirs, too (safekeeper/net/tls_transport.py): a network that is not allowed does not get as far as a handshake. aiohttp
-understands the requests, and reads no more of them while a few wait to be answered; between it and the socket stands
-`HttpConnection`, which bounds what aiohttp does not: the time until a request has come in full, the time between two
-requests, and the bytes of one (S14).
+Connections are accepted, counted and displaced as at the other listeners (safekeeper/net/listener.py), and TLS is the
+same (safekeeper/net/tls_transport.py): a network that is not allowed is refused before the handshake. aiohttp parses
+the requests, and stops reading while a few wait for their answers. Between it and the socket, `HttpConnection` limits
+what aiohttp does not: the time until a request is complete, the time between two requests, and the bytes of one (S14).
 """
 
 import asyncio
@@ -24,15 +23,15 @@ from safekeeper.net.listener import Listener, peer_name, prepare_socket
 from safekeeper.net.tls import ServerTls
 from safekeeper.net.tls_transport import TlsTransport
 
-# From its beginning, a connection has so long until its first request, a TLS handshake included, has come in full.
+# The time limit from the start of a connection, TLS handshake included, until its first request is complete.
 FIRST_REQUEST_TIMEOUT_S = 10.0
-# From one answer on, so long until it has been read and another request has come in full.
+# The time limit from one answer until it has been read and the next request is complete.
 NEXT_REQUEST_TIMEOUT_S = 75.0
-# A request, its header included, and whatever came behind it before it was answered.
+# The size limit of a request with its header, and of further bytes received before it was answered.
 REQUEST_BYTES_MAX = 64 << 10
 _RECEIVE_BYTES = 64 << 10
 _WATCH_INTERVAL_S = 1.0
-# Of what aiohttp says about a request, which quotes it.
+# The size limit of a quotation in aiohttp's error about a request.
 _QUOTED_MAX = 100
 
 Answer = tuple[int, Any]
@@ -43,9 +42,9 @@ _log = logging.getLogger(__name__)
 
 
 class HttpListener(Listener["HttpConnection"]):
-    """A small HTTP server. Made by `serve_http`; `close` ends it.
+    """A small HTTP server. Created by `serve_http`; `close` ends it.
 
-    None of its connections is ever proven: each can be displaced by newer ones, first the one whose last request was
+    None of its connections is ever proven: newer ones can displace each of them, first the one whose last request was
     answered the longest ago.
     """
 
@@ -75,7 +74,7 @@ class HttpListener(Listener["HttpConnection"]):
         await self._runner.cleanup()
 
     def new_server(self, connection: "HttpConnection") -> asyncio.Protocol | None:
-        """Return what serves a connection, None if the server has ended."""
+        """Return the protocol for a connection, None if the server has ended."""
         make = self._runner.server
         if make is None:
             return None
@@ -84,7 +83,7 @@ class HttpListener(Listener["HttpConnection"]):
         return server
 
     def answered(self, server: asyncio.Protocol) -> None:
-        """A request has come in full and its answer is known."""
+        """Record that a request is complete and its answer is known."""
         connection = self._by_server.get(server)
         if connection is not None:
             connection.unanswered_bytes = 0
@@ -113,11 +112,11 @@ class HttpListener(Listener["HttpConnection"]):
         return min(_WATCH_INTERVAL_S, FIRST_REQUEST_TIMEOUT_S / 4)
 
     def refuse(self, who: object, reason: str) -> None:
-        """Log that a connection is not served."""
+        """Log that a connection is refused."""
         self._warn(f"refused HTTP to {who}: {reason}")
 
     def is_for_the_log(self, record: logging.LogRecord) -> bool:
-        """Tell what aiohttp tells of requests that it does not understand, as of any stranger: not as an error."""
+        """Log aiohttp's errors about invalid requests as a refusal, not as an error of this program."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
@@ -130,11 +129,11 @@ class HttpListener(Listener["HttpConnection"]):
 
 
 class HttpConnection:
-    """What counts, times and bounds a connection, and passes its bytes on to aiohttp's protocol.
+    """Counts, times and limits a connection, and passes its bytes on to aiohttp's protocol.
 
     Attributes:
         number, peer: see Visitor.
-        deadline: in the loop's time, it is closed then.
+        deadline: it is closed at this time of the loop.
         unanswered_bytes: received since the last request was answered.
     """
 
@@ -150,7 +149,7 @@ class HttpConnection:
 
     @property
     def is_served(self) -> bool:
-        """Whether aiohttp knows the connection, and will close it."""
+        """Whether aiohttp has the connection, and will close it."""
         return self._server is not None
 
     @property
@@ -163,7 +162,7 @@ class HttpConnection:
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if peer:
@@ -208,7 +207,7 @@ class HttpConnection:
 
 
 class _PlainConnection(HttpConnection, asyncio.Protocol):
-    """Over a socket's transport."""
+    """A connection over a socket's transport."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -219,7 +218,7 @@ class _PlainConnection(HttpConnection, asyncio.Protocol):
 
 
 class _TlsConnection(HttpConnection, asyncio.BufferedProtocol):
-    """Above TLS. The server hears of a connection once it is secured, and gets plaintext."""
+    """A connection over TLS. The server receives it once the handshake is done, and reads plaintext."""
 
     def __init__(self, listener: HttpListener) -> None:
         super().__init__(listener)
@@ -251,10 +250,10 @@ async def serve_http(
     """Serve `routes` (GET path -> function that returns status code and JSON value) at `address`.
 
     Args:
-        application: one that has other routes already, e.g. of another content type.
-        tls: serve it over TLS.
-        networks: from which clients are accepted, None for anywhere.
-        budget: how many connections are kept.
+        application: an application to extend, which may have routes already, e.g. of another content type.
+        tls: serve over TLS.
+        networks: the networks from which clients are accepted, None for all.
+        budget: the maximum number of connections.
 
     Raises:
         ConfigurationError: it cannot listen there.

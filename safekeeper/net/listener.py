@@ -1,10 +1,9 @@
-"""What all listeners have in common: they accept connections, keep as many as their budgets allow, and limit log lines.
+"""The common part of all listeners: accepts connections, keeps as many as the budgets allow, and limits log lines.
 
-A connection from a network that is not allowed is closed before anything is read. Which of the others are kept decides
-safekeeper/net/admission.py: connections that prove nothing have a budget of their own, in which the newest displace the
-oldest, so they take no place from a peer that proves itself. Log lines about connections that are refused or evicted
-are limited, and so are those about known clients that are refused repeatedly. What is sent on a connection is the
-subclass's and the connection's own.
+A connection from a network that is not allowed is closed before anything is read. safekeeper/net/admission.py decides
+which of the others are kept: unproven connections have a separate budget, in which the newest displace the oldest, so
+that they cannot displace a proven one. Log lines about connections that are refused or evicted are rate-limited, and so
+are those about known clients that are refused repeatedly. The subclass and its connection implement the protocol.
 """
 
 import asyncio
@@ -20,12 +19,12 @@ from safekeeper.base.settings import Address
 from safekeeper.net.accepting import ListeningSockets
 from safekeeper.net.admission import Admission, Budget
 
-# A peer whose host has vanished is noticed after idle + count * interval seconds, also when nothing is sent.
+# A peer whose host is unreachable is detected after idle + count * interval seconds, also when nothing is sent.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class Visitor(Protocol):
-    """A connection: its number, 0 as long as it is not admitted, and where it comes from, for the log."""
+    """A connection: its number, 0 until it is admitted, and its peer's address, for the log."""
 
     number: int
     peer: str
@@ -35,19 +34,20 @@ _Connection = TypeVar("_Connection", bound=Visitor)
 
 
 class Listener(ABC, Generic[_Connection]):
-    """A listening socket and the connections that came through it.
+    """A listening socket and its connections.
 
     Args:
-        budget: how many connections are kept.
-        networks: from which clients are accepted, None for all.
+        budget: the maximum numbers of connections.
+        networks: the networks from which clients are accepted, None for all.
 
     Attributes:
-        CANNOT_LISTEN: why it cannot: filled with the address and the reason.
-        FOREIGN: somebody comes from elsewhere: filled with the peer's address.
-        EVICTED: a connection is closed for a newer one: filled with its address and the number of unproven ones.
-        admission: which connections are kept; for metrics.
+        CANNOT_LISTEN: the error if it cannot listen: filled with the address and the reason.
+        FOREIGN: the line for a client outside the networks: filled with the peer's address.
+        EVICTED: the line for a connection closed for a newer one: filled with its address and the number of unproven
+            ones.
+        admission: the connections that are kept; for metrics.
         networks: as above, for connections from now on.
-        address: where it listens, known after `open`.
+        address: its address, known after `open`.
         now: returns the event loop's time.
     """
 
@@ -72,15 +72,15 @@ class Listener(ABC, Generic[_Connection]):
 
     @abstractmethod
     def new_protocol(self) -> asyncio.BaseProtocol:
-        """Return what handles a new connection."""
+        """Return the protocol for a new connection."""
 
     @abstractmethod
     def watch(self) -> float:
-        """Look after the connections; return after how many seconds to do so again."""
+        """Check the connections' timeouts; return the seconds until the next check."""
 
     @abstractmethod
     def evict(self, connection: _Connection, reason: str) -> None:
-        """Close a connection at once: another one takes its place."""
+        """Close a connection at once: another one replaces it."""
 
     @property
     def accept_shortages(self) -> int:
@@ -89,14 +89,14 @@ class Listener(ABC, Generic[_Connection]):
 
     @property
     def connection_count(self) -> int:
-        """How many connections there are."""
+        """The number of connections."""
         return len(self._connections)
 
     async def open(self, address: Address) -> None:
         """Listen at `address`.
 
         Raises:
-            ConfigurationError: that is not possible.
+            ConfigurationError: it cannot listen there.
         """
         try:
             self._listening = await ListeningSockets.open(address, self._protocol_for)
@@ -106,12 +106,12 @@ class Listener(ABC, Generic[_Connection]):
         self._watch_again()
 
     def stop_accepting(self) -> None:
-        """Take no more connections; the ones that there are stay."""
+        """Stop accepting connections; existing ones stay open."""
         if self._listening is not None:
             self._listening.close()
 
     def stop_watching(self) -> None:
-        """Look after the connections no more."""
+        """Stop checking the connections."""
         if self._watch_handle is not None:
             self._watch_handle.cancel()
 
@@ -128,7 +128,7 @@ class Listener(ABC, Generic[_Connection]):
             self.evict(old, "a newer connection has replaced it")
 
     def forget(self, number: int) -> _Connection | None:
-        """Count a connection no longer; return it if it was counted."""
+        """Stop counting a connection; return it if it was counted."""
         self.admission.leave(number)
         return self._connections.pop(number, None)
 
@@ -142,25 +142,25 @@ class Listener(ABC, Generic[_Connection]):
         self._watch_handle = self._loop.call_later(self.watch(), self._watch_again)
 
     def _warn(self, line: str) -> None:
-        """Log what concerns a stranger."""
+        """Log a line about an unproven client, rate-limited."""
         more = self._strangers.admit()
         if more is not None:
             self._log.warning("%s%s", line, more)
 
     def _tell(self, line: str) -> None:
-        """Log what concerns somebody who may be here."""
+        """Log a line about a known client, rate-limited."""
         more = self._familiar.admit()
         if more is not None:
             self._log.info("%s%s", line, more)
 
 
 def peer_name(host: str, port: int) -> str:
-    """Return how a peer is called in the log."""
+    """Return a peer's name for the log."""
     return f"{host}:{port}"
 
 
 def prepare_socket(sock: socket.socket) -> None:
-    """Send small messages at once, and notice a peer that has vanished."""
+    """Send small messages at once, and detect a peer that is unreachable."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

@@ -1,6 +1,6 @@
 """The page /metrics of either program, in the text format that Prometheus reads.
 
-What it says is a collector's, read at the moment of the request.
+Its content comes from a collector, read at the time of the request.
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
@@ -17,7 +17,7 @@ from safekeeper.net.listener import Listener
 
 
 def metrics_application(collector: Collector) -> web.Application:
-    """Return an application, for `serve_http`, that has the page /metrics."""
+    """Return an application, for `serve_http`, with the page /metrics."""
     registry = CollectorRegistry()
     registry.register(collector)
 

@@ -1,16 +1,15 @@
-"""TLS for our listeners and for our connections to them: what to present, which peers to trust, and a channel of bytes.
+"""TLS for listeners and for connections to them: certificates, trust, and a channel of bytes.
 
-`ServerTls` and `ClientTls` hold what their files say and read them again at `reload`: connections that are made
-afterwards use the new files, those that there are go on as they are, and files that cannot be used change nothing.
-TLS 1.2 is the oldest version, without renegotiation and without resumption: each connection is a full handshake, so a
-certificate that is no longer trusted is refused at the next one.
+`ServerTls` and `ClientTls` read their files again at `reload`: later connections use the new files, existing ones are
+not affected, and files that cannot be used change nothing. TLS 1.2 is the oldest version, without renegotiation and
+without resumption: each connection is a full handshake, so a certificate that is no longer trusted is refused at the
+next one.
 
-`TlsChannel` is TLS without a socket: bytes from the transport in, plaintext out, and the other way round. Whoever owns
-the transport sees the first byte, decides when to read on, and closes it with a reason. Certificates are checked by
-OpenSSL; asn1crypto reads the dates of our own, for an error that names the day.
+`TlsChannel` is TLS without a socket: bytes from the transport in, plaintext out, and the reverse. The owner of the
+transport receives the first byte, decides when to continue to read, and closes it with a reason. OpenSSL checks
+certificates; asn1crypto reads the dates of this side's, for an error that names the day.
 
-Bytes from a peer raise RemoteProtocolError and nothing else. What must be told to the peer then, an alert, is in
-`take_outgoing`, as always.
+Bytes from a peer raise only RemoteProtocolError. The alert for the peer is then in `take_outgoing`.
 """
 
 import hashlib
@@ -24,24 +23,24 @@ from typing import Any, NamedTuple
 from safekeeper.base.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from safekeeper.base.private_files import warn_if_shared
 
-# The first byte of each TLS record that can begin a conversation.
+# The first byte of each TLS record that can begin a connection.
 HANDSHAKE_RECORD = 0x16
 ALERT_RECORD = 0x15
 
-# What a peer that speaks no TLS is told, for it to recognise: the alerts unexpected_message and close_notify.
+# Sent to a peer that does not use TLS: the alerts unexpected_message and close_notify, which TLS clients recognise.
 _NO_TLS = bytes.fromhex("1503030002020a15030300020100")
 _READ_BYTES = 64 << 10
-# The longest plaintext of one record: less than that is joined before it is encrypted (RFC 8446, 5.1).
+# The maximum plaintext of one record: shorter buffers are joined before encryption (RFC 8446, 5.1).
 _RECORD_BYTES_MAX = 16 << 10
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class _Loaded(NamedTuple):
-    """What was read from the files.
+    """The content of the files.
 
     Attributes:
         context: for new connections.
-        certificate_der: our certificate, empty if there is none.
+        certificate_der: this side's certificate, empty if there is none.
         valid_until: its last moment, None if there is none.
         fingerprint: of all the files' bytes; never shown.
     """
@@ -53,7 +52,7 @@ class _Loaded(NamedTuple):
 
 
 class _Tls:
-    """Files, and what was read from them last."""
+    """Certificate files, and their content as last read."""
 
     def __init__(self, load: Callable[[], _Loaded]) -> None:
         self._load = load
@@ -61,7 +60,7 @@ class _Tls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What new connections use."""
+        """The context for new connections."""
         return self._loaded.context
 
     @property
@@ -71,29 +70,29 @@ class _Tls:
 
     @property
     def valid_until(self) -> datetime | None:
-        """The last moment of our certificate, in UTC; None if there is none."""
+        """The last moment of this side's certificate, in UTC; None if there is none."""
         return self._loaded.valid_until
 
     def reload(self) -> bool:
-        """Read the files again; return whether anything in them has changed.
+        """Read the files again; return whether their content changed.
 
         Raises:
-            ConfigurationError: they cannot be used; what was read before stays in use.
+            ConfigurationError: they cannot be used; the previous content stays in use.
         """
         before, self._loaded = self._loaded, self._load()
         return before.fingerprint != self._loaded.fingerprint
 
 
 class ServerTls(_Tls):
-    """What a listener presents and which clients it accepts.
+    """The certificate that a listener presents, and the clients that it accepts.
 
     Args:
-        cert: PEM file: our certificate first, then the intermediate ones.
+        cert: PEM file: this side's certificate first, then the intermediate ones.
         key: PEM file of its private key, without a passphrase.
-        client_ca: PEM file of CAs; a client must then present a certificate that one of them vouches for.
+        client_ca: PEM file of CAs; if given, a client must present a certificate that one of them has signed.
 
     Raises:
-        ConfigurationError: a file is missing or of no use, the key is not the certificate's, or it has expired.
+        ConfigurationError: a file is missing or not valid, the key is not the certificate's, or it has expired.
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
@@ -105,10 +104,10 @@ class ServerTls(_Tls):
 
 
 class ClientTls(_Tls):
-    """Whom a client of ours trusts, and what it presents.
+    """The servers that a client trusts, and the certificate that it presents.
 
     Args:
-        ca: PEM file of CAs that vouch for servers; a server that must be trusted by itself can stand in it, too.
+        ca: PEM file of CAs that have signed the servers' certificates; it may also contain a server's own certificate.
         cert: PEM file of a certificate to present, or None.
         key: PEM file of its private key.
 
@@ -123,7 +122,7 @@ class ClientTls(_Tls):
         """Return the channel of a new connection to `host`, a name or an IP address that the certificate must have.
 
         Raises:
-            ConfigurationError: `host` can stand in no certificate.
+            ConfigurationError: `host` cannot be in a certificate.
         """
         return TlsChannel(self.context, server_side=False, server_hostname=host)
 
@@ -134,7 +133,7 @@ def _load(protocol: Any, cert: Path | None, key: Path | None, ca: Path | None) -
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
     digest = hashlib.sha256()
     if protocol is ssl.PROTOCOL_TLS_SERVER:
-        # libpq demands it with sslnegotiation=direct; who offers other protocols, or none, goes on without.
+        # libpq requires it with sslnegotiation=direct; clients that offer other protocols, or none, continue without.
         context.set_alpn_protocols(["postgresql"])
         context.num_tickets = 0
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -172,13 +171,13 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> bytes:
     try:
         context.load_verify_locations(cadata="\n".join(block.decode("ascii") for block in _PEM.findall(content)))
     except (ssl.SSLError, ValueError) as error:
-        reason = _plain(error) if isinstance(error, ssl.SSLError) else "there is none in PEM format"
+        reason = _plain(error) if isinstance(error, ssl.SSLError) else "it has none in PEM format"
         raise ConfigurationError(f"could not use the certificates of CAs in {ca}: {reason}") from error
     return hashlib.sha256(content).digest()
 
 
 def _first_certificate(path: Path, content: bytes) -> tuple[bytes, datetime]:
-    """Return the first certificate of a PEM file, which is the one that is presented, and its last moment."""
+    """Return the first certificate of a PEM file, which is the one to present, and its last moment."""
     from asn1crypto import x509
 
     block = _PEM.search(content)
@@ -214,12 +213,12 @@ class TlsChannel:
     with `begin`.
 
     Attributes:
-        established: the handshake is done, and the peer's certificate is checked where one is demanded.
-        ended: the peer has said that it will send nothing more.
+        established: the handshake is done, and the peer's certificate is checked if one is required.
+        ended: the peer has announced that it sends nothing more.
 
     Args:
         context: with the certificates.
-        server_side: whether we are the server.
+        server_side: whether this side is the server.
         server_hostname: the name that a client expects in the certificate.
         certificate_der: the server's own certificate, see `server_certificate_der`.
     """
@@ -245,14 +244,14 @@ class TlsChannel:
             raise ConfigurationError(f"{server_hostname!r} cannot be the name in a certificate: {error}") from error
 
     def begin(self) -> None:
-        """Say the client's first words."""
+        """Start the handshake as a client."""
         self._shake_hands()
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take what the transport received; return the plaintext that became readable, empty during the handshake.
+        """Decrypt bytes from the transport; return the available plaintext, empty during the handshake.
 
         Raises:
-            RemoteProtocolError: this is no TLS, or the handshake failed, or a record is broken: close the connection.
+            RemoteProtocolError: this is not TLS, or the handshake failed, or a record is broken: close the connection.
         """
         self.feed(data)
         buffer = bytearray(_READ_BYTES)
@@ -262,10 +261,10 @@ class TlsChannel:
         return bytes(plaintext)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the transport received; it waits, encrypted, for `read_into`.
+        """Add bytes from the transport; `read_into` decrypts them.
 
         Raises:
-            RemoteProtocolError: the peer does not speak TLS.
+            RemoteProtocolError: the peer does not use TLS.
         """
         if not self._began and len(data):
             self._began = True
@@ -279,7 +278,7 @@ class TlsChannel:
         self._incoming.write(data)
 
     def read_into(self, buffer: bytearray | memoryview) -> int:
-        """Write plaintext into `buffer` and return how many bytes; 0 if more must be fed first.
+        """Write plaintext into `buffer` and return its size in bytes; 0 if more must be fed first.
 
         Raises:
             RemoteProtocolError: see `receive`.
@@ -296,7 +295,7 @@ class TlsChannel:
         return size
 
     def send(self, *buffers: bytes | memoryview) -> None:
-        """Encrypt the buffers, one behind the other, for `take_outgoing`.
+        """Encrypt the buffers, one after the other, for `take_outgoing`.
 
         Raises:
             LocalProtocolError: the handshake is not done.
@@ -313,7 +312,7 @@ class TlsChannel:
             raise RemoteProtocolError(describe_failure(error)) from error
 
     def take_outgoing(self) -> bytes:
-        """Return what is to be written to the transport, and forget it."""
+        """Return the bytes to write to the transport, and remove them."""
         return self._outgoing.read()
 
     def peer_certificate(self) -> dict[str, Any] | None:
@@ -329,19 +328,19 @@ class TlsChannel:
 
     @property
     def server_certificate_der(self) -> bytes:
-        """The certificate of the server, whichever side that is: what channel binding binds to (RFC 5929, 4)."""
+        """The server's certificate, on either side: channel binding uses it (RFC 5929, 4)."""
         if self._server_side:
             return self._certificate_der
         return (self._object.getpeercert(binary_form=True) or b"") if self.established else b""
 
     def close(self) -> None:
-        """Say that we send nothing more."""
+        """Announce that this side sends nothing more."""
         if not self.established:
             return
         try:
             self._object.unwrap()
         except ssl.SSLError:
-            # It would wait for the peer's last word, or finds the connection broken. Neither matters: ours is said.
+            # It would wait for the peer's close_notify, or the connection is broken. Neither matters: ours is sent.
             return
 
     def _shake_hands(self) -> bool:
@@ -355,7 +354,7 @@ class TlsChannel:
         return True
 
 
-# What a peer's alert, or an error of ours, means for the person who reads it. Alerts: RFC 8446, 6.2.
+# The meaning of a peer's alert, or of a local error, for the operator. Alerts: RFC 8446, 6.2.
 _ALERTS = {
     "UNKNOWN_CA": "the peer does not trust the CA of this side's certificate: give it that CA's file (its --tls-ca, or "
     "--tls-client-ca)",
@@ -400,6 +399,6 @@ def describe_failure(error: ssl.SSLError | ssl.CertificateError) -> str:
 
 
 def _plain(error: ssl.SSLError | ssl.CertificateError) -> str:
-    """Return OpenSSL's own words, in lower case and without the source line of the module."""
+    """Return OpenSSL's reason, in lower case and without the source line of the module."""
     reason = getattr(error, "reason", None)
-    return reason.replace("_", " ").lower() if reason else "it is not understood"
+    return reason.replace("_", " ").lower() if reason else "unknown reason"

@@ -1,11 +1,11 @@
 """TLS between a socket's transport and a protocol that reads into its own buffer.
 
-asyncio has the same, and so has uvloop, and both hide what an operator must be told: that plaintext came, whose
-certificate was refused and why, that the connection ended before the handshake. Here the protocol above hears of it
-(`tls_failed`), and it is told of the connection as soon as there is one, so that it can count it and time it out.
+asyncio has the same, and so has uvloop, but both hide facts that the log must contain: that plaintext was received,
+which certificate was refused and why, that the connection ended before the handshake. Here these are passed to the
+protocol above (`tls_failed`), and it receives the connection at once, so that it can count it and time it out.
 
-What was received and not decrypted yet is bounded by one read of the socket (S14): as long as the protocol above has
-paused reading, nothing is decrypted, and nothing is read.
+Data received and not decrypted yet is limited to one read of the socket (S14): while the protocol above has paused
+reading, nothing is decrypted and nothing is read.
 """
 
 import asyncio
@@ -19,31 +19,31 @@ _RECEIVE_BYTES = 64 << 10
 
 
 class SecuredProtocol(Protocol):
-    """What stands above: an asyncio.BufferedProtocol that also hears of TLS."""
+    """The protocol above: an asyncio.BufferedProtocol with events of TLS."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """There is a connection. Nothing can be sent before `secured`."""
+        """Accept the connection. Nothing can be sent before `secured`."""
 
     def secured(self) -> None:
-        """The handshake is done."""
+        """Continue after the handshake."""
 
     def tls_failed(self, reason: str) -> None:
-        """TLS has failed; nothing more comes. The connection is to be closed."""
+        """Close the connection: TLS has failed, and nothing more will be received."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where plaintext goes."""
+        """Return the buffer for plaintext."""
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Plaintext is there."""
+        """Handle `nbytes` of plaintext in the buffer."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
+        """Clean up: the connection is closed."""
 
     def pause_writing(self) -> None:
-        """Too much waits to be sent."""
+        """Stop writing: too much waits to be sent."""
 
     def resume_writing(self) -> None:
-        """That is no longer so."""
+        """Write again."""
 
 
 class TlsTransport(asyncio.BufferedProtocol):
@@ -63,7 +63,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._delivering = False
         self._over = False
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -91,7 +91,7 @@ class TlsTransport(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
         self._above.connection_lost(exc)
-        # The two hold each other, and buffers and keys with it: a scanner's would wait for the garbage collector.
+        # The two reference each other and hold buffers and keys: without this they would wait for garbage collection.
         del self._above
 
     def pause_writing(self) -> None:
@@ -100,14 +100,14 @@ class TlsTransport(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._above.resume_writing()
 
-    # What the protocol above calls: the part of asyncio.Transport that it uses.
+    # Called by the protocol above: the part of asyncio.Transport that it uses.
 
     def write(self, data: bytes | memoryview) -> None:
         """See asyncio.Transport."""
         self.writelines((data,))
 
     def writelines(self, buffers: Iterable[bytes | memoryview]) -> None:
-        """See asyncio.Transport. What is written before the handshake is done is dropped, as on a closed transport."""
+        """See asyncio.Transport. Data written before the handshake is done is dropped, as on a closed transport."""
         if self.channel.established and not self._over:
             self.channel.send(*buffers)
             self._flush()
@@ -122,7 +122,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._paused = False
         self._transport.resume_reading()
         if not self._delivering:
-            # What waits, encrypted, is not announced by the socket again.
+            # The socket does not report data again that was received and is waiting, encrypted.
             asyncio.get_running_loop().call_soon(self._deliver)
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size()
 
     def _deliver(self) -> None:
-        """Decrypt what was received, as far as the protocol above takes it."""
+        """Decrypt received data, as far as the protocol above accepts it."""
         if self._delivering or self._over:
             return
         self._delivering = True
@@ -180,7 +180,7 @@ class TlsTransport(asyncio.BufferedProtocol):
             self.close()
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        # The alert that says so goes out before the protocol above closes.
+        # The alert is sent before the protocol above closes the connection.
         self._flush()
         self._over = True
         self._above.tls_failed(str(error))

@@ -1,21 +1,21 @@
-"""The node: carries out what the acceptor decides, in order, on the disk and on the connections.
+"""The node: executes the acceptor's effects, in order, on the disk and on the connections.
 
-Events come one at a time: a message, a lost connection, a flush that has returned. Each becomes a generator of effects
-that runs to its end before the next event is looked at, so the acceptor's text is the order in which things happen.
+Events are handled one after the other: a message, a lost connection, the end of a flush. Each is a generator of effects
+that ends before the next event begins, so the acceptor's code is the order in which things happen.
 
-    append     written into the operating system at once, on the loop's thread; then a flush begins if none runs
-    trim       the log forgets its oldest segments at once; a thread of its own removes their files
+    append     written to the operating system at once, on the loop's thread; then a flush starts if none runs
+    trim       the log drops its oldest segments at once; a separate thread removes their files
     flush      on the loop's thread while the disk is quick, else in the disk's thread; what is received or written
-               meanwhile gathers, and the next flush covers all of it
-    the rest   control file, cuts, reads: in the disk's thread, behind a flush that runs; until then the node takes no
-               message (`ready` is False) and the loop stays free to answer HTTP
+               meanwhile is covered by the next flush
+    the rest   control file, cuts, reads: in the disk's thread, after a flush that runs; until then the node accepts no
+               message (`ready` is False), and the loop continues to answer HTTP
 
-What waits is not stored here: messages for a node that is not ready stay where they are, in the
-sockets, and is told by `Outbox.resume` (S14). Only what cannot wait outside is queued: a flush's return, a lost
-connection, a timer; there are no more of these than connections and threads.
+Messages that wait are not stored here: while the node is not ready they stay in the sockets, and `Outbox.resume`
+reports when it is ready (S14). Only events that cannot wait outside are queued: the end of a flush, a lost connection,
+a timer; there are at most as many of these as connections and threads.
 
-A failed write or sync, and an invariant that does not hold, end the node: from then on it does nothing at all, and
-`failed` tells the process to exit (S12).
+A failed write or sync, or a violated invariant, ends the node: from then on it does nothing at all, and `failed` makes
+the process exit (S12).
 """
 
 import asyncio
@@ -57,9 +57,9 @@ from safekeeper.storage.disk_space import CONTROL_FILE, WAL, DiskSpace
 from safekeeper.storage.disk_work import Flush, Preparation, Removal
 from safekeeper.storage.filesystem import Space
 
-# A leader that waits this long for a flush is told what has been received meanwhile.
+# A leader that waits this long for a flush receives a report of the WAL received meanwhile.
 REPORT_WRITE_AFTER_S = 0.001
-# While a flush takes less than this on average, the loop's thread does it itself: to hand over to a thread and back
+# While a flush takes less than this on average, it runs on the loop's thread, because passing it to another thread
 # costs more than the fdatasync. Measured with 8 appends of 8 KiB in flight, alternately, on two shared cores: 84-100 us
 # of CPU per append through the thread, 47-59 on the loop; 5,300-6,400 appends a second against 9,000-10,800. The price
 # is that the loop blocks during a flush, and that WAL that is received meanwhile is acknowledged only after it. Where
@@ -68,56 +68,56 @@ REPORT_WRITE_AFTER_S = 0.001
 # beside PostgreSQL: 0.87 of the transactions at 8 clients, 0.90 at 32, for a third more CPU; 10 ms is no better
 # than 4).
 QUICK_FLUSH_S = 0.004
-# The average is a moving one over about this many flushes. It begins slow.
+# The average is a moving one over about this number of flushes. It starts as slow.
 FLUSHES_AVERAGED = 8
-# How long to wait for space before the next segment is tried again.
+# The pause before the preparation of the next segment is retried for want of disk space.
 PREPARE_AGAIN_AFTER_S = 1.0
-# How long to wait before a file is opened again for which there was no descriptor: twice as long each time. An effect
-# in the disk's thread is tried again after each of these, 0.63 s in all; then it is refused, as for want of space.
+# The pauses before a file is opened again for which no descriptor was free: each is twice the last. An effect in the
+# disk's thread is retried after each of these, 0.63 s in all; then it is refused, as for want of disk space.
 SHORTAGE_PAUSES_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 
 _log = logging.getLogger(__name__)
-# What these do to the WAL, or say about it, includes a flush that runs: it is counted by them and not once more.
+# These make the WAL durable themselves or replace it: a flush that runs is counted with them, and not once more.
 _INCLUDES_FLUSH = (FlushWal, TruncateWal, ResetWal, SetWalAside)
 
 
 class Outbox(Protocol):
-    """Where a node's words go."""
+    """The node's interface to its connections: sends replies and closes connections."""
 
     def send(self, connection: int, message: AcceptorMessage) -> None:
-        """Send `message`; nothing happens if the connection is closed."""
+        """Send `message`; do nothing if the connection is closed."""
 
     def close(self, connection: int, reason: str, *, broken: bool) -> None:
-        """Close it after what was sent; pass on no further message of it. `broken`: it broke the protocol."""
+        """Close the connection once everything written is sent; drop its messages. `broken`: it broke the protocol."""
 
     def resume(self) -> None:
-        """The node is ready for messages again."""
+        """Pass messages to the node again: it is ready."""
 
 
 class LogReaders(Protocol):
-    """Whoever reads committed WAL from this safekeeper (S7)."""
+    """A component that reads committed WAL from this safekeeper (S7)."""
 
     def update(self) -> None:
-        """Positions, the history or the leader may have changed. Called after every event, so it must be cheap."""
+        """Check for new positions, history or leader. Called after every event, so it must be cheap."""
 
 
 class Node:
     """One safekeeper's acceptor, its data folder, and the threads that wait for the disk.
 
     Attributes:
-        acceptor: the state machine; read its positions, leave the rest alone.
+        acceptor: the state machine; only read its positions.
         folder: the data folder.
         disk: the thread that flushes.
-        room: what there is no room for at present.
-        failed: done, with the error, when the node has come to its end.
+        disk_space: the disk's free space, and what could not be written for want of it.
+        failed: done, with the error, once the node has failed.
     """
 
     def __init__(self, folder: DataFolder, loop: asyncio.AbstractEventLoop) -> None:
-        """Finish what a crash interrupted (blocking), and be ready for messages once `attach` was called.
+        """Finish what a crash interrupted (blocking). The node is ready for messages after `attach`.
 
         Raises:
-            StorageFailed: it cannot be finished. For want of room alone it need not be: the acceptor does not claim
-                what is unfinished, and tries again.
+            StorageFailed: it cannot be finished. Want of disk space alone is not an error: the acceptor does not claim
+                what is unfinished, and retries.
         """
         self.folder = folder
         self.disk_space = DiskSpace()
@@ -127,7 +127,7 @@ class Node:
         except StorageFull as full:
             self.disk_space.note(CONTROL_FILE, full)
         self.disk = Worker("disk", loop)
-        # A segment takes far longer to prepare than a flush may wait, hence a thread of its own.
+        # Preparing a segment takes far longer than a flush may wait, hence a thread of its own.
         self._preparer = Worker("preparer", loop)
         # A busy disk may take seconds to remove a segment.
         self._remover = Worker("remover", loop)
@@ -135,9 +135,9 @@ class Node:
         self._loop = loop
         self._outbox: Outbox
         self._effects: Effects | None = None  # Those of the event that is being handled.
-        self._connection = 0  # On which its message came.
+        self._connection = 0  # From which its message was received.
         self._events: deque[Callable[[], Effects | None]] = deque()
-        self._flush: Flush | None = None  # The one that runs.
+        self._flush: Flush | None = None  # The flush that runs.
         self._flush_began_at = 0.0
         self._average_flush_s = 10 * QUICK_FLUSH_S
         self._report_timer_runs = False
@@ -149,11 +149,11 @@ class Node:
         self._log_readers: list[LogReaders] = []
 
     def attach(self, outbox: Outbox) -> None:
-        """Say where words go. Before the first message."""
+        """Set where replies are sent. Call it before the first message."""
         self._outbox = outbox
 
     def attach_readers(self, readers: LogReaders) -> None:
-        """Say who is to hear of what becomes readable. There may be several."""
+        """Add readers to update after each event. There may be several."""
         self._log_readers.append(readers)
 
     @property
@@ -163,13 +163,13 @@ class Node:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether the log is left alone at this moment: no event waits for the disk's thread, and nothing failed."""
+        """Whether the log is stable at this moment: no event waits for the disk's thread, and the node works."""
         return self._effects is None and not self.failed.done()
 
     # Events.
 
     def receive(self, connection: int, message: ProposerMessage) -> None:
-        """Handle a message; only while `ready`. After the last one at hand, call `messages_handled`."""
+        """Handle a message; only while `ready`. Call `messages_handled` after the last one available."""
         self._connection = connection
         self._effects = self.acceptor.receive(connection, message, self._loop.time())
         self._step(None, None)
@@ -177,29 +177,29 @@ class Node:
             self._handle_events()
 
     def messages_handled(self) -> None:
-        """No further message is at hand: what was written is flushed, or begins to be."""
+        """Flush what was written, or start to: no further message is available."""
         if self._effects is None and not self.failed.done():
             self._start_flush()
             self._after_events()
 
     def disconnected(self, connection: int) -> None:
-        """The connection is closed, by whomever."""
+        """Handle the end of a connection, closed by either side."""
         self._post(lambda: self.acceptor.disconnected(connection))
 
     def readers_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> None:
-        """Who streams from here, and what the standbys have said last; the leader hears of what is new."""
+        """Set whether readers stream from here, and the standbys' last positions; changes are sent to the leader."""
         self._post(lambda: self.acceptor.readers_changed(has_readers, standbys))
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> None:
-        """Report the archive: up to where it contains the WAL here (0: unknown), or why it cannot be used."""
+        """Record the archive's state: the end of the WAL that it contains (0: unknown), or why it cannot be used."""
         self._post(lambda: self.acceptor.archive_reported(archived_lsn, problem, archive_id))
 
     def trim(self, request: Callable[[], TrimRequest]) -> None:
-        """Remove old WAL that need not be kept, some of it at a time. `request` is called when it comes to that."""
+        """Remove part of the old WAL that need not be retained. `request` is called when the event is handled."""
         self._post(lambda: self.acceptor.trim(request()))
 
     def checkpoint(self) -> None:
-        """Write the positions that are kept lazily, if they have moved; try again what there was no room for."""
+        """Write the lazily written positions if they have moved; retry what failed for want of disk space."""
         self._post(self._checkpoint)
 
     async def drain(self) -> None:
@@ -210,12 +210,12 @@ class Node:
         await self._become_quiet()
 
     def stop(self) -> None:
-        """End the threads after what they are at."""
+        """End the threads after their present work."""
         self.disk.stop()
         self._preparer.stop()
         self._remover.stop()
 
-    # The engine.
+    # The event queue.
 
     def _post(self, event: Callable[[], Effects | None]) -> None:
         self._events.append(event)
@@ -223,9 +223,9 @@ class Node:
             self._handle_events()
 
     def _handle_events(self) -> None:
-        """Handle what is queued, until there is nothing left to do or an effect has to wait for the disk."""
+        """Handle queued events until the queue is empty or an effect waits for the disk."""
         while self._events and self._effects is None and not self.failed.done():
-            # What has happened is shown before this event begins, which may wait for the disk.
+            # Publish the state before this event begins: it may wait for the disk.
             self._after_events()
             try:
                 effects = self._events.popleft()()
@@ -243,21 +243,21 @@ class Node:
         self._after_events()
         if self._quiet is not None and self._flush is None:
             quiet, self._quiet = self._quiet, None
-            if not quiet.done():  # The waiting task has been cancelled.
+            if not quiet.done():  # The task that waited was cancelled.
                 quiet.set_result(None)
         if not self._deaf:
             self._outbox.resume()
 
     def _after_events(self) -> None:
-        """Let everybody know who looks at the acceptor from outside."""
+        """Update the log lines and the readers."""
         self._change_log.update()
         for readers in self._log_readers:
             readers.update()
 
     def _step(self, result: Any, full: StorageFull | None) -> None:
-        """Go on with the event under way, with the result of the effect that it waits for."""
+        """Continue the present event with the result of the effect that it waited for."""
         effects = self._effects
-        assert effects is not None  # There is one under way whenever this is called.
+        assert effects is not None  # Called only during an event.
         try:
             effect = effects.send(result) if full is None else effects.throw(full)
             while True:
@@ -286,13 +286,13 @@ class Node:
             self._effects = None
             self._outbox.close(self._connection, str(broken), broken=True)
         except StorageFull:
-            self._effects = None  # A checkpoint, for which no message waits. `disk_space` has noted it.
+            self._effects = None  # A checkpoint, for which no message waits. `disk_space` has logged it.
         except Exception as error:
             self._fail(error)
         self._check()
 
     def _check(self) -> None:
-        """Check the acceptor after an event."""
+        """Check the acceptor's invariants after an event."""
         try:
             self.acceptor.check()
         except InvariantViolation as violation:
@@ -301,8 +301,8 @@ class Node:
     def _hand_to_disk(self, effect: Effect) -> None:
         flush: Flush | None = None
         if isinstance(effect, _INCLUDES_FLUSH):
-            # Its thread has carried it out before it comes to this effect; its return, when the loop hears of it, is
-            # no longer news.
+            # The thread finishes the flush before this effect, which counts it; its completion is then ignored by the
+            # loop.
             flush, self._flush = self._flush, None
 
         def job() -> Any:
@@ -356,13 +356,13 @@ class Node:
     # Flushes.
 
     def _start_flush(self) -> None:
-        """Flush what is written, or begin to, unless a flush runs: then the next one will cover it."""
+        """Flush what is written, or start to; if a flush runs, the next one will cover it."""
         storage = self.folder.storage
         if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn or self.failed.done():
             return
         try:
             flush = self._flush = storage.start_flush()
-            assert flush is not None  # There is something to flush, and no flush runs.
+            assert flush is not None  # WAL is unflushed, and no flush runs.
             self._flush_began_at = time.monotonic()
             if self._flush_began_at >= self._prepare_not_before:
                 self._prepare_ahead()
@@ -373,7 +373,7 @@ class Node:
             self._fail(error)
             return
         if self._effects is not None:
-            self._step(None, None)  # It sends the answer, no more: what it may do to the disk is nothing.
+            self._step(None, None)  # These effects only send the acknowledgment: none of them uses the disk.
             return
         self.disk.submit(flush.run, self._flush_returned, flush)
         if not self._report_timer_runs:
@@ -399,7 +399,7 @@ class Node:
         return self.acceptor.flushed(flush.end_lsn)
 
     def _report_timer(self) -> None:
-        """Tell the leader what is received when a flush takes its time. One timer, however many flushes there are."""
+        """Report received WAL to the leader if a flush takes long. One timer serves all flushes."""
         self._report_timer_runs = False
         if self._flush is None or self.failed.done():
             return
@@ -411,7 +411,7 @@ class Node:
         self._loop.call_later(wait_s, self._report_timer)
 
     def _prepare_ahead(self) -> None:
-        """Have the next segment prepared if it is time."""
+        """Start to prepare the next segment if it is time."""
         storage = self.folder.storage
         if storage is None or self._effects is not None or self.failed.done():
             return
@@ -437,7 +437,7 @@ class Node:
             if isinstance(full, ResourceShortage):
                 pause_s = SHORTAGE_PAUSES_S[min(self._shortages_in_a_row, len(SHORTAGE_PAUSES_S) - 1)]
                 self._shortages_in_a_row += 1
-                # There may be no write meanwhile, and so no flush that tries it again.
+                # Without a write meanwhile there is no flush that would retry it.
                 self._loop.call_later(pause_s, self._prepare_ahead)
             self._prepare_not_before = time.monotonic() + pause_s
             self._no_room_for_wal(full)
@@ -457,10 +457,10 @@ class Node:
             self.disk_space.wal_ends_at_lsn = segment_start(storage.write_lsn - 1, segment_size) + segment_size
         self.disk_space.note(WAL, full)
 
-    # What a person wants to know.
+    # For /status and warnings.
 
     def measure_room(self) -> None:
-        """Look how much room the disk has."""
+        """Start to measure the disk's free space."""
         self.disk.submit(self.folder.space, self._room_measured)
 
     def _room_measured(self, _: Any, space: Space | None, error: BaseException | None) -> None:

@@ -1,19 +1,19 @@
-"""The listener for proposers: connections in, messages to the node, the node's words out.
+"""The listener for proposers: passes their messages to the node, and the node's replies to them.
 
-What a connection sends stays in its receive buffer until the node is ready for it; with a full buffer, or with a peer
-that does not read its answers, nothing more is read from the socket. So a connection costs a bounded amount of memory
-whatever it does (S14), and a slow one slows down itself only.
+Received data stays in the connection's buffer until the node is ready for it. While that buffer is full, or the peer
+does not read its replies, nothing more is read from the socket. So a connection uses a bounded amount of memory (S14),
+and a slow one delays only itself.
 
-Who may come in is asked in this order, each as far as it is configured: the address, at once; TLS, with a client's
-certificate (safekeeper/net/tls_transport.py); the shared secret (safekeeper/peers/peer_auth.py). Only then the node
-hears of it.
+A connection is checked in this order, each check as far as it is configured: the address; TLS with a client certificate
+(safekeeper/net/tls_transport.py); the shared secret (safekeeper/peers/peer_auth.py). Only then are its messages passed
+to the node.
 
 A connection is proven (safekeeper/net/admission.py) by the shared secret, or, if none is configured, by a greeting that
-is valid for this safekeeper: the listener is on loopback then, or a certificate or the address has been checked
-already. Proving does not wait for the node, so a disk that is busy keeps no proxy out. A proven connection always has a
-place: if there are too many, the one that has been silent for longest is closed.
+is valid for this safekeeper: in that case the listener is on loopback, or a certificate or the address has been checked
+already. Proving does not wait for the node, so a busy disk keeps no proxy out. A proven connection is always accepted:
+above the limit, the one that is idle for longest is closed.
 
-A connection is closed when it sends what is not understood, is not proven in time, or is silent for too long.
+A connection is closed if it sends an invalid message, is not proven in time, or sends nothing for the idle timeout.
 """
 
 import asyncio
@@ -42,31 +42,31 @@ from safekeeper.peers.shared_secret import PeerSecret
 WRITE_HIGH_WATER_BYTES = 4 << 20
 WRITE_LOW_WATER_BYTES = 1 << 20
 WATCH_INTERVAL_S = 1.0
-# The most that a connection may send in one frame, and the size of its buffer, before it is proven.
+# Maximum size of a frame, and of the buffer, of a connection that is not proven.
 UNPROVEN_FRAME_BYTES_MAX = 4 << 10
 
 _log = logging.getLogger(__name__)
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One proposer's connection. Bytes become a message only when the node is ready for it.
+    """One proposer's connection. Bytes are decoded into a message only when the node is ready for it.
 
     Attributes:
         number: the connection's number, 0 if it was not admitted.
-        host: the address that it comes from.
-        peer: the same with its port, for the log.
-        heard_at: when bytes came last, in the loop's time.
+        host: the peer's address.
+        peer: the peer's address and port, for the log.
+        heard_at: when bytes were last received, in the loop's time.
     """
 
     def __init__(self, listener: "ProposerListener") -> None:
         self._listener = listener
         self._node = listener.node
-        # Its messages are the proposer's, or first an authentication's.
+        # Decodes the proposer's messages, or first those of the authentication.
         self._secret = listener.secret
         self._decoder: FrameDecoder[Any] = FrameDecoder(
             PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT, frame_bytes_max=UNPROVEN_FRAME_BYTES_MAX
         )
-        self._greeting: ProposerGreeting | None = None  # A valid one that the node was not ready for yet.
+        self._greeting: ProposerGreeting | None = None  # A valid one for which the node was not ready yet.
         self._proven = False
         self._authentication: AcceptorSide | None = None
         self._transport: asyncio.Transport
@@ -78,10 +78,10 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = ""
         self.heard_at = 0.0
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if peer else ""
@@ -102,10 +102,10 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def secured(self) -> None:
-        """TLS is established: what follows is said by the peer."""
+        """Accept messages: TLS is established."""
 
     def tls_failed(self, reason: str) -> None:
-        """TLS has failed."""
+        """Close the connection: TLS has failed."""
         self._listener.close(self.number, reason, broken=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -131,10 +131,10 @@ class Connection(asyncio.BufferedProtocol):
         self._writing_paused = False
         self.pump()
 
-    # What the listener calls.
+    # Called by the listener.
 
     def pump(self) -> None:
-        """Hand over messages until there are no more, or somebody has to wait."""
+        """Pass messages to the node until none is left, or the node is not ready, or the peer does not read."""
         node, decoder = self._node, self._decoder
         try:
             while self._open:
@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         node.messages_handled()
 
     def send(self, message: AcceptorMessage) -> None:
-        """Write the message's frame."""
+        """Write the message as a frame."""
         buffers = encode(message)
         if len(buffers) == 1:
             self._transport.write(buffers[0])
@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(buffers)
 
     def close(self, *, abort: bool = False) -> None:
-        """Close after what was written, or at once; nothing more that was received is handled."""
+        """Close once everything written is sent, or at once; ignore further received data."""
         self._open = False
         if abort:
             self._transport.abort()
@@ -212,9 +212,9 @@ class ProposerListener(Listener[Connection]):
     """Listens for proposers; the node's `Outbox`.
 
     Attributes:
-        node: who handles the messages.
-        waiting: connections with messages that the node was not ready for, by number.
-        secret: what a proxy must prove to know, None for nothing.
+        node: handles the messages.
+        waiting: connections with messages for which the node was not ready, by number.
+        secret: the secret that a proxy must prove, None if none is required.
     """
 
     CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --proposer-listen"
@@ -246,12 +246,12 @@ class ProposerListener(Listener[Connection]):
         return connection if self._tls is None else TlsTransport(self._tls.channel(), connection)
 
     def stop_accepting(self) -> None:
-        """See Listener. Silent peers are no longer disconnected: the node accepts no further message."""
+        """See Listener. Idle peers are no longer disconnected, because the node accepts no further message."""
         super().stop_accepting()
         self.stop_watching()
 
     def close_all(self) -> None:
-        """Close all connections, after what was sent on them."""
+        """Close all connections once everything written on them is sent."""
         for connection in list(self._connections.values()):
             connection.close()
 
@@ -294,11 +294,11 @@ class ProposerListener(Listener[Connection]):
         connection.close(abort=True)
 
     def proved(self, connection: Connection) -> None:
-        """A connection is proven: it has a place, even if another one is closed for it."""
+        """Count the connection as proven. Above the limit another one is closed for it."""
         evicted = self.admission.prove(connection.number, lambda number: self._connections[number].heard_at).evicted
         if evicted:
             limit = self.admission.budget.proven_max
-            self.close(evicted, f"the longest silent of {limit} authenticated ones (--connections-max)", broken=False)
+            self.close(evicted, f"idle for longest of {limit} authenticated ones (--connections-max)", broken=False)
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
@@ -313,13 +313,13 @@ class ProposerListener(Listener[Connection]):
         return there
 
     def watch(self) -> float:
-        """Close the connections that say nothing."""
+        """Close the connections that have sent nothing for too long."""
         now = self.now()
         for number in self.admission.overdue(now - self._greeting_timeout_s):
             self.close(number, f"no greeting within {self._greeting_timeout_s:g} s", broken=True)
         for number, connection in list(self._connections.items()):
             if number in self.waiting:
-                continue  # It is not silent: its messages are not read.
+                continue  # Its messages are not being read.
             if now - connection.heard_at > self._idle_timeout_s:
                 self.close(number, f"no data for {self._idle_timeout_s:g} s", broken=False)
         return min(WATCH_INTERVAL_S, self._greeting_timeout_s / 4)

@@ -1,7 +1,7 @@
-"""What readers may see of a node's log, at this moment, and whether it has gone back since (S7).
+"""The part of a node's log that readers may receive at this moment, and whether it was cut since (S7).
 
-Each of those who read the log from the side has a view of its own: the hub of the readers, the archiver. The node tells
-them after every event; they look, and what has changed they compare with what they did before.
+The hub of the readers and the archiver each have a view of their own. After every event of the node they refresh it and
+compare it with what they have sent or archived.
 """
 
 import logging
@@ -17,9 +17,9 @@ class LogView:
     """The readable log as it was between two events of a node.
 
     Attributes:
-        log: what may be read.
+        log: the readable log.
         cluster_id: the cluster of the log, empty before the bootstrap.
-        epoch: a number that changes when bytes that could be read are part of the log no more.
+        epoch: a number that changes when readable bytes were removed from the log.
     """
 
     def __init__(self, node: Node) -> None:
@@ -31,7 +31,7 @@ class LogView:
         self.log = self._look(None)
 
     def refresh(self) -> ReadableLog | None:
-        """Look again; return what the log was before if anything has changed. Only between events. Cheap."""
+        """Refresh the view; return the previous log if anything changed. Call it only between events. Cheap."""
         acceptor, before = self._acceptor, self.log
         # The timeline of the last byte changes with the history, which is in `control`, or with the end.
         if (
@@ -43,7 +43,7 @@ class LogView:
         self.log = self._look(before)
         self._control = acceptor.control
         if self._control.cluster_id != self.cluster_id:
-            # The first one does not go back for any reader.
+            # The first log removes nothing that was readable.
             self.epoch += bool(self.cluster_id)
             self.cluster_id = self._control.cluster_id
         elif self.log.end_lsn < before.end_lsn:

@@ -1,4 +1,4 @@
-"""Log the promise, the leader and the membership of a safekeeper when they have changed."""
+"""Log the promise, the leader and the membership of a safekeeper when they change."""
 
 import logging
 
@@ -7,7 +7,7 @@ from safekeeper.base.logs import RateLimits
 from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.term_history import describe_history
 
-# A member whose disk is full is connected to, and refuses, about once a second.
+# Proposers connect to a member whose disk is full about once per second, and it refuses them.
 LINES_OF_A_KIND_MAX = 10
 LINES_INTERVAL_S = 60.0
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChangeLog:
-    """Remembers what the log has said last about an acceptor."""
+    """Remembers what was last logged of an acceptor."""
 
     def __init__(self, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
@@ -25,7 +25,7 @@ class ChangeLog:
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
 
     def update(self) -> None:
-        """Log what is different now. Costs next to nothing if nothing is: it is called for every append."""
+        """Log what has changed. Cheap without a change, because it is called for every append."""
         acceptor = self._acceptor
         if acceptor.control is not self._control:
             self._log_control()
@@ -44,7 +44,7 @@ class ChangeLog:
                 new.membership.generation,
                 new.cluster_id[:8],
                 ", ".join(str(member_id) for member_id in sorted(new.membership.ids())),
-                "votes" if acceptor.is_voter else "a learner",
+                "a voter" if acceptor.is_voter else "a learner",
             )
 
     def _log_leader(self) -> None:

@@ -1,4 +1,4 @@
-"""Bytes <-> messages: the framing of the protocol between proposers and acceptors.
+"""Encodes and decodes messages: the framing of the protocol between proposers and acceptors.
 
 A frame is a header of 8 bytes and a body, all numbers little-endian:
 
@@ -8,21 +8,21 @@ A frame is a header of 8 bytes and a body, all numbers little-endian:
     kind 2  append request   a fixed structure, then the WAL
     kind 3  append response  a fixed structure
     kind 4  read response    a fixed structure, then the WAL
-    kind 5  authentication   a byte that says which message, and its fixed structure (safekeeper/peers/peer_auth.py)
+    kind 5  authentication   a byte for the kind of message, and its fixed structure (safekeeper/peers/peer_auth.py)
 
-The three that carry or acknowledge WAL are nearly all of the traffic and cost one `struct` call each. WAL is never
-copied on the way out: `encode` returns a list of buffers, and `encode_append_header` is for a proposer that sends one
-payload to several safekeepers. On the way in it is copied once, out of the receive buffer.
+The three that carry or acknowledge WAL are nearly all of the traffic and cost one `struct` call each. WAL is not copied
+when it is sent: `encode` returns a list of buffers, and `encode_append_header` is for a proposer that sends one payload
+to several safekeepers. When it is received it is copied once, out of the receive buffer.
 
-Control messages are MessagePack in one canonical form: what does not encode to the same bytes again is refused, so no
-unknown field, duplicate or padded number slips through. Numbers that cannot be negative, fields that cannot be empty
-and ids that could not stand in a file name are refused here too, before a state machine sees them (S11).
+Control messages are MessagePack in one canonical form: a message that does not encode to the same bytes again is
+refused, so unknown fields, duplicates and padded numbers are. Negative numbers, empty fields that must not be empty,
+and ids that cannot be part of a file name are refused here too, before a state machine receives them (S11).
 
-Frames have no checksum. TCP and the links below it have theirs, every WAL record carries a CRC-32C that PostgreSQL
-checks before it replays it, and PostgreSQL's own replication relies on just that. A CRC of ours would be computed once
-more per member and commit, on the path where CPU decides throughput.
+Frames have no checksum. TCP and the link layers have theirs, every WAL record has a CRC-32C that PostgreSQL checks
+before it replays it, and PostgreSQL's own replication relies on these. A further CRC would be computed once per member
+and commit, where CPU limits throughput.
 
-Pure: no I/O, no clock. Bytes from a peer raise RemoteProtocolError and nothing else.
+Pure: no I/O, no clock. Bytes from a peer raise only RemoteProtocolError.
 """
 
 import re
@@ -78,11 +78,11 @@ _QUOTED_CHARACTERS_MAX = 200
 
 _MAGIC = 0x5750
 _CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE, _AUTHENTICATION = 1, 2, 3, 4, 5
-# How a TLS conversation begins: a handshake record, or an alert, of any version; as if it were our magic.
+# The first bytes of TLS: a handshake record, or an alert, of any version; read as if they were the magic.
 _TLS_MAGICS = (0x0316, 0x0315)
 
 _HEADER = struct.Struct("<HBBI")
-# A LeaderId is its term, u64, and its run in 32 bytes, padded with zeros.
+# A LeaderId is its term, u64, and its proposer id in 32 bytes, padded with zeros.
 _RUN_BYTES_MAX = 32
 _APPEND_REQUEST_BODY = struct.Struct("<Q32sQQQQQB")  # generation, begin, commit, truncate, sequence, healthy
 _APPEND_RESPONSE_BODY = struct.Struct("<Q32sQQQB")  # write, flush, sequence, has_readers
@@ -110,10 +110,10 @@ Buffers = list[bytes | memoryview]
 
 
 def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
-    """Return the frame of `message` as buffers to be written one behind the other; WAL is not copied.
+    """Return the frame of `message` as buffers to be written one after the other; WAL is not copied.
 
     Raises:
-        LocalProtocolError: the message is one that the other side would have to refuse.
+        LocalProtocolError: the other side would have to refuse the message.
     """
     if isinstance(message, AppendResponse):
         return [_encode_append_response(message)]
@@ -156,10 +156,10 @@ def encode_append_header(
     healthy: bool,
     payload_bytes: int,
 ) -> bytes:
-    """Return everything of an AppendRequest's frame but the WAL, which the caller writes behind it.
+    """Return an AppendRequest's frame without the WAL, which the caller writes after it.
 
     Raises:
-        LocalProtocolError: the payload is longer than a frame may carry, or a field is out of range.
+        LocalProtocolError: the payload exceeds the maximum of a frame, or a field is out of range.
     """
     _require_payload(payload_bytes)
     term, run = leader_id
@@ -228,13 +228,13 @@ def _run_to_bytes(run: str) -> bytes:
 
 
 class Dialect(NamedTuple, Generic[_Message]):
-    """What one side may say: its control messages, and the kinds of frame that it sends.
+    """The messages that one side may send.
 
     Attributes:
         control: decodes its control messages; None if it has none.
-        kinds: of frame.
-        one_sided: what is wrong when it authenticates itself and need not, or need and does not; and what it is told.
-        tls: what is wrong when it speaks TLS.
+        kinds: the kinds of its frames.
+        one_sided: the error if only one side authenticates; and the reason that is sent to the peer.
+        tls: the error if it sends TLS.
     """
 
     control: msgspec.msgpack.Decoder[_Message] | None
@@ -283,7 +283,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
     ("the safekeeper requires a shared secret: give the proxy --secret-file or WALPROXY_SECRET", None),
     _ACCEPTOR_TLS,
 )
-# While the two authenticate each other; `FrameDecoder.speak` goes on from there.
+# While the two sides authenticate each other; `FrameDecoder.speak` then sets the next dialect.
 PROPOSER_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
     None,
     frozenset({_AUTHENTICATION}),
@@ -305,15 +305,15 @@ ACCEPTOR_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
 
 
 class FrameDecoder(Generic[_Message]):
-    """Takes bytes in pieces of any size and gives out the messages that they complete.
+    """Decodes the messages in a stream of bytes, received in pieces of any size.
 
-    Either `feed`, or, without a copy, `get_buffer`, `buffer_updated` and `next_message`: the shape that
-    asyncio.BufferedProtocol wants. Memory is bounded by one frame of the largest kind. After an error the decoder is
-    no longer usable: the connection must be closed.
+    Either `feed`, or, without a copy, `get_buffer`, `buffer_updated` and `next_message`, the interface of
+    asyncio.BufferedProtocol. Memory is bounded by one frame of the largest kind. After an error the decoder is no
+    longer usable: the connection must be closed.
 
     Args:
-        dialect: what the peer may say, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.
-        frame_bytes_max: longer frames are refused, and the buffer is as small, until `accept_all_frames`.
+        dialect: the messages that the peer may send, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.
+        frame_bytes_max: longer frames are refused, and the buffer has this size, until `accept_all_frames`.
     """
 
     def __init__(self, dialect: Dialect[_Message], frame_bytes_max: int | None = None) -> None:
@@ -324,18 +324,18 @@ class FrameDecoder(Generic[_Message]):
         self._begin = 0  # The bytes [_begin, _end) of the buffer are received and not decoded yet.
         self._end = 0
         self._wanted = HEADER_BYTES  # Length of the frame at _begin as far as it is known.
-        # The same LeaderId comes with every append of a term: it is made once.
+        # Every append of a term has the same LeaderId, so it is decoded once.
         self._term = 0
         self._run = b""
         self._leader_id = NOBODY
 
     def speak(self, dialect: Dialect[_Message]) -> None:
-        """Understand the bytes behind the last message as another dialect."""
+        """Decode the bytes after the last message as another dialect."""
         self._dialect = dialect
         self._kinds = dialect.kinds
 
     def accept_all_frames(self) -> None:
-        """Accept frames of any length that their kind may have from now on: the peer has proved who it is."""
+        """Accept frames up to the maximum of their kind from now on: the peer is proven."""
         self._frame_bytes_max = None
         old = self._buffer[self._begin : self._end]
         if len(self._buffer) < _BUFFER_BYTES:
@@ -344,10 +344,10 @@ class FrameDecoder(Generic[_Message]):
             self._begin, self._end = 0, len(old)
 
     def feed(self, data: bytes | memoryview) -> list[_Message]:
-        """Take the next bytes and return the messages that they complete.
+        """Decode the next bytes and return the messages that they complete.
 
         Raises:
-            RemoteProtocolError: a frame is malformed. Messages that were complete before it are lost with it.
+            RemoteProtocolError: a frame is malformed. Complete messages before it are lost with it.
         """
         messages = []
         data = memoryview(data)
@@ -362,7 +362,7 @@ class FrameDecoder(Generic[_Message]):
         return messages
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes go; never empty if `next_message` was called until it returned None."""
+        """Return the buffer for the next bytes; never empty if `next_message` was called until it returned None."""
         buffer, begin, end = self._buffer, self._begin, self._end
         if begin == end:
             self._begin = self._end = end = 0
@@ -384,8 +384,8 @@ class FrameDecoder(Generic[_Message]):
         """Return the next message, or None if more bytes are needed.
 
         Raises:
-            RemoteProtocolError: what stands there is no frame that this peer may send. Said as soon as the header
-                is there: nothing is buffered for a frame that will be refused.
+            RemoteProtocolError: the next frame is not one that this peer may send. Raised as soon as its header is
+                complete: a frame that will be refused is not buffered.
         """
         begin = self._begin
         available = self._end - begin
@@ -470,7 +470,7 @@ class FrameDecoder(Generic[_Message]):
         return ReadResponse(request_id, begin_lsn, payload)
 
     def _control_message(self, body: bytes) -> _Message:
-        assert self._dialect.control is not None  # it has control frames
+        assert self._dialect.control is not None  # Only such a dialect has control frames.
         try:
             message = self._dialect.control.decode(body)
             if msgspec.msgpack.encode(message) != body:
@@ -489,13 +489,13 @@ class FrameDecoder(Generic[_Message]):
 
 
 def _quotable(error: Exception) -> str:
-    """What msgspec says of bytes quotes them: as much as may stand in one line of a log."""
+    """Return msgspec's error, which quotes received bytes, cut so that it fits into a log line."""
     return "".join(each if each.isprintable() else "?" for each in str(error)[:_QUOTED_CHARACTERS_MAX])
 
 
-# What no honest peer sends, whatever the MessagePack type says. Each check raises RemoteProtocolError.
+# Checks for what no valid peer sends, beyond the MessagePack types. Each raises RemoteProtocolError.
 
-# Ids stand in log lines, in JSON and in file names.
+# Ids are part of log lines, JSON and file names.
 _WORD = re.compile(rf"[0-9A-Za-z_-]{{1,{_RUN_BYTES_MAX}}}")
 
 
@@ -518,7 +518,7 @@ def _check_control(message: Any) -> None:
 
 
 def _check_numbers(value: Any) -> None:
-    """Nothing that is sent can be negative: positions, terms, ids, sizes."""
+    """Refuse negative numbers: positions, terms, ids and sizes never are."""
     if isinstance(value, int):
         if not 0 <= value <= LSN_MAX:
             raise RemoteProtocolError(f"{value} is out of range")

@@ -1,15 +1,15 @@
-"""The shared secret of one user on one machine, which needs no option: for proxies and safekeepers on loopback.
+"""The local secret: one user's shared secret on one machine, without an option, for processes on loopback.
 
-The loopback interface keeps other machines out, and no user of this one. So a listener there that nothing else protects
-demands this secret, which only processes of the same user can read:
+The loopback interface excludes other machines, but not this machine's other users. So a loopback listener without other
+protection requires this secret, which only processes of the same user can read:
 
-    $XDG_STATE_HOME/walproxy/secret       if the variable names a folder of this user, or one that is not there yet
-    ~/.local/state/walproxy/secret        else, in the home folder that the user database has
-    /var/tmp/walproxy-<uid>/secret        for users without a home folder that they may write to
+    $XDG_STATE_HOME/walproxy/secret       if the variable names a folder of this user, or one that does not exist yet
+    ~/.local/state/walproxy/secret        else, in the home folder according to the user database
+    /var/tmp/walproxy-<uid>/secret        for users without a home folder that is writable for them
 
-The first process that needs it makes it. Processes that do so at once get the same one: they lock the folder, and the
-file appears under its name when it is complete. A file that others may read or write is refused, and so is a folder
-that others may write to.
+The first process that needs it creates it. Processes that start at the same time get the same one: they lock the
+folder, and the file is renamed to its name once it is complete. A file that other users may read or write is refused,
+and so is a folder that they may write to.
 """
 
 import fcntl
@@ -31,13 +31,13 @@ _READ_BYTES_MAX = 4096
 
 
 class LocalSecret:
-    """The secret of the user who runs this process; made at the first use if there is none.
+    """The secret of the user who runs this process; created at the first use if it does not exist.
 
     Args:
-        environment: where XDG_STATE_HOME is looked up.
+        environment: the variables, for XDG_STATE_HOME.
 
     Attributes:
-        file: where it is.
+        file: its path.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -46,7 +46,7 @@ class LocalSecret:
 
     @property
     def origin(self) -> str:
-        """For messages: whose it is, and where."""
+        """The secret's owner and path, for messages."""
         return f"that of user {_user_name()} in {self.file}"
 
     @property
@@ -54,17 +54,17 @@ class LocalSecret:
         """The secret, as of the last `reload`: for new connections.
 
         Raises:
-            ConfigurationError: it cannot be read or made, or others may read it.
+            ConfigurationError: it cannot be read or created, or other users may read it.
         """
         if self._secret is None:
             self._secret = self._read_or_make()
         return self._secret.value
 
     def reload(self) -> bool:
-        """Read the file again if it has been read; return whether it holds another secret now.
+        """Read the file again if it has been read; return whether the secret changed.
 
         Raises:
-            ConfigurationError: see above; the old secret stays.
+            ConfigurationError: see above; the previous secret stays in use.
         """
         before = self._secret
         if before is not None:
@@ -72,7 +72,7 @@ class LocalSecret:
         return before != self._secret
 
     def ensure(self) -> None:
-        """Read the file, or make it.
+        """Read the file, or create it.
 
         Raises:
             ConfigurationError: see above.
@@ -100,7 +100,7 @@ class LocalSecret:
 
 
 def local_secret_file(environment: Mapping[str, str], uid: int) -> Path:
-    """Return where the secret of this user is, or is to be made."""
+    """Return the path of this user's secret, whether or not it exists."""
     state = Path(environment.get("XDG_STATE_HOME", ""))
     if state.is_absolute() and _may_be_ours(state, uid):
         return state / _FOLDER / _FILE
@@ -114,7 +114,7 @@ def local_secret_file(environment: Mapping[str, str], uid: int) -> Path:
 
 
 def _may_be_ours(folder: Path, uid: int) -> bool:
-    """Return whether the folder belongs to this user or is not there; under sudo it may be the calling user's."""
+    """Return whether the folder belongs to this user or does not exist; under sudo it may be the calling user's."""
     try:
         return folder.stat().st_uid == uid
     except FileNotFoundError:
@@ -135,10 +135,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _read(file: Path) -> bytes | None:
-    """Return the file's content, None if it is not there.
+    """Return the file's content, None if it does not exist.
 
     Raises:
-        ConfigurationError: it is not a file of this user alone.
+        ConfigurationError: other users may read or write it.
     """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -157,7 +157,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _make(file: Path) -> None:
-    """Make the file, unless another process was faster."""
+    """Create the file, unless another process was faster."""
     with open(_create(file.with_name("lock"))) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.exists():

@@ -1,4 +1,4 @@
-"""How a proxy and a safekeeper prove to each other that they know one secret, before anything else is said.
+"""The handshake in which a proxy and a safekeeper prove to each other that they have the same secret.
 
     proxy                                safekeeper
       Hello(nonce)               ------>
@@ -8,21 +8,21 @@
 
 A proof is HMAC-SHA-256, keyed with the SHA-256 of the secret, over a label, the role of the side that proves, the
 safekeeper's id, whether the connection is TLS and if so the SHA-256 of the server's certificate, and both nonces. All
-have fixed lengths, so no two conversations have the same text. What follows:
+have fixed lengths, so no two handshakes authenticate the same text. Therefore:
 
-- the secret never travels, and a recorded proof fits no other conversation: both sides contribute a nonce (replay);
-- a proof that is sent back to its author is of the wrong role (reflection);
-- a third party that ends TLS on one side and begins it again on the other has another certificate on one of the
-  two, or none, and the proofs do not fit (relay, and stripping of TLS);
-- the side that has a secret continues with no peer that does not prove it (downgrade);
-- the proxy proves first. So a stranger who asks safekeepers gets nothing to try guesses on, and a wrong proof is
-  answered with the bare fact that it is wrong, and the end of the connection.
+- the secret is never sent, and a recorded proof fits no other handshake: both sides contribute a nonce (replay);
+- a proof that is sent back to its author has the wrong role (reflection);
+- a third party that terminates TLS on one side and starts it again on the other has another certificate on one of the
+  two, or none, and the proofs do not match (relay, and stripping of TLS);
+- the side that has a secret does not continue with a peer that does not prove it (downgrade);
+- the proxy proves first. So a stranger that connects to safekeepers receives no proof that would allow guessing the
+  secret offline. The reply to a wrong proof only states that it is wrong, and the connection is closed.
 
-Without TLS that protects the listener and not the bytes: a party that can change the traffic can take over a connection
-after it was proved. docs/guide/security.md says what each protection is for.
+Without TLS this protects the listener and not the bytes: a party that can change the traffic can take over a connection
+after the handshake. docs/guide/security.md compares the protections.
 
-Pure: two value machines, messages in, messages out. Nonces are arguments. What a peer sends raises
-AuthenticationFailed, a RemoteProtocolError, and nothing else.
+Pure: two state machines, messages in, messages out. Nonces are arguments. Messages from a peer raise only
+AuthenticationFailed, a RemoteProtocolError.
 """
 
 import enum
@@ -41,7 +41,7 @@ _TEXT = struct.Struct(f"<{len(_LABEL)}s16sQB32s{NONCE_BYTES}s{NONCE_BYTES}s")
 
 
 class Reason(enum.IntEnum):
-    """Why the safekeeper ends an authentication; the numbers are the protocol's."""
+    """Why the safekeeper ends an authentication; the numbers are part of the protocol."""
 
     NO_SECRET_HERE = 1
     SECRET_NEEDED = 2
@@ -49,26 +49,26 @@ class Reason(enum.IntEnum):
 
 
 class Hello(NamedTuple):
-    """The proxy's first word."""
+    """The proxy's first message."""
 
     nonce: bytes
 
 
 class Challenge(NamedTuple):
-    """The safekeeper's answer."""
+    """The safekeeper's reply."""
 
     safekeeper_id: int
     nonce: bytes
 
 
 class Proof(NamedTuple):
-    """That its sender knows the secret."""
+    """The proof that its sender has the secret."""
 
     proof: bytes
 
 
 class Refused(NamedTuple):
-    """The safekeeper's last word on a connection that it does not serve."""
+    """The safekeeper's last message on a connection that it refuses."""
 
     reason: Reason
 
@@ -82,7 +82,7 @@ _BODIES: dict[int, tuple[type[AuthenticationMessage], struct.Struct]] = {
     4: (Refused, struct.Struct("<B")),
 }
 _NUMBERS = {kind: number for number, (kind, _) in _BODIES.items()}
-# The least and the most bytes that the body of a frame has.
+# The minimum and maximum length of a frame's body.
 BODY_BYTES = (2, 1 + max(layout.size for _, layout in _BODIES.values()))
 
 
@@ -96,7 +96,7 @@ def decode_body(body: bytes) -> AuthenticationMessage:
     """Return the message of a frame's body, which is not empty.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: it is not valid.
     """
     if body[0] not in _BODIES or len(body) != 1 + _BODIES[body[0]][1].size:
         raise RemoteProtocolError(f"invalid authentication message: number {body[0]} and {len(body)} bytes")
@@ -110,7 +110,7 @@ def decode_body(body: bytes) -> AuthenticationMessage:
         raise RemoteProtocolError(f"unknown reason {fields[0]} in a refused authentication") from None
 
 
-# What the proxy's operator reads.
+# Shown to the proxy's operator.
 _REFUSALS = {
     Reason.NO_SECRET_HERE: "the safekeeper has no shared secret, and this side requires one: give it --secret-file",
     Reason.SECRET_NEEDED: "the safekeeper requires a shared secret: give --secret-file or WALPROXY_SECRET",
@@ -119,24 +119,24 @@ _REFUSALS = {
 
 
 class _State(enum.Enum):
-    """Where a conversation stands."""
+    """The state of a handshake."""
 
-    NEW = enum.auto()  # Nothing was said. The proxy's begin, or its Hello, ends it.
-    ASKED = enum.auto()  # Hello (proxy) or Challenge (safekeeper) is sent; the other's answer ends it.
-    PROVED = enum.auto()  # Proxy only: its Proof is sent; the safekeeper's ends it.
+    NEW = enum.auto()  # Nothing was sent. Until the proxy's begin, or its Hello.
+    ASKED = enum.auto()  # Hello (proxy) or Challenge (safekeeper) is sent. Until the other's reply.
+    PROVED = enum.auto()  # Proxy only: its Proof is sent. Until the safekeeper's.
     DONE = enum.auto()  # Both have proved it.
     FAILED = enum.auto()  # An error was raised: this state is final.
 
 
 class _Side:
-    """What both sides have in common."""
+    """The common part of both sides."""
 
     def __init__(
         self, secret: bytes, safekeeper_id: int, nonce: bytes, server_certificate_der: bytes, origin: str = ""
     ) -> None:
         if not secret or len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"an authentication requires a secret and a nonce of {NONCE_BYTES} bytes")
-        # Hashed, because HMAC itself takes a key and the same with zero bytes behind it for one.
+        # Hashed, because HMAC itself treats a key and the same key with zero bytes appended as equal.
         self._key = hashlib.sha256(secret).digest()
         self._safekeeper_id = safekeeper_id
         self._nonce = nonce
@@ -163,10 +163,10 @@ class ProposerSide(_Side):
 
     Args:
         secret: the shared secret.
-        safekeeper_id: the safekeeper that this connection is meant to reach.
+        safekeeper_id: the safekeeper to which this connection was made.
         nonce: 32 random bytes, never used before.
         server_certificate_der: the certificate that the safekeeper presented over TLS; empty without TLS.
-        origin: where the secret is, for messages.
+        origin: where the secret is stored, for messages.
     """
 
     def begin(self) -> Hello:
@@ -177,10 +177,10 @@ class ProposerSide(_Side):
         return Hello(self._nonce)
 
     def receive(self, message: AuthenticationMessage) -> Proof | None:
-        """Take the safekeeper's next message and return the answer, if there is one.
+        """Handle the safekeeper's next message and return the reply, if there is one.
 
         Raises:
-            AuthenticationFailed: the safekeeper refuses, or does not prove that it knows the secret.
+            AuthenticationFailed: the safekeeper refuses, or does not prove that it has the secret.
         """
         if isinstance(message, Refused) and self._state in (_State.ASKED, _State.PROVED):
             raise self._fail(_REFUSALS[message.reason] + self._ours)
@@ -209,16 +209,16 @@ class AcceptorSide(_Side):
 
     Args:
         secret, nonce: see ProposerSide.
-        safekeeper_id: our own.
-        server_certificate_der: the certificate that we presented; empty without TLS.
+        safekeeper_id: this safekeeper's id.
+        server_certificate_der: the certificate that this side presented; empty without TLS.
         origin: see ProposerSide.
     """
 
     def receive(self, message: AuthenticationMessage) -> Challenge | Proof:
-        """Take the proxy's next message and return the answer.
+        """Handle the proxy's next message and return the reply.
 
         Raises:
-            AuthenticationFailed: the proxy does not prove that it knows the secret. What to tell it is in `tell`.
+            AuthenticationFailed: the proxy does not prove that it has the secret. `tell` is the message to send to it.
         """
         if isinstance(message, Hello) and self._state is _State.NEW:
             self._proposer_nonce = message.nonce

@@ -1,8 +1,8 @@
-"""The secret that proxies and safekeepers prove to each other (safekeeper/peers/peer_auth.py): its sources.
+"""The sources of the secret that proxies and safekeepers prove to each other (safekeeper/peers/peer_auth.py).
 
-Out of a file, which is read again at SIGHUP, or out of the environment; where neither is given, on loopback, it is the
-user's own (safekeeper/peers/local_secret.py). There is no option whose value it is: a command
-line shows in every list of processes. No message quotes it, nor what stands where it should.
+It is read from a file, again at SIGHUP, or from the environment; without either, on loopback, it is the local secret
+(safekeeper/peers/local_secret.py). No option has it as its value, because command lines are visible in every list of
+processes. No message quotes it, nor an invalid one.
 """
 
 from pathlib import Path
@@ -17,14 +17,14 @@ class SharedSecret:
     """The secret of one program.
 
     Args:
-        file: the file it stands in, or None.
-        value: what stands in the environment; without a file it must be there.
+        file: the file that contains it, or None.
+        value: its value in the environment; required without a file.
 
     Attributes:
-        origin: for messages: where it is.
+        origin: where it is stored, for messages.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds none.
+        ConfigurationError: the file cannot be read, or contains no secret.
     """
 
     def __init__(self, file: Path | None, value: Secret | None) -> None:
@@ -37,14 +37,14 @@ class SharedSecret:
     @property
     def value(self) -> bytes:
         """The secret, as of the last `reload`: for new connections."""
-        assert self._secret is not None  # there is a file, or a value
+        assert self._secret is not None  # There is a file, or a value.
         return self._secret.value
 
     def reload(self) -> bool:
-        """Read the file again; return whether it holds another secret now.
+        """Read the file again; return whether the secret changed.
 
         Raises:
-            ConfigurationError: see above; the old secret stays.
+            ConfigurationError: see above; the previous secret stays in use.
         """
         before = self._secret
         if self._file is not None:
@@ -53,28 +53,28 @@ class SharedSecret:
 
 
 class PeerSecret(Protocol):
-    """A secret that a connection is proved with: SharedSecret or LocalSecret."""
+    """The secret that authenticates a connection: SharedSecret or LocalSecret."""
 
     @property
     def origin(self) -> str:
-        """For messages: where it is."""
+        """Where it is stored, for messages."""
 
     @property
     def value(self) -> bytes:
-        """The secret. Raises ConfigurationError if it cannot be read or made."""
+        """The secret. Raises ConfigurationError if it cannot be read or created."""
 
     def reload(self) -> bool:
         """Read it again; return whether it has changed. Raises ConfigurationError and keeps the old one."""
 
 
 def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -> SharedSecret | None:
-    """Return the secret of the settings, None if they have none.
+    """Return the configured secret, None if there is none.
 
     Args:
-        variable: the environment's, for the message.
+        variable: the name of the environment's variable, for the message.
 
     Raises:
-        ConfigurationError: both places have one, or the file cannot be used.
+        ConfigurationError: both are given, or the file cannot be used.
     """
     if file is not None and value is not None:
         raise ConfigurationError(f"--secret-file and {variable} are both given: remove one of them")
@@ -88,7 +88,7 @@ def _read(file: Path) -> Secret:
     except OSError as error:
         raise ConfigurationError(f"could not read the secret in {file}: {error.strerror or error}") from error
     except ValueError:
-        # Not chained: the decoder's error would carry the content.
+        # Not chained: the decoder's error would contain the content.
         raise ConfigurationError(
             f"the secret in {file} is not a text of at least {SECRET_BYTES_MIN} bytes: "
             "make one with openssl rand -hex 32"

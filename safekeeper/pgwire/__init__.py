@@ -1,1 +1,1 @@
-"""PostgreSQL's wire protocol as a server speaks it to replication clients: bytes to values and back, no I/O."""
+"""PostgreSQL's wire protocol, the server's side for replication clients: bytes to values and back, no I/O."""

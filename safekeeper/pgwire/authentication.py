@@ -1,15 +1,15 @@
-"""Asking for a password: the SASL messages around one SCRAM exchange.
+"""The password request: the SASL messages around one SCRAM exchange.
 
     AuthenticationSASL(mechanisms)       -->
                                          <--     SASLInitialResponse(mechanism, client's first)
     AuthenticationSASLContinue(challenge) -->
                                          <--     SASLResponse(client's final)
-    AuthenticationSASLFinal(our proof)   -->     and it is done
+    AuthenticationSASLFinal(our proof)   -->     and the exchange is done
 
 A client may send its mechanism alone; then it gets an empty challenge first.
 Source: https://www.postgresql.org/docs/current/sasl-authentication.html
 
-Pure. A client that fails raises ClientRefused, one that is not understood RemoteProtocolError.
+Pure. A client that fails raises ClientRefused, an invalid message RemoteProtocolError.
 """
 
 from enum import Enum
@@ -19,12 +19,12 @@ from safekeeper.pgwire import backend
 from safekeeper.pgwire.refusal import ClientRefused
 from safekeeper.pgwire.scram import ScramServer, parse_verifier
 
-# PostgreSQL's own bound.
+# PostgreSQL's own limit.
 SASL_BYTES_MAX = 1024
 
 
 class Step(Enum):
-    """What the client has to send next; each member's comment says what moves it on."""
+    """The client's next message; each member's comment gives the state after it."""
 
     MECHANISM = "mechanism"  # the initial response: CLIENT_FINAL; one without data: CLIENT_FIRST
     CLIENT_FIRST = "client_first"  # the client's first SCRAM message: CLIENT_FINAL
@@ -33,12 +33,12 @@ class Step(Enum):
 
 
 class PasswordExchange:
-    """One client proves its password.
+    """The proof of one client's password.
 
     Args:
-        user: the name that it claims.
-        verifier: the text of the user's verifier, None if there is no such user.
-        nonce, channel_binding, mock_salt: as ScramServer has them.
+        user: the name in the startup packet.
+        verifier: the text of the user's verifier, None if the user does not exist.
+        nonce, channel_binding, mock_salt: as for ScramServer.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class PasswordExchange:
         return backend.authentication_sasl(self._scram.mechanisms)
 
     def receive(self, body: bytes) -> bytes:
-        """Take the body of what the client answered; return what is to be sent.
+        """Handle the body of the client's message; return the reply.
 
         Raises:
-            RemoteProtocolError: it is not understood.
-            ClientRefused: the password is wrong, or was sent as it is.
+            RemoteProtocolError: the message is not valid.
+            ClientRefused: the password is wrong, or was sent in plain text or as MD5.
         """
         if len(body) > SASL_BYTES_MAX:
             raise RemoteProtocolError(f"a SASL message has {len(body)} bytes, more than {SASL_BYTES_MAX}")
@@ -95,10 +95,10 @@ class PasswordExchange:
 
 
 def parse_initial_response(body: bytes) -> tuple[str, bytes | None]:
-    """Return the SASL mechanism that the client chose and its first message, None if it wants to be asked for it.
+    """Return the SASL mechanism that the client chose and its first message, None if an empty challenge must be sent.
 
     Raises:
-        ClientRefused: it is no such response. A password looks like that.
+        ClientRefused: the message is not such a response, but for instance a password.
     """
     name, end, rest = body.partition(b"\0")
     length, data = int.from_bytes(rest[:4], signed=True), rest[4:]

@@ -1,12 +1,12 @@
-"""What a server says: values to the bytes of PostgreSQL's backend messages.
+"""Encodes PostgreSQL's backend messages, those that a server sends.
 
-A message is a type byte, a length that counts itself but not the type, and a body; integers are big-endian. Inside
-the COPY of a replication connection each CopyData message carries one word of the streaming protocol, whose times
+A message is a type byte, a length that includes itself but not the type, and a body; integers are big-endian. During
+the COPY of a replication connection each CopyData message contains one message of the streaming protocol, whose times
 are microseconds since 2000-01-01 UTC.
 Source: https://www.postgresql.org/docs/current/protocol-message-formats.html and protocol-replication.html
 
-`xlog_data_header` and `keepalive` are built for every piece of WAL and every standby: one `struct` call each, and WAL
-is never copied, it is written behind its header. All others are built a few times in the life of a connection.
+`xlog_data_header` and `keepalive` are called for every piece of WAL and every standby: one `struct` call each, and WAL
+is not copied but written after its header. All others are called a few times per connection.
 
 Pure: no I/O, no clock.
 """
@@ -52,24 +52,24 @@ class Column(NamedTuple):
 
 
 def xlog_data_header(begin_lsn: Lsn, server_end_lsn: Lsn, unix_time_us: int, payload_bytes: int) -> bytes:
-    """Return what goes before `payload_bytes` of WAL that begin at `begin_lsn`: a CopyData message without its end."""
+    """Return the CopyData header for `payload_bytes` of WAL that begin at `begin_lsn`; the WAL is written after it."""
     length = _XLOG_DATA_LENGTH + payload_bytes
     return _XLOG_DATA.pack(b"d", length, b"w", begin_lsn, server_end_lsn, unix_time_us - POSTGRES_EPOCH_US)
 
 
 def keepalive(server_end_lsn: Lsn, unix_time_us: int, reply_requested: bool) -> bytes:
-    """Return a whole CopyData message: we are alive, and everything up to `server_end_lsn` has been sent."""
+    """Return a whole CopyData message: a keepalive, with the end of the WAL that was sent."""
     clock = unix_time_us - POSTGRES_EPOCH_US
     return _KEEPALIVE.pack(b"d", _KEEPALIVE_LENGTH, b"k", server_end_lsn, clock, reply_requested)
 
 
 def authentication_ok() -> bytes:
-    """Return the word that the client is let in."""
+    """Return the message that the client is authenticated."""
     return _AUTHENTICATION.pack(b"R", 8, _AUTHENTICATION_OK)
 
 
 def authentication_sasl(mechanisms: Iterable[str]) -> bytes:
-    """Return the request for a SASL exchange by one of `mechanisms`, the one that we like best first."""
+    """Return the request for a SASL exchange by one of `mechanisms`, in order of preference."""
     return _authentication(_AUTHENTICATION_SASL, b"".join(_string(name) for name in mechanisms) + b"\0")
 
 
@@ -84,29 +84,29 @@ def authentication_sasl_final(data: bytes) -> bytes:
 
 
 def negotiate_protocol_version(unknown_options: Sequence[str]) -> bytes:
-    """Return the word that protocol 3.0 is what we speak, and which `_pq_.` options we do not know."""
+    """Return the reply that only protocol 3.0 is supported, and which `_pq_.` options are not."""
     body = _LENGTH.pack(PROTOCOL_3_0) + _LENGTH.pack(len(unknown_options))
     return _message(b"v", body + b"".join(_string(name) for name in unknown_options))
 
 
 def parameter_status(name: str, value: str) -> bytes:
-    """Return the value of a setting that clients want to know."""
+    """Return the message with the value of a setting."""
     return _message(b"S", _string(name) + _string(value))
 
 
 def ready_for_query() -> bytes:
-    """Return the word that the next command may come; there are no transactions here."""
+    """Return the message that the next command may be sent; there are no transactions here."""
     return _message(b"Z", b"I")
 
 
 def row_description(columns: Sequence[Column]) -> bytes:
-    """Return the head of a result. All values are text."""
+    """Return the column descriptions of a result. All values are text."""
     fields = (_string(name) + _COLUMN.pack(0, 0, type_oid, size, -1, 0) for name, type_oid, size in columns)
     return _message(b"T", struct.pack(">h", len(columns)) + b"".join(fields))
 
 
 def data_row(row: Sequence[str | bytes | None]) -> bytes:
-    """Return one row of a result. bytes are sent as they are, None is NULL."""
+    """Return one row of a result. bytes are sent unchanged, None is NULL."""
     parts = [struct.pack(">h", len(row))]
     for value in row:
         if value is None:
@@ -118,32 +118,32 @@ def data_row(row: Sequence[str | bytes | None]) -> bytes:
 
 
 def command_complete(tag: str) -> bytes:
-    """Return the end of a command's answer."""
+    """Return the end of a command's reply."""
     return _message(b"C", _string(tag))
 
 
 def empty_query_response() -> bytes:
-    """Return the answer to a command without a word in it, in the place of `command_complete`."""
+    """Return the reply to an empty command, instead of `command_complete`."""
     return _message(b"I", b"")
 
 
 def error_response(severity: str, sqlstate: str, message: str, detail: str = "", hint: str = "") -> bytes:
-    """Return an error. `severity` is ERROR or, if the connection ends with it, FATAL."""
+    """Return an error. `severity` is ERROR, or FATAL if the connection ends with it."""
     return _message(b"E", _report(severity, sqlstate, message, detail, hint))
 
 
 def notice_response(severity: str, sqlstate: str, message: str, detail: str = "", hint: str = "") -> bytes:
-    """Return a notice for the client's user; it changes nothing."""
+    """Return a notice for the client's user."""
     return _message(b"N", _report(severity, sqlstate, message, detail, hint))
 
 
 def copy_both_response() -> bytes:
-    """Return the beginning of streaming in both directions: text or binary is not said, no columns."""
+    """Return the start of streaming in both directions, without a format and columns."""
     return _message(b"W", struct.pack(">bh", 0, 0))
 
 
 def copy_done() -> bytes:
-    """Return the end of our direction of a COPY."""
+    """Return the end of the server's direction of a COPY."""
     return _message(b"c", b"")
 
 
@@ -156,10 +156,10 @@ def _authentication(code: int, data: bytes) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    """Return `text` as the protocol writes strings: a NUL ends them.
+    """Return `text` in the protocol's encoding of strings, which a NUL ends.
 
     Raises:
-        LocalProtocolError: there is a NUL within.
+        LocalProtocolError: it contains a NUL.
     """
     if "\0" in text:
         raise LocalProtocolError(f"a string with a NUL cannot be sent: {text[:80]!r}")
@@ -167,6 +167,6 @@ def _string(text: str) -> bytes:
 
 
 def _report(severity: str, sqlstate: str, message: str, detail: str, hint: str) -> bytes:
-    # S may be translated, V never is; they are the same here.
+    # S may be translated, V never is; here they are equal.
     fields = [("S", severity), ("V", severity), ("C", sqlstate), ("M", message), ("D", detail), ("H", hint)]
     return b"".join(code.encode() + _string(text) for code, text in fields if text) + b"\0"

@@ -1,14 +1,14 @@
-"""What a replication client asks for: the text of a command to a value.
+"""Parses the commands of replication clients.
 
-Two grammars are spoken. Clients of PostgreSQL 13 and 14, and newer ones that met an older server, write
-`CREATE_REPLICATION_SLOT s PHYSICAL RESERVE_WAL`; from 15 on they write `(RESERVE_WAL)` or `(RESERVE_WAL true)`. Names
-come bare, and are then folded to lower case, or quoted. Keywords are case-insensitive, and one `;` may end a command.
+There are two grammars. Clients of PostgreSQL 13 and 14, and newer ones connected to an older server, send
+`CREATE_REPLICATION_SLOT s PHYSICAL RESERVE_WAL`; from 15 on they send `(RESERVE_WAL)` or `(RESERVE_WAL true)`. Names
+are unquoted, and then folded to lower case, or quoted. Keywords are case-insensitive, and one `;` may end a command.
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
-Text whose first word is none of the streaming protocol's is SQL. Two statements of it are parsed, for tools that look
-at their slot before they stream: `Select`, one row of one relation, and `SetName`. All other SQL, and the commands that
-need a database, are `Unsupported`, each with the place to go instead. What begins as a replication command and does not
-go on as one raises RemoteProtocolError (S11).
+Text whose first word is not a keyword of the streaming protocol is SQL. Two SQL statements are parsed, for tools that
+check their slot before they stream: `Select`, one row of one relation, and `SetName`. All other SQL, and the commands
+that need a database, are `Unsupported`, each with the server to use instead. Text that begins as a replication command
+but is not a valid one raises RemoteProtocolError (S11).
 
 Pure: no I/O.
 """
@@ -24,28 +24,28 @@ from safekeeper.base.timelines import TLI_MAX
 
 @dataclass(frozen=True, slots=True)
 class IdentifySystem:
-    """Which system this is, on which TLI, and how far its WAL reaches: (systemid, timeline, xlogpos, dbname)."""
+    """Request the system, its TLI and the end of its WAL: (systemid, timeline, xlogpos, dbname)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """The value of a setting: one column of its name."""
+    """Request the value of a setting: one column of its name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineHistory:
-    """The history file of a TLI: (filename, content)."""
+    """Request the history file of a TLI: (filename, content)."""
 
     tli: int
 
 
 @dataclass(frozen=True, slots=True)
 class CreateSlot:
-    """A new physical slot: (slot_name, consistent_point, snapshot_name, output_plugin).
+    """Create a physical slot: (slot_name, consistent_point, snapshot_name, output_plugin).
 
-    `reserve_wal` holds WAL from now on, not only from the first status update on.
+    `reserve_wal` retains WAL from now on, not only from the first status update on.
     """
 
     name: str
@@ -55,14 +55,14 @@ class CreateSlot:
 
 @dataclass(frozen=True, slots=True)
 class ReadSlot:
-    """What a slot holds: (slot_type, restart_lsn, restart_tli), all NULL if there is no such slot."""
+    """Request a slot's fields: (slot_type, restart_lsn, restart_tli), all NULL if the slot does not exist."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropSlot:
-    """The end of a slot; `wait` until it is no longer used."""
+    """Drop a slot; `wait` until it is no longer used."""
 
     name: str
     wait: bool
@@ -70,7 +70,7 @@ class DropSlot:
 
 @dataclass(frozen=True, slots=True)
 class StartReplication:
-    """Stream WAL from `begin_lsn` on, of the TLI named or else the newest, and let `slot` hold what is not flushed."""
+    """Stream WAL from `begin_lsn` on, of the given TLI or else the newest; `slot` retains what is not flushed."""
 
     slot: str | None
     begin_lsn: Lsn
@@ -79,12 +79,12 @@ class StartReplication:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """At most one row of a relation: `SELECT active FROM pg_replication_slots WHERE slot_name = 's'`.
+    """Request at most one row of a relation: `SELECT active FROM pg_replication_slots WHERE slot_name = 's'`.
 
     Args:
         columns: names of columns; of functions without arguments, as `version()`; or numbers.
         relation: empty without FROM.
-        where: (column, its value), all of which must hold; the value None is CURRENT_USER.
+        where: (column, its value), combined with AND; the value None is CURRENT_USER.
     """
 
     columns: tuple[str, ...]
@@ -94,14 +94,14 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class SetName:
-    """The client's application_name from now on: `SET application_name TO name`."""
+    """Set the client's application_name: `SET application_name TO name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A command of PostgreSQL's that a safekeeper cannot answer (0A000); `hint` says where to go instead."""
+    """A PostgreSQL command that a safekeeper does not support (0A000); `hint` names the server to use instead."""
 
     what: str
     hint: str
@@ -109,7 +109,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class EmptyQuery:
-    """No word at all, which PostgreSQL answers too."""
+    """An empty command, to which PostgreSQL replies too."""
 
 
 Command: TypeAlias = (
@@ -126,7 +126,7 @@ Command: TypeAlias = (
     | EmptyQuery
 )
 
-# What a message quotes of a command at most: it must stay one line.
+# Maximum length of a quotation in a message, which must stay one line.
 _QUOTED_CHARACTERS_MAX = 60
 
 _DATABASE_HINT = "connect to the primary or to a standby"
@@ -166,10 +166,10 @@ _END = _Token("end", "")
 
 
 def parse_command(text: str) -> Command:
-    """Return what `text` asks for.
+    """Return the command in `text`.
 
     Raises:
-        RemoteProtocolError: it is no command, or one that is not written as PostgreSQL's clients write it.
+        RemoteProtocolError: it is not a command, or not in the form that PostgreSQL's clients send.
     """
     if not text.strip(_BLANKS + ";"):
         return EmptyQuery()
@@ -185,7 +185,7 @@ def parse_command(text: str) -> Command:
         return _SQL
     words = _Words(text, first.end())
     command = _PARSERS[word](words)
-    # What follows LOGICAL is the decoder plugin's business and is not looked at.
+    # What follows LOGICAL belongs to the decoder plugin and is not checked.
     if not isinstance(command, Unsupported):
         words.end()
     return command
@@ -200,52 +200,52 @@ class _Words:
         self._token = self._scan()
 
     def keyword(self, word: str) -> bool:
-        """Take the keyword `word` if it comes next."""
+        """Consume the keyword `word` if it is next; return whether it was."""
         if self._token.kind != "word" or self._token.text.upper() != word:
             return False
         self._token = self._scan()
         return True
 
     def mark(self, mark: str) -> bool:
-        """Take the punctuation `mark` if it comes next."""
+        """Consume the punctuation `mark` if it is next; return whether it was."""
         if self._token != ("mark", mark):
             return False
         self._token = self._scan()
         return True
 
     def name(self) -> str:
-        """Take a name: bare ones are folded to lower case, as PostgreSQL folds them."""
+        """Consume a name: unquoted ones are folded to lower case, as in PostgreSQL."""
         token = self._take("word", "quoted", expected="a name")
         return token.text.lower() if token.kind == "word" else token.text.replace('""', '"')
 
     def literal(self) -> str:
-        """Take a string in single quotes."""
+        """Consume a string in single quotes."""
         return self._take("literal", expected="a string").text.replace("''", "'")
 
     def number(self) -> str:
-        """Take a number if it comes next; else return nothing."""
+        """Consume a number if it is next; else return an empty string."""
         return self._take("number", expected="a number").text if self._token.kind == "number" else ""
 
     def is_name(self) -> bool:
-        """Return whether a name comes next."""
+        """Return whether a name is next."""
         return self._token.kind in ("word", "quoted")
 
     def lsn(self) -> Lsn:
-        """Take an LSN."""
+        """Consume an LSN."""
         token = self._take("lsn", expected="an LSN")
         if any(len(half) > 8 for half in token.text.split("/")):
             self.refuse("an LSN", token)
         return parse_lsn(token.text)
 
     def tli(self) -> int:
-        """Take a TLI."""
+        """Consume a TLI."""
         token = self._take("number", expected="a timeline")
         if len(token.text) > len(str(TLI_MAX)) or not 0 < int(token.text) <= TLI_MAX:
             self.refuse("a timeline of 1 or higher", token)
         return int(token.text)
 
     def boolean(self) -> bool:
-        """Take the value of an option, which may be left out: then it is true."""
+        """Consume the value of an option; without one it is true."""
         if self._token.kind not in ("word", "quoted", "literal", "number"):
             return True
         token = self._take("word", "quoted", "literal", "number", expected="true or false")
@@ -255,22 +255,22 @@ class _Words:
         return value in _TRUE
 
     def end(self) -> None:
-        """Require that nothing follows but one semicolon."""
+        """Require the end of the command, after at most one semicolon."""
         self.mark(";")
         if self._token != _END:
             self.refuse("nothing more", self._token)
 
     def expect_mark(self, mark: str) -> None:
-        """Take the punctuation `mark`, which must come next."""
+        """Consume the punctuation `mark`, which must be next."""
         if not self.mark(mark):
             self.refuse(f'"{mark}"', self._token)
 
     def refuse_next(self, expected: str) -> NoReturn:
-        """Say that something else was expected here."""
+        """Raise a syntax error at the next token."""
         self.refuse(expected, self._token)
 
     def refuse(self, expected: str, found: _Token) -> NoReturn:
-        """Say that `found` stands where something else was expected."""
+        """Raise a syntax error at `found`."""
         where = f"at {found.text[:_QUOTED_CHARACTERS_MAX]!r}" if found != _END else "at its end"
         command = self._text[:_QUOTED_CHARACTERS_MAX]
         raise RemoteProtocolError(f"syntax error {where}: expected {expected} in {command!r}")
@@ -332,7 +332,7 @@ def _parse_create_slot(words: _Words) -> Command:
 
 
 def _parse_reserve_wal(words: _Words) -> bool:
-    """Return the one option that a physical slot can have. The parenthesis before it has been taken."""
+    """Return the only option of a physical slot. The parenthesis before it was consumed."""
     if not words.keyword("RESERVE_WAL"):
         words.refuse_next("RESERVE_WAL, the only option of a physical slot")
     reserve_wal = words.boolean()
@@ -355,7 +355,7 @@ def _parse_sql(word: str, text: str, position: int) -> Command:
         command = _SQL_PARSERS[word](words)
         words.end()
     except RemoteProtocolError:
-        # It may be right as SQL nevertheless.
+        # It may nevertheless be valid SQL.
         return _SQL
     return command
 

@@ -1,8 +1,8 @@
-"""What a client did, as `Session.receive` tells it. The order is that of the bytes.
+"""The events that `Session.receive` returns, in the order of the received bytes.
 
-The shell acts on each: StartTls begins the handshake, CommandReceived wants an answer, the two positions' messages go
-to the part that tracks standbys, CopyEnded and Terminated end things. Authenticated and CommandRefused are for the log,
-and for limits that hold by user: the session has already answered.
+The owner handles each: StartTls begins the handshake, CommandReceived requires an answer, the two position reports go
+to the part that tracks standbys, CopyEnded and Terminated end the COPY or the connection. Authenticated and
+CommandRefused are for the log, and for limits per user: the session has already replied.
 """
 
 from typing import TypeAlias
@@ -28,9 +28,9 @@ AnswerableCommand: TypeAlias = (
 
 
 class StartTls(msgspec.Struct, frozen=True):
-    """The client wants TLS now: write what is to be sent, then hand `data` and what follows to the handshake.
+    """The client starts TLS: write the pending output, then pass `data` and everything after it to the handshake.
 
-    `direct` is a client that began with TLS and asked nothing (sslnegotiation=direct); `data` is what it sent of it.
+    `direct`: the client began with TLS without a request (sslnegotiation=direct); `data` is the part received so far.
     """
 
     direct: bool
@@ -38,9 +38,9 @@ class StartTls(msgspec.Struct, frozen=True):
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """The client is let in.
+    """The client is authenticated.
 
-    `options` are the settings that it asked for, by name in lower case. `application_name` is printable ASCII of at
+    `options` are the settings that it requested, by name in lower case. `application_name` is printable ASCII of at
     most 63 characters, as PostgreSQL would show it.
     """
 
@@ -50,20 +50,20 @@ class Authenticated(msgspec.Struct, frozen=True):
 
 
 class CommandReceived(msgspec.Struct, frozen=True):
-    """The client asks, and waits for an answer."""
+    """The client sent a command and waits for the answer."""
 
     command: AnswerableCommand
 
 
 class CommandRefused(msgspec.Struct, frozen=True):
-    """The client asked for what cannot be had here, and has been told so."""
+    """The client sent a command that is not supported here; the session has replied with an error."""
 
     sqlstate: str
     message: str
 
 
 class StatusUpdate(msgspec.Struct, frozen=True, gc=False):
-    """How far the client has written, made durable and replayed what it got; 0 is "nothing said"."""
+    """The positions to which the client has written, flushed and replayed WAL; 0 is "not reported"."""
 
     write_lsn: Lsn
     flush_lsn: Lsn
@@ -79,11 +79,11 @@ class HotStandbyFeedback(msgspec.Struct, frozen=True, gc=False):
 
 
 class CopyEnded(msgspec.Struct, frozen=True):
-    """The client will send no more in this COPY."""
+    """The client sends no more data in this COPY."""
 
 
 class Terminated(msgspec.Struct, frozen=True):
-    """The client has said good-bye, or wanted no more than to cancel something. Close the connection."""
+    """The client sent Terminate, or only a cancel request. Close the connection."""
 
 
 Event: TypeAlias = (

@@ -1,12 +1,12 @@
-"""What a client says: bytes to packets and messages, in pieces of any size.
+"""Decodes what a client sends: a stream of bytes to packets and messages.
 
-A connection begins with packets that have a length and no type: requests for encryption, a request to cancel, and at
-last the startup packet. After it every message has a type byte, a length that counts itself, and a body. Which of the
-two comes next is not written in the bytes, so the reader asks for one or the other: `next_packet`, `next_message`.
+A connection begins with packets that have a length and no type: requests for encryption, a request to cancel, and
+finally the startup packet. After it every message has a type byte, a length that includes itself, and a body. The bytes
+do not tell which of the two is next, so the reader requests one or the other: `next_packet`, `next_message`.
 Source: https://www.postgresql.org/docs/current/protocol-message-formats.html
 
-Every length is checked before anything is kept (S14): a decoder never holds more than one message and what came with
-it in the last piece. What is not understood raises RemoteProtocolError and nothing else (S11).
+Every length is checked before anything is buffered (S14): a decoder holds at most one message and the rest of the last
+received piece. Invalid input raises only RemoteProtocolError (S11).
 
 Pure: no I/O.
 """
@@ -26,7 +26,7 @@ GSSENC_REQUEST = 1234 << 16 | 5680
 
 _PACKET_HEADER = struct.Struct(">II")  # length, code
 _MESSAGE_HEADER = struct.Struct(">BI")  # type, length
-_STATUS_UPDATE = struct.Struct(">BQQQqB")  # tag, written, durable and replayed up to, the client's clock, reply?
+_STATUS_UPDATE = struct.Struct(">BQQQqB")  # tag, write, flush and apply LSN, the client's clock, reply requested
 _HOT_STANDBY_FEEDBACK = struct.Struct(">BqIIII")  # tag, clock, xmin, its epoch, catalog_xmin, its epoch
 _STATUS_UPDATE_SIZE = _STATUS_UPDATE.size
 _TAG_STATUS_UPDATE = ord("r")
@@ -36,20 +36,20 @@ _MESSAGE_TYPES = frozenset(b"QPBEFHSCDdcfpX")
 
 
 class Packet(NamedTuple):
-    """What has no type byte: `code` is a protocol version or one of the requests, `body` what follows it."""
+    """A packet without a type byte: `code` is a protocol version or one of the requests, `body` the rest."""
 
     code: int
     body: bytes
 
 
 Message: TypeAlias = tuple[int, bytes]
-"""A typed message: its type byte and its body. A plain tuple: one is made for every word of every standby."""
+"""A typed message: its type byte and its body. A plain tuple, because one is made for every message of a standby."""
 
 
 class FrontendDecoder:
-    """Bytes in any pieces to packets and messages.
+    """Decodes a stream of bytes, received in any pieces, into packets and messages.
 
-    After an error it is of no further use: where the next message begins is no longer known.
+    After an error it is unusable, because the start of the next message is unknown.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class FrontendDecoder:
         self._position = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of the connection."""
+        """Add received bytes."""
         if self._position == len(self._buffer):
             self._buffer = bytes(data)
         else:
@@ -69,16 +69,16 @@ class FrontendDecoder:
         return self._buffer[self._position] if self._position < len(self._buffer) else None
 
     def take_rest(self) -> bytes:
-        """Return what has not been decoded, and forget it."""
+        """Return the bytes that were not decoded, and remove them."""
         rest = self._buffer[self._position :]
         self._position = len(self._buffer)
         return rest
 
     def next_packet(self) -> Packet | None:
-        """Return the next packet of a connection's beginning, None if it is not here in full.
+        """Return the next packet at the beginning of a connection, None until it is complete.
 
         Raises:
-            RemoteProtocolError: its length cannot be that of such a packet.
+            RemoteProtocolError: its length is not valid for such a packet.
         """
         available = len(self._buffer) - self._position
         if available < 4:
@@ -86,7 +86,7 @@ class FrontendDecoder:
         length = int.from_bytes(self._buffer[self._position : self._position + 4])
         if not _PACKET_HEADER.size <= length <= STARTUP_BYTES_MAX:
             beginning = self._buffer[self._position : self._position + 8]
-            raise RemoteProtocolError(f"what begins with {beginning!r} is not a PostgreSQL client: no reply was sent")
+            raise RemoteProtocolError(f"not a PostgreSQL client, it sent {beginning!r}: no reply was sent")
         if available < length:
             return None
         begin, end = self._position, self._position + length
@@ -95,7 +95,7 @@ class FrontendDecoder:
         return Packet(code, self._buffer[begin + _PACKET_HEADER.size : end])
 
     def next_message(self) -> Message | None:
-        """Return the next typed message, None if it is not here in full.
+        """Return the next typed message, None until it is complete.
 
         Raises:
             RemoteProtocolError: its type is unknown, or its length out of bounds.
@@ -103,7 +103,7 @@ class FrontendDecoder:
         buffer, position = self._buffer, self._position
         available = len(buffer) - position
         if available < 5:
-            # An unknown type is told before its length is here: nothing that follows it can be understood.
+            # An unknown type is reported before its length is received: what follows it cannot be decoded.
             if available:
                 _require_known(buffer[position])
             return None
@@ -127,7 +127,7 @@ def _require_known(kind: int) -> None:
 
 
 def parse_string(body: bytes) -> str:
-    """Return the one string that a message consists of.
+    """Return the only string in a message.
 
     Raises:
         RemoteProtocolError: it does not end with the message, or is not UTF-8.
@@ -141,10 +141,10 @@ def parse_string(body: bytes) -> str:
 
 
 def parse_copy_data(body: bytes) -> StatusUpdate | HotStandbyFeedback:
-    """Return what the client said in one CopyData message of its streaming.
+    """Return the content of a CopyData message that the client sent while streaming.
 
     Raises:
-        RemoteProtocolError: it is neither a status update nor hot standby feedback, or cut short.
+        RemoteProtocolError: it is neither a status update nor hot standby feedback, or is truncated.
     """
     size = len(body)
     tag = body[0] if size else 0
@@ -153,7 +153,7 @@ def parse_copy_data(body: bytes) -> StatusUpdate | HotStandbyFeedback:
         return StatusUpdate(write_lsn, flush_lsn, apply_lsn, reply_requested != 0)
     if tag == _TAG_HOT_STANDBY_FEEDBACK and size == _HOT_STANDBY_FEEDBACK.size:
         _, _, xmin, epoch, catalog_xmin, catalog_epoch = _HOT_STANDBY_FEEDBACK.unpack(body)
-        # An xid of 0 is none, whatever its epoch says.
+        # An xid of 0 means none, whatever its epoch.
         return HotStandbyFeedback(
             epoch << 32 | xmin if xmin else 0, catalog_epoch << 32 | catalog_xmin if catalog_xmin else 0
         )

@@ -1,9 +1,9 @@
-"""SASLprep, the form in which passwords are compared, as PostgreSQL and libpq do it.
+"""SASLprep, the form in which passwords are compared, as in PostgreSQL and libpq.
 
-RFC 4013 maps odd spaces to a space, drops what is invisible, normalizes to NFKC, and prohibits controls, private use,
-what Unicode 3.2 did not know, and mixtures of writing directions. PostgreSQL deviates in two points, and both ends must
-do the same or a password is not the same (src/common/saslprep.c): what is prohibited is looked for before the
-normalization, and a password with something prohibited is not refused but taken as it is.
+RFC 4013 maps special spaces to a space, removes invisible characters, normalizes to NFKC, and prohibits control
+characters, private use, characters unassigned in Unicode 3.2, and mixtures of writing directions. PostgreSQL deviates
+in two points, and both ends must do the same for the same result (src/common/saslprep.c): prohibited characters are
+searched before the normalization, and a password that contains one is not refused but used unchanged.
 
 Pure: no I/O.
 """
@@ -41,7 +41,7 @@ def prepare_password(password: str) -> str:
 def _is_prohibited(text: str) -> bool:
     if any(in_table(character) for in_table in _PROHIBITED for character in text):
         return True
-    # A text that has right-to-left letters has no left-to-right ones, and begins and ends with the former.
+    # A text with right-to-left letters must have no left-to-right ones, and must begin and end with the former.
     if not any(stringprep.in_table_d1(character) for character in text):
         return False
     if any(stringprep.in_table_d2(character) for character in text):

@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256: the server's half of proving a password without ever seeing it.
+"""SCRAM-SHA-256: the server's half, which verifies a password without receiving it.
 
     client                                       server
     n,,n=,r=<client nonce>               -->
@@ -6,15 +6,15 @@
     c=<binding>,r=<nonce>,p=<proof>      -->
                                          <--     v=<signature>
 
-A server keeps a verifier, from which neither the password nor a proof can be computed. SCRAM-SHA-256-PLUS is the same
-over TLS with the server's certificate in what is proven. Who is asked for is in the startup packet: the `n=` of
-PostgreSQL's clients is empty and is not looked at.
+A server stores a verifier, from which neither the password nor a proof can be computed. SCRAM-SHA-256-PLUS is the same
+over TLS, with the server's certificate in the proof. The user's name is that of the startup packet: the `n=` of
+PostgreSQL's clients is empty and is ignored.
 Sources: RFC 5802, RFC 7677, https://www.postgresql.org/docs/current/sasl-authentication.html
 
-A user that does not exist goes through the same motions, with a salt that is always the same for its name, and fails
-at the end as a wrong password does. Why this is not the scramp package: docs/design/adr/0010-scram.md.
+For a user that does not exist the exchange is the same, with a salt that is always the same for its name, and fails at
+the end as with a wrong password. Why this is not the scramp package: docs/design/adr/0010-scram.md.
 
-Pure: nonces, salts and secrets are arguments. What a client sends raises RemoteProtocolError and nothing else.
+Pure: nonces, salts and secrets are arguments. What a client sends raises only RemoteProtocolError.
 """
 
 import base64
@@ -51,7 +51,7 @@ _CLIENT_FINAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ScramVerifier:
-    """What a server knows of a password. `str()` gives the text that pg_authid.rolpassword has."""
+    """What a server stores of a password. `str()` returns the text as in pg_authid.rolpassword."""
 
     iterations: int
     salt: bytes
@@ -64,10 +64,10 @@ class ScramVerifier:
 
 
 def parse_verifier(text: str) -> ScramVerifier:
-    """Return the verifier that `text` is, as PostgreSQL writes it into pg_authid.rolpassword.
+    """Return the verifier in `text`, which has the format of pg_authid.rolpassword.
 
     Raises:
-        ConfigurationError: it is none. The message does not quote it.
+        ConfigurationError: it is not a verifier. The message does not quote it.
     """
     match = _VERIFIER.fullmatch(text)
     parts = [_from_base64(part) for part in match.groups()[1:]] if match else []
@@ -98,14 +98,14 @@ class ScramServer:
     """One exchange: `challenge` for the client's first message, `verify` for its final one.
 
     Args:
-        verifier: that of the user, None if there is no such user.
-        user: the name that the client claims.
-        nonce: our half of the nonce, never used before: printable ASCII without commas.
+        verifier: that of the user, None if the user does not exist.
+        user: the name in the startup packet.
+        nonce: the server's half of the nonce, never used before: printable ASCII without commas.
         channel_binding: the tls-server-end-point of this connection; None: PLUS is not offered.
-        mock_salt: a secret of this process: users that do not exist get salts made of it.
+        mock_salt: a secret of this process, from which salts of users that do not exist are computed.
 
     Attributes:
-        is_known: whether there is such a user. For our log only: the client must not learn it.
+        is_known: whether the user exists. For the log only: the client must not learn it.
     """
 
     def __init__(
@@ -117,21 +117,21 @@ class ScramServer:
         self._verifier = verifier or _mock_verifier(user, mock_salt)
         self._server_nonce = nonce
         self._channel_binding = channel_binding
-        # Empty until there is a challenge, and no client's nonce is.
+        # Empty until a challenge was sent; a client's nonce is never empty.
         self._nonce = ""
         self._bound_to = ""
         self._exchanged = b""
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """What is offered to the client, the best first."""
+        """The mechanisms that are offered to the client, in order of preference."""
         return (SCRAM_SHA_256,) if self._channel_binding is None else (SCRAM_SHA_256_PLUS, SCRAM_SHA_256)
 
     def challenge(self, mechanism: str, client_first: bytes) -> bytes:
-        """Return the answer to the client's first message: the nonce, and what its password is to be salted with.
+        """Return the reply to the client's first message: the nonce, the salt and the number of iterations.
 
         Raises:
-            RemoteProtocolError: the mechanism was not offered, the message is not understood, or it does not fit the
+            RemoteProtocolError: the mechanism was not offered, the message is not valid, or it does not fit the
                 mechanism.
         """
         if mechanism not in self.mechanisms:
@@ -150,10 +150,10 @@ class ScramServer:
         return answer.encode()
 
     def verify(self, client_final: bytes) -> bytes | None:
-        """Return our own proof if the client's is that of the password, None if it is not.
+        """Return the server's signature if the client's proof is right, None if it is not.
 
         Raises:
-            RemoteProtocolError: the message is not understood, belongs to another exchange, or to another TLS
+            RemoteProtocolError: the message is not valid, belongs to another exchange, or to another TLS
                 connection.
         """
         match = _CLIENT_FINAL.fullmatch(_decode(client_final))
@@ -175,14 +175,14 @@ class ScramServer:
         return b"v=" + _base64(_hmac(self._verifier.server_key, exchanged)).encode()
 
     def _check_binding(self, mechanism: str, flag: str, binding: str | None) -> None:
-        """Require that the flag of the message is one that a client with this mechanism and this offer would send."""
+        """Require the flag that a client with this mechanism and this offer sends."""
         if (mechanism == SCRAM_SHA_256_PLUS) != (binding is not None):
             raise RemoteProtocolError(f"the client's SCRAM message does not fit its mechanism {mechanism}")
         if binding not in (None, _BINDING):
             raise RemoteProtocolError(
                 f"the client requests the channel binding {binding!r}, only {_BINDING} is supported"
             )
-        # RFC 5802, section 6: the client could bind, and believes that we cannot. Somebody has changed our offer.
+        # RFC 5802, section 6: the client supports binding, and assumes that the server does not: the offer was changed.
         if flag == "y" and self._channel_binding is not None:
             raise RemoteProtocolError(
                 "the client did not receive the offer of channel binding: a third party may relay the connection"

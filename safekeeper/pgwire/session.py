@@ -1,4 +1,4 @@
-"""One client's whole conversation as a value machine: bytes in, events and bytes out.
+"""The protocol state of one client's connection: bytes in, events and bytes out.
 
     STARTUP --SSLRequest--> TLS_HANDSHAKE --tls_started()--> STARTUP
        |  startup packet
@@ -8,13 +8,13 @@
                                 |                  v
                                 '--finish_copy()-- COPY_ENDING <--end_copy(), CopyDone-- COPY
 
-The session knows the protocol and nothing else: it asks for passwords, refuses what no safekeeper can do, and hands
-out the commands that its owner has to answer. It has no transport, no clock and no WAL. Whoever owns it feeds what
-came (`receive`), sends what is to be sent (`take_output`) after every call, and in COPY writes WAL by itself, behind
-whatever `take_output` gave.
+The session implements only the protocol: it requests passwords, refuses unsupported commands, and returns the commands
+that its owner has to answer. It has no transport, no clock and no WAL. After every call its owner sends the pending
+output (`take_output`); received bytes are passed to `receive`. During COPY the owner writes WAL itself, after the
+output of `take_output`.
 
-What a client sends raises RemoteProtocolError and nothing else (S11). The conversation is over then; what the client
-can still understand of the reason is in `take_output`, for the connection's last write.
+What a client sends raises only RemoteProtocolError (S11). The session is over then; the part of the reason that the
+client can decode is in `take_output`, for the connection's last write.
 Source: https://www.postgresql.org/docs/current/protocol-flow.html
 
 Pure: no I/O, no clock, no randomness.
@@ -52,7 +52,7 @@ from safekeeper.pgwire.startup import admission
 
 
 class State(Enum):
-    """Where a conversation stands; each member's comment says what moves it on."""
+    """The state of a session; each member's comment gives the transitions to the next."""
 
     STARTUP = "startup"  # the startup packet: AUTHENTICATING or READY; a request for TLS: TLS_HANDSHAKE
     TLS_HANDSHAKE = "tls_handshake"  # tls_started(): STARTUP again
@@ -62,7 +62,7 @@ class State(Enum):
     BUSY = "busy"  # answer(), complete() or refuse(): READY; begin_copy(): COPY; finish_copy(): READY
     COPY = "copy"  # end_copy() or the client's CopyDone: COPY_ENDING; refuse(): READY
     COPY_ENDING = "copy_ending"  # finish_copy() once the client ended it too: READY; refuse(): READY
-    CLOSED = "closed"  # nothing: the client left, broke the protocol, or was refused for good
+    CLOSED = "closed"  # none: the client disconnected, broke the protocol, or was refused for good
 
 
 _TLS_RECORD_HANDSHAKE = 0x16
@@ -71,14 +71,14 @@ _NEXT_TIMELINE_COLUMNS = (Column("next_tli", *INT8), Column("next_tli_startpos",
 
 
 class Session:
-    """The conversation with one client.
+    """The protocol state of one client's connection.
 
     Args:
-        tls: whether clients must come over TLS. If so, what is in plaintext is refused; if not, TLS is.
+        tls: whether clients must use TLS. If so, plaintext is refused; if not, TLS is.
         users: SCRAM verifiers by user name. None: no password is required.
-        parameters: what the client is told about the server, e.g. server_version.
-        nonce: our half of the SCRAM nonce: printable ASCII without commas, never used before.
-        mock_salt: a secret of this process, from which users that do not exist get their salts.
+        parameters: the settings that are sent to the client, e.g. server_version.
+        nonce: the server's half of the SCRAM nonce: printable ASCII without commas, never used before.
+        mock_salt: a secret of this process, from which salts of users that do not exist are computed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Session:
 
     @property
     def state(self) -> State:
-        """Where the conversation stands."""
+        """The session's state."""
         return self._state
 
     @property
@@ -119,13 +119,13 @@ class Session:
         return self._client_copy_done
 
     def take_output(self) -> bytes:
-        """Return what is to be sent now, and forget it."""
+        """Return the pending output, and clear it."""
         output = bytes(self._output)
         self._output.clear()
         return output
 
     def explain_eof(self) -> str:
-        """Return what it means that the client closes the connection now without a word, for the log."""
+        """Return, for the log, the likely reason if the client disconnects in the present state."""
         match self._state:
             case State.AUTHENTICATING:
                 user = f'user "{self._client.user}" ' if self._client is not None else ""
@@ -139,14 +139,14 @@ class Session:
             case _:
                 return "disconnected without a Terminate message"
 
-    # From the client.
+    # Input from the client.
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """Take what the client sent and return what it did by that.
+        """Handle received bytes and return the resulting events.
 
         Raises:
-            RemoteProtocolError: the client is refused or not understood; the conversation is over, and what else came
-                with `data` no longer matters.
+            RemoteProtocolError: the client is refused, or the input is not valid; the session is over, and the rest of
+                `data` no longer matters.
         """
         if self._state is State.CLOSED:
             return []
@@ -161,7 +161,7 @@ class Session:
             self.refuse(refused.sqlstate, refused.message, hint=refused.hint, fatal=True)
             raise
         except RemoteProtocolError as error:
-            # What has not sent a startup packet may be anything, and would not understand an answer.
+            # Without a startup packet the client may use any protocol, and could not decode a reply.
             if self._state is not State.STARTUP:
                 self._output += backend.error_response("FATAL", "08P01", str(error))
             self._state = State.CLOSED
@@ -169,10 +169,10 @@ class Session:
         return events
 
     def tls_started(self, server_certificate_der: bytes | None, only_user: str | None = None) -> None:
-        """Go on behind TLS.
+        """Continue after the TLS handshake.
 
         Args:
-            server_certificate_der: the certificate that the client was shown, for channel binding; None: without.
+            server_certificate_der: the certificate that the client received, for channel binding; None: without.
             only_user: the name in the client's certificate; no other user is admitted. None: it sent none.
         """
         self._require(State.TLS_HANDSHAKE)
@@ -221,7 +221,7 @@ class Session:
         else:
             raise _misplaced(kind, state)
 
-    # The beginning.
+    # The start of a connection.
 
     def _receive_packet(self, events: list[Event]) -> bool:
         if self._is_direct_tls():
@@ -235,7 +235,7 @@ class Session:
         if packet is None:
             return False
         if packet.code == CANCEL_REQUEST:
-            # Nothing here runs long enough to be cancelled, and no client waits for a reply to this.
+            # No command here runs long enough to be cancelled, and the client does not wait for a reply.
             self._state = State.CLOSED
             events.append(Terminated())
         elif packet.code in (SSL_REQUEST, GSSENC_REQUEST):
@@ -259,7 +259,7 @@ class Session:
     def _start_tls(self, events: list[Event], direct: bool) -> None:
         rest = self._decoder.take_rest()
         if rest and not direct:
-            # Somebody in between could have put it there, to be taken for the client's once TLS is up (CVE-2021-23222).
+            # A third party could have inserted them, to be taken for the client's after the handshake (CVE-2021-23222).
             raise ClientRefused("08P01", "the client sent unencrypted bytes after its request for TLS")
         if not direct:
             self._output += b"S"
@@ -317,13 +317,13 @@ class Session:
                 self._output += backend.ready_for_query()
             case "P" | "B" | "E" | "C" | "D" | "F":
                 self._refuse_command("0A000", "only the simple query protocol is supported", "", events)
-                # A function call is answered at once, all others wait for Sync.
+                # A function call is answered at once; after all others wait for Sync.
                 if kind == "F":
                     self._output += backend.ready_for_query()
                 else:
                     self._state = State.SKIPPING
             case "d" | "c" | "f" | "H":
-                # Flush wants nothing; the others were sent before the client heard that its COPY has failed.
+                # Flush needs no reply; the others were sent before the client received the error that ended its COPY.
                 pass
             case _:
                 raise _misplaced(kind, self._state)
@@ -349,7 +349,7 @@ class Session:
         self._output += backend.error_response("ERROR", sqlstate, message, hint=hint)
         events.append(CommandRefused(sqlstate, message))
 
-    # From the owner. In CLOSED all of these do nothing: the client may leave while its answer is being looked up.
+    # Calls of the owner. In CLOSED they do nothing: the client may disconnect while its answer is being prepared.
 
     def answer(self, columns: Sequence[Column], row: Sequence[str | bytes | None] | None, tag: str) -> None:
         """Answer the command with a result of one row, or of none, and the command's tag.
@@ -366,14 +366,14 @@ class Session:
         self._become_ready(tag)
 
     def complete(self, tag: str) -> None:
-        """Answer the command with nothing but its tag."""
+        """Answer the command with only its tag."""
         if self._is_over():
             return
         self._require(State.BUSY)
         self._become_ready(tag)
 
     def refuse(self, sqlstate: str, message: str, *, detail: str = "", hint: str = "", fatal: bool = False) -> None:
-        """Answer the command, or end the COPY, with an error. A fatal one ends the conversation, in any state."""
+        """Answer the command, or end the COPY, with an error. A fatal one ends the session, in any state."""
         if self._is_over():
             return
         if not fatal:
@@ -381,7 +381,7 @@ class Session:
             self._output += backend.error_response("ERROR", sqlstate, message, detail, hint)
             self._become_ready()
             return
-        # During a TLS handshake the client would not understand it.
+        # During a TLS handshake the client could not decode it.
         if self._state is not State.TLS_HANDSHAKE:
             self._output += backend.error_response("FATAL", sqlstate, message, detail, hint)
         self._state = State.CLOSED
@@ -394,7 +394,7 @@ class Session:
         self._output += backend.notice_response("NOTICE", "00000", message)
 
     def begin_copy(self) -> None:
-        """Begin to stream, in answer to START_REPLICATION."""
+        """Start streaming, in answer to START_REPLICATION."""
         if self._is_over():
             return
         self._require(State.BUSY)
@@ -405,7 +405,7 @@ class Session:
         self._state = State.COPY
 
     def end_copy(self) -> None:
-        """End our direction of the COPY: no more WAL is to be written, what the client says still counts."""
+        """End the server's direction of the COPY: no more WAL may be written; the client's messages still count."""
         if self._is_over():
             return
         self._require(State.COPY, State.COPY_ENDING)
@@ -415,10 +415,10 @@ class Session:
         self._state = State.COPY_ENDING
 
     def finish_copy(self, next_timeline: tuple[int, Lsn] | None) -> None:
-        """Leave the COPY that the client has ended, or that never began because the timeline ends where it would.
+        """Leave the COPY that the client has ended, or that did not begin because the timeline ends at its start.
 
         Args:
-            next_timeline: (TLI, the LSN at which it begins), if the timeline that was streamed ends there.
+            next_timeline: (TLI, the LSN at which it begins), if the streamed timeline ends there.
         """
         if self._is_over():
             return

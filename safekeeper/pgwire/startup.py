@@ -1,7 +1,7 @@
-"""The startup packet: who a client is and what it wants, before anything is asked of it.
+"""The startup packet: the client's user and the requested connection.
 
-A packet is pairs of strings. `admission` returns whether a safekeeper can serve the sender: it serves physical
-replication by protocol 3 and nothing else. Wanting anything else is told apart, with the way to go.
+A packet is pairs of strings. `admission` decides whether a safekeeper can serve the client: it supports only physical
+replication by protocol 3. Each other request is refused with a separate error, and a hint.
 Source: https://www.postgresql.org/docs/current/protocol-message-formats.html (StartupMessage)
 
 Pure. A client that cannot be served raises ClientRefused.
@@ -15,16 +15,16 @@ from safekeeper.pgwire.refusal import ClientRefused
 NAME_BYTES_MAX = 63
 
 _PROTOCOL_MAJOR = 3
-# PostgreSQL takes any beginning of its words for true.
+# PostgreSQL accepts any prefix of these words as true.
 _TRUE = {"1", "on", *("true"[:length] for length in range(1, 5)), *("yes"[:length] for length in range(1, 4))}
 _NOT_SETTINGS = {"user", "database", "replication", "application_name", "options"}
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A client that can be served, once it has proven who it is.
+    """A client that can be served, once it is authenticated.
 
-    `is_negotiated`: it asked for a newer protocol 3.x or for protocol options, which it is to be told about.
+    `is_negotiated`: it requested a newer protocol 3.x or protocol options, to which a reply must be sent.
     """
 
     client: Authenticated
@@ -33,10 +33,10 @@ class Admission:
 
 
 def admission(version: int, body: bytes) -> Admission:
-    """Return what the startup packet of protocol `version` asks for.
+    """Evaluate the startup packet of protocol `version`.
 
     Raises:
-        ClientRefused: it is not understood, or asks for what a safekeeper is not.
+        ClientRefused: it is not valid, or requests what a safekeeper does not support.
     """
     major, minor = version >> 16, version & 0xFFFF
     if major != _PROTOCOL_MAJOR:
@@ -60,10 +60,10 @@ def admission(version: int, body: bytes) -> Admission:
 
 
 def parse_parameters(body: bytes) -> dict[str, str]:
-    """Return the parameters of a startup packet: pairs of strings, and an empty one behind them.
+    """Return the parameters of a startup packet: pairs of strings, and an empty one after them.
 
     Raises:
-        ClientRefused: that is not what it is, a name comes twice, or something is not UTF-8.
+        ClientRefused: the packet is not valid, a name is repeated or empty, or a string is not UTF-8.
     """
     strings = body.split(b"\0")
     # "user\0me\0\0" splits into user, me, and two empty ends.
@@ -86,8 +86,8 @@ def parse_parameters(body: bytes) -> dict[str, str]:
 def parse_settings(options: str) -> dict[str, str]:
     """Return the settings in the startup parameter `options`: `-c name=value`, `-cname=value`, `--name=value`.
 
-    A backslash takes the next character as it is, a blank too. What else a server's command line could have means
-    nothing here and is left out.
+    A backslash quotes the next character, also a blank. All other options of a server's command line have no effect
+    here and are ignored.
     """
     words = [word for word in _split_options(options) if word]
     settings = {}
@@ -107,7 +107,7 @@ def parse_settings(options: str) -> dict[str, str]:
 
 
 def clean_name(text: str) -> str:
-    """Return `text` as PostgreSQL keeps an application_name: printable ASCII, at most 63 bytes."""
+    """Return `text` as PostgreSQL stores an application_name: printable ASCII, at most 63 bytes."""
     data = text.encode()[:NAME_BYTES_MAX]
     return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in data)
 

@@ -1,10 +1,10 @@
-"""A running safekeeper: everything composed, configured and observed.
+"""A running safekeeper: composes its parts, reads its settings, publishes its status.
 
 service        start, drain, stop
-config         options, and what they mean together
+config         the options, and how they affect each other
 security       which listeners need a secret, TLS or users
 status_pages   /status, /healthz, /readyz
-metrics        what /metrics collects
-retention      asks the acceptor to remove WAL that no member, slot or reader needs
+metrics        the figures that /metrics publishes
+retention      requests the removal of WAL that no member, slot or reader needs
 open_files     the limit of file descriptors
 """

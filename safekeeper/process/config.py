@@ -1,4 +1,4 @@
-"""What can be set on a safekeeper. Read by safekeeper/base/settings.py; the environment's prefix is SAFEKEEPER_."""
+"""The settings of a safekeeper. Read by safekeeper/base/settings.py; the environment's prefix is SAFEKEEPER_."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class SafekeeperConfig:
         reloadable=True,
     )
     connections_max: int = option(
-        "Maximum of authenticated connections of proxies; above it the one that is silent for longest is closed",
+        "Maximum of authenticated connections of proxies; above it the one that is idle for longest is closed",
         parse=positive_integer,
         default="64",
         metavar="NUMBER",
@@ -125,8 +125,8 @@ class SafekeeperConfig:
         metavar="URL",
     )
     archive_options: Mapping[str, str] = option(
-        "Settings of the archive's store, by obstore's names, e.g. endpoint and region; credentials are better "
-        "given where the store's own tools read them",
+        "Settings of the archive's store, by obstore's names, e.g. endpoint and region; store credentials rather "
+        "where the store's own tools read them",
         parse=key_values,
         default="",
         metavar="KEY=VALUE,...",

@@ -1,7 +1,7 @@
-"""A safekeeper in numbers, for Prometheus: GET /metrics.
+"""The metrics of a safekeeper, for Prometheus: GET /metrics.
 
-Everything is read from its owner at the moment of the request; nothing is counted twice. LSNs are bytes since the
-beginning of the WAL, so that their differences are lags.
+Every figure is read from the component that owns it at the time of the request; none is counted twice. LSNs are bytes
+since the beginning of the WAL, so that their differences are lags.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ from safekeeper.serving.readers import ReaderHub
 
 
 class SafekeeperCollector(Collector):
-    """Collects the numbers of one safekeeper. What is None is not there.
+    """Collects the figures of one safekeeper. A figure that is None is left out.
 
     Attributes:
-        listeners: by name.
+        listeners: the listeners by name.
     """
 
     def __init__(

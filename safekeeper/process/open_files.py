@@ -1,4 +1,4 @@
-"""The limit of open files of this process: raised as far as it can be, and shared among the listeners."""
+"""The limit of open files of this process: raised to its maximum and divided among the listeners."""
 
 import logging
 import resource
@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 def raise_open_files_limit() -> int:
-    """Raise the soft limit of open files to the hard one; return the limit that holds from now on."""
+    """Raise the soft limit of open files to the hard limit; return the resulting limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -22,7 +22,7 @@ def raise_open_files_limit() -> int:
 
 
 def listener_budgets(wishes: Mapping[str, Wish]) -> dict[str, Budget]:
-    """Raise the limit of open files, and return the budget of each listener; warn if they are less than wished."""
+    """Raise the limit of open files and return the budget of each listener; warn if a budget is less than requested."""
     limit = raise_open_files_limit()
     budgets = share_descriptors(limit, wishes)
     if any(budgets[name] != wish.budget for name, wish in wishes.items()):

@@ -1,11 +1,11 @@
-"""How much WAL is kept: asks the node to remove what is no longer needed, and warns long before a disk is full.
+"""The retention of WAL: requests its removal once it is no longer needed, and warns long before the disk is full.
 
-What may go at all is decided by `acceptor.trimming`. Here is what the acceptor does not know: which slots and readers
-there are, and how much room the operator gives. A slot or a reader that stands below the WAL that is here has lost it
-already, and gets what it needs from the archive: it no longer holds anything back.
+`acceptor.trimming` decides which WAL may be removed at all. This module adds what the acceptor has no record of: the
+slots, the readers, and the operator's limit. A slot or a reader below the oldest retained WAL gets that WAL from the
+archive, so it retains nothing here.
 
-It looks whenever the WAL has got another segment, or the archive has, so that the limit holds however fast WAL comes;
-and every TRIM_INTERVAL_S, because slots and readers move without that.
+Retention runs whenever another segment was received or archived, so that the limit holds however fast WAL arrives, and
+every TRIM_INTERVAL_S, because slots and readers advance without a new segment.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Sees to the WAL of one node; one of its `LogReaders`.
+    """Retains and removes the WAL of one node; one of its `LogReaders`.
 
     Attributes:
         keep_bytes: see TrimRequest.
-        limit_bytes: room for WAL, and for the segments out of the archive that readers are at.
-        slot_idle_timeout_s: after so long without a client a slot is dropped; None: never.
+        limit_bytes: limit of the retained WAL and of the archived segments that readers have fetched; None: no limit.
+        slot_idle_timeout_s: a slot that no client has used for this time is dropped; None: never.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Retention:
         self.slot_idle_timeout_s = slot_idle_timeout_s
 
     async def run(self) -> None:
-        """Look after it until cancelled."""
+        """Drop idle slots and remove WAL periodically, until cancelled."""
         while True:
             if self.slot_idle_timeout_s is not None:
                 await self._slots.drop_idle(self.slot_idle_timeout_s)
@@ -71,11 +71,11 @@ class Retention:
         seen = (acceptor.write_lsn // segment_size, acceptor.archived_lsn // segment_size)
         if seen != self._seen:
             self._seen = seen
-            # Not from within: what is asked for is an event of its own.
+            # Not from within this event: the removal is an event of its own.
             asyncio.get_running_loop().call_soon(self.look)
 
     def look(self) -> None:
-        """Ask for what can go to be removed, and warn of what should go and cannot."""
+        """Request the removal of WAL that may go, and warn if more than the limit remains."""
         self._node.trim(self._request)
         self._warn()
 
@@ -84,16 +84,16 @@ class Retention:
         return TrimRequest(self.wanted_lsn(), self.keep_bytes, self._wal_room(), has_archive=has_archive)
 
     def _wal_room(self) -> int | None:
-        """Return what the limit leaves to the segment files, which is most of it in any case."""
+        """Return the part of the limit that is left for segment files; at least three quarters of it."""
         if self.limit_bytes is None or self._archiver is None or self._hub is None:
             return self.limit_bytes
         cache_bytes = (SEGMENTS_KEPT + FETCHES_AT_ONCE) * self._node.acceptor.control.segment_size
         return self.limit_bytes - min(cache_bytes, self.limit_bytes // 4)
 
     def described_slots(self) -> list[dict[str, Any]]:
-        """Return what /status and /metrics show of the slots, by name.
+        """Return the slots, by name, as /status and /metrics show them.
 
-        A slot that stands below the WAL that is here retains nothing.
+        A slot below the oldest retained WAL retains nothing.
         """
         begin_lsn, end_lsn = self._node.folder.begin_lsn, self._node.acceptor.write_lsn
         return [
@@ -109,7 +109,7 @@ class Retention:
         ]
 
     def wanted_lsn(self) -> Lsn | None:
-        """Return the oldest WAL that a slot or a reader still gets from here, None if there are none."""
+        """Return the oldest retained WAL that a slot or a reader needs, None if none needs any."""
         positions = [slot.restart_lsn for slot in self._slots.describe()]
         if self._hub is not None:
             positions += [reader.position_lsn for reader in self._hub.readers]
@@ -118,16 +118,16 @@ class Retention:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether there is more WAL than there should be."""
+        """Whether more WAL is retained than the limit allows."""
         return self.limit_bytes is not None and self._node.folder.wal_bytes > self.limit_bytes
 
     def _warn(self) -> None:
         if self.limit_bytes is None or not self.is_over_limit:
-            self._problem.over("the WAL here is within --wal-limit again")
+            self._problem.over("the retained WAL is within --wal-limit again")
             return
         node, acceptor = self._node, self._node.acceptor
         if self._archiver is None:
-            reason = "without an archive it is kept as long as a member, a slot or a reader needs it"
+            reason = "without an archive it is retained as long as a member, a slot or a reader needs it"
         elif acceptor.archived_lsn < acceptor.write_lsn - self.limit_bytes:
             reason = "it is not archived yet: " + (self._archiver.problem or "see the archiver's own log")
         elif acceptor.awaits_election:
@@ -136,7 +136,7 @@ class Retention:
             reason = "it is being removed, except two segments"
         self._problem.note(
             reason,
-            "there are %d MiB of WAL here, from %s to %s, archived up to %s, more than the %d MiB of --wal-limit: %s",
+            "%d MiB of WAL are retained, from %s to %s, archived up to %s, more than the %d MiB of --wal-limit: %s",
             node.folder.wal_bytes >> 20,
             format_lsn(node.folder.begin_lsn),
             format_lsn(acceptor.write_lsn),

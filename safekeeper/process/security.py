@@ -1,18 +1,19 @@
-"""What protects a safekeeper's listeners: read from the settings once, and again at SIGHUP.
+"""The protection of a safekeeper's listeners: read from the settings at the start, and again at SIGHUP.
 
-    listener          who may come in                                            without any of it
-    proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the user's own secret
+    listener      options that protect it                                    without any of them
+    proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the local secret
     replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only
-    HTTP          --http-allow                                               wherever --http-listen says
+    HTTP          --http-allow                                               the address of --http-listen
 
-A listener that any of its three protects listens where it is told. One that nothing protects listens on loopback,
-whatever it is told, and says so: a listener that is open to a network by mistake is worse than one that is closed by
-mistake. On loopback the proposers' listener demands the secret of the user who runs the safekeeper
-(safekeeper/peers/local_secret.py), unless --secret-file or --tls-client-ca is given: other users of the machine reach
-loopback, too. TLS alone (--tls-cert) hides what travels and lets everybody in, so it opens no listener.
+A listener that has at least one of its protections listens on the configured address. A listener without any listens
+on loopback, whatever its address is set to, and logs that: a listener that is open to a network by mistake is worse
+than one that is closed by mistake. On loopback the proposer listener requires the local secret
+(safekeeper/peers/local_secret.py), unless --secret-file or --tls-client-ca is given, because other users of the machine
+can connect to loopback, too. TLS alone (--tls-cert) encrypts but authenticates no client, so it opens no listener.
 
-At SIGHUP certificates, CAs, users, the secret and the lists of networks are read again. What cannot be used is said,
-and the old stays. Whether there is a protection at all, and in which file it stands, takes a restart.
+At SIGHUP certificates, CAs, users, the secret and the lists of networks are read again. A file that cannot be used is
+logged, and the previous content stays in use. Adding or removing a protection, or changing a file's path, requires a
+restart.
 """
 
 import logging
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class AllowLists(NamedTuple):
-    """The networks that each listener admits, None for all."""
+    """The networks from which each listener accepts clients, None for all."""
 
     proposers: Networks | None
     replication: Networks | None
@@ -44,16 +45,16 @@ class AllowLists(NamedTuple):
 
 
 class Protection:
-    """What protects the listeners of one safekeeper.
+    """The protections of the listeners of one safekeeper.
 
     Attributes:
-        proposers_tls, replication_tls, http_tls: None where a listener has no TLS.
-        users: of the replication listener, None if no password is asked.
-        secret: of the proposers' listener, None if none is asked. Where it is the user's own, it exists.
-        allow: as of the last `reload`.
+        proposers_tls, replication_tls, http_tls: None for a listener without TLS.
+        users: the users of the replication listener, None if it requires no password.
+        secret: the secret of the proposer listener, None if it requires none. A local secret exists on disk.
+        allow: the lists as of the last `reload`.
 
     Raises:
-        ConfigurationError: a file cannot be used, or one option lacks another.
+        ConfigurationError: a file cannot be used, or an option requires another one.
     """
 
     def __init__(self, config: SafekeeperConfig) -> None:
@@ -84,7 +85,7 @@ class Protection:
         tell_validity(self.proposers_tls, config.tls_cert)
 
     def proposers_address(self) -> Address:
-        """Return where the proposers' listener may listen; said in the log if that is not where it was told to."""
+        """Return the address for the proposer listener; log it if it is not the configured one."""
         protections = "--secret-file, --tls-client-ca or --allow"
         address = _guarded(self._config.proposer_listen, self._is_open, "--proposer-listen", protections)
         if isinstance(self.secret, LocalSecret):
@@ -92,15 +93,15 @@ class Protection:
         return address
 
     def replication_address(self, wanted: Address) -> Address:
-        """Return where the replication listener may listen, as `proposers_address` does."""
+        """Return the address for the replication listener, as `proposers_address` does."""
         protected = self.users or self._config.pg_client_ca or self._config.pg_allow
         return _guarded(wanted, bool(protected), "--pg-listen", "--pg-users, --pg-client-ca or --pg-allow")
 
     def reload(self, new: SafekeeperConfig) -> None:
-        """Read every file again, take the new lists of networks, and say what has changed.
+        """Read every file again, take over the new lists of networks, and log the changes.
 
         Args:
-            new: the settings as they are written now. Only its lists of networks are taken.
+            new: the settings as they are written now. Only their lists of networks are used.
         """
         files: dict[str, Reloadable | None] = {
             "the certificates of the proposer listener": self.proposers_tls,
@@ -119,7 +120,7 @@ class Protection:
             if new is not None:
                 self.allow = self.allow._replace(**{field: new})
             elif old is not None:
-                # The listener may listen where it does because of this list alone.
+                # This list alone may be what allows the listener its address.
                 _log.warning("%s is unchanged: its removal requires a restart", name)
 
 
@@ -144,14 +145,14 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None = Non
 
 
 class Reloadable(Protocol):
-    """What was read from files."""
+    """A value that was read from files."""
 
     def reload(self) -> bool:
-        """Read them again; return whether they say something else. Raises ConfigurationError and keeps the old."""
+        """Read the files again; return whether the value changed. Raises ConfigurationError and keeps the old value."""
 
 
 def reload_files(files: Mapping[str, Reloadable | None]) -> list[str]:
-    """Read each again and return the names of what has changed; a file that fails is one line, and the old stays."""
+    """Read each again and return the names of those that changed; log one line per failure, which keeps the old one."""
     changed: list[str] = []
     failed: dict[str, list[str]] = {}
     for name, read in files.items():
@@ -166,13 +167,13 @@ def reload_files(files: Mapping[str, Reloadable | None]) -> list[str]:
 
 
 def say_changes(changed: list[str], files: Mapping[str, Reloadable | None]) -> None:
-    """Log what `reload_files` returned, if there was anything to read."""
+    """Log what `reload_files` returned, unless no file is configured."""
     if any(read is not None for read in files.values()):
         _log.info("reloaded certificates, users and secrets; changed: %s", ", ".join(changed) or "nothing")
 
 
 def tell_validity(tls: ServerTls | ClientTls | None, cert: Path | None) -> None:
-    """Log until when the certificate in `cert` is valid; as a warning if that is soon."""
+    """Log when the certificate in `cert` expires; as a warning if that is soon."""
     if tls is None or tls.valid_until is None:
         return
     is_soon = tls.valid_until - datetime.now(UTC) < _EXPIRES_SOON

@@ -1,7 +1,7 @@
-"""A safekeeper's process: puts the parts together, runs until it is told to stop or has to, takes them apart.
+"""The process of a safekeeper: composes the parts, runs until a signal or a failure, and stops them.
 
-At SIGTERM and SIGINT it takes no new connection, brings everything to disk, and to the archive if it is the archiver,
-says so, and exits with 0. The other signals: safekeeper/base/signals.py.
+At SIGTERM and SIGINT it accepts no new connection, flushes everything to disk, archives it if it is the archiver,
+logs that, and exits with 0. The other signals: safekeeper/base/signals.py.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from safekeeper.serving.slots import Slots
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.filesystem import FileSystem
 
-# A folder of an archive that hangs must not keep a safekeeper from serving.
+# An archive folder that hangs must not prevent a safekeeper from serving.
 _ARCHIVE_LOOK_S = 5.0
 
 # The listeners, as metrics and log lines name them.
@@ -51,7 +51,7 @@ class Service:
 
     Args:
         config: the settings.
-        fs: where the data folder is.
+        fs: the file system that contains the data folder.
         reload: returns the settings as they are written now; called at SIGHUP.
     """
 
@@ -68,16 +68,16 @@ class Service:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal comes or the node fails, which is logged; return the process's exit code.
+        """Serve until a signal or a failure of the node, which is logged; return the process's exit code.
 
         Raises:
-            WalproxyError: it could not begin to serve.
+            WalproxyError: it could not start to serve.
         """
         configure(self._who, self._config.log_level)
         self._protection = Protection(self._config)
         archive = await self._open_archive()
         folder = DataFolder.open(self._fs, self._config.data_dir, self._config.id, secrets.token_hex(16))
-        # Its files close with the process: to close them after a failure could wait indefinitely for a disk that hangs.
+        # The process's end closes the files: after a failure, closing them could wait indefinitely for a hung disk.
         self._node = Node(folder, asyncio.get_running_loop())
         try:
             await self._serve(self._node, archive)
@@ -181,10 +181,10 @@ class Service:
         return f"safekeeper {self._config.id} term {node.acceptor.control.promised.term}"
 
     async def _open_archive(self) -> ArchiveAccess | None:
-        """Return the way into the archive, None if there is none.
+        """Return the access to the archive, None if none is configured.
 
         Raises:
-            ConfigurationError: it cannot work as it is configured.
+            ConfigurationError: the archive's configuration is not valid.
         """
         config = self._config
         if config.archive is None:
@@ -289,19 +289,19 @@ class Service:
 
 
 def listener_wishes(config: SafekeeperConfig) -> dict[str, Wish]:
-    """Return how many connections each listener keeps if there are file descriptors for them."""
+    """Return the number of connections that each listener requests, if enough file descriptors are free."""
     wishes = {PROPOSERS: Wish(Budget(config.connections_max)), HTTP: Wish(HTTP_BUDGET)}
     if config.pg_listen is not None:
-        # A reader has a segment of the WAL open, and one out of the archive.
+        # A reader has one retained segment open, and one that was fetched from the archive.
         wishes[REPLICATION] = Wish(Budget(config.pg_connections_max), files_per_proven=2)
     return wishes
 
 
 async def _first_of(wanted: Coroutine[Any, Any, object], failed: asyncio.Future[None], timeout_s: float | None) -> bool:
-    """Wait for `wanted`; return whether it came in time.
+    """Wait for `wanted`; return whether it finished within the timeout.
 
     Raises:
-        Whatever `failed` holds, if that comes first.
+        The exception of `failed`, if it is set first.
     """
     task = asyncio.ensure_future(wanted)
     waiting: set[asyncio.Future[Any]] = {task, failed}

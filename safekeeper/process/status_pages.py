@@ -1,13 +1,13 @@
-"""What a safekeeper says about itself at its HTTP listener.
+"""The pages of a safekeeper's HTTP listener.
 
     GET /status    positions, the followed proposer, its disk, its archive: JSON
-    GET /metrics   the same in numbers, for Prometheus (safekeeper/process/metrics.py)
-    GET /healthz   200 while the process lives and its disk answers; for a supervisor that restarts it
+    GET /metrics   figures for Prometheus (safekeeper/process/metrics.py)
+    GET /healthz   200 while the process runs and its disk responds; for a supervisor that restarts it
     GET /readyz    200 if this safekeeper can take part in a quorum now, else 503 with the reason
 
-Ready means: a voting member, not lacking room for WAL, with a disk that answers. Having no proposer at the moment does
-not matter: a proxy that comes will be served. A learner and a folder that was never bootstrapped are not ready,
-because a quorum does not count them (S8).
+Ready means: a voting member that does not lack disk space for WAL and whose disk responds. A missing proposer does not
+matter, because the next proxy that connects is served. A learner and a folder that was never bootstrapped are not
+ready, because they do not count for a quorum (S8).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from safekeeper.node.node import Node
 from safekeeper.process.retention import Retention
 from safekeeper.serving.replication_listener import ReplicationListener
 
-# A disk whose thread has been at one thing for longer than this does not answer.
+# A disk whose thread has been busy with one operation for longer than this is reported as stalled.
 DISK_STALLED_S = 10.0
 
 
@@ -35,11 +35,11 @@ def safekeeper_routes(
     """Return the pages of a safekeeper.
 
     Args:
-        node: the safekeeper that they describe.
-        addresses: returns where it listens, by listener, for /status.
-        pg_listener: where they connect, None if they cannot.
-        archiver: None if there is no archive.
-        retention: what sees to the WAL that is kept, None if nothing does.
+        node: the safekeeper.
+        addresses: returns the listeners' addresses by name, for /status.
+        pg_listener: the replication listener, None if it is off.
+        archiver: None without an archive.
+        retention: the retention of WAL, None without one.
     """
 
     def page() -> dict[str, Any]:
@@ -60,7 +60,7 @@ def safekeeper_routes(
 
 
 def status(node: Node) -> dict[str, Any]:
-    """Return what /status shows of the node; LSNs as PostgreSQL prints them."""
+    """Return the part of /status that describes the node; LSNs as PostgreSQL prints them."""
     acceptor, control, folder = node.acceptor, node.acceptor.control, node.folder
     space = node.disk_space.space
     return {
@@ -106,7 +106,7 @@ def status(node: Node) -> dict[str, Any]:
 
 
 def health_problem(node: Node) -> str | None:
-    """Return why the process should be looked at, None if it is fine."""
+    """Return why the process is not healthy, None if it is."""
     if node.failed.done():
         return f"it failed: {node.failed.exception()}"
     if node.disk.busy_s > DISK_STALLED_S:

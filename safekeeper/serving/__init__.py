@@ -1,12 +1,12 @@
-"""WAL out to standbys and other readers, over PostgreSQL's replication protocol.
+"""Sends WAL to standbys and other readers, over PostgreSQL's replication protocol.
 
 replication_listener     accepts connections
 replication_connection   one connection: authentication, commands, COPY
-replication_commands     what each command returns
-readers                  all readers, and what they have reported
+replication_commands     the results of the commands
+readers                  all readers, and the positions that they reported
 reader                   one reader: the next range to send
 slots                    physical replication slots
 users                    the file of users and their SCRAM verifiers
 pg_transport             PostgreSQL's protocol over an asyncio transport
-standby_feedback         what standbys have replayed, for the proxy
+standby_feedback         when the proxy receives the standbys' positions
 """

@@ -1,8 +1,8 @@
-"""A socket, the session that is held over it, and TLS where the session asks for it.
+"""A client's socket, its session, and TLS if the session starts it.
 
-PostgreSQL's protocol begins in plaintext and turns to TLS in the middle of a conversation, when the client has asked
-and been told that it may. So TLS is here, between the socket and the session, and not below both. What a conversation
-is about is the subclass's: it hears of events, and of the end.
+PostgreSQL's protocol begins in plaintext and changes to TLS on the same connection, once the client has requested it
+and the server has agreed. Therefore TLS is here, between the socket and the session, and not below both. A subclass
+handles the session's events and the end of the connection.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ WRITE_LOW_WATER_BYTES = 256 << 10
 
 
 class PgTransport(asyncio.Protocol, ABC):
-    """The bytes of one client's conversation.
+    """The byte stream of one client's connection.
 
     Attributes:
-        session: the conversation, once the connection is admitted.
-        peer: where the client comes from, for the log.
-        is_open: bytes go both ways.
+        session: the protocol's state, once the connection is admitted.
+        peer: the client's address and port, for the log.
+        is_open: bytes can be sent and received.
         is_full: more than WRITE_HIGH_WATER_BYTES wait to be sent.
     """
 
@@ -38,40 +38,40 @@ class PgTransport(asyncio.Protocol, ABC):
         self.is_open = False
         self.is_full = False
 
-    # For the subclass.
+    # For the subclass to implement.
 
     @abstractmethod
     def admit(self, host: str) -> Session:
-        """Return the session of a client from `host`."""
+        """Return the session of a client that connects from `host`."""
 
     @abstractmethod
     def heard(self) -> None:
-        """Bytes have come."""
+        """Note that bytes were received."""
 
     @abstractmethod
     def handle(self, event: Event) -> None:
-        """The client has done something."""
+        """Handle an event of the session."""
 
     @abstractmethod
     def broken(self, reason: str) -> None:
-        """The client is not understood, or was refused for good, and knows why; close the connection."""
+        """Close the connection: the client broke the protocol or was refused, and the session has reported why."""
 
     @abstractmethod
     def left(self, reason: str) -> None:
-        """The client has closed its side; close the connection."""
+        """Close the connection: the client has closed its side."""
 
     @abstractmethod
     def lost(self) -> None:
-        """The connection is closed, by whomever."""
+        """Clean up: the connection is closed, by either side."""
 
     @abstractmethod
     def filled(self, full: bool) -> None:
-        """`is_full` has changed."""
+        """React to a change of `is_full`."""
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
@@ -128,14 +128,14 @@ class PgTransport(asyncio.Protocol, ABC):
         self.flush()
 
     def start_tls(self, tls: ServerTls, data: bytes) -> None:
-        """Go on over TLS. `data`: what has come of its handshake already."""
+        """Continue over TLS. `data`: the bytes of its handshake that were already received."""
         self.flush()
         self._channel = tls.channel()
         if data:
             self._receive(data)
 
     def write(self, *buffers: bytes | memoryview) -> None:
-        """Send the buffers in order. They must no longer change."""
+        """Send the buffers in order. They must not change afterwards."""
         if not self.is_open:
             return
         if self._channel is None:
@@ -144,32 +144,32 @@ class PgTransport(asyncio.Protocol, ABC):
         try:
             self._channel.send(*buffers)
         except RemoteProtocolError as error:
-            # Whoever writes here serves others too, and this is nothing of theirs.
+            # The caller serves other clients too: an error of this connection must not reach them.
             self.abort()
             self.broken(str(error))
             return
         self._transport.write(self._channel.take_outgoing())
 
     def flush(self) -> None:
-        """Send what the session has to say."""
+        """Send the session's output."""
         output = self.session.take_output()
         if output and (self._channel is None or self._channel.established):
             self.write(output)
 
     def pause_reading(self) -> None:
-        """Leave what the client sends where it is."""
+        """Stop reading from the socket."""
         if self.is_open and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading from the socket."""
         if self.is_open and self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close after what was written; nothing that arrives is handled."""
+        """Close once everything written is sent; ignore what is received meanwhile."""
         if self.is_open:
             self.is_open = False
             if self._channel is not None:

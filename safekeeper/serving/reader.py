@@ -1,7 +1,7 @@
-"""One client that streams WAL from here: where it stands, and what it has said.
+"""One client that streams WAL from this safekeeper: its position, and the positions that it reported.
 
-The hub (safekeeper/serving/readers.py) decides when it is served; `Client` is how bytes get to it. A reader begins with
-its START_REPLICATION and ends with the COPY; a client that goes on with the next timeline is a new reader.
+The hub (safekeeper/serving/readers.py) decides when to serve it and sends through `Client`. A reader begins with its
+START_REPLICATION and ends with the COPY; a client that continues with the next timeline is a new reader.
 """
 
 from typing import Protocol
@@ -18,31 +18,31 @@ class Client(Protocol):
     """The connection of a reader."""
 
     def write(self, *buffers: bytes | memoryview) -> None:
-        """Send the buffers in order. They must no longer change."""
+        """Send the buffers in order. They must not change afterwards."""
 
     def end_timeline(self, end: TimelineEnd) -> None:
-        """The reader has been sent its whole timeline; the hub serves it no more."""
+        """End the COPY at the end of the timeline; the hub no longer serves the reader."""
 
     def fail(self, sqlstate: str, message: str, *, fatal: bool) -> None:
-        """The reader cannot go on; the hub serves it no more. `fatal`: nor can its connection."""
+        """Report an error to the client; the hub no longer serves the reader. `fatal`: close its connection, too."""
 
 
 class Reader:
     """A client in COPY.
 
     Attributes:
-        number: of its connection.
+        number: the number of its connection.
         name: its application_name.
-        tli: the timeline that it asked for.
-        position_lsn: the next byte that it gets; it was sent what lies before, or had it.
-        has_sent: it was sent something.
-        retreated_to_lsn: see `learning.next_step`.
-        write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin: what it has said last, no further than it was sent.
-        paused: it does not read what it is sent, so it gets no more.
+        tli: the timeline that it requested.
+        position_lsn: the next byte to send to it.
+        has_sent: at least one byte was sent to it.
+        retreated_to_lsn: see `readable.next_step`.
+        write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin: as last reported; positions are at most position_lsn.
+        paused: its connection is full, so nothing more is sent.
         fetching: a thread reads for it.
-        waiting: it has been sent all that there is for it.
-        caught_up: it has once been sent all that there was.
-        archived: the segment out of the archive that it reads, None if it reads what is here.
+        waiting: everything readable was sent to it.
+        caught_up: everything readable was sent to it at least once.
+        archived: the archived segment that it is sent, None if it is sent retained WAL.
     """
 
     __slots__ = (
@@ -92,9 +92,9 @@ class Reader:
 
     @property
     def state(self) -> str:
-        """One word for a person: `catchup` until it has had everything once, then `streaming`."""
+        """Return `catchup` until everything readable was sent to it once, then `streaming`."""
         return "streaming" if self.caught_up else "catchup"
 
     def standby(self) -> Standby:
-        """Return what the leader is told about it."""
+        """Return what is reported of it to the leader."""
         return Standby(self.name, self.write_lsn, self.flush_lsn, self.apply_lsn, self.xmin, self.catalog_xmin)

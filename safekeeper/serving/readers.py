@@ -1,16 +1,16 @@
-"""The hub of all readers: serves each what it may have, and tells the leader what they say.
+"""The hub of all readers: sends each the WAL that it may read, and reports their positions to the leader.
 
-After every event of the node the hub looks whether more has become readable. If so, it serves the readers in a turn
-of the event loop of its own, behind the append that was just answered: appends come first. What may be sent is
-`acceptor.readable`'s to decide (S7); a reader that gets something gets the bytes as they stand in the segment file.
+After every event of the node the hub checks whether more WAL is readable. If so, it serves the readers in a later
+callback of the event loop, after the reply to the append, because appends come first. `acceptor.readable` decides what
+may be sent (S7). A reader receives the bytes exactly as in the segment file.
 
-    bytes        at most SERVED_BYTES_PER_TURN a turn, then the loop sees to everything else first
-    readers      round robin, a chunk each; those at one position share its bytes and header
-    cold WAL     is read in the thread "reader", one job per reader at most
-    older WAL    that is not kept here comes from the archive, if there is one (archive/read_through.py)
-    a slow one   is passed over while its connection is full, and costs nothing (S14)
+    bytes        at most SERVED_BYTES_PER_TURN per callback, then the event loop runs its other callbacks first
+    readers      round robin, a chunk each; readers at the same position share its bytes and header
+    cold WAL     is read in the thread "reader", at most one job per reader
+    older WAL    that is not retained here comes from the archive, if there is one (archiving/read_through.py)
+    a slow one   is skipped while its connection is full, at no cost (S14)
 
-Nothing is read while an event of the node waits for the disk: its thread may be changing the log.
+Nothing is read while an event of the node waits for the disk, because the disk's thread may be changing the log.
 
 Measured on two shared cores, commits of 300 bytes: 1.3 us of CPU per reader and commit here, 3.6 to 5.4 with the write
 to its socket; an event that makes nothing readable costs 0.8 us.
@@ -36,10 +36,10 @@ from safekeeper.serving.reader import Reader
 from safekeeper.serving.standby_feedback import FeedbackTimer
 from safekeeper.storage.wal_reading import WalReader
 
-# Of one XLogData at most; chunks end at its multiples, and so at the borders of segments.
+# Maximum size of one XLogData. Chunks end at multiples of it, and therefore at the borders of segments.
 CHUNK_BYTES = 128 << 10
 SERVED_BYTES_PER_TURN = 512 << 10
-# WAL this close to the end was written so lately that it is in memory, also where the system cannot tell.
+# WAL this close to the end was written so recently that it is in memory, also if the system cannot report that.
 RECENT_BYTES = 1 << 20
 # How long a reader waits when there was no file descriptor to open its segment with.
 SHORTAGE_PAUSE_S = 0.5
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Chunk(NamedTuple):
-    """A piece of WAL ready to be sent. `wanted_end_lsn`: it may have come out shorter than wanted."""
+    """WAL ready to be sent. `wanted_end_lsn`: the requested end; the chunk may be shorter."""
 
     begin_lsn: Lsn
     end_lsn: Lsn
@@ -61,15 +61,15 @@ class ReaderHub:
     """All readers of one safekeeper; the node's `LogReaders`."""
 
     def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, read_through: ReadThrough | None = None) -> None:
-        """Serve no reader yet.
+        """Prepare to serve readers.
 
         Args:
-            read_through: the source of WAL that is no longer retained here, None without one.
+            read_through: the source of WAL that is no longer retained here, None without an archive.
         """
         self._node = node
         self._loop = loop
         self._readers: dict[int, Reader] = {}
-        self._awake: dict[int, Reader] = {}  # Those that may have something to get.
+        self._awake: dict[int, Reader] = {}  # Those to which WAL may have to be sent.
         self._at_archive: dict[int, Reader] = {}  # Those that wait for the archive.
         self._read_through = read_through
         self._thread = Worker("reader", loop)
@@ -84,20 +84,20 @@ class ReaderHub:
     # The log.
 
     def log(self) -> ReadableLog:
-        """Return what may be read at present."""
+        """Return the log that is readable at present."""
         if self._node.is_between_events:
             self._refresh_if_changed()
         return self._view.log
 
     def update(self) -> None:
         """See LogReaders."""
-        # Without readers too: a request in the middle of the next event is answered from the log before it.
+        # Also without readers: a request during the next event is answered from the log before it.
         self._refresh_if_changed()
         if self._awake:
             self._schedule_pump()
 
     def _refresh_if_changed(self) -> None:
-        """Take notice of what the log is now. Only between events."""
+        """Take over the node's present log. Only between events."""
         view, cluster_id, epoch = self._view, self._view.cluster_id, self._view.epoch
         before = view.refresh()
         if before is None:
@@ -114,7 +114,7 @@ class ReaderHub:
                 self._awake[number] = reader
 
     def _note_retreat(self) -> None:
-        """The readable end has gone back: a new timeline begins there (S9)."""
+        """Record that the readable end has gone back: a new timeline begins there (S9)."""
         end_lsn = self._view.log.end_lsn
         for reader in self._readers.values():
             if reader.has_sent and reader.position_lsn > end_lsn:
@@ -133,7 +133,7 @@ class ReaderHub:
 
     @property
     def readers(self) -> list[Reader]:
-        """All of them, in the order in which they began."""
+        """All of them, in the order in which they started."""
         return list(self._readers.values())
 
     def start(self, reader: Reader) -> None:
@@ -143,7 +143,7 @@ class ReaderHub:
         self._feedback.changed(urgent=True)
 
     def stop(self, reader: Reader) -> None:
-        """Serve it no more. Stopping twice is harmless."""
+        """Stop serving `reader`. Stopping twice is harmless."""
         if self._readers.get(reader.number) is not reader:
             return
         del self._readers[reader.number]
@@ -156,22 +156,22 @@ class ReaderHub:
         self._notice_quiet()
 
     def pause(self, reader: Reader) -> None:
-        """Its connection is full."""
+        """Send nothing more to `reader` for now: its connection is full."""
         reader.paused = True
         self._awake.pop(reader.number, None)
 
     def resume(self, reader: Reader) -> None:
-        """Its connection has room again."""
+        """Send to `reader` again: its connection is no longer full."""
         reader.paused = False
         self._wake(reader)
 
     def readable_end(self, reader: Reader) -> Lsn:
-        """Return how far the log that `reader` follows can be read: what it is told as the end of WAL here."""
+        """Return how far the log that `reader` follows is readable: the end of WAL that is reported to it."""
         fork = self._view.log.fork_of(reader.tli) if reader.tli != self._view.log.tli else None
         return min(self._view.log.end_lsn, fork[1]) if fork is not None else self._view.log.end_lsn
 
     def take_status(self, reader: Reader, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
-        """A reader has said how far it is. What it was not sent, or what a fork has replaced, it cannot have."""
+        """Record positions that a reader reported, limited to WAL that it was sent and that no fork has replaced."""
         if self._readers.get(reader.number) is not reader:
             return
         limit_lsn = min(reader.position_lsn, self.readable_end(reader))
@@ -181,13 +181,13 @@ class ReaderHub:
             reader.write_lsn, reader.flush_lsn, reader.apply_lsn = said
 
     def take_feedback(self, reader: Reader, xmin: int, catalog_xmin: int) -> None:
-        """A standby has said which transactions it still needs."""
+        """Record the oldest transactions that a standby reported as still needed."""
         if (xmin, catalog_xmin) != (reader.xmin, reader.catalog_xmin):
             reader.xmin, reader.catalog_xmin = xmin, catalog_xmin
             self._feedback.changed(urgent=False)
 
     async def become_quiet(self) -> None:
-        """Return when every reader has been sent all that there is."""
+        """Return once everything readable was sent to every reader."""
         self._quiet = self._loop.create_future()
         self._schedule_pump()
         await self._quiet
@@ -217,7 +217,7 @@ class ReaderHub:
     def _pump(self) -> None:
         self._pump_scheduled = False
         if not self._node.is_between_events:
-            return  # `update` comes when the event has been handled.
+            return  # `update` is called when the event has been handled.
         self._refresh_if_changed()
         awake, budget_bytes = self._awake, SERVED_BYTES_PER_TURN
         while awake and budget_bytes > 0:
@@ -228,7 +228,7 @@ class ReaderHub:
             self._notice_quiet()
 
     def _serve(self, reader: Reader) -> int:
-        """Send the reader its next chunk, if there is one. Return how many bytes were sent."""
+        """Send the reader its next chunk, if there is one. Return the number of bytes sent."""
         step = next_step(self._view.log, reader.tli, reader.position_lsn, reader.retreated_to_lsn)
         reader.waiting = False
         if isinstance(step, Send):
@@ -269,7 +269,7 @@ class ReaderHub:
         if chunk.end_lsn == self._view.log.end_lsn:
             reader.waiting = reader.caught_up = True
         elif not reader.paused:
-            self._awake[reader.number] = reader  # There is more, or its timeline ends here.
+            self._awake[reader.number] = reader  # More is readable, or its timeline ends here.
         return len(chunk.payload)
 
     def _make_chunk(
@@ -317,18 +317,18 @@ class ReaderHub:
         elif error is not None:
             _log.error("connection %d cannot be served: %s", reader.number, describe_bug(error))
             self._fail(reader, "XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
-        # What has come in the middle of an event may be void at its end, and is read again.
+        # WAL read during an event may be void after it, and is then read again.
         self._wake(reader)
 
     def _wait_for_resources(self, reader: Reader, short: ResourceShortage) -> None:
-        """Serve the reader again after a pause: its segment could not be opened."""
+        """Serve the reader again after a pause, because its segment could not be opened."""
         self._node.disk_space.short_of_resources(short)
         self._loop.call_later(SHORTAGE_PAUSE_S, self._wake, reader)
 
     # Older WAL.
 
     def _serve_from_archive(self, reader: Reader, step: Removed) -> int:
-        """Send the reader WAL that is not kept here, or have it fetched."""
+        """Send the reader WAL that is not retained here, or start to fetch it."""
         archive, segment = self._read_through, reader.archived
         if archive is None:
             self._fail_removed(reader)
@@ -349,7 +349,7 @@ class ReaderHub:
         return self._serve_bytes(reader, segment, *step, recent=False)
 
     def _archived_segment(self, lsn: Lsn) -> ArchivedFile:
-        """Return the segment of byte `lsn`, under the name that it has in this log: that of its last byte."""
+        """Return the segment of byte `lsn`, under its name in this log: that of its last byte's timeline."""
         log, size = self._view.log, self._node.acceptor.control.segment_size
         begin_lsn = segment_start(lsn, size)
         return segment_file(tli_of_byte(log.tli, log.lineage, begin_lsn + size - 1), begin_lsn, size)

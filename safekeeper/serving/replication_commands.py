@@ -1,11 +1,11 @@
-"""What a replication client is told about this safekeeper: the answers to the commands that change nothing.
+"""The results of the replication commands that change nothing.
 
-The words are those of PostgreSQL, which is what standbys and pg_receivewal expect; the version is the primary's.
+They are worded as PostgreSQL's, as standbys and pg_receivewal expect; the version is the primary's.
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
-`select` answers what tools ask in SQL before they stream: one row of what PostgreSQL has in its views.
+`select` answers the SQL that tools send before they stream: one row, as in PostgreSQL's views.
 
-No I/O: a readable log and the control state in, rows out.
+No I/O: results are computed from a readable log and the control state.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ _REPORTED = (
     "standard_conforming_strings",
     "TimeZone",
 )
-# What tools require of pg_settings besides. A safekeeper neither switches segments nor makes checkpoints.
+# Further settings that tools read from pg_settings. A safekeeper neither switches segments nor makes checkpoints.
 _ONLY_IN_PG_SETTINGS = {"archive_timeout": "0", "checkpoint_timeout": "0"}
 
 _RELATIONS_HINT = (
@@ -55,7 +55,7 @@ _Row = dict[str, tuple[Column, str | None]]
 
 
 class Answer(NamedTuple):
-    """A result of one row, or of none, and the tag behind it."""
+    """A result of one row or none, and its command tag."""
 
     columns: tuple[Column, ...]
     row: tuple[str | bytes | None, ...] | None
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
 
 
 def version_text(server_version: int) -> str:
-    """Return a version as PostgreSQL calls it, e.g. `15.18` for 150018."""
+    """Return a version in PostgreSQL's notation, e.g. `15.18` for 150018."""
     return f"{server_version // 10000}.{server_version % 10000}"
 
 
@@ -76,7 +76,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def session_parameters(control: ControlState) -> dict[str, str]:
-    """Return what a client is told when it is let in; without a version as long as that is not known."""
+    """Return the parameters that a client receives after login; without a version until it is known."""
     parameters = {name: _SETTINGS[name] for name in _REPORTED}
     if control.server_version:
         parameters["server_version"] = version_text(control.server_version)
@@ -84,10 +84,10 @@ def session_parameters(control: ControlState) -> dict[str, str]:
 
 
 def require_wal(log: ReadableLog) -> None:
-    """Refuse requests for WAL before there is any.
+    """Refuse requests for WAL while this safekeeper has none.
 
     Raises:
-        CommandError: nothing is committed here yet (57P03).
+        CommandError: no WAL is committed here yet (57P03).
     """
     if not log.end_lsn:
         raise CommandError(
@@ -133,11 +133,11 @@ def select(
     """Answer SELECT: one row, or none.
 
     Args:
-        user: the client's, CURRENT_USER.
-        find_slot: returns the slot of a name.
+        user: the name of the client's user, for CURRENT_USER.
+        find_slot: returns the slot with a given name.
 
     Raises:
-        CommandError: nothing is committed here yet (57P03), or this relation or column is not here (0A000).
+        CommandError: no WAL is committed here yet (57P03), or the relation or column does not exist here (0A000).
     """
     require_wal(log)
     where = [(column, user if value is None else value) for column, value in command.where]
@@ -150,7 +150,7 @@ def select(
         case "pg_settings" if "name" in keys:
             row = _setting_row(keys["name"], control)
         case "pg_user":
-            # Each user that is let in may do all that a safekeeper does.
+            # Every authenticated user may use everything that a safekeeper offers.
             row = _row(("usename", TEXT, user), ("usesuper", BOOL, "t"))
         case _:
             raise CommandError("0A000", "a safekeeper does not support SQL", hint=_RELATIONS_HINT)
@@ -158,17 +158,17 @@ def select(
         if name not in row:
             raise CommandError("0A000", f'a safekeeper does not support SQL with "{name[:63]}"', hint=_RELATIONS_HINT)
     columns = tuple(row[name][0] for name in command.columns)
-    # A row that is not there has NULL in its key, which no condition equals.
+    # The key of a missing row is NULL, which equals no value.
     if any(row[name][1] != value for name, value in where):
         return Answer(columns, None, "SELECT 0")
     return Answer(columns, tuple(row[name][1] for name in command.columns), "SELECT 1")
 
 
 def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answer:
-    """Answer TIMELINE_HISTORY: for the timeline of the log and its ancestors, of which the first has none.
+    """Answer TIMELINE_HISTORY, for the log's timeline and its ancestors except the first, which has no history file.
 
     Raises:
-        CommandError: there is no such file (58P01).
+        CommandError: the file does not exist (58P01).
     """
     require_wal(log)
     name = timeline_history_name(tli)
@@ -186,7 +186,7 @@ def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answe
 
 
 def read_slot(slot: Slot | None, log: ReadableLog) -> Answer:
-    """Answer READ_REPLICATION_SLOT: NULLs if there is no such slot."""
+    """Answer READ_REPLICATION_SLOT: NULLs if the slot does not exist."""
     columns = (Column("slot_type", *TEXT), Column("restart_lsn", *TEXT), Column("restart_tli", *INT8))
     row: tuple[str | None, ...] = (None, None, None)
     if slot is not None:

@@ -1,12 +1,12 @@
 """One connection of a replication client: bytes to the session, commands to their handlers, WAL to the socket.
 
-The words are `pgwire.Session`'s, the socket is safekeeper/serving/pg_transport.py's; here are the clock, and what a
-command does. One that changes something on disk, or has to wait, is a task; the session takes no other one meanwhile.
+`pgwire.Session` implements the protocol, safekeeper/serving/pg_transport.py the socket; this module implements timeouts
+and commands. A command that writes to disk or waits runs as a task; the session accepts no other one meanwhile.
 
-WAL goes from the file to the socket in one copy: the hub's chunk is handed to the transport as it is. With more than
-WRITE_HIGH_WATER_BYTES unsent the hub passes this reader over (S14), and commands are not read. Whoever streams and says
-nothing for half the timeout is asked for a word, and is closed at the full one: a dead reader holds no memory and no
-slot for longer.
+WAL is copied once from the file to the socket: the hub's chunk is passed to the transport as it is. While more than
+WRITE_HIGH_WATER_BYTES are unsent, the hub skips this reader (S14), and commands are not read. A reader from which
+nothing was received for half the timeout is asked for a reply, and is disconnected after the whole timeout, so that a
+dead reader occupies memory and a slot for no longer.
 """
 
 import asyncio
@@ -64,20 +64,20 @@ from safekeeper.serving.replication_commands import (
 from safekeeper.serving.slots import Slot, Slots
 from safekeeper.serving.users import Users
 
-# A client that has logged in, does not stream, and sends no command for so long is closed.
+# A client that has logged in, does not stream, and sends no command for this time is disconnected.
 IDLE_SESSION_S = 600.0
 
 _log = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """What a connection needs of the listener that accepted it.
+    """The listener's interface that a connection uses.
 
     Attributes:
-        node, hub, slots: the acceptor's shell, all readers, all slots.
-        tls, users: TLS, None for plaintext; the users who must prove a password, None for no user.
+        node, hub, slots: the safekeeper's node, all readers, all slots.
+        tls, users: TLS, None for plaintext; the users that need a password, None if no user does.
         mock_salt: see pgwire.Session.
-        greeting_timeout_s, timeout_s: how long a client may take to log in, and be silent afterwards.
+        greeting_timeout_s, timeout_s: the limits for the login, and for the time without data afterwards.
     """
 
     node: Node
@@ -94,15 +94,15 @@ class Owner(Protocol):
         ...
 
     def admit(self, connection: "ReplicationConnection", host: str) -> None:
-        """Count a new connection, or raise if it is refused."""
+        """Count a new connection; raise if it is refused."""
         ...
 
     def logged_in(self, connection: "ReplicationConnection") -> bool:
-        """Count a connection as proven; return whether there is a place for it."""
+        """Count a connection as proven; return whether the limit allows it."""
         ...
 
     def close_connection(self, connection: "ReplicationConnection", reason: str, *, stranger: bool = False) -> None:
-        """Close a connection after what was sent on it, and log the reason if there is one."""
+        """Close a connection once everything written is sent; log the reason unless it is empty."""
         ...
 
     def note_refusal(self, line: str) -> None:
@@ -115,13 +115,13 @@ class Owner(Protocol):
 
 
 class ReplicationConnection(PgTransport):
-    """One client.
+    """One client's connection.
 
     Attributes:
         number: the connection's number, 0 if it was not admitted.
-        user, name: what it calls itself once it is let in.
-        reader: its stream, None while it has none.
-        heard_at: when bytes came last, in the loop's time.
+        user, name: its user and application_name, from the login.
+        reader: its stream, None while it does not stream.
+        heard_at: when bytes were last received, in the loop's time.
     """
 
     def __init__(self, listener: Owner) -> None:
@@ -183,7 +183,7 @@ class ReplicationConnection(PgTransport):
             if self.reader is not None:
                 self._listener.hub.resume(self.reader)
         elif self.reader is not None:
-            # Its positions are used nevertheless.
+            # The positions that it reported stay in use.
             self._listener.hub.pause(self.reader)
         else:
             self.pause_reading()
@@ -203,7 +203,7 @@ class ReplicationConnection(PgTransport):
             case CopyEnded():
                 self._client_ended_copy()
             case StartTls(_, data):
-                assert self._listener.tls is not None  # The session asks for it only then.
+                assert self._listener.tls is not None  # The session starts TLS only if the listener has it.
                 self.start_tls(self._listener.tls, data)
             case Authenticated():
                 self.user, self.name = event.user, event.application_name
@@ -224,7 +224,7 @@ class ReplicationConnection(PgTransport):
         self._listener.hub.take_status(reader, status.write_lsn, status.flush_lsn, status.apply_lsn)
         if reader.slot is not None:
             self._listener.slots.report(reader.slot, min(status.flush_lsn, reader.position_lsn))
-        # To a client that does not read, nothing is said that it could ask for without end.
+        # A client that does not read gets no reply: it could request any number of them.
         if status.reply_requested and not self.is_full:
             self._send_keepalive(reply_requested=False)
 
@@ -305,7 +305,7 @@ class ReplicationConnection(PgTransport):
             message, detail = refusal
             raise CommandError("XX000", message, detail=detail)
         slot = await self._acquire_slot(command.slot, command.begin_lsn) if command.slot is not None else None
-        # Nothing has to be streamed of a timeline that ends where the client begins.
+        # If the timeline ends where the client begins, none of it has to be streamed.
         fork = self._listener.hub.log().fork_of(tli)
         if fork is not None and command.begin_lsn >= fork[1]:
             self._release_slot(slot)
@@ -337,7 +337,7 @@ class ReplicationConnection(PgTransport):
         slots, log = self._listener.slots, self._listener.hub.log()
         slot = slots.find(name)
         if slot is None:
-            # Held from the start, durably: what the client reports later is written lazily, and a crash may forget it.
+            # Durable from the start: later positions are written lazily, and a crash may lose them.
             restart_lsn = begin_lsn if log.begin_lsn <= begin_lsn <= log.end_lsn else 0
             slot = await slots.create(name, restart_lsn, connection=self.number)
             _log.info("%s named replication slot %s, which did not exist: created it", self, name)
@@ -376,7 +376,7 @@ class ReplicationConnection(PgTransport):
         self.flush()
 
     def _stop_reader(self, reason: str) -> bool:
-        """End the stream, if there is one; return whether there was."""
+        """End the stream; return whether there was one."""
         reader, self.reader = self.reader, None
         if reader is None:
             return False
@@ -385,10 +385,10 @@ class ReplicationConnection(PgTransport):
         _log.info("%s stopped streaming at %s: %s", self, format_lsn(reader.position_lsn), reason)
         return True
 
-    # What the listener calls.
+    # Called by the listener.
 
     def watch(self, now: float) -> None:
-        """Close the connection if its client has been silent for too long; ask for a word before that."""
+        """Close the connection if no data was received within the timeout; request a reply before that."""
         silent_s, timeout_s = now - self.heard_at, self._listener.timeout_s
         streams = self.session.state in (State.COPY, State.COPY_ENDING)
         if not self.user and now - self._made_at > self._listener.greeting_timeout_s:
@@ -410,7 +410,7 @@ class ReplicationConnection(PgTransport):
         return self._task is None or self._task.done()
 
     def say_goodbye(self) -> None:
-        """End the conversation because the process ends: a stream as PostgreSQL ends it then, for others to go on."""
+        """End the connection at shutdown; end a stream as PostgreSQL does then, so that clients reconnect elsewhere."""
         if self.reader is not None and self.session.state is State.COPY:
             self.write(command_complete("COPY 0"))
             self._stop_reader("this safekeeper is shutting down")

@@ -1,11 +1,11 @@
 """The listener for PostgreSQL's own replication clients: standbys' walreceivers and pg_receivewal.
 
-It listens, admits so many connections as it is told, and looks after them once in a while; what is said on one is
-safekeeper/serving/replication_connection.py's, who is sent what and when safekeeper/serving/readers.py's. It is not
-open unless an address is given.
+It accepts connections up to the configured limit and checks their timeouts periodically. The protocol of a connection
+is in safekeeper/serving/replication_connection.py; safekeeper/serving/readers.py decides what is sent to which reader,
+and when. The listener is open only if an address is given.
 
-A connection is proven (safekeeper/net/admission.py) when its client has logged in. Until then it has a few seconds, and
-a newer one may displace it; a client that has logged in is refused if there are too many.
+A connection is proven (safekeeper/net/admission.py) once its client has logged in. Until then its time is limited to a
+few seconds, and a newer connection may displace it. A client that has logged in is refused above the limit.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from safekeeper.serving.replication_connection import ReplicationConnection
 from safekeeper.serving.slots import Slots
 from safekeeper.serving.users import Users
 
-# How long a shutdown waits for readers to take what there is for them.
+# How long a shutdown waits for readers to receive the WAL that is readable.
 GOODBYE_S = 2.0
 _WATCH_INTERVAL_S = 1.0
 
@@ -35,8 +35,8 @@ class ReplicationListener(Listener[ReplicationConnection]):
     """Listens for replication clients.
 
     Attributes:
-        node, hub, slots: the source of the WAL, the hub of its readers, the replication slots. tls, users: for
-        connections from now on: TLS or plaintext; the users that must prove a password, None if no user must.
+        node, hub, slots: the source of the WAL, the hub of its readers, the replication slots.
+        tls, users: for new connections: TLS, None for plaintext; the users that need a password, None if no user does.
         mock_salt: see pgwire.Session.
     """
 
@@ -73,7 +73,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         return ReplicationConnection(self)
 
     async def close(self) -> None:
-        """Give the readers what is readable, as far as they take it soon, and close all connections."""
+        """Send the readers the readable WAL, for at most GOODBYE_S, and close all connections."""
         self.stop_accepting()
         try:
             async with asyncio.timeout(GOODBYE_S):
@@ -96,7 +96,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
             connection.abort()
         self.hub.close()
 
-    # What /status shows.
+    # For /status.
 
     def describe_readers(self) -> list[dict[str, Any]]:
         """Return the clients that stream; LSNs as PostgreSQL prints them."""
@@ -137,7 +137,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         connection.abort()
 
     def logged_in(self, connection: ReplicationConnection) -> bool:
-        """Count a connection as proven; return whether there is a place for it."""
+        """Count a connection as proven; return whether the limit allows it."""
         if self.admission.prove(connection.number).admitted:
             return True
         limit = self.admission.budget.proven_max
@@ -145,7 +145,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         return False
 
     def close_connection(self, connection: ReplicationConnection, reason: str, *, stranger: bool = False) -> None:
-        """Close a connection after what was sent on it. `reason`: for the log, empty if it was logged or is usual."""
+        """Close a connection once everything written is sent. `reason`: for the log, empty to log nothing."""
         if reason and stranger:
             self._warn(f"closed {connection}: {reason}")
         elif reason:
@@ -153,7 +153,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         connection.close()
 
     def note_refusal(self, line: str) -> None:
-        """Log that a command was refused. A standby retries indefinitely, so there is a limit."""
+        """Log that a command was refused; rate-limited, because a standby retries indefinitely."""
         self._tell(line)
 
     def lost(self, connection: ReplicationConnection) -> None:

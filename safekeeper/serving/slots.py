@@ -1,15 +1,15 @@
-"""Physical replication slots: how far the WAL must be kept for a client that may be away.
+"""Physical replication slots: each retains WAL for a client that may be disconnected.
 
-A slot has a name and a restart_lsn, the position that its client has reported as flushed last. It is used by one
-connection at a time. A persistent one is durable before it is said to exist, and gone durably before it is said to be
-gone; its restart_lsn is written lazily, since an older one keeps more WAL and does no other harm. A temporary one
-lives as long as its connection, in memory.
+A slot has a name and a restart_lsn, the position that its client last reported as flushed. One connection at a time
+uses it. The creation and the removal of a persistent slot are durable before they are acknowledged. Its restart_lsn is
+written lazily, because an older one retains more WAL and does no other harm. A temporary slot is stored in memory and
+ends with its connection.
 
-All persistent slots are one small file of the data folder, `slots`, replaced as a whole in the disk's thread. One
-change is made at a time; the others wait. A slot that no connection has used for --slot-idle-timeout is dropped; that
-time is counted from the start of the process at the earliest. Losing slots costs kept WAL, never data. All the same a
-file that is damaged is refused at the start: going on without would let WAL be removed that somebody still needs,
-silently.
+All persistent slots are stored in one small file of the data folder, `slots`, which is replaced as a whole in the
+disk's thread. Changes are made one after the other. A slot that no connection has used for --slot-idle-timeout is
+dropped; the time is counted from the start of the process at the earliest. Losing slots loses retained WAL, never
+committed data. Nevertheless a damaged file is refused at the start: otherwise WAL that a client still needs would be
+removed without notice.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from safekeeper.storage.control_file import StateFile
 from safekeeper.storage.filesystem import FileSystem
 
 SLOTS_FILE_NAME = "slots"
-# Who holds a slot while it expires: no connection has this number.
+# The holder of a slot that expires: no connection has this number.
 EXPIRY = -1
 
 _NAME = re.compile(r"[a-z0-9_]{1,63}")
@@ -50,10 +50,10 @@ class Slot:
     """One slot.
 
     Attributes:
-        restart_lsn: its client no longer needs WAL below it; 0 if nothing is retained for it yet.
+        restart_lsn: its client no longer needs WAL below it; 0 if it retains none yet.
         temporary: it ends with its connection.
         holder: the number of the connection that uses it, 0 if none does.
-        idle_since: when it was used last, or when this process began; of no meaning while it is used.
+        idle_since: when it was last used, or when this process started; not valid while it is used.
     """
 
     __slots__ = ("holder", "idle_since", "name", "released", "restart_lsn", "temporary")
@@ -70,7 +70,7 @@ class Slot:
 
 
 class Slots:
-    """The slots of one safekeeper. Made by `open`."""
+    """The slots of one safekeeper. Created by `open`."""
 
     def __init__(self, file: StateFile, disk: Worker, slots_max: int, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ class Slots:
         self._slots_max = slots_max
         self._slots: dict[str, Slot] = {}
         self._changing = asyncio.Lock()
-        self._moved = False  # A restart_lsn is newer than the file's.
+        self._moved = False  # A restart_lsn is newer than in the file.
         self._save_task: asyncio.Task[None] | None = None
         self._save_problem = ProblemLog(_log)
         self._drop_problem = ProblemLog(_log)
@@ -97,8 +97,8 @@ class Slots:
 
         Args:
             disk: the thread in which the file is written.
-            slots_max: so many there may be, temporary ones included; more in the file are kept.
-            clock: seconds, by which a slot is idle.
+            slots_max: maximum number of slots, including temporary ones; if the file has more, they stay.
+            clock: returns seconds, to measure how long a slot is idle.
 
         Raises:
             StorageFailed: the file is damaged.
@@ -117,7 +117,7 @@ class Slots:
         return slots
 
     def find(self, name: str) -> Slot | None:
-        """Return the slot of that name, None if there is none."""
+        """Return the slot with that name, None if it does not exist."""
         return self._slots.get(name)
 
     def describe(self) -> list[Slot]:
@@ -125,11 +125,11 @@ class Slots:
         return [self._slots[name] for name in sorted(self._slots)]
 
     async def create(self, name: str, restart_lsn: Lsn, *, connection: int, temporary: bool = False) -> Slot:
-        """Create a slot and return it when it is durable, or at once if it is temporary: then `connection` holds it.
+        """Create a slot and return it once it is durable, or at once if it is temporary: then `connection` holds it.
 
         Raises:
-            CommandError: the name is none (42602) or taken (42710), there are too many (53400), the disk is full
-                (53100) or broken (58030).
+            CommandError: the name is not valid (42602) or in use (42710), the limit is reached (53400), the disk is
+                full (53100) or failed (58030).
         """
         if _NAME.fullmatch(name) is None:
             raise CommandError(
@@ -153,10 +153,10 @@ class Slots:
             return slot
 
     async def drop(self, name: str, *, connection: int, wait: bool) -> None:
-        """Return when the slot is gone for good. If it is in use, `wait` until it no longer is.
+        """Drop a slot and return once that is durable. `wait`: if it is in use, wait until it is released.
 
         Raises:
-            CommandError: there is none (42704), it is in use (55006), the disk is full (53100) or broken (58030).
+            CommandError: it does not exist (42704) or is in use (55006), the disk is full (53100) or failed (58030).
         """
         while True:
             async with self._changing:
@@ -176,17 +176,17 @@ class Slots:
             try:
                 await self._store([other for other in self._slots.values() if other is not slot])
             except BaseException:  # Also if the connection ends meanwhile.
-                self._free(slot)  # It was not used: it is as idle as before.
+                self._free(slot)  # This was not a use: its idle time continues.
                 raise
-        # A temporary one may have gone with its connection.
+        # A temporary one may have been dropped with its connection meanwhile.
         self._slots.pop(slot.name, None)
         slot.released.set()
 
     def acquire(self, slot: Slot, connection: int) -> None:
-        """Let `connection` use the slot, until `release`.
+        """Assign the slot to `connection`, until `release`.
 
         Raises:
-            CommandError: another one uses it (55006).
+            CommandError: another connection uses it (55006).
         """
         if slot.holder not in (0, connection):
             raise _in_use(slot)
@@ -194,7 +194,7 @@ class Slots:
         slot.released.clear()
 
     def release(self, slot: Slot) -> None:
-        """End the use of a slot; a temporary one stays its connection's."""
+        """End the use of a slot; a temporary one remains assigned to its connection."""
         if not slot.temporary:
             slot.idle_since = self._clock()
             self._free(slot)
@@ -208,7 +208,7 @@ class Slots:
         return 0.0 if slot.holder else max(0.0, self._clock() - slot.idle_since)
 
     async def drop_idle(self, timeout_s: float) -> None:
-        """Drop the slots that no connection has used for so long. One that cannot be dropped now is tried again."""
+        """Drop the slots that no connection has used for `timeout_s`. If one cannot be dropped now, retry next time."""
         for slot in self.describe():
             idle_s = self.idle_s(slot)
             if idle_s < timeout_s:
@@ -216,7 +216,7 @@ class Slots:
             try:
                 async with self._changing:
                     if slot.holder or self._slots.get(slot.name) is not slot:
-                        continue  # It was taken or dropped meanwhile.
+                        continue  # It was acquired or dropped meanwhile.
                     await self._drop(slot, EXPIRY)
             except CommandError as error:
                 self._drop_problem.note(str(error), "an idle replication slot could not be dropped: %s", error)
@@ -237,18 +237,18 @@ class Slots:
             self._free(slot)
 
     def report(self, slot: Slot, flush_lsn: Lsn) -> None:
-        """Hold WAL from `flush_lsn` on, also if that is further back than before; 0 changes nothing."""
+        """Retain WAL from `flush_lsn` on, also if that is less than before; 0 changes nothing."""
         if flush_lsn and flush_lsn != slot.restart_lsn:
             slot.restart_lsn = flush_lsn
             self._moved = self._moved or not slot.temporary
 
     def checkpoint(self) -> None:
-        """Begin to write the positions that have moved, unless that is under way or a change, which includes them."""
+        """Start to write the positions that have moved, unless a write is under way, which includes them."""
         if self._moved and not self._changing.locked() and (self._save_task is None or self._save_task.done()):
             self._save_task = asyncio.get_running_loop().create_task(self.save())
 
     async def save(self) -> None:
-        """Write the positions if they have moved. The file of a failed write keeps the older ones."""
+        """Write the positions if they have moved. If the write fails, the file keeps the older ones."""
         async with self._changing:
             if not self._moved:
                 return
@@ -259,7 +259,7 @@ class Slots:
                 self._save_problem.note(str(error), "could not save the positions of replication slots: %s", error)
 
     async def _store(self, slots: list[Slot]) -> None:
-        """Make these, without the temporary ones, the file's content."""
+        """Replace the file by these slots, without the temporary ones."""
         content = _StoredSlots(tuple(_StoredSlot(slot.name, slot.restart_lsn) for slot in slots if not slot.temporary))
         moved, self._moved = self._moved, False
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -276,7 +276,7 @@ class Slots:
 
 def _done(stored: asyncio.Future[None], _: Any, error: BaseException | None) -> None:
     if stored.done():
-        return  # Whoever waited for it was cancelled, as the process ends.
+        return  # The task that waited for it was cancelled: the process ends.
     if error is not None:
         stored.set_exception(error)
     else:

@@ -1,9 +1,9 @@
-"""When the leader hears of the standbys: soon after something that somebody waits for, seldom otherwise.
+"""Decides when the standbys' positions are sent to the leader: at once if a commit may wait for them, else later.
 
-A commit may wait for a standby that has replayed it (`remote_apply`), so an advance of apply_lsn is told at once, like
-the coming and going of readers. All that happens in one turn of the event loop is told together, and no more often than
-once a millisecond: the leader handles thousands of appends a second and has better to do. What no commit waits for,
-positions written and flushed and the standbys' oldest transactions, travels along, or alone within a tenth of a second.
+A commit may wait until a standby has replayed it (`remote_apply`). Therefore an advance of apply_lsn is sent at once,
+as is the start or end of a reader. Everything that happens in one cycle of the event loop is sent together, and at most
+once per millisecond, because the leader handles thousands of appends per second. Values for which no commit waits, the
+write and flush positions and the standbys' oldest transactions, are sent with these, or alone within 0.1 s.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ PATIENCE_S = 0.1
 
 
 class FeedbackTimer:
-    """Calls `tell` when it is time.
+    """Calls `tell` when the feedback is due.
 
     Args:
-        tell: says everything that there is to say.
+        tell: sends the present feedback to the leader.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ class FeedbackTimer:
         self._handle: asyncio.Handle | None = None
 
     def changed(self, *, urgent: bool) -> None:
-        """There is something to tell."""
+        """Schedule a call after a change. `urgent`: a commit may wait for it."""
         now = self._loop.time()
         due_at = max(now if urgent else now + PATIENCE_S, self._told_at + PAUSE_S)
         if self._handle is not None:
@@ -36,7 +36,7 @@ class FeedbackTimer:
                 return
             self._handle.cancel()
         self._due_at = due_at
-        # At the end of this turn at the earliest: a turn may bring several changes.
+        # At the end of this cycle at the earliest, because a cycle may bring several changes.
         self._handle = self._loop.call_at(due_at, self._fire) if due_at > now else self._loop.call_soon(self._fire)
 
     def stop(self) -> None:

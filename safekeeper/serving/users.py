@@ -1,9 +1,9 @@
-"""Who may log in at the replication listener: a file of names and verifiers.
+"""The users of the replication listener: a file of names and verifiers.
 
-Each line is `name:verifier`, the verifier as PostgreSQL keeps it, `SCRAM-SHA-256$4096:salt$StoredKey:ServerKey`:
-`safekeeper user NAME` makes one, and so does PostgreSQL (`SELECT rolpassword FROM pg_authid`). Empty lines and lines
-that begin with `#` are left out. A verifier is not a password, but its possessor can guess at leisure and can pose as
-the server: the file is for its owner only.
+Each line is `name:verifier`, the verifier as in PostgreSQL, `SCRAM-SHA-256$4096:salt$StoredKey:ServerKey`:
+`safekeeper user NAME` prints one, and so does PostgreSQL (`SELECT rolpassword FROM pg_authid`). Empty lines and lines
+that begin with `#` are ignored. A verifier is not a password, but it allows guessing the password offline and
+impersonating the server: only the file's owner should be able to read it.
 
 No message ever quotes a line.
 """
@@ -17,7 +17,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.private_files import warn_if_shared
 from safekeeper.pgwire.scram import SALT_BYTES, make_verifier, parse_verifier
 
-# PostgreSQL's own limit of a name.
+# PostgreSQL's own limit for a name.
 NAME_BYTES_MAX = 63
 
 
@@ -28,7 +28,7 @@ class Users:
         path: the file.
 
     Raises:
-        ConfigurationError: it cannot be read, or a line is wrong.
+        ConfigurationError: it cannot be read, or a line is not valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,21 +37,21 @@ class Users:
 
     @property
     def verifiers(self) -> Mapping[str, str]:
-        """By name, the text of the verifier; as of the last `reload`."""
+        """The text of each verifier by user name, as of the last `reload`."""
         return MappingProxyType(self._verifiers)
 
     def reload(self) -> bool:
-        """Read the file again; return whether it says something else.
+        """Read the file again; return whether its content changed.
 
         Raises:
-            ConfigurationError: it is of no use; the users that were known before stay.
+            ConfigurationError: the file is not valid; the previous users stay in use.
         """
         before, self._verifiers = self._verifiers, _read(self._path)
         return before != self._verifiers
 
 
 def name_problem(name: str) -> str:
-    """Return why `name` cannot be a user's in such a file, empty if it can."""
+    """Return why `name` cannot be a user in such a file, empty if it can."""
     if not name or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
         return f"a name has 1 to {NAME_BYTES_MAX} bytes"
     if ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
@@ -63,7 +63,7 @@ def user_line(name: str, password: str) -> str:
     """Return a line of such a file, with a new salt.
 
     Raises:
-        ConfigurationError: that cannot be a user's name, or there is no password.
+        ConfigurationError: the name is not valid, or the password is empty.
     """
     problem = name_problem(name)
     if problem:
@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigurationError(f"could not read the users in {path}: {error.strerror or error}") from error
     except UnicodeDecodeError:
-        # Not chained: the error would carry the content.
+        # Not chained: the error would contain the file's content.
         raise ConfigurationError(f"could not read the users in {path}: it is not UTF-8") from None
     verifiers: dict[str, str] = {}
     for number, line in enumerate(content.split("\n"), start=1):

@@ -1,17 +1,16 @@
-"""The control file: what a safekeeper has promised and adopted, replaced as a whole, atomically and durably.
+"""The control file: an acceptor's durable promises and history, replaced as a whole, atomically and durably.
 
-`StateFile` is the format, which other small states of the folder have too; `ControlFile` is the one named `control`.
+`StateFile` is the format, which other small files of the folder also have; `ControlFile` is the one named `control`.
 
     magic (8) | format version (4) | payload length (4) | payload, MessagePack | CRC-32C of all before (4)
 
-All numbers are little-endian. A control file of the format before is read as it is, and is of this format from the
-next `store` on, which is at the start of the safekeeper; a release that knows the format before only refuses it then.
-The file is never changed in place: `store` writes a temporary one, syncs it, renames it
-and syncs the folder, so that any crash leaves the old state or the new one. What it means is the consensus core's to
-say; here it is one msgspec structure. A vote, an adoption, a membership may be told to others only after `store` has
-returned (S2).
+All numbers are little-endian. A control file of the previous format is read as it is; the next `store`, which is at the
+start of the safekeeper, writes the present format, and only then do older releases refuse it. The file is never changed
+in place: `store` writes a temporary one, syncs it, renames it and syncs the folder, so that any crash leaves the old
+state or the new one. Here the state is one msgspec structure; the consensus defines its meaning. A vote, an adoption or
+a membership may be sent to others only after `store` has returned (S2).
 
-The folder is one process's: `DataDirectoryLock` keeps a second one out.
+Only one process uses the folder: `DataDirectoryLock` refuses a second one.
 """
 
 import errno
@@ -42,10 +41,10 @@ class StateFile:
 
     Args:
         magic: the file's first 8 bytes.
-        what: the file for a person, e.g. "control file".
-        what_to_do: when it is damaged.
-        version: of the format that is written.
-        version_min: the oldest one that is read.
+        what: the file's name in messages, e.g. "control file".
+        what_to_do: the instruction to the operator if the file is damaged.
+        version: the format version that is written.
+        version_min: the oldest format version that is read.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class StateFile:
         self._failure: str | None = None
 
     def load(self, state_type: type[State]) -> State | None:
-        """Return the state as the file shows it, None if there is no file. Changes nothing.
+        """Return the state in the file, None if the file does not exist. Changes nothing.
 
-        The page cache may show what the disk has lost: it is stored again before the folder is used (S12).
+        The page cache may show what the disk has lost: store it again before the folder is used (S12).
 
         Raises:
             StorageFailed: the file is damaged, of another version, or not a `state_type`.
@@ -87,11 +86,11 @@ class StateFile:
             ) from error
 
     def store(self, state: msgspec.Struct) -> None:
-        """Make `state` the stored one, durably.
+        """Store `state` durably.
 
         Raises:
-            StorageFull: no room, or no file descriptor; the old state stands. It may be tried again.
-            StorageFailed: whether the old state or the new one will be found is unknown (S12). Any later call fails.
+            StorageFull: no disk space, or no file descriptor; the old state remains. It may be retried.
+            StorageFailed: it is unknown which of the two states the disk has (S12). Any later call fails.
         """
         if self._failure is not None:
             raise StorageFailed(self._failure)
@@ -104,13 +103,13 @@ class StateFile:
             raise StorageFailed(self._failure) from error
 
     def _checked_payload(self, content: bytes) -> bytes:
-        """Return the payload of a file whose every other part is as it must be."""
+        """Return the payload of a file after validating everything else in it."""
         if len(content) < _HEADER.size + _CRC.size:
             raise StorageFailed(f"{self.path} is truncated to {len(content)} bytes: {self._what_to_do}")
         magic, version, length = _HEADER.unpack_from(content)
         if magic != self._magic:
             raise StorageFailed(f"{self.path} is not a safekeeper's {self._what}: is this the right data folder?")
-        # The checksum comes before the version, so that damage is not taken for another version.
+        # The checksum is checked before the version, so that damage is not reported as another version.
         if google_crc32c.value(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
             raise StorageFailed(f"{self.path} is damaged, its checksum is wrong: {self._what_to_do}")
         if not self._version_min <= version <= self._version:
@@ -141,18 +140,18 @@ class ControlFile(StateFile):
 
 
 class DataDirectoryLock:
-    """The right to use a data folder: held by one process, given back when it ends, however it ends.
+    """The right to use a data folder: held by one process, and released when it ends for any reason.
 
-    Of this machine's processes, that is. It is taken on the real folder, not through FileSystem.
+    It excludes processes of the same machine. It is taken on the real folder, not through FileSystem.
     """
 
     def __init__(self, directory: Path) -> None:
         """Take the lock.
 
         Raises:
-            ConfigurationError: another process holds it (the message says which), or the folder cannot be used.
+            ConfigurationError: another process holds it (the message names it), or the folder cannot be used.
             StorageFailed: the disk is full.
-            ResourceShortage: there is no file descriptor for it.
+            ResourceShortage: no file descriptor was free.
         """
         path = directory / LOCK_FILE_NAME
         try:
@@ -182,9 +181,9 @@ class DataDirectoryLock:
 
     @staticmethod
     def owner(directory: Path) -> int | None:
-        """Return the process that has `directory`, None if none has, 0 if it is too young to have left its id.
+        """Return the id of the process that uses `directory`, None if none does, 0 if it has not written its id yet.
 
-        Changes nothing. A process that starts in this very moment may be told that the folder is in use.
+        Changes nothing. A process that starts at this very moment may find that the folder is in use.
 
         Raises:
             ConfigurationError: the lock file cannot be read.
@@ -207,13 +206,13 @@ class DataDirectoryLock:
         return None
 
     def release(self) -> None:
-        """Give the folder free. Releasing twice is harmless."""
+        """Release the folder. Releasing twice is harmless."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def _read_pid(descriptor: int) -> int:
-    """Return the process id in a lock file, 0 if there is none."""
+    """Return the process id in a lock file, 0 if it contains none."""
     text = os.pread(descriptor, 20, 0).strip()
     return int(text) if text.isdigit() else 0

@@ -1,13 +1,13 @@
-"""A safekeeper's data folder: the control file, the WAL, and the lock that keeps a second process out.
+"""A safekeeper's data folder: the control file, the WAL, and the lock that refuses a second process.
 
-    DIR/control        what must never be forgotten (safekeeper/storage/control_file.py)
+    DIR/control        the acceptor's durable state (safekeeper/storage/control_file.py)
     DIR/wal/           segment files (safekeeper/storage/)
-    DIR/wal.<cluster>/ what a rebootstrap moved out of the way, for an undo of it, or for the operator to delete
-    DIR/wal.undone-<cluster>/ what was written between a rebootstrap and its undo, for the operator to delete
+    DIR/wal.<cluster>/ WAL that a rebootstrap set aside, for its undo, or for the operator to delete
+    DIR/wal.undone-<cluster>/ WAL written between a rebootstrap and its undo, for the operator to delete
 
-`DataFolder.open` is where a folder that can no longer be a member is detected (S8), before any message is sent.
-`perform` carries out the acceptor's slow effects. It blocks, so a running node calls it in the disk's thread; it uses
-the storage meanwhile, so the node touches the storage only when no effect is under way.
+`DataFolder.open` detects a folder that can no longer be a member (S8), before any message is sent. `perform` executes
+the acceptor's slow effects. It blocks, so a running node calls it in the disk's thread; it uses the storage meanwhile,
+so the node uses the storage only when no effect is under way.
 """
 
 import logging
@@ -56,20 +56,20 @@ from safekeeper.waldecode.record_search import RecordEndSearch, find_records
 from safekeeper.waldecode.timed_records import find_timed_record
 
 WAL_FOLDER = "wal"
-# The file that makes a folder PGDATA.
+# The file that identifies a folder as PGDATA.
 POSTGRESQL_MARK = "PG_VERSION"
 
 _log = logging.getLogger(__name__)
 
 
 def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_directory: Path) -> str | None:
-    """Compare the WAL that is there with what the control file says must be (S8); return what is lost, None if nothing.
+    """Compare the existing WAL with the control file (S8); return what is lost, None if nothing is.
 
     Args:
-        begin_lsn, flush_lsn: where the WAL begins and ends that was found, 0 if none was.
+        begin_lsn, flush_lsn: the beginning and the end of the existing WAL, 0 if there is none.
     """
     if control.is_log_pending or not control.wal_begin_lsn:
-        return None  # A new beginning is pending, or nothing was ever written.
+        return None  # A reset of the log is pending, or nothing was ever written.
     needed_lsn = max(control.wal_begin_lsn, control.commit_lsn, control.truncate_to or 0)
     if flush_lsn < needed_lsn:
         found = f"ends at {format_lsn(flush_lsn)}" if flush_lsn else "is missing"
@@ -85,12 +85,12 @@ def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_direc
 
 
 class DataFolder:
-    """An open and locked data folder. Made by `open`.
+    """An open and locked data folder. Created by `open`.
 
     Attributes:
-        directory: where it is.
+        directory: its path.
         control: the control file's content as it is on disk.
-        storage: the WAL; None as long as the segment size is not known.
+        storage: the WAL; None until the segment size is known.
     """
 
     def __init__(self, fs: FileSystem, directory: Path, lock: DataDirectoryLock, control_file: ControlFile) -> None:
@@ -102,21 +102,21 @@ class DataFolder:
         self.directory = directory
         self.control = ControlState(safekeeper_id=0, incarnation="")
         self.storage: WalStorage | None = None
-        # Of the log as it is: none is left when bytes of it go.
+        # For the present log: it is discarded when bytes of the log are removed.
         self._record_end_search: RecordEndSearch | None = None
 
     @classmethod
     def open(cls, fs: FileSystem, directory: Path, safekeeper_id: int, new_incarnation: str) -> "DataFolder":
-        """Open the folder of safekeeper `safekeeper_id`, or make it.
+        """Open the folder of safekeeper `safekeeper_id`, or create it.
 
         Args:
             new_incarnation: the random id of the folder if it is new, 32 hexadecimal digits (S8).
 
         Raises:
-            ConfigurationError: it cannot be made, another process has it, or it belongs to another safekeeper.
-            DiskLost: what the control file records is gone (S8).
-            StorageFailed: it cannot be read or written, or there is no room to start in.
-            ResourceShortage: there is no file descriptor for it.
+            ConfigurationError: it cannot be created, another process uses it, or it belongs to another safekeeper.
+            DiskLost: WAL or promises that it must contain are missing (S8).
+            StorageFailed: it cannot be read or written, or the disk is full.
+            ResourceShortage: no file descriptor was free.
         """
         if not fs.exists(directory.parent):
             raise ConfigurationError(f"{directory.parent} does not exist: create it, or correct --data-dir")
@@ -143,7 +143,7 @@ class DataFolder:
 
     @property
     def begin_lsn(self) -> Lsn:
-        """The first byte of WAL that is here, 0 if there is none."""
+        """The first byte of retained WAL, 0 if there is none."""
         return self.storage.begin_lsn if self.storage is not None else 0
 
     @property
@@ -153,20 +153,20 @@ class DataFolder:
 
     @property
     def wal_bytes(self) -> int:
-        """How much WAL is kept, in bytes."""
+        """The size of the retained WAL in bytes."""
         storage = self.storage  # The disk's thread may be replacing it.
         return storage.write_lsn - storage.begin_lsn if storage is not None else 0
 
     def space(self) -> Space:
-        """Return the room on the folder's disk."""
+        """Return the space on the folder's disk."""
         return self._fs.space(self.directory)
 
     def perform(self, effect: Effect) -> Any:
-        """Carry out `effect` and return its result; see safekeeper/acceptor/effects.py for what each means.
+        """Execute `effect` and return its result; see safekeeper/acceptor/effects.py for the meaning of each.
 
         Raises:
-            StorageFull: nothing was changed, it may be tried again.
-            StorageFailed: the end (S12).
+            StorageFull: nothing was changed, it may be retried.
+            StorageFailed: the process must end (S12).
         """
         match effect:
             case Persist(control):
@@ -212,7 +212,7 @@ class DataFolder:
         return None
 
     def perform_all(self, effects: Effects) -> None:
-        """Carry out effects that only concern the disk, one after the other: at the start, before there is a loop.
+        """Execute effects that only use the disk, one after the other: at the start, before the event loop runs.
 
         Raises:
             As `perform`; StorageFull too, if the effects do not handle it.
@@ -230,18 +230,18 @@ class DataFolder:
             return
 
     def wal_reader(self) -> WalReader:
-        """Return a new reader of the log. Only once there is WAL."""
+        """Return a new reader of the log. Call it only once there is WAL."""
         return WalReader(self._fs, self.control.segment_size, self._segment_path)
 
     def close(self) -> None:
-        """Release all files and the lock. What was not flushed may be lost."""
+        """Release all files and the lock. Unflushed WAL may be lost."""
         if self.storage is not None:
             self.storage.close()
             self.storage = None
         self._lock.release()
 
     def opened_storage(self) -> WalStorage:
-        """Return the storage, which an adopted history has made sure is there."""
+        """Return the storage; it exists once a history was adopted."""
         if self.storage is None:
             raise LocalProtocolError("the data folder has no WAL yet")
         return self.storage
@@ -279,7 +279,7 @@ class DataFolder:
         if control.segment_size and not control.set_aside and not control.restore_from:
             self._open_storage(control)
             self._check_wal(control)
-        # What the page cache shows may not be on the disk, after an fsync that failed: written again, it is (S12).
+        # After a failed fsync the page cache may differ from the disk: writing the state again makes it durable (S12).
         self._control_file.store(control)
         self.control = control
 
@@ -309,11 +309,11 @@ class DataFolder:
         return self._open_storage(self.control)
 
     def _set_wal_aside(self, label: str) -> None:
-        """Move each file of the WAL to a folder of its own. Whatever was moved before a crash stays moved."""
+        """Move each file of the WAL to a folder for WAL set aside. After a crash it can be repeated."""
         if self.storage is not None:
             self.storage.close()
             self.storage = None
-        # A crash may have left a segment in the making: no part of the log, and in the way of who inspects that.
+        # A crash may have left an unfinished segment. It is not part of the log, and inspection would report it.
         for name in self._fs.listdir(self._wal_directory):
             if name.endswith(TEMPORARY_SUFFIX):
                 self._fs.unlink(self._wal_directory / name)
@@ -332,7 +332,7 @@ class DataFolder:
         return f"the WAL that the rebootstrap set aside is incomplete: {'; '.join(filter(None, [lost, *problems]))}"
 
     def _restore_wal(self, label: str) -> Lsn:
-        """Move back what was set aside, and open it. Whatever was moved before a crash stays moved."""
+        """Move back the WAL that was set aside, and open it. After a crash it can be repeated."""
         if self.storage is not None:
             self.storage.close()
             self.storage = None
@@ -354,7 +354,7 @@ class DataFolder:
         self._fs.make_directory(target)
         with self._fs.hold_directory(target), self._fs.hold_directory(source):
             try:
-                # From the top down: what is left behind by a crash is a log without a gap.
+                # In descending order, so that a crash leaves a log without a gap.
                 for name in sorted(names, reverse=True):
                     self._fs.rename(source / name, target / name)
             except StorageFull as full:

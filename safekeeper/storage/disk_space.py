@@ -1,4 +1,4 @@
-"""How much room the disk has, and what there was no room for: noted, logged when it changes, shown on /status."""
+"""The disk's free space, and what could not be written for want of it: logged on changes, shown on /status."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ from safekeeper.storage.filesystem import Space
 
 WARN_AGAIN_AFTER_S = 600.0
 
-# What there may be no room for.
+# What may lack disk space.
 WAL = "WAL"
 CONTROL_FILE = "control file"
 
@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 class DiskSpace:
-    """The disk's room as the node has last seen it.
+    """The disk's space as the node last measured it.
 
     Attributes:
-        free_warning_bytes: less free space than this is worth a warning.
+        free_warning_bytes: less free space than this is logged as a warning.
         space: as last measured, None before.
-        lacking: what there was no room for when it was last tried -> why.
-        wal_ends_at_lsn: the end of the last segment there was room for; meaningful while WAL is lacking.
-        shortages: how often a file could not be opened for want of a file descriptor or memory, and was tried again.
+        lacking: what could not be written for want of disk space at the last attempt -> the reason.
+        wal_ends_at_lsn: the end of the last segment that was prepared; meaningful while WAL is lacking.
+        shortages: how often a file could not be opened for want of a file descriptor or memory, and was retried.
     """
 
     def __init__(self, free_warning_bytes: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,11 +41,11 @@ class DiskSpace:
 
     @property
     def is_low(self) -> bool:
-        """Whether less is free than there should be."""
+        """Whether less space is free than free_warning_bytes."""
         return self.space is not None and self.space.free_bytes < self.free_warning_bytes
 
     def note(self, what: str, error: BaseException | None) -> None:
-        """Take note that there was room for `what`, or, with an error, that there was none."""
+        """Record that `what` was written or, with an error, that it could not be for want of disk space."""
         if isinstance(error, ResourceShortage):
             self.lacking[what] = str(error)
             self.short_of_resources(error)
@@ -59,14 +59,14 @@ class DiskSpace:
             )
 
     def short_of_resources(self, error: ResourceShortage) -> None:
-        """Take note that a file could not be opened, which is tried again."""
+        """Record that a file could not be opened, which is retried."""
         self.shortages += 1
         more = self._shortage_lines.admit()
         if more is not None:
             _log.warning("%s: retrying; if this line repeats, raise the limit of open files%s", error, more)
 
     def measured(self, space: Space) -> None:
-        """Take note of the disk's space."""
+        """Record the disk's measured space."""
         was_low = self.is_low
         self.space = space
         now = self._clock()

@@ -1,7 +1,7 @@
-"""What other threads do for the log, so that the loop's need not wait: flush, prepare a segment, remove old ones.
+"""Work on the log in other threads, so that the event loop need not wait: flush, prepare a segment, remove old ones.
 
-Each is an object that the loop's thread makes and later counts, and whose `run` another thread calls in between.
-`run` touches files, and of the storage nothing but the one word that says that it has failed.
+The loop's thread creates each object and later takes over its result; in between another thread calls its `run`.
+`run` uses files, and of the storage only the attribute that records a failure.
 """
 
 import threading
@@ -16,7 +16,7 @@ Fail = Callable[[StorageFailed | StorageFull], StorageFailed]
 
 
 class Flush:
-    """Everything that was written and not yet durable when it was taken. `run` belongs to the disk's thread."""
+    """Everything that was written but not durable when the snapshot was taken. `run` is for the disk's thread."""
 
     __slots__ = ("_fail", "_slots", "done", "end_lsn")
 
@@ -27,11 +27,11 @@ class Flush:
         self.done = False
 
     def run(self) -> None:
-        """Make it durable: per segment, in order, write the slot and sync.
+        """Make it durable: write the slot of each segment, in order, and sync.
 
         Raises:
             StorageFailed: it did not become durable. The storage is unusable from now on (S12).
-            LocalProtocolError: it has been run before; its slots' places may be others' by now.
+            LocalProtocolError: it has run before; the places of its slots may have been reused.
         """
         if self.done:
             raise LocalProtocolError(f"the flush to {format_lsn(self.end_lsn)} has been carried out already")
@@ -45,7 +45,7 @@ class Flush:
 
 
 class Removal:
-    """Files of segments that the log has left behind. `run` may be called from any thread; one does the work."""
+    """The removal of segment files that the log dropped. Any thread may call `run`; only one call does the work."""
 
     def __init__(self, unlink: Callable[[Path], None], paths: list[Path]) -> None:
         self._unlink = unlink
@@ -53,7 +53,7 @@ class Removal:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Remove them, the oldest first, as far as they are still there. Waits if another thread is at it.
+        """Remove the files that still exist, the oldest first. Wait if another thread is doing so.
 
         Raises:
             StorageFailed, StorageFull: one could not be removed.
@@ -65,7 +65,7 @@ class Removal:
 
 
 class Preparation:
-    """The next segment, in the making. `run` may be called from the disk's thread and the loop's; one does the work."""
+    """The preparation of the next segment. `run` may be called by the disk's and the loop's thread; one does it."""
 
     def __init__(self, create: Callable[[], SegmentFile]) -> None:
         self._create = create
@@ -74,18 +74,18 @@ class Preparation:
         self._cancelled = False
 
     def run(self) -> None:
-        """Create the file, unless it is there or no longer wanted. Waits if another thread is at it.
+        """Create the file, unless it exists or is no longer needed. Wait if another thread is doing so.
 
         Raises:
-            StorageFull: no room. Nothing is left of the attempt; it may be tried again.
-            StorageFailed: anything else. The storage is unusable from now on (S12).
+            StorageFull: no disk space. Nothing is left of the attempt; it may be retried.
+            StorageFailed: any other error. The storage is unusable from now on (S12).
         """
         with self._lock:
             if self._segment is None and not self._cancelled:
                 self._segment = self._create()
 
     def take(self) -> SegmentFile | None:
-        """Return the segment if it was created. From then on `run` does nothing."""
+        """Return the segment if it was created. Afterwards `run` does nothing."""
         with self._lock:
             self._cancelled = True
             segment, self._segment = self._segment, None

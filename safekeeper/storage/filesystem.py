@@ -1,20 +1,20 @@
-"""The listener between durable state and the operating system.
+"""The interface between durable state and the operating system.
 
-Everything that the safekeeper keeps (WAL, control file) is read and written through `FileSystem`, so that a virtual
-disk can stand underneath and lose exactly what a real one may lose. The interface promises as little as POSIX does:
+The safekeeper reads and writes its files (WAL, control file) through `FileSystem`, so that tests can replace it by a
+virtual disk that loses exactly what a real one may lose. The interface guarantees as little as POSIX does:
 
-- what `pwrite` wrote is durable once `fdatasync` of the same file has returned;
-- what `create`, `rename` and `unlink` did is durable once `fsync_directory` of the folder has returned;
-- until then, any of it may be lost or kept, in any order.
+- bytes written by `pwrite` are durable once `fdatasync` of the same file has returned;
+- effects of `create`, `rename` and `unlink` are durable once `fsync_directory` of the folder has returned;
+- until then, any of them may be lost or kept, in any order.
 
-Errors come out as three kinds. `StorageFull`: no space or quota, nothing else is wrong. `ResourceShortage`, a kind of
-it: no file descriptor or no memory, and nothing was changed. `StorageFailed`: anything else. Which of them is fatal is
-the caller's to say: no space is harmless for a temporary file and fatal for live WAL (S12).
+Errors are of three kinds. `StorageFull`: no space or quota, nothing else is wrong. `ResourceShortage`, a kind of it: no
+file descriptor or no memory, and nothing was changed. `StorageFailed`: any other error. The caller decides which of
+them is fatal: no space is harmless for a temporary file and fatal for live WAL (S12).
 
 Only calls that change nothing when they fail raise `ResourceShortage`: open, create, read, list, and a write, which the
-caller repeats into a new temporary file. A sync, a rename or a removal that fails for want of memory is StorageFailed:
-an fdatasync that returns an error may have dropped the pages that it did not write, and a second one reports success.
-What must follow a rename or a removal is therefore opened before it: `hold_directory`.
+caller repeats into a new temporary file. A sync, a rename or a removal that fails for want of memory is StorageFailed,
+because an fdatasync that returns an error may have dropped the pages that it did not write, and a second one reports
+success. Therefore the folder that must be synced after a rename or a removal is opened before it: `hold_directory`.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Space(NamedTuple):
-    """Room on the disk that holds a folder, in bytes; `free_bytes` is what this process may still use."""
+    """Space on the disk that contains a folder, in bytes; `free_bytes` is what this process may still use."""
 
     free_bytes: int
     total_bytes: int
 
 
 class File(Protocol):
-    """One open file. Every method raises StorageFailed, those that may need room also StorageFull."""
+    """One open file. Every method raises StorageFailed, those that may need space also StorageFull."""
 
     def pwrite(self, data: bytes, offset: int) -> None:
         """Write all of `data` at `offset`, into the operating system's cache."""
@@ -51,32 +51,32 @@ class File(Protocol):
         """Return the bytes [offset, offset + length), fewer only where the file ends."""
 
     def pread_at_hand(self, length: int, offset: int) -> bytes | bytearray | None:
-        """Return those of the bytes, from the first one on, that can be had without waiting for the disk.
+        """Return as many of the bytes, from the first one on, as can be read without waiting for the disk.
 
-        Empty: none, or the file ends there. None: the system cannot tell; `pread` may take its time.
+        Empty: none can, or the file ends there. None: the system cannot tell; `pread` may wait.
         """
 
     def fdatasync(self) -> None:
-        """Return when everything written to this file so far is on disk."""
+        """Return once everything written to this file so far is on disk."""
 
     def size(self) -> int:
         """Return the file's length in bytes."""
 
     def close(self) -> None:
-        """Release the file. Says nothing about what is durable. Closing twice is harmless."""
+        """Release the file, without making anything durable. Closing twice is harmless."""
 
 
 class FileSystem(Protocol):
-    """Files and folders. Every method raises StorageFailed, those that may need room also StorageFull."""
+    """Files and folders. Every method raises StorageFailed, those that may need space also StorageFull."""
 
     def create(self, path: Path) -> File:
         """Create the file, or empty it if it exists, and open it to read and write."""
 
     def open(self, path: Path, *, read_only: bool = False) -> File:
-        """Open a file that exists."""
+        """Open an existing file."""
 
     def exists(self, path: Path) -> bool:
-        """Say whether there is a file or folder at `path`."""
+        """Return whether a file or folder exists at `path`."""
 
     def listdir(self, directory: Path) -> list[str]:
         """Return the names of the files in `directory`, in no order; none if the folder does not exist."""
@@ -85,26 +85,26 @@ class FileSystem(Protocol):
         """Create `directory` durably, unless it exists. Its parent must exist."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give `old` the name `new`, atomically, in place of whatever had it."""
+        """Rename `old` to `new`, atomically; an existing file at `new` is replaced."""
 
     def unlink(self, path: Path) -> None:
         """Remove the name `path`."""
 
     def hold_directory(self, directory: Path) -> contextlib.AbstractContextManager[None]:
-        """Have what `fsync_directory` of `directory` needs at hand: inside the block it opens nothing, in this thread.
+        """Open beforehand what `fsync_directory` of `directory` needs: inside the block this thread opens nothing else.
 
         So a change of names that has begun cannot fail for want of a file descriptor. Raises ResourceShortage itself.
         """
 
     def fsync_directory(self, directory: Path) -> None:
-        """Return when every name created, changed or removed in `directory` so far is on disk."""
+        """Return once every name created, changed or removed in `directory` so far is on disk."""
 
     def space(self, directory: Path) -> Space:
-        """Return the room on the disk that holds `directory`."""
+        """Return the space on the disk that contains `directory`."""
 
 
 def read_whole(fs: FileSystem, path: Path) -> bytes:
-    """Return the content of a small file that exists."""
+    """Return the content of an existing small file."""
     file = fs.open(path, read_only=True)
     try:
         return file.pread(file.size(), 0)
@@ -113,11 +113,11 @@ def read_whole(fs: FileSystem, path: Path) -> bytes:
 
 
 def replace_durably(fs: FileSystem, path: Path, content: bytes) -> None:
-    """Make `content` the content of `path`, atomically and durably: after any crash it is the old one or the new one.
+    """Replace the content of `path` atomically and durably: after any crash the file has the old or the new content.
 
     Raises:
-        StorageFull: no room, or no descriptor, for the temporary file; `path` is untouched and the temporary is gone.
-        StorageFailed: anything else; `path` holds the old or the new content, and the process must not go on (S12).
+        StorageFull: no space, or no descriptor, for the temporary file; `path` is unchanged, the temporary is removed.
+        StorageFailed: any other error; `path` has the old or the new content, and the process must end (S12).
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with fs.hold_directory(path.parent):
@@ -137,7 +137,7 @@ def replace_durably(fs: FileSystem, path: Path, content: bytes) -> None:
 
 
 def sync_names(fs: FileSystem, directory: Path) -> None:
-    """Make renames and unlinks in `directory` durable. They have happened already, so being out of room is fatal too.
+    """Make renames and unlinks in `directory` durable. They have happened already, so a lack of space is fatal too.
 
     Raises:
         StorageFailed: the folder could not be synced, for whatever reason (S12).
@@ -149,7 +149,7 @@ def sync_names(fs: FileSystem, directory: Path) -> None:
 
 
 class RealFile:
-    """A file of the operating system's."""
+    """A file of the operating system."""
 
     __slots__ = ("_descriptor", "_path")
 
@@ -212,7 +212,7 @@ class RealFile:
 
 
 class _HeldDirectories(threading.local):
-    """The folders that a thread holds: each thread sees its own."""
+    """The folders that are held; each thread has its own."""
 
     def __init__(self) -> None:
         self.descriptors: dict[Path, int] = {}
@@ -241,7 +241,7 @@ class RealFileSystem:
     def make_directory(self, directory: Path) -> None:
         with _os_errors("create folder", directory):
             directory.mkdir(mode=0o700, exist_ok=True)
-        self.fsync_directory(directory.parent)  # After a ResourceShortage here the whole is repeated.
+        self.fsync_directory(directory.parent)  # After a ResourceShortage here the caller repeats the whole call.
 
     def rename(self, old: Path, new: Path) -> None:
         with _os_errors(f"rename to {new.name}", old):

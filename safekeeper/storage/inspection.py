@@ -1,4 +1,4 @@
-"""What `safekeeper inspect` says about a data folder whose safekeeper is stopped. Reads only."""
+"""The inspection of a stopped safekeeper's data folder, for `safekeeper inspect`. Reads only."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ from safekeeper.storage.recovery import SegmentFacts, end_of_chain, inspect
 
 
 class Inspection(NamedTuple):
-    """A data folder as it was found.
+    """The state of a data folder.
 
     Attributes:
-        control: the control file, None if it is not there or cannot be read.
+        control: the control file, None if it does not exist or cannot be read.
         segments: every segment file, ascending.
-        flush_lsn: where the valid WAL ends, 0 if there is none.
+        flush_lsn: the end of the valid WAL, 0 if there is none.
         lost: why this folder can no longer be a member (S8), empty if it can.
-        notes: what else is worth knowing; a start of the safekeeper takes care of it.
+        notes: further findings, which the next start of the safekeeper corrects.
     """
 
     control: ControlState | None
@@ -34,10 +34,10 @@ class Inspection(NamedTuple):
 
 
 def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
-    """Look at the data folder of a safekeeper that does not run.
+    """Inspect the data folder of a stopped safekeeper.
 
     Raises:
-        ConfigurationError: there is no such folder.
+        ConfigurationError: the folder does not exist.
     """
     if not fs.exists(directory):
         raise ConfigurationError(f"{directory} does not exist: correct --data-dir")
@@ -64,7 +64,7 @@ def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
 
 
 def as_json(inspection: Inspection) -> dict[str, Any]:
-    """Return the inspection as JSON can show it; LSNs as PostgreSQL prints them, those of the control file as well."""
+    """Return the inspection as JSON values; LSNs as PostgreSQL prints them, also those of the control file."""
     control = inspection.control
     return {
         "control": _readable(msgspec.to_builtins(control)) if control is not None else None,
@@ -85,7 +85,7 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
 
 
 def control_rows(control: ControlState) -> list[tuple[str, str]]:
-    """Return the control file as (name, value) rows for a person."""
+    """Return the control file as (name, value) rows to print."""
     membership = control.membership
     rows = [
         ("safekeeper", f"{control.safekeeper_id}, incarnation {control.incarnation}"),

@@ -1,16 +1,16 @@
-"""What a folder of segment files holds after a restart (S13), and the rewriting that makes it trustworthy (S12).
+"""Recovery after a restart: finds the WAL in a folder of segment files (S13), and rewrites what is in doubt (S12).
 
-The log is the chain of segments from the lowest on. Recovery walks upward: the newest slot whose bytes check says
-where a segment's WAL ends, and the next segment counts only if that is the segment's very end (detail c). Where the
-walk ends is flush_lsn. Whatever follows was prepared, or written and never acked.
+The log is the chain of segments from the lowest on. Recovery walks upward: the newest slot whose bytes match its CRC
+states where a segment's WAL ends, and the next segment counts only if that is the segment's very end (detail c). The
+walk ends at flush_lsn. Files after it were prepared, or written and never acknowledged.
 
-What the walk saw may stand in the page cache only: the process may have died between a write and its fdatasync, or of
-an fdatasync that failed, after which the cache shows what the disk has lost. Only the segment that holds byte
-flush_lsn - 1 can be in doubt, since an fdatasync of a later segment begins after its own has returned. So that one is
-copied to a new file, synced and renamed, before anything in it counts (detail g), and everything after it is dropped.
+What was read may be in the page cache only: the process may have died between a write and its fdatasync, or after a
+failed fdatasync, when the cache shows what the disk has lost. Only the segment that contains byte flush_lsn - 1 can be
+in doubt, since an fdatasync of a later segment begins after its own has returned. So that one is copied to a new file,
+synced and renamed, before anything in it counts (detail g), and everything after it is removed.
 
-Two kinds of damage cannot come from a crash and end the process: a file whose slots both fail (DiskLost, S8), and WAL
-in a later segment although an earlier one is missing or ends early.
+Two kinds of damage cannot result from a crash and end the process: a file of which both slots are invalid (DiskLost,
+S8), and WAL in a later segment although an earlier one is missing or ends early.
 """
 
 from collections.abc import Sequence
@@ -35,18 +35,18 @@ _SEGMENT_NAME_LENGTH = 24
 
 
 class NamedSegment(NamedTuple):
-    """A segment as its file's name tells it. Sorts by LSN."""
+    """A segment according to its file's name. Sorts by LSN."""
 
     begin_lsn: Lsn
     tli: int
 
     def path(self, directory: Path, segment_size: int) -> Path:
-        """Return where its file stands."""
+        """Return the path of its file."""
         return directory / segment_name(self.tli, self.begin_lsn, segment_size)
 
 
 class RecoveredLog(NamedTuple):
-    """The segments that hold the log, ascending and without a gap, and the last of them, open and rewritten.
+    """The segments of the log, ascending and without a gap, and the last of them, open and rewritten.
 
     `tail` is None, and `segments` empty, if there is no WAL at all.
     """
@@ -56,7 +56,7 @@ class RecoveredLog(NamedTuple):
 
 
 class SegmentFacts(NamedTuple):
-    """What one file looks like from outside. `valid_end_lsn` is None if neither slot checks."""
+    """The findings about one file. `valid_end_lsn` is None if neither slot is valid."""
 
     name: str
     tli: int
@@ -67,15 +67,15 @@ class SegmentFacts(NamedTuple):
 
 
 def recover(fs: FileSystem, directory: Path, segment_size: int, begin_lsn: Lsn = 0) -> RecoveredLog:
-    """Find the end of the log, rewrite its last segment, drop what follows. Creates the folder if there is none.
+    """Find the end of the log, rewrite its last segment, remove what follows. Create the folder if it does not exist.
 
-    Segments that end at or below `begin_lsn` were being removed, in no certain order: that is finished first.
-    May itself be interrupted at any point and repeated.
+    Segments that end at or below `begin_lsn` were being removed, in no particular order: that is finished first.
+    Recovery itself may be interrupted at any point and repeated.
 
     Raises:
-        DiskLost: WAL that was acked is damaged; this folder can no longer be a member (S8).
-        StorageFailed: a file is missing in the middle, there twice, or of a wrong size; or an operation failed.
-        StorageFull: no room to rewrite the last segment. Nothing was changed but leftovers removed.
+        DiskLost: acknowledged WAL is damaged; this folder can no longer be a member (S8).
+        StorageFailed: a file is missing in the middle, duplicate, or of a wrong size; or an operation failed.
+        StorageFull: no space to rewrite the last segment. Only leftovers were removed.
     """
     if not fs.exists(directory):
         fs.make_directory(directory)
@@ -88,7 +88,7 @@ def recover(fs: FileSystem, directory: Path, segment_size: int, begin_lsn: Lsn =
     if not found:
         return RecoveredLog([], None)
     last, slot = _walk(fs, directory, found, segment_size)
-    # Dropping first makes room for the copy on a disk that is nearly full.
+    # Removing files first frees space for the copy on a disk that is nearly full.
     drop_segments(fs, directory, found[last + 1 :], segment_size)
     tail = _rewrite(fs, directory, found[last], slot, segment_size)
     return RecoveredLog(found[: last + 1], tail)
@@ -101,10 +101,10 @@ def names_below(names: Sequence[str], begin_lsn: Lsn, segment_size: int) -> set[
 
 
 def list_segments(directory: Path, names: Sequence[str], segment_size: int) -> list[NamedSegment]:
-    """Return the segments among the file names, ascending. Names of other kinds are passed over.
+    """Return the segments among the file names, ascending. Names of other kinds are ignored.
 
     Raises:
-        StorageFailed: a segment is there twice, or is missing in the middle, or a name fits no segment of this size.
+        StorageFailed: a segment is duplicate or missing in the middle, or a name fits no segment of this size.
     """
     found = []
     for name in names:
@@ -134,8 +134,8 @@ def list_segments(directory: Path, names: Sequence[str], segment_size: int) -> l
 def drop_segments(fs: FileSystem, directory: Path, segments: Sequence[NamedSegment], segment_size: int) -> None:
     """Remove the files of `segments`, durably (detail d), which ascend and are the last ones in the folder.
 
-    From the top down, each removal durable before the next, so that a crash never leaves a gap: a gap would look like
-    WAL that has been lost.
+    They are removed in descending order, each removal durable before the next, so that a crash never leaves a gap,
+    which would look like lost WAL.
     """
     for segment in reversed(segments):
         fs.unlink(segment.path(directory, segment_size))
@@ -147,10 +147,10 @@ def inspect(
 ) -> tuple[list[SegmentFacts], list[str]]:
     """Return the facts of every segment file, ascending, and the problems of the folder as a whole.
 
-    What ends at or below `begin_lsn` was being removed and is passed over.
+    Segments that end at or below `begin_lsn` were being removed and are ignored.
 
-    Reads only, and never raises for damage: it says what it sees. The log ends at the valid_end_lsn of the last
-    segment of the unbroken chain; a safekeeper that runs is writing meanwhile, so look at one that is stopped.
+    Reads only, and never raises for damage, but reports it. The log ends at the valid_end_lsn of the last segment of
+    the unbroken chain. Inspect only a stopped safekeeper: a running one writes meanwhile.
     """
     try:
         names = sorted(fs.listdir(directory))
@@ -177,7 +177,7 @@ def inspect(
 
 
 def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:
-    """Return where the unbroken chain of valid WAL ends, 0 if there is none."""
+    """Return the end of the unbroken chain of valid WAL, 0 if there is none."""
     end_lsn = 0
     for segment in segments:
         if end_lsn and (segment.begin_lsn != end_lsn or segment.valid_end_lsn == segment.begin_lsn):
@@ -191,12 +191,12 @@ def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:
 
 
 def _walk(fs: FileSystem, directory: Path, found: Sequence[NamedSegment], segment_size: int) -> tuple[int, Slot]:
-    """Return the index of the last segment of the log and the slot that says where it ends."""
+    """Return the index of the log's last segment and the slot that states where it ends."""
     last, slot = 0, _slot_of(fs, directory, found[0], segment_size)
     while slot.end_lsn == found[last].begin_lsn + segment_size and last + 1 < len(found):
         following = _slot_of(fs, directory, found[last + 1], segment_size)
         if following.end_lsn == found[last + 1].begin_lsn:
-            break  # Prepared, and nothing in it was ever acked.
+            break  # Prepared only: nothing in it was ever acknowledged.
         last, slot = last + 1, following
     if slot.end_lsn < found[last].begin_lsn + segment_size:
         for segment in found[last + 1 :]:
@@ -232,7 +232,7 @@ def _slot_of(fs: FileSystem, directory: Path, segment: NamedSegment, segment_siz
 
 
 def _rewrite(fs: FileSystem, directory: Path, segment: NamedSegment, slot: Slot, segment_size: int) -> SegmentFile:
-    """Copy the segment's WAL to a new file that takes its place (detail g), and open that."""
+    """Copy the segment's WAL to a new file that replaces it (detail g), and open the new file."""
     path = segment.path(directory, segment_size)
     old = fs.open(path, read_only=True)
     try:
@@ -250,10 +250,10 @@ def _rewrite(fs: FileSystem, directory: Path, segment: NamedSegment, slot: Slot,
 
 
 def _settle_names(fs: FileSystem, directory: Path, names: Sequence[str]) -> None:
-    """Remove leftover temporaries and make every name durable as it is seen.
+    """Remove leftover temporary files and make the present names durable.
 
-    A process that was killed may have removed a file without the folder having been synced. If a crash brought it back
-    after a later removal has become durable, there would be a gap.
+    A killed process may have removed a file without syncing the folder. If a crash restored that file after a later
+    removal has become durable, there would be a gap.
     """
     for name in names:
         if _is_temporary(name):

@@ -1,23 +1,23 @@
-"""One segment of WAL in one file: its layout, its footer, how it comes into being.
+"""One segment of WAL in one file: its layout, its footer, its creation.
 
-A file is `segment_size` bytes of WAL, where PostgreSQL would have them, and behind them a footer of two 4 KiB slots:
+A file is `segment_size` bytes of WAL, as PostgreSQL places them, and after them a footer of two 4 KiB slots:
 
     0                        segment_size       + 4096           + 8192
     | WAL of the segment     | slot, even        | slot, odd      |
 
-With every fdatasync, in the same file and so in the same fdatasync, one slot is written, the two alternately:
+With every fdatasync one slot is written to the same file beforehand, alternately to the two places:
 
     magic | sequence | begin_lsn | end_lsn | CRC-32C of the bytes [begin_lsn, end_lsn) | CRC-32C of the slot
 
-[begin_lsn, end_lsn) is what was written since the last slot. A crash in the middle of an fdatasync keeps any part of
-the bytes and of the slot. If both arrived whole, the new slot and its bytes check. If not, the slot before it does: it
-stands in the other place, and its bytes were durable before. So **the newest slot whose bytes check ends exactly
-where the segment's durable WAL ends** (S13), and nothing has to be known about PostgreSQL's record format to find it.
+[begin_lsn, end_lsn) is what was written since the last slot. A crash during an fdatasync keeps any part of the bytes
+and of the slot. If both are complete, the new slot matches its bytes. If not, the previous slot does: it has the other
+place, and its bytes were durable before. So **the newest slot that matches its bytes ends exactly where the segment's
+durable WAL ends** (S13), and it is found without decoding PostgreSQL's records.
 
 This holds as long as a slot is written only after the fdatasync of the one before it has returned (detail b), and a
-file never stands under its final name without two durable slots (detail a). A file is therefore born complete:
-filled under a temporary name, synced, renamed, its folder synced. As all its blocks exist, a later fdatasync writes
-no metadata. An empty slot {X, X} always checks; it is written only when all bytes below X are durable.
+file never has its final name without two durable slots (detail a). A file is therefore created complete: filled under
+a temporary name, synced, renamed, its folder synced. As all its blocks are allocated, a later fdatasync writes no
+metadata. An empty slot {X, X} always matches; it is written only when all bytes below X are durable.
 """
 
 import struct
@@ -50,13 +50,13 @@ class Slot(NamedTuple):
     data_crc: int
 
     def encode(self) -> bytes:
-        """Return the slot as SLOT_BYTES bytes. What counts lies in the first sector, which is written or not."""
+        """Return the slot as SLOT_BYTES bytes. Its fields fit into the first sector, which is written as a whole."""
         body = _SLOT.pack(_MAGIC, *self)
         return (body + _CRC.pack(google_crc32c.value(body))).ljust(SLOT_BYTES, b"\0")
 
     @classmethod
     def decode(cls, data: bytes) -> "Slot | None":
-        """Return the slot that `data` begins with, or None if its magic or checksum is wrong."""
+        """Return the slot at the beginning of `data`, or None if its magic or checksum is wrong."""
         if len(data) < _SLOT.size + _CRC.size:
             return None
         body = data[: _SLOT.size]
@@ -67,9 +67,9 @@ class Slot(NamedTuple):
 
 
 class SegmentFile:
-    """One open segment file: where its WAL ends, and the range and running CRC that its next slot will state.
+    """One open segment file: the end of its WAL, and the range and running CRC of its next slot.
 
-    Not thread-safe but for `write_slot` and `sync`, which touch the file only and may run in the disk's thread.
+    Not thread-safe, except for `write_slot` and `sync`, which use only the file and may run in the disk's thread.
     """
 
     __slots__ = ("_crc", "_file", "_unslotted_lsn", "begin_lsn", "end_lsn", "path", "sequence", "tli", "write_lsn")
@@ -88,30 +88,30 @@ class SegmentFile:
         self._crc = 0
 
     def append(self, data: bytes) -> None:
-        """Write `data` at write_lsn, into the operating system. The caller has seen to it that it fits."""
+        """Write `data` at write_lsn, to the operating system. The caller has checked that it fits."""
         self._file.pwrite(data, self.write_lsn - self.begin_lsn)
         self._crc = google_crc32c.extend(self._crc, data)
         self.write_lsn += len(data)
 
     def take_slot(self) -> Slot | None:
-        """Return the slot for everything appended since the last one, and begin the next; None if nothing was."""
+        """Return the slot of everything appended since the last one, and begin the next; None without an append."""
         if self._unslotted_lsn == self.write_lsn:
             return None
         return self._next_slot(self._unslotted_lsn)
 
     def write_slot(self, slot: Slot) -> None:
-        """Write `slot` into its place, into the operating system."""
+        """Write `slot` at its place, to the operating system."""
         self._file.pwrite(slot.encode(), slot_offset(self.end_lsn - self.begin_lsn, slot.sequence))
 
     def sync(self) -> None:
-        """Return when the file's bytes and slots are on disk."""
+        """Return once the file's bytes and slots are on disk."""
         self._file.fdatasync()
 
     def cut(self, lsn: Lsn) -> None:
         """End the segment's WAL at `lsn`, durably (detail e). The bytes below `lsn` must be durable already.
 
-        Without this slot, the newest slot would still vouch for bytes above `lsn`, and would do so again when the
-        first append after the cut is lost in a crash.
+        Without this slot, the newest slot would still cover bytes above `lsn`, and recovery would accept them again if
+        the first append after the cut is lost in a crash.
         """
         self.write_lsn = lsn
         self._crc = 0
@@ -119,7 +119,7 @@ class SegmentFile:
         self.sync()
 
     def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
-        """Return the bytes [begin_lsn, end_lsn), which lie in this segment."""
+        """Return the bytes [begin_lsn, end_lsn), which are in this segment."""
         return read_exactly(self._file, self.path, end_lsn - begin_lsn, begin_lsn - self.begin_lsn)
 
     def close(self) -> None:
@@ -135,14 +135,14 @@ class SegmentFile:
 
 
 def slot_offset(segment_size: int, sequence: int) -> int:
-    """Return where in the file the slot of this sequence number stands: the two places take turns."""
+    """Return the offset in the file of the slot with this sequence number: the two places alternate."""
     return segment_size + sequence % 2 * SLOT_BYTES
 
 
 def read_slots(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> list[Slot | None]:
-    """Return both slots as they stand, None for one that is damaged or speaks of LSNs outside the segment (detail c).
+    """Return both slots as stored, None for one that is damaged or has LSNs outside the segment (detail c).
 
-    A recycled file, or one that was copied under a wrong name, carries slots of another segment: they say nothing here.
+    A recycled file, or one that was copied under a wrong name, contains slots of another segment, which do not count.
     """
     footer = read_exactly(file, path, FOOTER_BYTES, segment_size)
     slots = [Slot.decode(footer[:SLOT_BYTES]), Slot.decode(footer[SLOT_BYTES:])]
@@ -151,7 +151,7 @@ def read_slots(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> lis
 
 
 def newest_valid_slot(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> Slot | None:
-    """Return the newest slot whose bytes check, None if neither does. Its end_lsn is where the segment's WAL ends."""
+    """Return the newest slot that matches its bytes, None if neither does. Its end_lsn is the end of the valid WAL."""
     slots = [slot for slot in read_slots(file, path, begin_lsn, segment_size) if slot is not None]
     for slot in sorted(slots, reverse=True):
         if crc_of(file, path, slot.begin_lsn - begin_lsn, slot.end_lsn - begin_lsn) == slot.data_crc:
@@ -195,19 +195,19 @@ def create_segment(
     wal: Iterable[bytes] = (),
     expected: Slot | None = None,
 ) -> SegmentFile:
-    """Create the segment of `tli` at `begin_lsn` in full and durably, in place of a file of that name, and open it.
+    """Create the segment of `tli` at `begin_lsn` completely and durably, replacing a file of that name, and open it.
 
-    The file holds `wal`, then zeros, then two empty slots at the end of `wal` (detail a). This is the one place where
-    segment files are born; a file to be recycled would be taken, overwritten and renamed here instead.
+    The file contains `wal`, then zeros, then two empty slots at the end of `wal` (detail a). No other function creates
+    segment files; to recycle a file, this one would overwrite and rename it.
 
     Args:
         wal: the bytes from `begin_lsn` on, in pieces; nothing by default.
-        expected: a slot that the bytes must agree with *as they were copied*: a page whose write failed may be shown
-            by the cache at one moment and be gone at the next.
+        expected: a slot that the bytes must match *as they were copied*: the cache may return a page whose write
+            failed once and lose it afterwards.
 
     Raises:
-        StorageFull: no room, or no file descriptor. No trace is left, and it may be tried again.
-        StorageFailed: anything else.
+        StorageFull: no disk space, or no file descriptor. Nothing is left of the attempt, and it may be retried.
+        StorageFailed: any other error.
     """
     path = directory / segment_name(tli, begin_lsn, segment_size)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
@@ -245,7 +245,7 @@ def create_segment(
 
 
 def open_segment(fs: FileSystem, directory: Path, *, tli: int, begin_lsn: Lsn, segment_size: int) -> SegmentFile:
-    """Open a segment of the log, after recovery: its WAL ends where its newest slot says, which has been checked.
+    """Open a segment of the log after recovery: its WAL ends where its newest slot does, which has been validated.
 
     Raises:
         StorageFailed: the file cannot be opened, or has no slot.
@@ -272,7 +272,7 @@ def open_segment(fs: FileSystem, directory: Path, *, tli: int, begin_lsn: Lsn, s
 
 
 def _fill(file: File, wal: Iterable[bytes], segment_size: int) -> int:
-    """Write `wal` and zeros behind it up to the footer. Return the length of `wal`."""
+    """Write `wal`, and zeros after it up to the footer. Return the length of `wal`."""
     offset = 0
     for piece in wal:
         file.pwrite(piece, offset)

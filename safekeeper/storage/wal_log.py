@@ -1,23 +1,23 @@
-"""The log of one safekeeper: append, flush, cut, read, over many segment files.
+"""The log of one safekeeper: append, flush, cut and read, over many segment files.
 
     begin_lsn          flush_lsn        write_lsn
         |------------------|----------------|
         | durable          | in the OS      |
 
-Appends go to the operating system at once, on the loop's thread. A flush is taken as a snapshot on the loop's thread
-(`start_flush`), carried out in the disk's thread (`Flush.run`) while appends go on, and counted on the loop's thread
-(`finish_flush`): flush_lsn cannot move before the fdatasync has returned (S2). One flush runs at a time, and it goes
-segment by segment, slot and fdatasync, so that a slot is written only after the fdatasync of the one before it, and
-the last slot of a segment is durable before the first one of the next (detail b). The footers are the subject of
-`segment_file`, their reading after a restart that of `recovery`.
+Appends are written to the operating system at once, on the loop's thread. A flush is created as a snapshot on the
+loop's thread (`start_flush`), executed in the disk's thread (`Flush.run`) while appends continue, and taken over on the
+loop's thread (`finish_flush`): flush_lsn cannot advance before the fdatasync has returned (S2). One flush runs at a
+time, segment by segment, slot and fdatasync, so that a slot is written only after the fdatasync of the one before it,
+and the last slot of a segment is durable before the first one of the next (detail b). `segment_file` describes the
+footers, `recovery` how they are read after a restart.
 
-Files are prepared in full before a byte goes into them, half a segment ahead and in the disk's thread if the node
-calls `prepare_ahead`, otherwise when an append needs them. No room for that is StorageFull: nothing has been written.
-A lack of file descriptors is ResourceShortage, of which the same holds, in every call: all that a change opens is open
-before the first step of it. A failed write or fdatasync of live WAL is the end (S12): from then on every call raises
+Files are prepared completely before bytes are appended to them: half a segment ahead and in the disk's thread if the
+node calls `prepare_ahead`, otherwise when an append needs them. If there is no disk space for that, StorageFull is
+raised and nothing has been written. The same holds in every call for a lack of file descriptors, ResourceShortage: each
+change opens its files before its first step. After a failed write or fdatasync of live WAL (S12) every call raises
 StorageFailed.
 
-Cuts and resets are decided by the control file (S5, S6), which records the decision before and forgets it after. So
+Cuts and resets are decided by the control file (S5, S6), which records the decision before and clears it after. So
 `truncate` and `reset` may be interrupted anywhere, and are called again after the restart with the same arguments.
 """
 
@@ -39,7 +39,7 @@ _OPEN_FOR_READING_MAX = 8
 
 
 class WalStorage:
-    """The WAL in one folder. Loop thread only, but for `Flush.run` and `Preparation.run`. Made by `open`.
+    """The WAL in one folder. Loop thread only, except `Flush.run` and `Preparation.run`. Created by `open`.
 
     begin_lsn, write_lsn and flush_lsn are 0 while there is no WAL at all (`is_empty`).
     """
@@ -51,25 +51,25 @@ class WalStorage:
         self._failure: str | None = None
         self._tli = tli  # Of the segments to be prepared.
         self._tlis: dict[Lsn, int] = {}  # Start of each segment of the log: the TLI in its name.
-        self._writing: list[SegmentFile] = []  # Ascending; all that are not wholly flushed, and the tail.
-        self._prepared: list[SegmentFile] = []  # Ascending; complete, empty, right behind the tail.
-        self._reading: dict[Lsn, SegmentFile] = {}  # By start: older segments, kept open for who reads on in them.
+        self._writing: list[SegmentFile] = []  # Ascending; all that are not completely flushed, and the tail.
+        self._prepared: list[SegmentFile] = []  # Ascending; complete, empty, directly after the tail.
+        self._reading: dict[Lsn, SegmentFile] = {}  # By start: older segments, kept open for further reads.
         self._flush: Flush | None = None
         self._preparation: Preparation | None = None
-        self._removals: list[Removal] = []  # Under way, or still to be run.
+        self._removals: list[Removal] = []  # Running, or not started yet.
         self.begin_lsn: Lsn = 0
         self.write_lsn: Lsn = 0
         self.flush_lsn: Lsn = 0
 
     @classmethod
     def open(cls, fs: FileSystem, directory: Path, *, segment_size: int, tli: int, begin_lsn: Lsn = 0) -> "WalStorage":
-        """Open the WAL in `directory`, a folder that is created if need be, after whatever ended the last process.
+        """Open the WAL in `directory`, which is created if necessary, after a shutdown or a crash.
 
         Args:
-            directory: holds segment files and nothing else that ends in `.new`.
-            segment_size: bytes, a power of two, the same as ever.
-            tli: the one that segments prepared from now on are named by.
-            begin_lsn: what lies below it was being removed.
+            directory: contains segment files; other files in it do not end in `.new`.
+            segment_size: bytes, a power of two; must not change.
+            tli: the timeline in the names of segments that are prepared from now on.
+            begin_lsn: WAL below it was being removed.
 
         Raises:
             DiskLost, StorageFailed, StorageFull: as `recovery.recover`.
@@ -82,25 +82,25 @@ class WalStorage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no WAL, not even the start of one."""
+        """Whether there is no WAL, not even an empty segment."""
         return not self._tlis
 
     @property
     def tli(self) -> int:
-        """The TLI that segments are prepared under."""
+        """The TLI in the names of new segments."""
         return self._tli
 
     def append(self, begin_lsn: Lsn, data: bytes | memoryview) -> None:
-        """Write `data` at `begin_lsn` into the operating system. Not durable before a flush.
+        """Write `data` at `begin_lsn` to the operating system. It is durable after a flush.
 
         Raises:
             LocalProtocolError: `begin_lsn` is not write_lsn (S6), or there is no WAL to append to: reset first.
-            StorageFull: no room for the segments needed. Nothing was written.
+            StorageFull: no disk space for the segments needed. Nothing was written.
             StorageFailed: a write failed, now or before (S12).
         """
         if self._failure is not None or begin_lsn != self.write_lsn or not self._writing:
             raise self._refusal(f"an append at {format_lsn(begin_lsn)}")
-        # The CRC takes read-only bytes only.
+        # The CRC function accepts read-only bytes only.
         if type(data) is not bytes:
             data = bytes(data)
         tail = self._writing[-1]
@@ -110,9 +110,9 @@ class WalStorage:
             self._append_across(data)
 
     def start_flush(self) -> Flush | None:
-        """Take a snapshot of what is not durable, to be `run` in another thread and given to `finish_flush`.
+        """Return a snapshot of what is not durable, to be `run` in another thread and passed to `finish_flush`.
 
-        None if there is nothing to flush, or a flush is under way: then call again when it is finished.
+        None if everything is durable, or while a flush is under way: then call again when it is finished.
         """
         self._require_working()
         if self._flush is not None or self.flush_lsn == self.write_lsn:
@@ -126,7 +126,7 @@ class WalStorage:
         return self._flush
 
     def finish_flush(self, flush: Flush) -> None:
-        """Count what `flush` made durable.
+        """Record what `flush` made durable.
 
         Raises:
             LocalProtocolError: its `run` has not returned, or it is not the flush under way.
@@ -152,10 +152,10 @@ class WalStorage:
             self.finish_flush(flush)
 
     def prepare_ahead(self) -> Preparation | None:
-        """Return the making of the next segment if it is time: to be `run` elsewhere, then to `finish_preparation`.
+        """Return the preparation of the next segment if it is time: to be `run`, then passed to `finish_preparation`.
 
-        None if the current segment is not past its half, or the next one is there or in the making. After a
-        StorageFull it is offered again at once; the caller waits as it sees fit.
+        None if the present segment is less than half full, or the next one exists or is being prepared. After a
+        StorageFull it is returned again at once; the caller decides how long to wait.
         """
         self._require_working()
         if self._prepared or self._preparation is not None or not self._writing:
@@ -168,7 +168,7 @@ class WalStorage:
         return self._preparation
 
     def finish_preparation(self, preparation: Preparation) -> None:
-        """Take over what `preparation` made, if it made anything and an append has not done so already."""
+        """Take over the segment that `preparation` created, unless it created none or an append has done so."""
         if preparation is self._preparation:
             self._preparation = None
             segment = preparation.take()
@@ -176,25 +176,25 @@ class WalStorage:
                 self._prepared.append(segment)
 
     def truncate(self, lsn: Lsn, tli: int) -> None:
-        """Cut the log at `lsn`, durably, and go on under `tli`. Everything below `lsn` is durable afterwards, too.
+        """Cut the log at `lsn`, durably, and continue on `tli`. Everything below `lsn` is durable afterwards, too.
 
-        The segment that `lsn` lies in takes the name of the new TLI, as PostgreSQL names the first file after a fork:
-        its bytes up to the fork are the parent's. On a segment's border that is the next one, still to be prepared,
-        and the last one keeps its name. `lsn` may be write_lsn: then only the TLI changes.
+        The segment that contains `lsn` is renamed to the new TLI, as PostgreSQL names the first file after a fork: its
+        bytes up to the fork are the parent's. On a segment's border that is the next one, still to be prepared, and the
+        last one keeps its name. `lsn` may be write_lsn: then only the TLI changes.
 
-        The decision stands in the control file before, and is removed from there durably *before the first append*
-        (detail f): a truncation repeated later would cut what has been acked since.
+        The control file records the decision before, and clears it durably *before the first append* (detail f): a
+        truncation that is repeated later would cut WAL acknowledged since.
 
         Raises:
-            LocalProtocolError: `lsn` lies outside [begin_lsn, write_lsn], or a flush is under way.
+            LocalProtocolError: `lsn` is outside [begin_lsn, write_lsn], or a flush is under way.
             ResourceShortage: nothing was changed; call again.
-            StorageFailed: it failed on the way (S12).
+            StorageFailed: a step failed (S12).
         """
         self._require_no_flush()
         if self.is_empty or not self.begin_lsn <= lsn <= self.write_lsn:
             raise self._refusal(f"a cut at {format_lsn(lsn)}")
         if lsn > self.flush_lsn:
-            # The empty slot of a cut vouches for everything below it.
+            # The empty slot of a cut covers everything below it.
             self.flush_now()
         begin_lsn = max(self.begin_lsn, segment_start(lsn - 1, self._segment_size))  # Of the segment of byte lsn - 1.
         end_lsn = begin_lsn + self._segment_size
@@ -212,13 +212,13 @@ class WalStorage:
             raise self._fail(error) from error
 
     def forget_below(self, lsn: Lsn) -> Removal | None:
-        """Let the log begin at `lsn`, a segment start below the tail's; return the removal of what lies below.
+        """Let the log begin at `lsn`, a segment start below the tail's; return the removal of the WAL below.
 
-        None if there is nothing. It is to be `run` in another thread, then given to `finish_removal`. The control file
-        says before that the log begins at `lsn`: what a crash leaves of the files, or brings back, `open` removes.
+        None if there is none. It is to be `run` in another thread, then passed to `finish_removal`. The control file
+        records before that the log begins at `lsn`: files that a crash leaves or restores are removed by `open`.
 
         Raises:
-            LocalProtocolError: `lsn` is no such position.
+            LocalProtocolError: `lsn` is not such a position.
         """
         self._require_working()
         if lsn <= self.begin_lsn:
@@ -237,7 +237,7 @@ class WalStorage:
         return removal
 
     def finish_removal(self, removal: Removal) -> None:
-        """Count what `removal` has removed."""
+        """Record that `removal` is done."""
         if removal in self._removals:
             self._removals.remove(removal)
 
@@ -251,13 +251,13 @@ class WalStorage:
         self._finish_removals()
 
     def reset(self, base_lsn: Lsn, tli: int) -> None:
-        """Drop all WAL, durably, and begin an empty log at `base_lsn`, the start of a segment of `tli`.
+        """Remove all WAL, durably, and begin an empty log at `base_lsn`, the start of a segment of `tli`.
 
         Raises:
             LocalProtocolError: `base_lsn` is 0 or not the start of a segment, or a flush is under way.
-            StorageFull: no room for the first segment. The log is empty; call again.
+            StorageFull: no disk space for the first segment. The log is empty; call again.
             ResourceShortage: nothing was changed, or the log is empty; call again.
-            StorageFailed: it failed on the way (S12).
+            StorageFailed: a step failed (S12).
         """
         self._require_no_flush()
         if base_lsn == 0 or base_lsn != segment_start(base_lsn, self._segment_size):
@@ -275,7 +275,7 @@ class WalStorage:
         self._start_at(first, [NamedSegment(base_lsn, tli)])
 
     def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
-        """Return the bytes [begin_lsn, end_lsn), durable or not; who may see them is the caller's to know (S7).
+        """Return the bytes [begin_lsn, end_lsn), durable or not; the caller decides who may receive them (S7).
 
         Raises:
             LocalProtocolError: the range is not within [begin_lsn, write_lsn].
@@ -290,15 +290,15 @@ class WalStorage:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def segment_path(self, lsn: Lsn) -> Path | None:
-        """Return the file of the segment that holds byte `lsn`, None if there is none. For readers with files of
-        their own: an open one stays what it is when the log is cut, or goes on under another timeline's name.
+        """Return the file of the segment that contains byte `lsn`, None if there is none. For readers that open it
+        themselves: their open file keeps its content when the log is cut or continues on another timeline.
         """
         begin_lsn = segment_start(lsn, self._segment_size)
         tli = self._tlis.get(begin_lsn)
         return None if tli is None else NamedSegment(begin_lsn, tli).path(self._directory, self._segment_size)
 
     def page_digests(self, begin_lsn: Lsn, end_lsn: Lsn, page_size: int = DIGEST_PAGE_BYTES) -> list[int]:
-        """Return the CRC-32C of each piece of [begin_lsn, end_lsn) that the multiples of `page_size` bytes divide.
+        """Return the CRC-32C of each piece of [begin_lsn, end_lsn) between multiples of `page_size` bytes.
 
         The first and the last piece may be shorter than a page. Raises as `read` does.
         """
@@ -311,23 +311,23 @@ class WalStorage:
         return digests
 
     def close(self) -> None:
-        """Release all files. What was not flushed may be lost. No flush may be under way."""
+        """Release all files. Unflushed WAL may be lost. No flush may be under way."""
         self._finish_removals()
         self._cancel_preparation()
         self._close_from(0)
 
-    # What follows is the inside of the above.
+    # Private parts.
 
     def _write(self, segment: SegmentFile, data: bytes) -> None:
         try:
             segment.append(data)
         except (StorageFailed, StorageFull) as error:
-            # The file was complete, so there was nothing to allocate; and the write may be torn.
+            # The file was allocated completely, so this is no lack of space; and the write may be torn.
             raise self._fail(error) from error
         self.write_lsn = segment.write_lsn
 
     def _append_across(self, data: bytes) -> None:
-        """Append what does not fit into the tail. All segments are prepared before any byte is written."""
+        """Append data that does not fit into the tail. All segments are prepared before any byte is written."""
         self._prepare_up_to(self.write_lsn + len(data))
         begin_lsn = self.write_lsn
         for piece_begin, piece_end in _aligned_pieces(begin_lsn, begin_lsn + len(data), self._segment_size):
@@ -345,7 +345,7 @@ class WalStorage:
             self._prepared.append(self._create(self._tli, last.end_lsn))
 
     def _create(self, tli: int, begin_lsn: Lsn) -> SegmentFile:
-        """Create a segment file in full. Also called from the disk's thread."""
+        """Create a segment file completely. Also called from the disk's thread."""
         try:
             return create_segment(
                 self._fs, self._directory, tli=tli, begin_lsn=begin_lsn, segment_size=self._segment_size
@@ -371,7 +371,7 @@ class WalStorage:
 
     def _drop_from(self, lsn: Lsn) -> None:
         """Close and remove all segments that start at `lsn` or above, the prepared ones too, durably."""
-        self._finish_removals()  # A name may be given to another file from now on.
+        self._finish_removals()  # After this the removed names may be used for other files.
         self._cancel_preparation()
         doomed = [NamedSegment(start, tli) for start, tli in self._tlis.items() if start >= lsn]
         doomed += [NamedSegment(segment.begin_lsn, segment.tli) for segment in self._prepared]
@@ -409,7 +409,7 @@ class WalStorage:
         self.write_lsn = self.flush_lsn = tail.write_lsn
 
     def _segment_at(self, lsn: Lsn) -> SegmentFile:
-        """Return the open file of the segment that holds byte `lsn`."""
+        """Return the open file of the segment that contains byte `lsn`."""
         begin_lsn = segment_start(lsn, self._segment_size)
         for segment in self._writing:
             if segment.begin_lsn == begin_lsn:

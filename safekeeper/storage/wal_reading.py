@@ -1,12 +1,12 @@
-"""Reading the log from the side: one reader's own, read-only files.
+"""Reads the log concurrently with its writer: each reader has its own read-only files.
 
-A reader that catches up reads WAL that the disk may have to fetch. The event loop must not wait for that, since
-appends are acknowledged on it. So `at_hand` returns what is in memory already, which for the newest WAL is all of it;
-whatever is not is fetched by `fetch`, in a thread.
+A reader that catches up needs WAL that may have to be read from the disk. The event loop must not wait for that,
+because it acknowledges appends. So `at_hand` returns what is in memory, which for the newest WAL is all of it; `fetch`
+reads the rest in a thread.
 
-Nothing is shared with the storage that writes the log: a file that is renamed, cut or removed meanwhile stays what it
-was for those that have it open. Which bytes may be read, and whether they are still part of the log when they arrive,
-is the caller's to know (S7).
+A reader shares nothing with the storage that writes the log: if a file is renamed, cut or removed meanwhile, a reader
+that has it open can still read it. The caller decides which bytes may be read, and whether they are still part of the
+log after the read (S7).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ from safekeeper.storage.segment_file import read_exactly, read_pieces
 class WalReader:
     """One reader of a log. `at_hand` and `fetch` are for the loop's thread, between the changes of the storage.
 
-    At most one job of `fetch` may be under way at a time, and nothing else but `close` meanwhile.
+    At most one job of `fetch` may run at a time, and only `close` may be called meanwhile.
 
     Args:
-        locate: returns the file of the segment that holds a byte, None if there is none.
+        locate: returns the file of the segment that contains a byte, None if there is none.
     """
 
     def __init__(self, fs: FileSystem, segment_size: int, locate: Callable[[Lsn], Path | None]) -> None:
@@ -38,20 +38,20 @@ class WalReader:
         self._closed = False
 
     def at_hand(self, begin_lsn: Lsn, end_lsn: Lsn, *, recent: bool) -> bytes | bytearray:
-        """Return those of the bytes [begin_lsn, end_lsn), from the first one on, that are in memory. Empty: none.
+        """Return as many of the bytes [begin_lsn, end_lsn), from the first one on, as are in memory; maybe none.
 
         Args:
             end_lsn: in the same segment.
-            recent: the bytes were written so lately that they are in memory, whatever the system can tell.
+            recent: the bytes were written so recently that they are in memory, even if the system cannot report that.
 
         Raises:
             StorageFailed: they cannot be read.
         """
         if not self._is_open_at(begin_lsn):
             if not recent:
-                return b""  # Even to open a file may have to wait.
+                return b""  # Opening a file may already have to wait.
             self._open(begin_lsn, self._path_of(begin_lsn))
-        assert self._file is not None  # `_open` has seen to it.
+        assert self._file is not None  # Opened by `_open`.
         length, offset = end_lsn - begin_lsn, begin_lsn - self._begin_lsn
         data = self._file.pread_at_hand(length, offset)
         if data is None:
@@ -59,7 +59,7 @@ class WalReader:
         return data
 
     def fetch(self, begin_lsn: Lsn, end_lsn: Lsn) -> Callable[[], bytes]:
-        """Return a job for another thread: it returns the bytes [begin_lsn, end_lsn), or raises StorageFailed.
+        """Return a job for another thread that returns the bytes [begin_lsn, end_lsn), or raises StorageFailed.
 
         Call `fetched` when it has returned.
         """
@@ -75,13 +75,13 @@ class WalReader:
         return job
 
     def fetched(self) -> None:
-        """The job has returned."""
+        """Release the job, after it has returned."""
         self._fetching = False
         if self._closed:
             self._release()
 
     def close(self) -> None:
-        """Release the file: as soon as no job uses it. The next read opens it again, unless this was the last one."""
+        """Release the file once no job uses it. The next read, if any, opens it again."""
         self._closed = True
         if not self._fetching:
             self._release()
@@ -92,7 +92,7 @@ class WalReader:
     def _path_of(self, lsn: Lsn) -> Path:
         path = self._locate(lsn)
         if path is None:
-            raise StorageFailed(f"the WAL segment of byte {format_lsn(lsn)} is not there")
+            raise StorageFailed(f"the WAL segment of byte {format_lsn(lsn)} does not exist")
         return path
 
     def _open(self, lsn: Lsn, path: Path) -> None:
@@ -109,12 +109,12 @@ class WalReader:
 class SegmentSource:
     """The first `size` bytes of a segment, to be read in another thread, more than once.
 
-    A log that goes back writes over its bytes in the same file. It decides so before it does: what was read while
-    `is_current` still holds is what the log held when it was decided to read it.
+    A log that is cut is later overwritten in the same file, but the cut is decided first. Therefore bytes read while
+    `is_current` returns True belong to the log for which this source was created.
 
     Args:
         path: the segment's file.
-        is_current: says, in any thread, that no other log has been adopted since.
+        is_current: returns, in any thread, whether no other log has been adopted since.
     """
 
     def __init__(self, fs: FileSystem, path: Path, size: int, is_current: Callable[[], bool]) -> None:
@@ -127,8 +127,8 @@ class SegmentSource:
         """Return the bytes, a MiB at a time.
 
         Raises:
-            LogChanged: they may be another log's.
-            StorageFailed: they cannot be read. Also if the file has been removed or renamed meanwhile.
+            LogChanged: they may belong to another log.
+            StorageFailed: they cannot be read, also because the file was removed or renamed meanwhile.
         """
         file = self._fs.open(self._path, read_only=True)
         try:

@@ -1,7 +1,7 @@
-"""Does this WAL continue that log?
+"""Decides whether a primary's WAL continues a log.
 
-`LinkCheck` decides it where a primary has recycled the WAL before the log's end, so that a comparison of bytes is not
-possible (S10). What it must know of our log is the tail that safekeeper/waldecode/record_search.py finds.
+`LinkCheck` is used if a primary has recycled the WAL before the log's end, so that bytes cannot be compared (S10). Of
+the log it needs the tail, which safekeeper/waldecode/record_search.py finds.
 
 Pure: no I/O, no clock.
 """
@@ -12,13 +12,12 @@ from safekeeper.waldecode.records import LogTail, RecordDecoder
 
 
 class LinkCheck:
-    """Decides whether a primary's WAL continues ours, which ends with `tail` on a segment's border (S10).
+    """Decides whether a primary's WAL continues this log, which ends with `tail` on a segment's border (S10).
 
-    It does if the first record behind the border links to our last one or, when our log ends inside a
-    record, if the primary's bytes complete that very record: right length and right checksum. (Or if the
-    primary has overwritten that record after a crash, and the one in its place links to our last complete
-    one.) The answer comes with the first complete record, so that a checksum stands behind it. What comes
-    after that one is not looked at, whatever the chunks.
+    It does if the first record after the border links to the log's last one or, if the log ends inside a record, if the
+    primary's bytes complete that record with the right length and checksum. (It also does if the primary has
+    overwritten that record after a crash, and the one in its place links to the log's last complete one.) The result is
+    known with the first complete record, so that a checksum confirms it. Later records are not checked.
     """
 
     def __init__(self, tail: LogTail, segment_size: int) -> None:
@@ -34,7 +33,7 @@ class LinkCheck:
 
     @property
     def reason(self) -> str:
-        """Why, in one line with LSNs."""
+        """The reason of the result, in one line with LSNs."""
         if self._linked is not None:
             return self._reason
         if self._decoder.pending is None:
@@ -42,7 +41,7 @@ class LinkCheck:
         return f"the record at {format_lsn(self._decoder.pending)} is not complete yet"
 
     def feed(self, data: bytes) -> bool | None:
-        """Take the primary's next bytes, the first ones being those at the border, and return `linked`."""
+        """Decode the primary's next bytes, which begin at the border, and return `linked`."""
         if self._linked is not None:
             return self._linked
         try:

@@ -1,8 +1,8 @@
-"""How PostgreSQL 13 to 18 lay out WAL: the numbers that the record decoder needs, and no behaviour.
+"""The layout of WAL in PostgreSQL 13 to 18: the constants that the record decoder needs.
 
-WAL is a sequence of 8 KiB pages, little-endian. Each page opens with a header, a longer one where a segment
-begins. Records stand between the headers, each at a multiple of 8 bytes; a record that does not fit on its
-page goes on behind the next page's header, and a record's own header may be split in the same way.
+WAL is a sequence of 8 KiB pages, little-endian. Each page begins with a header, which is longer where a segment begins.
+Records are stored between the headers, each at a multiple of 8 bytes. A record that does not fit on its page continues
+after the next page's header, and a record's own header may be split in the same way.
 Sources: src/include/access/xlog_internal.h, xlogrecord.h and rmgrlist.h of each major version.
 """
 
@@ -14,7 +14,7 @@ from safekeeper.base.errors import RemoteProtocolError
 PAGE_SIZE: Final = 8192
 ALIGNMENT: Final = 8
 
-# Each major version has its own page magic; WAL with another magic is refused (S11), not guessed at.
+# Each major version has its own page magic; WAL with another magic is refused (S11).
 MAJOR_OF_MAGIC: Final = {0xD106: 13, 0xD10D: 14, 0xD110: 15, 0xD113: 16, 0xD116: 17, 0xD118: 18}
 MAGIC_OF_MAJOR: Final = {major: magic for magic, major in MAJOR_OF_MAGIC.items()}
 
@@ -29,7 +29,7 @@ LONG_PAGE_HEADER_SIZE: Final = PAGE_HEADER_SIZE + LONG_PAGE_HEADER_TAIL.size
 FIRST_IS_CONTRECORD: Final = 0x0001
 LONG_HEADER: Final = 0x0002
 BACKUP_BLOCKS_REMOVABLE: Final = 0x0004
-# The record that was being continued was lost in a crash; this page begins afresh (14, and minors of 13).
+# A crash lost the record that was being continued; this page begins with another record (14, and minors of 13).
 FIRST_IS_OVERWRITE_CONTRECORD: Final = 0x0008
 ALL_PAGE_FLAGS: Final = 0x000F
 
@@ -56,14 +56,14 @@ XLOG_OVERWRITE_CONTRECORD: Final = 0xD0
 
 
 class WalFormatError(RemoteProtocolError):
-    """These bytes are not the WAL of a PostgreSQL that we know. The message names the LSN.
+    """The bytes are not WAL of a supported PostgreSQL. The message contains the LSN.
 
-    It says nothing about whose fault it is: the bytes may come from a peer, from the primary or from a disk.
+    It does not blame a component: the bytes may come from a peer, from the primary or from a disk.
     """
 
 
 def is_valid_rmid(rmid: int) -> bool:
-    """Return whether a resource manager of that id can exist in any of the supported major versions."""
+    """Return whether a resource manager with that id can exist in any of the supported major versions."""
     return rmid <= BUILTIN_RMID_MAX or CUSTOM_RMID_MIN <= rmid <= CUSTOM_RMID_MAX
 
 

@@ -1,7 +1,7 @@
-"""Which record a cut of the log would lose, and which one it would leave as the last (S9, S10).
+"""Finds the record that a cut of the log would remove, and the one that would then be the last (S9, S10).
 
-Records cannot be found by going backward, so the search reads forward from the start of the segment that holds the
-byte before the position, and from an earlier segment when no record begins in that one: a single record can span many.
+Records cannot be searched backward, so the search reads forward from the start of the segment that contains the byte
+before the position, and from an earlier segment if no record begins in that one: a record can span several.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class RecordsAround(NamedTuple):
     """The records around a position.
 
     Attributes:
-        record_end_lsn: the end of the first complete record that ends above it, that is, of the first one that a cut
-            there would destroy: the record that begins there or, if none does, the one that the position lies in.
-            0 if the log does not hold all of it. If the WAL up to there cannot be decoded, it is the position itself:
-            what cannot be judged must count as a complete record for the question whether it may be cut.
+        record_end_lsn: the end of the first complete record that ends above it, which is the first one that a cut there
+            would destroy: the record that begins there or, if none does, the one that contains the position. 0 if the
+            log does not contain all of it. If the WAL up to there cannot be decoded, it is the position itself, because
+            undecodable WAL must count as a complete record when a cut is decided.
         last_record_lsn: the start of the last record that begins below it, complete or not; 0 if there is none.
         log_tail: of the log cut at the position, for a `LinkCheck`; None unless it is a segment's start.
     """
@@ -38,8 +38,8 @@ def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_siz
 
     Args:
         read: returns the log's bytes [begin, end).
-        lsn: where the log may be cut.
-        begin_lsn, end_lsn: the log; begin_lsn is a segment start, `lsn` lies within.
+        lsn: the position of the possible cut.
+        begin_lsn, end_lsn: the log; begin_lsn is a segment start, `lsn` is within.
     """
     start_lsn = segment_start(max(lsn - 1, begin_lsn), segment_size)
     while True:
@@ -51,12 +51,12 @@ def find_records(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segment_siz
 
 
 class RecordEndSearch:
-    """Looks for the first complete record behind a fork while the log grows: what was read once is not read again.
+    """Searches the first complete record after a fork while the log grows, without reading WAL twice.
 
-    Without that, a record of a gigabyte that comes in small pieces would be read a thousand times over.
+    Otherwise a record of a gigabyte that arrives in small pieces would be read a thousand times.
 
     Attributes:
-        lsn: the fork, where a record ends and the next one begins; or a segment's start, where one may go on.
+        lsn: the fork, where a record ends and the next one begins; or a segment's start, where one may continue.
     """
 
     def __init__(self, lsn: Lsn, segment_size: int) -> None:
@@ -67,11 +67,11 @@ class RecordEndSearch:
         self._record_end_lsn: Lsn = 0
 
     def find(self, read: Read, end_lsn: Lsn) -> Lsn:
-        """Return the end of the record: `find_records` without a look at what lies before.
+        """Return the end of the record, as `find_records` does, without reading WAL before the fork.
 
         Args:
             read: returns the log's bytes [begin, end).
-            end_lsn: the log's end. Below the one of the last call, no byte may have changed since.
+            end_lsn: the log's end. Below that of the last call, no byte may have changed since.
         """
         try:
             if self._decoder is None:
@@ -111,6 +111,6 @@ def _search(read: Read, lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, segment_size: in
         record_end_lsn = record_end_lsn or lsn
     skipped_until = decoder.skipped_until or 0
     if skipped_until > lsn:
-        # lsn lies in a record that began before the search did.
+        # lsn is within a record that began before the search.
         record_end_lsn = skipped_until
     return RecordsAround(record_end_lsn, last_record_lsn, log_tail)

@@ -1,14 +1,12 @@
-"""Finds the records in a stream of WAL: where each begins and ends, what wrote it, whether it is intact.
+"""Finds the records in a stream of WAL: their start, end and resource manager, and whether they are intact.
 
-The decoder is a value machine: bytes in, records out, in chunks of any size, with nothing read ahead. It
-promises:
-- A `Record` comes out as soon as its last byte went in, and only if its page headers, its link to the record
-  before it and its checksum are right. Anything else is a `WalFormatError`, never another exception, never a
-  guess.
-- Memory is bounded by one record, and by one record header if its body is not asked for.
-- `end_lsn` is what PostgreSQL calls EndRecPtr, the position that a commit waits for: rounded up to 8 bytes;
-  when that is a page's end, exactly there (the next page's header is not added); a switch record ends where
-  its segment ends. (pg_switch_wal() returns the end of that record's header instead.)
+The decoder is a state machine: bytes in, records out, in chunks of any size, without reading ahead. It guarantees:
+- A `Record` is returned as soon as its last byte was passed in, and only if its page headers, its link to the previous
+  record and its checksum are right. Otherwise a `WalFormatError` is raised, and no other exception.
+- Memory is bounded by one record, and by one record header if its body is not requested.
+- `end_lsn` is PostgreSQL's EndRecPtr, the position for which a commit waits: rounded up to 8 bytes; if that is a page's
+  end, exactly there (the next page's header is not added); a switch record ends where its segment ends.
+  (pg_switch_wal() returns the end of that record's header instead.)
 
 Source: src/backend/access/transam/xlogreader.c. Pure: no I/O, no clock.
 """
@@ -48,24 +46,24 @@ from safekeeper.waldecode.format import (
 class Record(NamedTuple):
     """One complete, verified WAL record."""
 
-    start_lsn: Lsn  # of its header; behind the page header when it is the first on its page
+    start_lsn: Lsn  # of its header; after the page header when it is the first on its page
     end_lsn: Lsn  # EndRecPtr, see the module's docstring
     previous_lsn: Lsn  # start_lsn of the record before it; 0 for the first one of a cluster
     total_length: int  # bytes of header and body, page headers and padding not counted
     xid: int  # 0 when it belongs to no transaction
     rmid: int
     info: int
-    body: bytes  # empty unless its resource manager was asked for
+    body: bytes  # empty unless requested for its resource manager
 
 
 class LogTail(NamedTuple):
-    """What must be known of a log that ends on a segment's border to tell whether other WAL continues it."""
+    """The end of a log on a segment's border, as needed to decide whether other WAL continues it."""
 
     end_lsn: Lsn
     previous_lsn: Lsn  # start of the last complete record
     record_lsn: Lsn | None  # start of the record that end_lsn cuts in two; None when a record ends there
-    record_head: bytes  # the header of that record, as far as the log holds it
-    record_received: int  # bytes of that record that the log holds, header included
+    record_head: bytes  # the header of that record, as far as it is below end_lsn
+    record_received: int  # bytes of that record below end_lsn, header included
     record_crc: int  # CRC-32C of those of its body
 
 
@@ -76,10 +74,10 @@ class RecordDecoder:
         begin_lsn: a page's start, commonly a segment's (a record that began earlier is skipped), or the exact
             start of a record.
         segment_size: in bytes.
-        body_rmids: the resource managers whose records come with their bodies; `range(256)` means all.
+        body_rmids: the resource managers whose records are returned with their bodies; `range(256)` means all.
 
     Raises:
-        WalFormatError: no record can begin at `begin_lsn`, or no WAL has such segments.
+        WalFormatError: no record can begin at `begin_lsn`, or the segment size is not valid.
     """
 
     def __init__(self, begin_lsn: Lsn, segment_size: int, body_rmids: Container[int] = ()) -> None:
@@ -89,13 +87,13 @@ class RecordDecoder:
         self._position = begin_lsn
         self._failure: str | None = None
 
-        # Of the stream, as its page headers tell.
+        # Of the stream, according to its page headers.
         self._magic: int | None = None
         self._tli = 0
         self._system_id: int | None = None
 
-        # Of the place in the page. Bytes before _ignore_until mean nothing: padding, the tail of a record
-        # whose start was not seen, the filler behind a switch record.
+        # Of the position in the page. Bytes before _ignore_until are ignored: padding, the tail of a record whose start
+        # was not read, the filler after a switch record.
         self._page_header = b""  # its bytes so far; empty outside of page headers
         self._ignore_until = begin_lsn
         self._may_skip = begin_lsn % PAGE_SIZE == 0
@@ -108,13 +106,13 @@ class RecordDecoder:
         self._start: Lsn | None = None
         self._head = b""  # its header's bytes so far
         self._total_length = 0
-        self._missing = 0  # bytes of its body still to come
+        self._missing = 0  # bytes of its body still missing
         self._crc = 0
         self._body: list[bytes] | None = None
 
     @classmethod
     def after(cls, tail: LogTail, segment_size: int) -> Self:
-        """Return a decoder that goes on where the log that ends with `tail` stopped."""
+        """Return a decoder that continues after the log that ends with `tail`."""
         decoder = cls(tail.end_lsn, segment_size)
         decoder._may_skip = False
         decoder._previous = tail.previous_lsn
@@ -128,27 +126,27 @@ class RecordDecoder:
 
     @property
     def position(self) -> Lsn:
-        """The next byte expected. Means nothing after an error."""
+        """The next byte expected. Undefined after an error."""
         return self._position
 
     @property
     def pending(self) -> Lsn | None:
-        """The start of the record that is incomplete so far, or None."""
+        """The start of the incomplete record, or None."""
         return self._start
 
     @property
     def last_record_lsn(self) -> Lsn | None:
-        """The start of the last complete record, or None if neither a record nor a link to it was seen."""
+        """The start of the last complete record, or None if neither a record nor a link to it was read."""
         return self._previous
 
     @property
     def skipped_until(self) -> Lsn | None:
-        """The end of the record that was under way at `begin_lsn`; None if none was, or if it still is."""
+        """The end of the record that was incomplete at `begin_lsn`; None if there was none, or if it still is."""
         return self._skipped_until
 
     @property
     def major(self) -> int | None:
-        """The major version of the PostgreSQL that wrote this; None before the first page header."""
+        """The major version of the PostgreSQL that wrote the WAL; None before the first page header."""
         return None if self._magic is None else MAJOR_OF_MAGIC[self._magic]
 
     @property
@@ -162,7 +160,7 @@ class RecordDecoder:
         return self._system_id
 
     def tail(self) -> LogTail | None:
-        """Return what is needed to continue from here, or None if no record has been seen to link to.
+        """Return the tail needed to continue from here, or None if no record was read to link to.
 
         Raises:
             LocalProtocolError: the position is not on a segment's border.
@@ -174,17 +172,17 @@ class RecordDecoder:
         return LogTail(self._position, self._previous, self._start, self._head, self._received(), self._crc)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Record]:
-        """Take the bytes from `position` on and return the records that they complete.
+        """Decode the bytes from `position` on and return the records that they complete.
 
         Raises:
-            WalFormatError: what stands there is no WAL. Every later call fails in the same way.
+            WalFormatError: the bytes are not valid WAL. Every later call raises it again.
         """
         return list(self.walk(data))
 
     def walk(self, data: bytes | bytearray | memoryview) -> Iterator[Record]:
-        """Do what `feed` does record by record, so that those before an error come out first.
+        """Decode as `feed`, record by record, so that the records before an error are returned.
 
-        The bytes count as taken only when the iteration has ended: finish it before the next call.
+        The bytes are consumed only when the iteration has ended: finish it before the next call.
         """
         if self._failure is not None:
             raise WalFormatError(self._failure)
@@ -203,7 +201,7 @@ class RecordDecoder:
                 yield record
 
     def _take(self, data: bytes, offset: int) -> tuple[int, Record | None]:
-        """Look at one piece: up to the end of what it is part of, of its page, or of `data`.
+        """Decode one piece: up to the end of its part of a record, of its page, or of `data`.
 
         Returns:
             Its size, and the record that it completes.
@@ -252,7 +250,7 @@ class RecordDecoder:
         return len(piece)
 
     def _check_page_header(self, header: bytes, page_lsn: Lsn) -> tuple[int, int]:
-        """Return the page's flags and how many bytes of a record that began earlier are still to come."""
+        """Return the page's flags and the number of missing bytes of a record that began earlier."""
         magic, flags, tli, address, rest_of_record = PAGE_HEADER.unpack_from(header)
         if magic not in MAJOR_OF_MAGIC:
             raise _refuse(page_lsn, f"page magic {magic:04X} is not that of PostgreSQL 13 to 18")
@@ -282,7 +280,7 @@ class RecordDecoder:
         return flags, rest_of_record
 
     def _enter_page(self, page_lsn: Lsn, content_lsn: Lsn, flags: int, rest_of_record: int) -> None:
-        """Decide what the page's content begins with: the rest of a record, known or not, or a fresh one."""
+        """Decide how the page's content begins: with the rest of a record, known or not, or with a new one."""
         may_skip, self._may_skip = self._may_skip, False
         if flags & FIRST_IS_OVERWRITE_CONTRECORD:
             if self._skip_missing:
@@ -293,32 +291,32 @@ class RecordDecoder:
             self._check_continuation(self._start, page_lsn, flags, rest_of_record)
         elif flags & FIRST_IS_CONTRECORD:
             if rest_of_record == 0 or not (may_skip or rest_of_record == self._skip_missing):
-                raise _refuse(page_lsn, f"a record goes on for {rest_of_record} bytes here, none was under way")
+                raise _refuse(page_lsn, f"{rest_of_record} bytes of a record continue here, but none is incomplete")
             self._skip(content_lsn, rest_of_record)
         elif self._skip_missing:
-            raise _refuse(page_lsn, f"{self._skip_missing} more bytes of a record should go on here")
+            raise _refuse(page_lsn, f"{self._skip_missing} more bytes of a record must continue here")
 
     def _check_continuation(self, start_lsn: Lsn, page_lsn: Lsn, flags: int, rest_of_record: int) -> None:
-        # Even a split header has its length on the first page, for records begin at multiples of 8 bytes.
+        # Even a split header has its length on the first page, because records begin at multiples of 8 bytes.
         total_length = int.from_bytes(self._head[:4], "little")
         expected = total_length - self._received()
         if not flags & FIRST_IS_CONTRECORD:
             raise _refuse(
-                page_lsn, f"nothing goes on here, the record at {format_lsn(start_lsn)} lacks {expected} bytes"
+                page_lsn, f"no record continues here, but the record at {format_lsn(start_lsn)} lacks {expected} bytes"
             )
         if rest_of_record != expected:
             raise _refuse(
                 page_lsn,
-                f"{rest_of_record} bytes of a record go on here,"
+                f"{rest_of_record} bytes of a record continue here, but"
                 f" the record at {format_lsn(start_lsn)} lacks {expected}",
             )
 
     def _skip(self, content_lsn: Lsn, rest_of_record: int) -> None:
-        """Pass over the part of a record on this page whose start has not been seen."""
+        """Skip the part, on this page, of a record whose start was not read."""
         here = min(rest_of_record, PAGE_SIZE - content_lsn % PAGE_SIZE)
         self._ignore_until = align(content_lsn + here)
-        # This may be the end of a split header, and that one a switch record's: then zeros follow and fill
-        # the segment, which is therefore not the one in which that record began.
+        # This may be the end of a split header of a switch record: then zeros fill the rest of the segment, which is
+        # therefore not the one in which that record began.
         page_lsn = content_lsn - content_lsn % PAGE_SIZE
         if rest_of_record < RECORD_HEADER_SIZE and page_lsn % self._segment_size == 0:
             self._switch_may_end_at = self._ignore_until
@@ -329,7 +327,7 @@ class RecordDecoder:
     # Records.
 
     def _skip_filler(self, start_lsn: Lsn) -> None:
-        """Pass over the zeros behind a switch record that began in the segment before, unseen."""
+        """Skip the zeros after a switch record that began in the segment before, unread."""
         self._ignore_until = self._skipped_until = self._segment_end(start_lsn)
         self._drop_pending()
 
@@ -368,7 +366,7 @@ class RecordDecoder:
         self._body = None
 
     def _received(self) -> int:
-        """Return how many bytes of the pending record are here."""
+        """Return the number of bytes of the pending record that were received."""
         if len(self._head) < RECORD_HEADER_SIZE:
             return len(self._head)
         return self._total_length - self._missing

@@ -1,13 +1,13 @@
-"""Finds the records that bear a wall-clock time, quickly: what proves that WAL is the same, and not only alike (S10).
+"""Finds the timed records in WAL quickly: they prove that two WALs are the same, and not only similar (S10).
 
-A primary restored from a backup can write the bytes of lost WAL once more, as long as the records say nothing of the
-time: an insert of the same length, a switch, a logical message. A commit, an abort or a checkpoint it cannot repeat.
-So WAL is compared back to a record that bears a time, and kept back to it.
+A primary restored from a backup can write the bytes of lost WAL once more, as long as the records contain no time: an
+insert of the same length, a switch, a logical message. It cannot repeat a commit, an abort or a checkpoint. So WAL is
+compared back to a timed record, and retained back to it.
 
-`TimedRecords` follows a stream of WAL. It reads page and record headers only, checks each record's link to the one
-before, and reads on only as long as there is something to learn: from a segment's start up to its first timed record,
-and the last 64 KiB, to learn whether the record that crosses the border bears a time. What it does not understand is
-left alone up to the next segment. `find_timed_record` looks for the newest such record in a log. Pure.
+`TimedRecords` follows a stream of WAL. It reads only page and record headers, checks each record's link to the previous
+one, and reads only the parts that can change its result: from a segment's start up to its first timed record, and the
+last 64 KiB, to find out whether the record that crosses the border is timed. After WAL that it cannot decode it
+continues at the next segment. `find_timed_record` searches the newest such record of a log. Pure.
 
 Cost of 16 MiB of records of 64 bytes: 0.8 s in `RecordDecoder`, 0.1 s here, 1 ms where they begin with a commit.
 """
@@ -37,8 +37,8 @@ from safekeeper.waldecode.records import RecordDecoder
 # CHECKPOINT_SHUTDOWN, CHECKPOINT_ONLINE, RESTORE_POINT, END_OF_RECOVERY, OVERWRITE_CONTRECORD
 # (src/include/catalog/pg_control.h): a checkpoint's time is in whole seconds, the others' in microseconds.
 _TIMED_XLOG = frozenset({0x00, 0x10, 0x70, 0x90, 0xD0})
-# COMMIT, PREPARE, ABORT, COMMIT_PREPARED, ABORT_PREPARED (src/include/access/xact.h). Whatever a backend waits for the
-# quorum with is among them.
+# COMMIT, PREPARE, ABORT, COMMIT_PREPARED, ABORT_PREPARED (src/include/access/xact.h). They include every record for
+# which a backend waits until a quorum has it.
 _TIMED_XACT = frozenset({0x00, 0x10, 0x20, 0x30, 0x40})
 _XACT_OPERATION_MASK = 0x70
 _TAIL_BYTES = 64 << 10
@@ -50,59 +50,59 @@ Read = Callable[[Lsn, Lsn], bytes]
 
 
 def bears_time(rmid: int, info: int) -> bool:
-    """Return whether such a record bears the time at which it was written."""
+    """Return whether such a record contains the time at which it was written."""
     if rmid == RM_XACT:
         return info & _XACT_OPERATION_MASK in _TIMED_XACT
     return rmid == RM_XLOG and info & RMGR_INFO_MASK in _TIMED_XLOG
 
 
 class _NotUnderstood(Exception):
-    """What stands here is not what should: nothing is known of the records up to the next segment."""
+    """The bytes are not a valid page or record: the records up to the next segment are unknown."""
 
 
 class TimedRecords:
     """Follows a stream of WAL from `begin_lsn`, a segment's start, on.
 
     Attributes:
-        begin_lsn: where it began.
+        begin_lsn: the start of the stream.
         end_lsn: the next byte expected.
-        timed_lsn: the start of the newest record known to bear a time and to be complete, 0 before the first one. Of a
-            segment only the first such record is looked for.
+        timed_lsn: the start of the newest known timed record that is complete, 0 before the first one. Only the first
+            such record of each segment is searched.
     """
 
     def __init__(self, begin_lsn: Lsn, segment_size: int) -> None:
         self.begin_lsn = self.end_lsn = begin_lsn
         self.timed_lsn: Lsn = 0
         self._segment_size = segment_size
-        # Nothing is read below: asleep. A stream that begins elsewhere is understood from the next segment on.
+        # Below this nothing is read. A stream that begins within a segment is decoded from the next segment on.
         self._wake_lsn = -(-begin_lsn // segment_size) * segment_size
         self._border_lsn = self._wake_lsn  # of the next segment to enter
-        self._page = bytearray()  # what has come of the page that end_lsn lies in
+        self._page = bytearray()  # the received part of the page that contains end_lsn
         self._position = 0  # in the page
         self._previous_lsn: Lsn | None = None  # of the last complete record, None if unknown
-        self._start_lsn: Lsn = 0  # of the record under way, that is, the one that crosses a page's border
-        self._head = b""  # what has come of its header
-        self._left = 0  # how much of it is still to come; 0 if no record is under way
+        self._start_lsn: Lsn = 0  # of the incomplete record, that is, the one that crosses a page's border
+        self._head = b""  # the received part of its header
+        self._left = 0  # number of its bytes still missing; 0 if no record is incomplete
         self._is_timed: bool | None = None  # None if that is not known
         # For `slot_lsn`: the ranges (cap, until) in which no timed record ends; of the last one the end may be unknown.
         self._gaps: deque[tuple[Lsn, Lsn]] = deque()
         self._cap_lsn: Lsn | None = None
         self._last_timed_end_lsn: Lsn = 0
-        self._border_is_known = False  # nothing of the end of the segment before was missed
+        self._border_is_known = False  # the end of the previous segment was read completely
         if begin_lsn == self._border_lsn:
             self._enter_segment()
 
     @property
     def segment_lsn(self) -> Lsn:
-        """The start of the segment from which on WAL has to be compared; `begin_lsn` before a timed record was seen."""
+        """The start of the segment from which WAL has to be compared; `begin_lsn` before the first timed record."""
         return segment_start(self.timed_lsn, self._segment_size) if self.timed_lsn else self.begin_lsn
 
     def slot_lsn(self, commit_lsn: Lsn) -> Lsn:
-        """Return what PostgreSQL may be told to be flushed when `commit_lsn` is committed.
+        """Return the flush position to report to PostgreSQL when `commit_lsn` is committed.
 
-        That is `commit_lsn`, but as long as no timed record ends in the segment that holds it, it stays in the segment
-        of the last one: PostgreSQL's slot then keeps that segment. No backend waits longer for it, since each waits for
-        the end of a timed record.
+        That is `commit_lsn`; but while no timed record ends in its segment, it is a position in the segment of the last
+        one, so that PostgreSQL's slot retains that segment. No backend waits longer for it, since each waits for the
+        end of a timed record.
 
         Args:
             commit_lsn: at most `end_lsn`, and not below that of an earlier call.
@@ -114,12 +114,12 @@ class TimedRecords:
         return commit_lsn if cap_lsn is None else min(commit_lsn, cap_lsn)
 
     def may_find_one_below(self, border_lsn: Lsn) -> bool:
-        """Return whether more bytes could show a timed record that begins below the end of the present segment."""
+        """Return whether more bytes could contain a timed record that begins below the end of the present segment."""
         is_crossed = self._left > 0 and 0 < self._start_lsn < border_lsn
         return is_crossed or (self.end_lsn < border_lsn and self._wake_lsn < border_lsn)
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Read the next bytes."""
         while data:
             if self.end_lsn < self._wake_lsn:
                 size = min(len(data), self._wake_lsn - self.end_lsn)
@@ -148,7 +148,7 @@ class TimedRecords:
         self._border_lsn += self._segment_size
         is_crossed = self._left > 0
         if self._border_is_known and self._cap_lsn is None and not (is_crossed and self._is_timed is not False):
-            # A timed record that ends at the very border has to be told.
+            # The cap must not hide a timed record that ends exactly at the border.
             self._cap_lsn = max(border_lsn - 1, self._last_timed_end_lsn)
         self._border_is_known = True
 
@@ -159,7 +159,7 @@ class TimedRecords:
             self._cap_lsn = None
 
     def _sleep_until(self, lsn: Lsn) -> None:
-        """Read nothing more of this page, and go on at `lsn`, a page's start, as if nothing were known."""
+        """Skip the rest of this page, and continue at `lsn`, a page's start, without knowledge of earlier records."""
         self._wake_lsn = lsn
         self._page.clear()
         self._position = self._left = 0
@@ -176,7 +176,7 @@ class TimedRecords:
     # ------------------------------------------------------------------ pages and records
 
     def _walk(self) -> None:
-        """Look at the records of the page as far as they have come."""
+        """Read the received records of the page."""
         page, end = self._page, len(self._page)
         page_lsn = self.end_lsn - end
         if self._position == 0:
@@ -209,9 +209,9 @@ class TimedRecords:
             self._begin_record(page_lsn + position, bytes(page[position:]))
 
     def _enter_page(self, page_lsn: Lsn, size: int) -> bool:
-        """Look at a page's header; return whether there is anything behind it."""
+        """Read a page's header; return whether records follow it."""
         if not any(self._page[:size]) and not self._left:
-            # Nothing but zeros is left of a segment behind a switch record.
+            # Only zeros are left of a segment after a switch record.
             self._sleep_until(self._border_lsn)
             return False
         magic, flags, _, address, rest = PAGE_HEADER.unpack_from(self._page)
@@ -226,11 +226,11 @@ class TimedRecords:
         elif self._left:
             if not flags & FIRST_IS_OVERWRITE_CONTRECORD:
                 raise _NotUnderstood
-            self._left = 0  # A crash has cut it short; it is never complete.
+            self._left = 0  # A crash has cut it; it is never completed.
         return True
 
     def _begin_record(self, start_lsn: Lsn, data: bytes) -> None:
-        """A record goes on on the next page; `data` is what this one has of it. Its length is always on this page."""
+        """Note a record that continues on the next page; `data` is its part on this one, which includes its length."""
         length = int.from_bytes(data[:4], "little")
         if length < RECORD_HEADER_SIZE:
             raise _NotUnderstood
@@ -240,7 +240,7 @@ class TimedRecords:
         self._look_at_head()
 
     def _continue_record(self, page_lsn: Lsn, end: int) -> bool:
-        """Go on with a record from an earlier page; return whether it is complete, so that others may follow."""
+        """Continue a record from an earlier page; return whether it is complete, so that others may follow."""
         position = self._position
         is_known = bool(self._start_lsn)
         if is_known and len(self._head) < RECORD_HEADER_SIZE:
@@ -276,7 +276,7 @@ class TimedRecords:
             self._is_timed = bears_time(rmid, info)
 
     def _complete(self, start_lsn: Lsn, end_lsn: Lsn, rmid: int, info: int) -> bool:
-        """A record of the transaction or WAL manager is there; return whether nothing is read behind it for now."""
+        """Note a record of the transaction or WAL manager; return whether nothing is read after it for now."""
         if rmid == RM_XLOG and info & RMGR_INFO_MASK == XLOG_SWITCH:
             if end_lsn < self._border_lsn:
                 self._sleep_until(self._border_lsn)
@@ -291,11 +291,11 @@ class TimedRecords:
 
 
 def find_timed_record(read: Read, begin_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> Lsn:
-    """Return the start of a record that bears a time in the newest segment in which one begins; 0 if there is none.
+    """Return the start of a timed record in the newest segment in which one begins; 0 if there is none.
 
     Args:
         read: returns the log's bytes [begin, end).
-        begin_lsn, end_lsn: the log, or a part of it; begin_lsn is a segment's start. The record lies within.
+        begin_lsn, end_lsn: the log, or a part of it; begin_lsn is a segment's start. The record is within.
     """
     segment_lsn = max(segment_start(end_lsn - 1, segment_size), begin_lsn)
     while begin_lsn <= segment_lsn < end_lsn:
@@ -307,7 +307,7 @@ def find_timed_record(read: Read, begin_lsn: Lsn, end_lsn: Lsn, segment_size: in
 
 
 def _first_timed_record(read: Read, segment_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> Lsn:
-    """Return the first timed record that begins in a segment, 0 if none is known to be there."""
+    """Return the first timed record that begins in a segment, 0 if none is found."""
     scan = TimedRecords(segment_lsn, segment_size)
     for lsn in range(segment_lsn, end_lsn, _READ_BYTES):
         scan.feed(read(lsn, min(lsn + _READ_BYTES, end_lsn)))
@@ -316,7 +316,7 @@ def _first_timed_record(read: Read, segment_lsn: Lsn, end_lsn: Lsn, segment_size
     if not segment_lsn <= scan.timed_lsn < segment_lsn + segment_size:
         return 0
     try:
-        # Headers alone were read so far; what is relied upon has its checksum checked.
+        # Only headers were read so far; now the record's checksum is verified.
         decoder = RecordDecoder(scan.timed_lsn, segment_size)
         for lsn in range(scan.timed_lsn, end_lsn, PAGE_SIZE):
             if decoder.feed(read(lsn, min(lsn + PAGE_SIZE, end_lsn))):

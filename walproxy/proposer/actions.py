@@ -27,7 +27,7 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class SendAppend:
-    """Send `header` and the WAL [begin_lsn, end_lsn) out of the window; an empty range is a heartbeat.
+    """Send `header` and the WAL [begin_lsn, end_lsn) from the window; an empty range is a heartbeat.
 
     Members with equal positions get the same header object, so that the shell encodes the frame once.
 

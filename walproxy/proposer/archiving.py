@@ -8,7 +8,7 @@ committed bytes, under the same names.
 All must have the same archive: a safekeeper with another archive than the archiver's is not assigned, and that is
 logged. WAL that is spread over several archives cannot be restored.
 
-Nothing here decides what is safe: archived_lsn is what the archiver has verified itself.
+Nothing here decides what is safe: the archiver itself has verified archived_lsn.
 """
 
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Archiving:
         return candidate.report.problem if candidate is not None else ""
 
     def on_report(self, safekeeper_id: int, report: ArchiveReport, now: float) -> str:
-        """Take the report of a safekeeper; return what is wrong with its archive, empty if nothing new is."""
+        """Handle the report of a safekeeper; return a new problem of its archive, empty if there is none."""
         candidate = self._candidates.setdefault(safekeeper_id, _Candidate(report, moved_at=now))
         if report.archived_lsn != candidate.report.archived_lsn:
             candidate.moved_at = now

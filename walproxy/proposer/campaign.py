@@ -253,8 +253,7 @@ class Campaign:
         """Return whether a quorum has promised (step 3).
 
         With a quorum it stays open for a short time in which others may still answer: their votes make M exact (S9),
-            and
-        the donor may be a better one.
+        and the donor may be a better one.
         """
         if self.membership.has_quorum(self.votes):
             if self.quorum_at is None:
@@ -328,7 +327,7 @@ class Campaign:
         candidacy, peers = self._candidacy, self._roster.peers
         highest_term = max(candidacy.term, highest_promise(peers))
         if highest_term >= TERM_MAX:
-            self._lose(f"term {highest_term} was promised, and there is none above it")
+            self._lose(f"term {highest_term} was promised, the highest possible one")
             return
         candidacy.term = highest_term + 1
         candidacy.is_spare = False

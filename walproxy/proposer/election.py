@@ -25,16 +25,16 @@ from safekeeper.consensus.term_history import (
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 
 TLI_HISTORY_BYTES_MAX = 512 << 10
-# What a vote says of its log goes on in `Elected`, which has more fields and must fit a frame of 2 MiB.
+# `Elected` repeats a vote's description of its log, has more fields, and must fit a frame of 2 MiB.
 VOTE_BYTES_MAX = 3 << 19
 _ENTRY_BYTES = 32
 
 
 def check_vote(vote: VoteResponse) -> None:
-    """Refuse a granted vote that no honest acceptor gives: no term could be built on it.
+    """Refuse a granted vote that no valid acceptor sends: no term could be based on it.
 
     Raises:
-        RemoteProtocolError: its history is none, reaches beyond its log, or has the term that is voted for; or it is
+        RemoteProtocolError: its history is empty, reaches beyond its log, or has the term that is voted for; or it is
             too long for `Elected`.
     """
     check_history(vote.history)

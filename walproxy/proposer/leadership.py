@@ -30,7 +30,7 @@ class Leadership(Replication):
     Attributes:
         donor: the safekeeper whose log is the log of the term below its start.
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
-        archiving: the archiver, and how far the archive is.
+        archiving: the archiver, and the archive's progress.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Leadership(Replication):
         self._out.append(self.status())
 
     def on_standby_feedback(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
-        """Take the report of a safekeeper about its standbys; before its adoption they may be of another log."""
+        """Handle the report of a safekeeper about its standbys; before its adoption they may be of another log."""
         progress = self.members.get(safekeeper_id)
         if progress is None or not progress.follows:
             return
@@ -239,7 +239,7 @@ class Leadership(Replication):
     # The archive.
 
     def on_archive_report(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
-        """Take the report of a safekeeper about the WAL that it retains, and about its archive."""
+        """Handle the report of a safekeeper about the WAL that it retains, and about its archive."""
         progress = self.members.get(safekeeper_id)
         if progress is None or not progress.follows:
             return

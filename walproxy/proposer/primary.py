@@ -135,7 +135,7 @@ def _plan_empty_log(base_lsn: Lsn, theirs: list[Ancestor]) -> LogPlan:
 
 
 def _stretches(history: TermHistory, log_end_lsn: Lsn) -> list[Ancestor]:
-    """Return the timelines that the log has bytes of, in order, each with the position where the log leaves it.
+    """Return the timelines of the log's bytes, in order, each with the position where the log leaves it.
 
     A timeline that was adopted and never streamed is not part of the log: another one may fork off at the same
     position.

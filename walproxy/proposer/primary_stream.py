@@ -29,7 +29,7 @@ def check_range(history: TermHistory, wal_begin_lsn: Lsn, lsn: Lsn, tli: int, se
 
     Args:
         history, wal_begin_lsn: of the log.
-        lsn: where the primary is to continue.
+        lsn: the position from which the primary continues.
         tli: the timeline on which it continues.
     """
     if not history or lsn <= wal_begin_lsn:
@@ -104,4 +104,4 @@ class PrimaryStream:
     def require_open(self) -> None:
         """Check that the stream is open: the shell must have dropped WAL of a primary that was refused or given up."""
         if not self.is_open:
-            raise InvariantViolation("WAL was taken from a primary that is not to be streamed")
+            raise InvariantViolation("WAL was received from a primary that must not be streamed")

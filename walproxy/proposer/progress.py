@@ -65,13 +65,13 @@ class Progress:
         adopted: whether it has adopted the term's history, on any connection; then its flush_lsn counts.
         sent_lsn, write_lsn, flush_lsn: the end of the WAL that was sent to it, that it has received, and that is
             durable there. Without a connection, what it had only received does not count: write_lsn is flush_lsn.
-        last_begin_lsn: where the last append that it was sent out of the window begins.
+        last_begin_lsn: the start of the last append that was sent to it from the window.
         adopted_lsn: the end of its log in its answer to `Elected` on this connection.
         wal_begin_lsn: the first byte of WAL that it retains, as it has reported in this term; 0 before.
         skipped_to_lsn: while SKIPPING, the base_lsn of the `Elected` that was sent again.
         sent_commit_lsn: the commit_lsn in the last message to it.
         acked_sequence: the highest sequence number that it has answered.
-        last_sent_at, last_response_at: when the last append was sent, and when the last answer came (None: never).
+        last_sent_at, last_response_at: when the last append was sent, and the last answer received (None: never).
         waiting_since: since when an answer is awaited, None if none is.
         fetch: while FETCHING, the outstanding request.
         fetch_allowed_at: when the rate of fetches for it allows the next one.
@@ -166,10 +166,10 @@ class Progress:
         self.follows = state is State.STREAMING or state is State.FETCHING
 
     def check(self, received_lsn: Lsn) -> None:
-        """Check what is true in each state; `received_lsn` is the end of the term's log.
+        """Check the invariants of each state; `received_lsn` is the end of the term's log.
 
         Raises:
-            InvariantViolation: it is not so.
+            InvariantViolation: one is violated.
         """
         has_fetch, is_fetching = self.fetch is not None, self.state is State.FETCHING
         if self.follows and self.adopted and has_fetch is is_fetching:

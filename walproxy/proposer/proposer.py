@@ -616,7 +616,7 @@ class Proposer:
 
     def _finish(self, error: WalproxyError) -> None:
         if self.refusal is not None:
-            return  # The shell may still hear of the primary when this run has ended.
+            return  # The shell may still report the primary after this proposer has finished.
         self._stage.enter(Phase.FINISHED)
         self.refusal = error
         self.campaign = self._bootstrap = None
@@ -676,7 +676,7 @@ class Proposer:
         self._out.append(Note(level, text))
 
     def _take(self) -> list[Action]:
-        """Check the state after an event, and return its actions; those of a broken state are never carried out."""
+        """Check the state after an event, and return its actions; those of a broken state are never executed."""
         taken = self._out.copy()
         self._out.clear()
         self.check()

@@ -33,7 +33,7 @@ class RefusedPrimary:
         reason: why.
         cluster: the cluster whose members voted.
         votes: their votes, by member.
-        wait_s: for how many seconds its bytes are not compared again; 0 if its lineage was refused.
+        wait_s: the time until its bytes may be compared again, in seconds; 0 if its lineage was refused.
         retry_at: when that wait ends.
     """
 

@@ -1,6 +1,6 @@
 """Sending WAL to the members of a term.
 
-A member is sent the WAL that it lacks out of the window, in appends of bounded size and number (S14). WAL that is no
+A member is sent the WAL that it lacks from the window, in appends of bounded size and number (S14). WAL that is no
 longer in the window is fetched from another member that retains it, at a limited rate, unless a quorum needs this
 member. If no member retains it, the member skips it: an `Elected` with a base_lsn lets its log continue at the oldest
 retained WAL, if the skipped WAL is known to be committed (S6). That WAL is in the archive.
@@ -26,8 +26,8 @@ IN_FLIGHT_BYTES_MAX = 8 << 20
 # clients: 1.16 of the transactions for two thirds of the CPU time; with one append instead of two 1.12, and a commit
 # just after one waits for a whole round trip instead of a half.
 READ_BYTES = 256 << 10
-# Fetches continue until they are this far ahead of their rate: the shell's ticks, which let them continue, come less
-# often.
+# Fetches continue until they are this far ahead of their rate: the shell's ticks, which let them continue, are less
+# frequent.
 READ_AHEAD_S = 0.1
 
 

@@ -36,7 +36,7 @@ class Peer:
         waiting_since: when a message was sent that it has not answered, None if it has: a connection may be lost
             without an error.
         refused: why it counts as missing, empty if it does not.
-        problem: why it counts as missing although its connection stays, empty if that is not so.
+        problem: why it counts as missing although its connection stays, empty if it does not.
         log: the last logged reason, so that it is not logged again after a reconnect.
     """
 

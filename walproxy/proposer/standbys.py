@@ -62,7 +62,7 @@ class Standbys:
     # ------------------------------------------------------------------ events
 
     def on_report(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
-        """Take the report of a safekeeper about all standbys that stream from it."""
+        """Handle the report of a safekeeper about all standbys that stream from it."""
         before = self._reports.get(safekeeper_id, ())
         self._reports[safekeeper_id] = standbys
         self._connected.add(safekeeper_id)

@@ -1,4 +1,4 @@
-"""What a proposer shows of itself to its shell: one value, taken at one moment, for status pages, logs and readiness.
+"""A proposer's state for its shell: one value, taken at one moment, for status pages, logs and readiness.
 
 The shell reads this and the actions, and nothing else of the state machine. Pure.
 """
@@ -26,7 +26,7 @@ class MemberView:
         write_lsn, flush_lsn: received by it, and durable there.
         last_response_at: the proposer's time of its last answer, None if there was none.
         refusal: why it refuses WAL, empty if it does not.
-        is_catching_up: whether it needs WAL that the window no longer holds, or may have refused WAL unnoticed.
+        is_catching_up: whether it needs WAL that the window no longer contains, or may have refused WAL unnoticed.
     """
 
     voter: bool
@@ -89,9 +89,9 @@ class ProposerView:
 
     Attributes:
         state: its public name, one of those that docs/guide/operations.md lists.
-        term: the last term that it asked for or leads, 0 if none.
+        term: the last term that it requested or leads, 0 if none.
         is_spare: another proposer is alive.
-        stuck: why only an operator can help, empty if that is not so.
+        stuck: why an operator must act, empty if that is not necessary.
         primary: the primary's identity, None without a connection.
         peers: every configured safekeeper, by id.
         led: the term that it leads, None if it leads none.
@@ -113,7 +113,7 @@ class ProposerView:
 
 
 def view_of(proposer: Proposer, now: float) -> ProposerView:
-    """Return what status pages, logs and readiness show of a proposer at `now`."""
+    """Return the state of a proposer at `now`, for status pages, logs and readiness."""
     leadership, standbys = proposer.leadership, proposer.standbys
     return ProposerView(
         state_name(proposer, now),

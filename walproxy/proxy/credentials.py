@@ -14,7 +14,7 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     """Return the credentials that the settings name.
 
     Raises:
-        ConfigurationError: a file cannot be used, or one option lacks another.
+        ConfigurationError: a file cannot be used, or an option requires another one.
     """
     require_pair(config.tls_cert, config.tls_key)
     if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:

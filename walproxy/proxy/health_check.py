@@ -106,7 +106,7 @@ def _figure(name: str, value: float, unit: str, threshold: Threshold) -> str:
 
 
 def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
-    """Return what is wrong with the proxy whose /status this is."""
+    """Return the result of the check of a proxy, from its /status."""
     if status["spare"]:
         return Verdict("spare: another proxy serves")
     members = status["members"]

@@ -17,7 +17,7 @@ def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: 
     """Return why a safekeeper does not count, empty if it does or if that is not known yet.
 
     Args:
-        peers: what is known of each safekeeper.
+        peers: the state of each safekeeper.
         link_problem: why there is no connection to this one, empty if there is one.
     """
     peer = peers[safekeeper_id]

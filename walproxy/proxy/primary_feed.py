@@ -14,7 +14,7 @@ reply that PostgreSQL requests although nothing has changed is delayed for a mom
 walsender that is shutting down request another one at once.
 
 Hot standby feedback is checked as often. It is sent when it has changed, in any case once in each COPY, because the
-slot keeps what an earlier proxy has sent, and from time to time while it holds back vacuum.
+slot keeps the values that an earlier proxy has sent, and from time to time while it holds back vacuum.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class PrimaryFeed:
     """The connection to the primary, kept up until cancelled.
 
     Attributes:
-        rota: the hosts, and what is known of each.
+        rota: the hosts, and the state of each.
         streams: whether a COPY is open.
     """
 
@@ -202,7 +202,7 @@ class PrimaryFeed:
             asyncio.get_running_loop().call_soon(self._send_changed_status)
 
     def report_standbys(self, oldest_xmins: tuple[int, int] | None) -> None:
-        """Report the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while nothing is known of them."""
+        """Report the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while unknown."""
         self._feedback = oldest_xmins
 
     # ------------------------------------------------------------------ the connection
@@ -367,7 +367,7 @@ class PrimaryFeed:
         )
 
     async def _serve(self) -> None:
-        """Carry out requests on the connection until it is closed."""
+        """Execute requests on the connection until it is closed."""
         while True:
             assert self._connection is not None  # between _connect and _close
             try:

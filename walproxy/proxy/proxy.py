@@ -241,7 +241,7 @@ class Proxy:
             logger.log(level, "%s%s", line, addition)
 
     def view(self, now: float) -> ProposerView:
-        """Return what the proposer shows of itself now."""
+        """Return the proposer's present state."""
         return view_of(self.proposer, now)
 
     def public_state(self, view: ProposerView) -> str:
@@ -293,11 +293,11 @@ class Proxy:
         return problem or "no reply yet"
 
     def sql_conninfo(self) -> str | None:
-        """Return how to reach the primary over SQL, None without a primary."""
+        """Return the connection string of the primary for SQL, None without a primary."""
         return self.feed.rota.current.host.conninfo if self.proposer.primary is not None else None
 
     def streamed_conninfo(self) -> str | None:
-        """Return how to reach the primary that is streamed over SQL, None if none is."""
+        """Return the connection string for SQL of the primary that is streamed, None if none is."""
         return self.feed.rota.current.host.conninfo if self.feed.streams else None
 
     # ------------------------------------------------------------------ events: links

@@ -1,4 +1,4 @@
-"""Watch for the loss of the quorum: an ERROR at once and every minute, with what an operator needs first.
+"""Watch for the loss of the quorum: an ERROR at once and every minute, with the facts that an operator needs first.
 
 The line contains since when the quorum is lost, how many members take part and how many are needed, which are missing
 and why, and how many sessions wait for their commits. The number of sessions is a query to PostgreSQL; with a role that
@@ -50,7 +50,7 @@ class WatchedProxy(Protocol):
         """Return which members take part now."""
 
     def sql_conninfo(self) -> str | None:
-        """Return how to reach the primary over SQL, None without a primary."""
+        """Return the connection string of the primary for SQL, None without a primary."""
 
 
 class QuorumWatch:

@@ -69,7 +69,7 @@ class GivenUp(NamedTuple):
 
 @dataclass(frozen=True)
 class Consent:
-    """What the operator has confirmed by typing it.
+    """The operator's confirmation, as typed.
 
     Attributes:
         system_ids: the systems whose WAL may be given up.

@@ -27,7 +27,7 @@ class UndoSurvey:
 
     Attributes:
         greetings: of each safekeeper, by its id.
-        target: the cluster to bring back.
+        target: the cluster to restore.
     """
 
     greetings: dict[int, AcceptorGreeting]
@@ -42,7 +42,7 @@ class UndoSurvey:
     def lines(self) -> list[str]:
         """Return the lines to show to the operator."""
         target = self.target
-        lines = [f"cluster {target.cluster_id} comes back: system {target.system_id}"]
+        lines = [f"cluster {target.cluster_id} is restored: system {target.system_id}"]
         for i, greeting in sorted(self.greetings.items()):
             if not greeting.cluster_id:
                 what = "empty; it joins as a learner"

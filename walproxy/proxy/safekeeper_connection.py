@@ -94,7 +94,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         Raises:
             OSError: the connection failed.
             RemoteProtocolError: it was closed before it could be used; the message is `reason`.
-            ConfigurationError: there cannot be a certificate for this host.
+            ConfigurationError: the host cannot be in a certificate.
         """
         protocol: asyncio.BaseProtocol = self
         if tls is not None:
@@ -116,10 +116,10 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         elif not self.closed.done():
             self.closed.set_result(None)
 
-    # What asyncio, or TlsTransport, calls.
+    # Called by asyncio or TlsTransport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's; create_connection makes no other kind.
+        # uvloop's transports are not subclasses of asyncio's; create_connection makes no other kind.
         self._transport = made = cast(asyncio.Transport, transport)
         if self._given_up:
             made.abort()

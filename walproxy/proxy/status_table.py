@@ -69,7 +69,7 @@ def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
 
 
 def _quorum(content: dict[str, Any]) -> str:
-    """Return how many members make a quorum, of how many, and how many of them stream."""
+    """Return the size of a quorum, the number of members, and the number of those that stream."""
     members = content.get("members")
     if members is None:
         return f"quorum {content['quorum']} of {len(content['safekeepers'])}, no membership is known yet"

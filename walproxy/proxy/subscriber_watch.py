@@ -1,4 +1,4 @@
-"""Check whether logical subscribers can receive commits before the quorum has them, and warns if they can.
+"""Check whether logical subscribers can receive commits before the quorum has them, and warn if they can.
 
 A logical walsender sends a transaction as soon as the primary has flushed its commit, while the commit still waits for
 the quorum. From PostgreSQL 17 on it waits for the slots in `synchronized_standby_slots`, if its own slot has the
@@ -30,7 +30,7 @@ class StreamingProxy(Protocol):
     """The proxy whose primary is checked; called on the event loop."""
 
     def streamed_conninfo(self) -> str | None:
-        """Return how to reach the primary that is streamed over SQL, None if none is."""
+        """Return the connection string for SQL of the primary that is streamed, None if none is."""
 
 
 class SubscriberWatch:

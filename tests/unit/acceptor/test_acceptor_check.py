@@ -80,7 +80,7 @@ def test_a_control_file_of_an_earlier_release_may_have_truncate_lsn_above_commit
         (_truncate_goes_back, "truncate_lsn 0/40001D has gone back"),
         (_truncate_above_commit, "truncate_lsn 0/400029 is above commit_lsn 0/400028"),
         (_leader_without_a_connection, r"\(1, run1\) leads, and \(1, run1\) was promised"),
-        (_connection_without_a_leader, "a connection leads without a leader"),
+        (_connection_without_a_leader, "leader_connection is set without a leader"),
         (_deposed_leader, r"\(2, run2\) leads, and \(1, run1\) was promised"),
     ],
 )

@@ -298,7 +298,7 @@ def test_an_expired_certificate_of_our_own_is_refused_with_its_date(authority: A
             None,
             r"could not use the certificate in .* with the private key in .*server\.pem",
         ),
-        ("server.pem", "server.key", "server.key", r"certificates of CAs in .*server\.key: there is none in PEM"),
+        ("server.pem", "server.key", "server.key", r"certificates of CAs in .*server\.key: it has none in PEM"),
         ("server.pem", "passphrase.key", None, r"passphrase\.key has a passphrase, which a server cannot enter"),
     ],
 )

@@ -28,7 +28,7 @@ def test_at_the_very_base_of_a_log_there_is_nothing_to_compare() -> None:
 
 def test_what_comes_from_a_primary_that_is_not_to_be_streamed_is_our_own_mistake() -> None:
     stream = PrimaryStream()
-    with pytest.raises(InvariantViolation, match="not to be streamed"):
+    with pytest.raises(InvariantViolation, match="must not be streamed"):
         stream.require_open()
     stream.start(StartReplication(1024, 1, 1024, 1))
     stream.require_open()

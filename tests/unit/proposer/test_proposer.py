@@ -949,7 +949,7 @@ def test_there_is_no_term_above_the_last_one() -> None:
     table.hears(1, PreVoteResponse(True))
     table.hears(2, PreVoteResponse(True))
     assert not table.sent(VoteRequest) and table.proposer.phase is Phase.GATHERING
-    assert f"term {TERM_MAX} was promised, and there is none above it" in table.did(Note)[0].text
+    assert f"term {TERM_MAX} was promised, the highest possible one" in table.did(Note)[0].text
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,9 @@ def test_a_refused_primary_s_wal_is_never_taken() -> None:
     table.event(table.proposer.primary_lost(table.now))
     table.sees(own=CRCS)
     assert table.did(RefusePrimary)
-    with pytest.raises(InvariantViolation, match="not to be streamed"):
+    with pytest.raises(InvariantViolation, match="must not be streamed"):
         table.proposer.wal_received(END + 10, table.now)
-    with pytest.raises(InvariantViolation, match="not to be streamed"):
+    with pytest.raises(InvariantViolation, match="must not be streamed"):
         table.proposer.primary_checked(BASE, END, CRCS, table.now)
 
 

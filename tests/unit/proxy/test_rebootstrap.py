@@ -405,7 +405,7 @@ async def test_an_undo_tells_all_safekeepers_of_the_cluster_of_before_with_a_hig
     told = [message for safekeeper in safekeepers for message in safekeeper.bootstraps()]
     assert told == [Bootstrap(OLD, SYSTEM_ID, MIB, 180000, Membership(3, MEMBERS), undo=True)] * 3
     assert found.lines()[:4] == [
-        f"cluster {OLD} comes back: system 7",
+        f"cluster {OLD} is restored: system 7",
         "safekeeper 1: its WAL from 0/100000 on, committed up to at least 0/400000, is moved back",
         "safekeeper 2: its WAL from 0/100000 on, committed up to at least 0/400000, is moved back",
         "safekeeper 3: belongs to it, and keeps its WAL",

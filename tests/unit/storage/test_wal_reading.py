@@ -86,6 +86,6 @@ def test_a_segment_that_is_not_there_is_named(tmp_path: Path) -> None:
     fs = RealFileSystem()
     storage = written(fs, tmp_path / "wal", b"a" * 1000)
     reader = WalReader(fs, MIB, storage.segment_path)
-    with pytest.raises(StorageFailed, match="byte 0/200000 is not there"):
+    with pytest.raises(StorageFailed, match="byte 0/200000 does not exist"):
         reader.fetch(2 * MIB, 2 * MIB + 10)
     storage.close()

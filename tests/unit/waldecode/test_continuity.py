@@ -88,7 +88,7 @@ def test_a_fresh_record_where_ours_goes_on_is_refused() -> None:
     theirs.add(b"fresh")
     link = check(ours, theirs)
     assert link.linked is False
-    assert f"nothing goes on here, the record at 0/{record.start_lsn:X} lacks 92 bytes" in link.reason
+    assert f"no record continues here, but the record at 0/{record.start_lsn:X} lacks 92 bytes" in link.reason
 
 
 def test_a_record_that_goes_on_where_ours_had_ended_is_refused() -> None:
@@ -96,7 +96,7 @@ def test_a_record_that_goes_on_where_ours_had_ended_is_refused() -> None:
     theirs, _, _ = ours_and_theirs(leave=32)
     link = check(ours, theirs)
     assert link.linked is False
-    assert "a record goes on for 92 bytes here, none was under way" in link.reason
+    assert "92 bytes of a record continue here, but none is incomplete" in link.reason
 
 
 def test_a_rest_of_another_length_is_refused() -> None:
@@ -104,7 +104,7 @@ def test_a_rest_of_another_length_is_refused() -> None:
     theirs, _, _ = ours_and_theirs(leave=32, length=101)
     link = check(ours, theirs)
     assert link.linked is False
-    assert "93 bytes of a record go on here" in link.reason
+    assert "93 bytes of a record continue here" in link.reason
 
 
 @pytest.mark.parametrize("leave", [16, 1000])

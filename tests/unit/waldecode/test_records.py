@@ -256,8 +256,8 @@ PAGE_DAMAGE = {
     "address": (PAGE_SIZE + 9, b"\x40", "0/102000: the page claims to be at 0/104000"),
     "segment size": (34, b"\x00\x01", "0/100000: segments of 16777216"),
     "page size": (37, b"\x40", "0/100000: segments of 1048576 and pages of 16384"),
-    "nothing goes on": (PAGE_SIZE + 2, b"\x00", "0/102000: nothing goes on here, the record at 0/100028 lacks"),
-    "too much goes on": (PAGE_SIZE + 16, b"\xff", "0/102000: 255 bytes of a record go on here"),
+    "nothing goes on": (PAGE_SIZE + 2, b"\x00", "0/102000: no record continues here, but the record at 0/100028 lacks"),
+    "too much goes on": (PAGE_SIZE + 16, b"\xff", "0/102000: 255 bytes of a record continue here"),
 }
 
 
@@ -319,12 +319,12 @@ def test_a_record_that_goes_on_where_none_was_under_way_is_refused() -> None:
     wal = WalBuilder()
     wal.fill_page()
     wal.data += wal.page_header(flags=1, rest_of_record=100)
-    with pytest.raises(WalFormatError, match="0/102000: a record goes on for 100 bytes here"):
+    with pytest.raises(WalFormatError, match="0/102000: 100 bytes of a record continue here, but none"):
         decode(bytes(wal.data))
 
 
 def test_a_record_that_goes_on_for_no_bytes_is_refused() -> None:
-    with pytest.raises(WalFormatError, match="0/100000: a record goes on for 0 bytes here"):
+    with pytest.raises(WalFormatError, match="0/100000: 0 bytes of a record continue here, but none"):
         decode(WalBuilder().page_header(flags=1, rest_of_record=0))
 
 
@@ -332,9 +332,9 @@ def test_a_skipped_record_must_go_on_as_announced() -> None:
     wal = WalBuilder(2 * MIB - PAGE_SIZE)
     wal.fill_page(leave=32)
     wal.add(b"u" * 4 * PAGE_SIZE)
-    with pytest.raises(WalFormatError, match="more bytes of a record should go on here"):
+    with pytest.raises(WalFormatError, match="more bytes of a record must continue here"):
         decode(damaged(wal.data[PAGE_SIZE:], PAGE_SIZE + 2, b"\x00"), 2 * MIB)
-    with pytest.raises(WalFormatError, match="0/202000: a record goes on for"):
+    with pytest.raises(WalFormatError, match=r"0/202000: \d+ bytes of a record continue here, but none"):
         decode(damaged(wal.data[PAGE_SIZE:], PAGE_SIZE + 16, b"\x05"), 2 * MIB)
 
 
