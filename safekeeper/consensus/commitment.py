@@ -12,22 +12,49 @@ Under a joint membership both halves must agree: the minimum of the two.
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.membership import Membership, quorum_size
 
 
-def quorum_lsn(positions: Mapping[int, Lsn], membership: Membership, term_start_lsn: Lsn) -> Lsn:
-    """Return the position that a quorum has reached in the present term, 0 if it is below the term's start.
+class QuorumRule:
+    """The rule by which a position of one term becomes the quorum's: made once a term, asked for each answer.
 
     Args:
-        positions: safekeeper id -> position, only of voters that adopted the present term's history.
         membership: the members that count.
-        term_start_lsn: the start of the present term.
+        term_start_lsn: where the term begins.
     """
-    result: Lsn | None = None
-    for half in membership.halves():
-        ascending = sorted(positions.get(member.id, 0) for member in half)
-        reached = ascending[len(half) - quorum_size(len(half))]
-        result = reached if result is None else min(result, reached)
-    return result if result is not None and result >= term_start_lsn else 0
+
+    def __init__(self, membership: Membership, term_start_lsn: Lsn) -> None:
+        self._term_start_lsn = term_start_lsn
+        (self._ids, self._rank), *second = [
+            (tuple(member.id for member in half), len(half) - quorum_size(len(half))) for half in membership.halves()
+        ]
+        self._second = second
+
+    def lsn(self, positions: Mapping[int, Lsn]) -> Lsn:
+        """Return the position that a quorum holds in this term, 0 if it has not reached the term's start.
+
+        Args:
+            positions: safekeeper id -> position, only of voters that adopted the term's history.
+        """
+        reached = self.reached(positions)
+        return reached if reached >= self._term_start_lsn else 0
+
+    def reached(self, positions: Mapping[int, Lsn]) -> Lsn:
+        """Return the position that a quorum has, wherever the term begins."""
+        get = positions.get
+        lsn = sorted([get(i, 0) for i in self._ids])[self._rank]
+        for ids, rank in self._second:
+            lsn = min(lsn, sorted([get(i, 0) for i in ids])[rank])
+        return lsn
+
+    def time(self, times: Mapping[int, float]) -> float:
+        """Return the time since which a quorum has answered, -inf if none has.
+
+        Args:
+            times: safekeeper id -> time of its last answer, only of voters.
+        """
+        halves = [(self._ids, self._rank), *self._second]
+        return min([sorted([times.get(i, -inf) for i in ids])[rank] for ids, rank in halves])

@@ -11,8 +11,8 @@ A frame is a header of 8 bytes and a body, all numbers little-endian:
     kind 5  authentication   a byte for the kind of message, and its fixed structure (safekeeper/peers/peer_auth.py)
 
 The three that carry or acknowledge WAL are nearly all of the traffic and cost one `struct` call each. WAL is not copied
-when it is sent: `encode` returns a list of buffers, and `encode_append_header` is for a proposer that sends one payload
-to several safekeepers. When it is received it is copied once, out of the receive buffer.
+when it is sent: `encode` returns a list of buffers, and `AppendEncoder` is for a proposer that sends one payload to
+several safekeepers. When it is received it is copied once, out of the receive buffer.
 
 Control messages are MessagePack in one canonical form: a message that does not encode to the same bytes again is
 refused, so unknown fields, duplicates and padded numbers are. Negative numbers, empty fields that must not be empty,
@@ -34,7 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
-from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
+from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn
 from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Membership, check_quorum_sizes
 from safekeeper.consensus.messages import (
@@ -88,10 +88,16 @@ _APPEND_REQUEST_BODY = struct.Struct("<Q32sQQQQQB")  # generation, begin, commit
 _APPEND_RESPONSE_BODY = struct.Struct("<Q32sQQQB")  # write, flush, sequence, has_readers
 _READ_RESPONSE_BODY = struct.Struct("<QQ")  # request_id, begin
 _APPEND_REQUEST_FRAME = struct.Struct("<HBBIQ32sQQQQQB")
-_APPEND_RESPONSE_FRAME = struct.Struct("<HBBIQ32sQQQB")
+# The header as one number: that of an append response is always the same.
+_APPEND_RESPONSE_FRAME = struct.Struct("<QQ32sQQQB")
 _READ_RESPONSE_FRAME = struct.Struct("<HBBIQQ")
 
 HEADER_BYTES = _HEADER.size
+_APPEND_REQUEST_BODY_BYTES = _APPEND_REQUEST_BODY.size
+_APPEND_RESPONSE_BYTES = _APPEND_RESPONSE_FRAME.size
+_APPEND_RESPONSE_HEADER = int.from_bytes(
+    _HEADER.pack(_MAGIC, WIRE_VERSION, _APPEND_RESPONSE, _APPEND_RESPONSE_BODY.size), "little"
+)
 _LENGTHS: dict[int, tuple[int, int]] = {
     _CONTROL: (1, CONTROL_BYTES_MAX),
     _APPEND_REQUEST: (_APPEND_REQUEST_BODY.size, _APPEND_REQUEST_BODY.size + PAYLOAD_BYTES_MAX),
@@ -118,16 +124,7 @@ def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
     if isinstance(message, AppendResponse):
         return [_encode_append_response(message)]
     if isinstance(message, AppendRequest):
-        header = encode_append_header(
-            message.leader_id,
-            message.generation,
-            message.begin_lsn,
-            message.commit_lsn,
-            message.truncate_lsn,
-            message.sequence,
-            message.healthy,
-            len(message.payload),
-        )
+        header = AppendEncoder(message.leader_id).header(message, len(message.payload))
         return [header, message.payload] if message.payload else [header]
     if isinstance(message, ReadResponse):
         _require_payload(len(message.payload))
@@ -146,38 +143,41 @@ def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
     return [_HEADER.pack(_MAGIC, WIRE_VERSION, _CONTROL, len(body)) + body]
 
 
-def encode_append_header(
-    leader_id: LeaderId,
-    generation: int,
-    begin_lsn: Lsn,
-    commit_lsn: Lsn,
-    truncate_lsn: Lsn,
-    sequence: int,
-    healthy: bool,
-    payload_bytes: int,
-) -> bytes:
-    """Return an AppendRequest's frame without the WAL, which the caller writes after it.
+class AppendEncoder:
+    """Packs the frames of one leader's appends, without the WAL: one call a frame, whatever is constant made once.
 
-    Raises:
-        LocalProtocolError: the payload exceeds the maximum of a frame, or a field is out of range.
+    Attributes:
+        leader_id: whose appends they are.
     """
-    _require_payload(payload_bytes)
-    term, run = leader_id
-    return _pack(
-        _APPEND_REQUEST_FRAME,
-        _MAGIC,
-        WIRE_VERSION,
-        _APPEND_REQUEST,
-        _APPEND_REQUEST_BODY.size + payload_bytes,
-        term,
-        _run_to_bytes(run),
-        generation,
-        begin_lsn,
-        commit_lsn,
-        truncate_lsn,
-        sequence,
-        healthy,
-    )
+
+    def __init__(self, leader_id: LeaderId) -> None:
+        self.leader_id = leader_id
+        self._term, run = leader_id
+        self._run = _run_to_bytes(run)
+
+    def header(self, message: AppendRequest, payload_bytes: int) -> bytes:
+        """Return everything of the frame of `message` but the WAL.
+
+        Raises:
+            LocalProtocolError: the payload is longer than a frame may carry.
+        """
+        if payload_bytes > PAYLOAD_BYTES_MAX:
+            _require_payload(payload_bytes)
+        return _pack(
+            _APPEND_REQUEST_FRAME,
+            _MAGIC,
+            WIRE_VERSION,
+            _APPEND_REQUEST,
+            _APPEND_REQUEST_BODY_BYTES + payload_bytes,
+            self._term,
+            self._run,
+            message.generation,
+            message.begin_lsn,
+            message.commit_lsn,
+            message.truncate_lsn,
+            message.sequence,
+            message.healthy,
+        )
 
 
 def encode_authentication(message: AuthenticationMessage) -> bytes:
@@ -190,10 +190,7 @@ def _encode_append_response(message: AppendResponse) -> bytes:
     term, run = message.leader_id
     return _pack(
         _APPEND_RESPONSE_FRAME,
-        _MAGIC,
-        WIRE_VERSION,
-        _APPEND_RESPONSE,
-        _APPEND_RESPONSE_BODY.size,
+        _APPEND_RESPONSE_HEADER,
         term,
         _run_to_bytes(run),
         message.write_lsn,
@@ -319,6 +316,7 @@ class FrameDecoder(Generic[_Message]):
     def __init__(self, dialect: Dialect[_Message], frame_bytes_max: int | None = None) -> None:
         self._dialect = dialect
         self._kinds = dialect.kinds
+        self._answers = _APPEND_RESPONSE in dialect.kinds
         self._frame_bytes_max = frame_bytes_max
         self._buffer = memoryview(bytearray(frame_bytes_max or _BUFFER_BYTES))
         self._begin = 0  # The bytes [_begin, _end) of the buffer are received and not decoded yet.
@@ -333,6 +331,7 @@ class FrameDecoder(Generic[_Message]):
         """Decode the bytes after the last message as another dialect."""
         self._dialect = dialect
         self._kinds = dialect.kinds
+        self._answers = _APPEND_RESPONSE in dialect.kinds
 
     def accept_all_frames(self) -> None:
         """Accept frames up to the maximum of their kind from now on: the peer is proven."""
@@ -361,8 +360,8 @@ class FrameDecoder(Generic[_Message]):
                 messages.append(message)
         return messages
 
-    def get_buffer(self) -> memoryview:
-        """Return the buffer for the next bytes; never empty if `next_message` was called until it returned None."""
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Return where the next bytes go; never empty if `next_message` was called until it returned None."""
         buffer, begin, end = self._buffer, self._begin, self._end
         if begin == end:
             self._begin = self._end = end = 0
@@ -380,6 +379,11 @@ class FrameDecoder(Generic[_Message]):
         """Count `size` bytes that were written to the start of `get_buffer()`."""
         self._end += size
 
+    def take(self, size: int) -> _Message | None:
+        """Count `size` bytes as `buffer_updated`, and return the first message as `next_message`."""
+        self._end += size
+        return self.next_message()
+
     def next_message(self) -> _Message | None:
         """Return the next message, or None if more bytes are needed.
 
@@ -391,6 +395,21 @@ class FrameDecoder(Generic[_Message]):
         available = self._end - begin
         if available < self._wanted:
             return None
+        if available >= _APPEND_RESPONSE_BYTES and self._answers and self._wanted == HEADER_BYTES:
+            # The usual message of a safekeeper, checked as the others are, in one call: 0.5 us in place of 0.7 us.
+            header, term, run, write_lsn, flush_lsn, sequence, has_readers = _APPEND_RESPONSE_FRAME.unpack_from(
+                self._buffer, begin
+            )
+            if (
+                header == _APPEND_RESPONSE_HEADER
+                and term == self._term
+                and run == self._run
+                and flush_lsn <= write_lsn
+                and has_readers <= 1
+            ):
+                self._begin = begin + _APPEND_RESPONSE_BYTES
+                answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
+                return answer  # type: ignore[no-any-return]  # It is one of the dialect's.
         magic, version, kind, length = _HEADER.unpack_from(self._buffer, begin)
         if self._wanted == HEADER_BYTES:
             self._check_header(magic, version, kind, length)

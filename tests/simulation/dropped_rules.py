@@ -4,6 +4,7 @@ Subclasses of the state machines, and functions in the place of others. `tests/s
 that goes, and under which faults that is found.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,9 +15,8 @@ from safekeeper.acceptor.effects import Effects, EffectsThen, Persist, Send, Tri
 from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
 from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
-from safekeeper.consensus.commitment import quorum_lsn
+from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -314,8 +314,8 @@ class RescanningDisk(ModelDisk):
             del self.wal[self.durable_lsn - self.begin_lsn :]
 
 
-def quorum_without_term_start(positions: Any, membership: Membership, term_start_lsn: Lsn) -> Lsn:
-    return quorum_lsn(positions, membership, 0)
+def quorum_without_term_start(rule: QuorumRule, positions: Mapping[int, Lsn]) -> Lsn:
+    return rule.reached(positions)
 
 
 def divergence_that_forgets_what_was_given_up(
@@ -426,7 +426,7 @@ def advance_by_connected(leadership: Leadership) -> bool:
     """Count what the members hold that are connected, whatever was committed before."""
     has_advanced = _advance(leadership)
     flush_lsns = {i: p.flush_lsn for i, p in leadership.members.items() if p.voter and p.follows}
-    leadership.commit_lsn = quorum_lsn(flush_lsns, leadership.membership, leadership.term_start_lsn)
+    leadership.commit_lsn = leadership.rule.lsn(flush_lsns)
     return has_advanced
 
 

@@ -397,7 +397,11 @@ def _contents(machine: Any) -> Any:
     raise TypeError(f"{type(machine).__name__} is not part of this world")
 
 
-_LEFT_OUT = ("_handlers", "archiving", "_standbys", "_out", "_last_header")
+_LEFT_OUT = {
+    *("_handlers", "archiving", "_standbys", "_out", "_last_header"),
+    # They follow from the other fields; time stands still.
+    *("rule", "_voter_ids", "_counted", "_with_readers", "_answered_until"),
+}
 SWAPS = ((campaign, "Verification", _TakenOnTrust), (replication, "READ_BYTES", 1))
 
 

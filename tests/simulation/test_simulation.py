@@ -1,10 +1,14 @@
 """A few hundred seeds of every profile. More of them: `make sim SEEDS=3000`."""
 
+from typing import Any
+
 import pytest
 
 from tests.simulation.counts import added
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Failure, Task, attempt, build, plan, run_world
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.proposer import Proposer
 
 SEEDS_PER_PROFILE = 30
 
@@ -37,6 +41,28 @@ def test_hosts_are_refused_again_without_a_term() -> None:
     total = added(outcome.counts for outcome in held)
     assert total["successors lost"] > SEEDS_PER_PROFILE // 6
     assert total["refusals without a term"] > 0
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_everyday_events_have_the_same_effects_on_both_paths(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [Task(seed, profile, digested=True) for seed in range(10)]
+    on_steady_answer, handled = Leadership.on_steady_answer, []
+
+    def count(leadership: Leadership, *event: Any) -> bool:
+        handled.append(on_steady_answer(leadership, *event))
+        return handled[-1]
+
+    monkeypatch.setattr(Leadership, "on_steady_answer", count)
+    steady = [_digest(task) for task in tasks]
+    assert handled.count(True) > 10 * len(tasks)
+    monkeypatch.setattr(Proposer, "_find_steady", lambda _: {})
+    assert [_digest(task) for task in tasks] == steady
+
+
+def _digest(task: Task) -> str:
+    outcome = attempt(task)
+    assert not isinstance(outcome, Failure), outcome.text
+    return outcome.digest
 
 
 @pytest.mark.parametrize("seed", [3, 11, 29])

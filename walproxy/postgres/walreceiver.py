@@ -294,11 +294,12 @@ class ReplicationConnection(CommandConnection):
                 f"a status update of {format_lsn(write_lsn)}, {format_lsn(flush_lsn)}, {format_lsn(apply_lsn)} "
                 f"would go beyond the WAL received, {format_lsn(self.received_lsn)}"
             )
+        if not self._output_blocked:
+            self._put(build_status_update(write_lsn, flush_lsn, apply_lsn, time.time_ns() // 1000, reply_requested))
+            return
         if self._waiting_status is not None:
             reply_requested = reply_requested or self._waiting_status[3]
         self._waiting_status = (write_lsn, flush_lsn, apply_lsn, reply_requested)
-        if not self._output_blocked:
-            self._send_waiting_status()
 
     def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
         """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: no longer.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.messages import AppendRequest, ProposerMessage
@@ -17,17 +19,15 @@ class Level(Enum):
     INFO = "info"
 
 
-@dataclass(frozen=True, slots=True)
-class SendMessage:
+class SendMessage(msgspec.Struct, frozen=True, gc=False):
     """Send `message` to a safekeeper on its present connection."""
 
     safekeeper_id: int
     message: ProposerMessage
 
 
-@dataclass(frozen=True, slots=True)
-class SendAppend:
-    """Send `header` and the WAL [begin_lsn, end_lsn) from the window; an empty range is a heartbeat.
+class SendAppend(msgspec.Struct, frozen=True, gc=False):
+    """Send `header` and the WAL [begin_lsn, end_lsn) out of the window; an empty range is a heartbeat.
 
     Members with equal positions get the same header object, so that the shell encodes the frame once.
 
@@ -99,8 +99,7 @@ class RefusePrimary:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportStatus:
+class ReportStatus(msgspec.Struct, frozen=True, gc=False):
     """Report the quorum's positions to PostgreSQL (S1). All 0: they are not known in this term yet."""
 
     write_lsn: Lsn

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.commitment import quorum_lsn
+from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import VoteResponse
@@ -75,7 +75,7 @@ def highest_possible_commit(
         # committed is below its start.
         flush_lsns = {voter: v.flush_lsn for voter, v in votes.items() if last_term(v.history) == donor_term}
         start_lsn = vote.history[-1].start_lsn if vote.history else 0
-        return max(start_lsn, quorum_lsn(flush_lsns, membership, 0))
+        return max(start_lsn, QuorumRule(membership, 0).lsn(flush_lsns))
     return vote.flush_lsn
 
 

@@ -9,6 +9,7 @@ Pure.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Membership
 from walproxy.proposer.progress import Progress
 
@@ -40,16 +41,19 @@ class Liveness:
 
     Attributes:
         membership: which of them count.
+        rule: what a quorum of them is.
         members: by safekeeper id; learners too.
         sequence: the number of the last round of messages; an answer repeats it.
     """
 
-    def __init__(self, membership: Membership, timing: Timing, now: float) -> None:
+    def __init__(self, membership: Membership, rule: QuorumRule, timing: Timing, now: float) -> None:
         self.membership = membership
+        self.rule = rule
         self.members: dict[int, Progress] = {}
         self.sequence = 0
         self._timing = timing
         self._began_at = now
+        self._answered_until = now  # Until then a quorum has answered in time, unless one of them is disconnected.
 
     def confirmed_since(self, sequence: int) -> bool:
         """Return whether a quorum has answered message number `sequence` or a later one, and still follows."""
@@ -58,8 +62,21 @@ class Liveness:
         )
 
     def answers(self, now: float) -> bool:
-        """Return whether a quorum has answered within the heartbeat timeout; votes count as answers."""
-        return self.membership.has_quorum(self._answering(now))
+        """Return whether a quorum has answered within the heartbeat timeout; votes count as answers.
+
+        Answers come later and later: what a quorum has answered is enough until it is too old, unless a member is lost.
+        """
+        if now >= self._answered_until:
+            self._answered_until = (
+                max(self._began_at, self.rule.time(self._answer_times())) + self._timing.heartbeat_timeout_s
+            )
+        return now < self._answered_until
+
+    def _answer_times(self) -> dict[int, float]:
+        members = self.members.items()
+        return {
+            i: p.last_response_at for i, p in members if p.voter and p.is_connected and p.last_response_at is not None
+        }
 
     def is_served(self, now: float) -> bool:
         """Return whether a quorum of members that accept WAL answers: only then can a commit succeed."""

@@ -46,6 +46,7 @@ from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
+from walproxy.proposer.progress import Progress
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.roster import (
     Cluster,
@@ -103,6 +104,7 @@ class Proposer:
         self._probe_sequence: int | None = None
         self._next_attempt_at = 0.0
         self._jitter = 0.5
+        self._steady: dict[int, Progress] = {}
 
     # ------------------------------------------------------------------ events: safekeepers
 
@@ -132,6 +134,13 @@ class Proposer:
         Raises:
             RemoteProtocolError: the message is invalid; close that connection.
         """
+        progress = self._steady.get(safekeeper_id)
+        if progress is not None and type(message) is AppendResponse:
+            assert self.leadership is not None  # by `_find_steady`
+            if self.leadership.on_steady_answer(safekeeper_id, progress, message, now):
+                taken = self._out.copy()
+                self._out.clear()
+                return taken
         peer = self.peers[safekeeper_id]
         if not peer.connected or self.refusal is not None:
             return []
@@ -268,6 +277,14 @@ class Proposer:
         stream = self._stream
         stream.require_open()
         stream.received_lsn = end_lsn
+        if self._steady:
+            assert self.leadership is not None  # by `_find_steady`
+            self.leadership.on_wal_received(end_lsn, now)
+            if end_lsn < self.leadership.write_lsn:
+                self.check()  # Nothing else that is checked can have changed.
+            taken = self._out.copy()
+            self._out.clear()
+            return taken
         if self.leadership is not None:
             if stream.awaits_link:
                 stream.awaits_link = False
@@ -680,7 +697,32 @@ class Proposer:
         taken = self._out.copy()
         self._out.clear()
         self.check()
+        self._steady = self._find_steady()
         return taken
+
+    def _find_steady(self) -> dict[int, Progress]:
+        """Return the members whose everyday answers need nothing but `Leadership.on_steady_answer`.
+
+        Only the other events can change what is looked at here; each of them ends with this.
+        """
+        leadership = self.leadership
+        if (
+            leadership is None
+            or not leadership.commit_lsn  # the term may still lose its start
+            or self._probe_sequence is not None
+            or self._stream.ended_lsn is not None
+            or self._stream.awaits_link
+        ):
+            return {}
+        peers = self.peers
+        return {
+            i: progress
+            for i, progress in leadership.members.items()
+            if progress.follows
+            and not (progress.refusal or progress.is_doubted or peers[i].log.logged)
+            and peers[i].connected
+            and peers[i].waiting_since is None
+        }
 
     def check(self) -> None:
         """Check that the phase agrees with the other state, and check the positions of the term.

@@ -14,6 +14,7 @@ Pure.
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.messages import AppendRequest, Elected, ReadRequest, ReadResponse
 from walproxy.proposer.actions import Action, Level, Note, SendAppend, SendMessage
 from walproxy.proposer.liveness import Liveness, Timing
@@ -45,10 +46,10 @@ class Replication(Liveness):
     """
 
     def __init__(self, elected: Elected, timing: Timing, now: float, out: list[Action]) -> None:
-        super().__init__(elected.membership, timing, now)
+        self.term_start_lsn = elected.history[-1].start_lsn
+        super().__init__(elected.membership, QuorumRule(elected.membership, self.term_start_lsn), timing, now)
         self.elected = elected
         self.leader_id = elected.leader_id
-        self.term_start_lsn = elected.history[-1].start_lsn
         self.tli = elected.history[-1].tli
         self.received_lsn = self.term_start_lsn
         self.window_begin_lsn = self.term_start_lsn
@@ -66,9 +67,28 @@ class Replication(Liveness):
     def on_wal_received(self, end_lsn: Lsn, now: float) -> None:
         """Handle WAL that was appended to the window, up to `end_lsn`."""
         self.received_lsn = end_lsn
+        window_begin_lsn, commit_lsn = self.window_begin_lsn, self.commit_lsn
+        header: AppendRequest | None = None
         for safekeeper_id, progress in self.members.items():
-            if progress.follows:
+            if progress.state is not State.STREAMING:
+                continue
+            begin_lsn, size = progress.sent_lsn, end_lsn - progress.sent_lsn
+            if (
+                not 0 < size < APPEND_BYTES_MAX
+                or begin_lsn < window_begin_lsn
+                or progress.write_lsn < progress.last_begin_lsn
+            ):
                 self._send_wal(safekeeper_id, progress, now)
+                continue
+            # What `_send_wal` does for WAL that fits one append.
+            if header is None or header.begin_lsn != begin_lsn:
+                header = self._header(begin_lsn, now)
+            progress.last_sent_at = now
+            progress.sent_commit_lsn = commit_lsn
+            if progress.waiting_since is None:
+                progress.waiting_since = now
+            self._out.append(SendAppend(safekeeper_id, header, end_lsn))
+            progress.last_begin_lsn, progress.sent_lsn = begin_lsn, end_lsn
 
     def on_read_response(self, source: int, response: ReadResponse, now: float) -> None:
         """Send WAL that was fetched from `source` to the member that lacks it.

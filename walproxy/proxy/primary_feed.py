@@ -8,10 +8,10 @@ Of several hosts it tries one after the other (walproxy/postgres/hosts.py). A st
 refuses (`refuse`) is put aside: nothing more that it has sent is passed on. When every host is refused, the feed has
 failed.
 
-It sends PostgreSQL the positions of `report`, at most once per iteration of the event loop when they change, every
-second in any case, and every 20 ms while the walsender catches up: until it has, acknowledgements release no commit. A
-reply that PostgreSQL requests although nothing has changed is delayed for a moment, because each such reply makes a
-walsender that is shutting down request another one at once.
+It sends PostgreSQL the positions of `report` when they change, every second in any case, and every 20 ms while the
+walsender catches up: until it has, acknowledgements release no commit. A reply that PostgreSQL requests although
+nothing has changed is delayed for a moment, because each such reply makes a walsender that is shutting down request
+another one at once.
 
 Hot standby feedback is checked as often. It is sent when it has changed, in any case once in each COPY, because the
 slot keeps the values that an earlier proxy has sent, and from time to time while it holds back vacuum.
@@ -130,7 +130,6 @@ class PrimaryFeed:
         self._sent_feedback: tuple[int, int] | None = None
         self._sent_feedback_at = 0.0
         self._caught_up_at = 0.0
-        self._status_scheduled = False
         self._check: PageChecksums | None = None
         self._check_begin_lsn: Lsn = 0
         self._link_check: LinkCheck | None = None
@@ -195,11 +194,10 @@ class PrimaryFeed:
         return self._paused
 
     def report(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
-        """Report the quorum's positions to PostgreSQL, at the end of this iteration of the event loop (S1)."""
+        """Report the quorum's positions to PostgreSQL if they have changed (S1)."""
         self._positions = (write_lsn, flush_lsn, apply_lsn)
-        if self.streams and not self._status_scheduled:
-            self._status_scheduled = True
-            asyncio.get_running_loop().call_soon(self._send_changed_status)
+        if self.streams and self._current_positions() != self._sent_positions:
+            self._send_status()
 
     def report_standbys(self, oldest_xmins: tuple[int, int] | None) -> None:
         """Report the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while unknown."""
@@ -548,13 +546,11 @@ class PrimaryFeed:
         """Return the positions to send on this stream: never more than was received on it."""
         connection = self._connection
         received_lsn = connection.received_lsn if connection is not None else 0
-        write_lsn, flush_lsn, apply_lsn = self._positions
+        positions = self._positions
+        if max(positions) <= received_lsn:
+            return positions
+        write_lsn, flush_lsn, apply_lsn = positions
         return min(write_lsn, received_lsn), min(flush_lsn, received_lsn), min(apply_lsn, received_lsn)
-
-    def _send_changed_status(self) -> None:
-        self._status_scheduled = False
-        if self._current_positions() != self._sent_positions:
-            self._send_status()
 
     def _send_status(self, reply_requested: bool = False) -> None:
         if not self.streams or self._connection is None:

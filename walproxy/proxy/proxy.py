@@ -6,7 +6,7 @@ this is queued until they are done.
 
 The hot path: one read of the primary's socket gives a list of chunks, one frame header is encoded for all members with
 equal positions, and the chunks are sent as they were received; each reply that advances the quorum's position leads to
-at most one status update per iteration of the loop.
+one status update. Replies that advance nothing lead to no action.
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from typing import Any
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import ProblemLog, RateLimits
 from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import quorum_size
 from safekeeper.consensus.messages import AcceptorMessage, AppendRequest
-from safekeeper.peers.codec import Buffers, encode, encode_append_header
+from safekeeper.peers.codec import AppendEncoder, Buffers, encode
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.proposer.actions import (
@@ -116,6 +117,7 @@ class Proxy:
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
         self._digest: PageChecksums | None = None
+        self._encoder = AppendEncoder(LeaderId(1, "none"))  # of the term whose appends were sent last
         self._events: deque[list[Action]] = deque()
         self._executing = False
         self._has_failed = False
@@ -312,7 +314,9 @@ class Proxy:
 
     def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
         """Handle a message from a safekeeper."""
-        self._execute(self.proposer.message(safekeeper_id, message, self._loop.time()))
+        actions = self.proposer.message(safekeeper_id, message, self._loop.time())
+        if actions:
+            self._execute(actions)
 
     # ------------------------------------------------------------------ events: the feed
 
@@ -388,11 +392,12 @@ class Proxy:
         """Execute the actions of an event, and then those of the events that were raised meanwhile."""
         if self._has_failed:
             return
-        self._events.append(actions)
         if self._executing:
+            self._events.append(actions)
             return
         self._executing = True
         try:
+            self._execute_event(actions)
             while self._events:
                 self._execute_event(self._events.popleft())
         finally:
@@ -442,17 +447,11 @@ class Proxy:
             self._finish(action.error)
 
     def _append_frame(self, header: AppendRequest, end_lsn: Lsn) -> Buffers:
-        encoded = encode_append_header(
-            header.leader_id,
-            header.generation,
-            header.begin_lsn,
-            header.commit_lsn,
-            header.truncate_lsn,
-            header.sequence,
-            header.healthy,
-            end_lsn - header.begin_lsn,
-        )
-        return [encoded, *self.window.slices(header.begin_lsn, end_lsn)]
+        encoder = self._encoder
+        if encoder.leader_id is not header.leader_id:
+            encoder = self._encoder = AppendEncoder(header.leader_id)
+        begin_lsn = header.begin_lsn
+        return [encoder.header(header, end_lsn - begin_lsn), *self.window.slices(begin_lsn, end_lsn)]
 
     # ------------------------------------------------------------------ the window
 

@@ -83,6 +83,8 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self._handle: Callable[[Any], None] = received
         # The messages of the authentication, then those of the safekeeper.
         self._decoder: FrameDecoder[Any] = FrameDecoder(ACCEPTOR_DIALECT)
+        # The event loop takes it from here, without a call in between.
+        self.get_buffer = self._decoder.get_buffer  # type: ignore[method-assign]
         self._was_open = False
         self._given_up = False
         self._transport: asyncio.Transport | None = None
@@ -166,13 +168,11 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         return self._decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        decoder = self._decoder
-        decoder.buffer_updated(nbytes)
         try:
-            while (message := decoder.next_message()) is not None:
-                if self._given_up:
-                    return  # Messages after a disconnect are ignored.
+            message = self._decoder.take(nbytes)
+            while message is not None and not self._given_up:  # Messages after a disconnect are ignored.
                 self._handle(message)
+                message = self._decoder.next_message()
         except RemoteProtocolError as error:
             self.abort(str(error))
 

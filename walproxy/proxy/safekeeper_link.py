@@ -9,7 +9,7 @@ run on the event loop.
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -46,6 +46,8 @@ class SafekeeperLink:
         safekeeper_id, address: the safekeeper.
         problem: why there is no connection, empty if there is one.
         is_reachable: whether the last attempt to connect succeeded.
+        send: sends the buffers of a frame, without a copy; drops them if there is no connection (`link_down` reports
+            that).
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class SafekeeperLink:
         self._credentials = credentials if credentials is not None else Credentials()
         self._connection: SafekeeperConnection | None = None  # One that can be used.
         self.is_reachable = False
+        self.send: Callable[[Sequence[bytes | memoryview]], None] = _drop
         self._problems = ProblemLog(logger)
         self._stops = False
         self._flaps = False  # The last connection was closed as soon as it was open.
@@ -95,11 +98,6 @@ class SafekeeperLink:
             self._stops = True
             self.disconnect("the proxy stops")
 
-    def send(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send a frame; dropped if there is no connection (`link_down` reports that)."""
-        if self._connection is not None:
-            self._connection.writelines(buffers)
-
     def disconnect(self, reason: str) -> None:
         """Close the connection, if there is one, and reconnect."""
         if self._connection is not None:
@@ -117,6 +115,7 @@ class SafekeeperLink:
 
     def _came_up(self, connection: SafekeeperConnection) -> None:
         self._connection = connection
+        self.send = connection.writelines
         self.is_reachable = True
         self.problem = ""
         if self._flaps:
@@ -135,9 +134,14 @@ class SafekeeperLink:
         connection = self._connection
         if connection is not None:
             self._connection = None
+            self.send = _drop
             self._log_problem(f"lost safekeeper {self.safekeeper_id} at {self.address}: {connection.reason}")
             self._owner.link_down(self.safekeeper_id)
 
     def _log_problem(self, text: str) -> None:
         self.problem = text
         self._problems.note(text, "%s", text, level=logging.INFO if self._stops else logging.WARNING)
+
+
+def _drop(buffers: Sequence[bytes | memoryview]) -> None:
+    """Send nothing."""

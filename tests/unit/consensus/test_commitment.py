@@ -1,6 +1,6 @@
 import pytest
 
-from safekeeper.consensus.commitment import quorum_lsn
+from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Member, Membership
 
 
@@ -19,25 +19,25 @@ def membership(count: int) -> Membership:
     ],
 )
 def test_the_quorum_position_is_the_one_that_a_majority_has_reached(positions: dict[int, int], committed: int) -> None:
-    assert quorum_lsn(positions, membership(len(positions)), 1) == committed
+    assert QuorumRule(membership(len(positions)), 1).lsn(positions) == committed
 
 
 def test_a_member_that_has_not_adopted_the_term_counts_as_0() -> None:
-    assert quorum_lsn({1: 300}, membership(3), 1) == 0
-    assert quorum_lsn({1: 300, 2: 200}, membership(3), 1) == 200
+    assert QuorumRule(membership(3), 1).lsn({1: 300}) == 0
+    assert QuorumRule(membership(3), 1).lsn({1: 300, 2: 200}) == 200
 
 
 def test_nothing_is_committed_below_the_start_of_the_term() -> None:
-    assert quorum_lsn({1: 300, 2: 299, 3: 10}, membership(3), 300) == 0
-    assert quorum_lsn({1: 300, 2: 300, 3: 10}, membership(3), 300) == 300
+    assert QuorumRule(membership(3), 300).lsn({1: 300, 2: 299, 3: 10}) == 0
+    assert QuorumRule(membership(3), 300).lsn({1: 300, 2: 300, 3: 10}) == 300
 
 
 def test_who_is_no_member_does_not_count() -> None:
-    assert quorum_lsn({1: 100, 8: 900, 9: 900}, membership(3), 1) == 0
+    assert QuorumRule(membership(3), 1).lsn({1: 100, 8: 900, 9: 900}) == 0
 
 
 def test_under_a_joint_membership_both_halves_must_agree() -> None:
     old, new = membership(3).members, (*membership(2).members, Member(4, "4" * 32))
     joint = Membership(2, old, new)
-    assert quorum_lsn({1: 100, 2: 50, 3: 900, 4: 10}, joint, 1) == 50
-    assert quorum_lsn({2: 900, 3: 900}, joint, 1) == 0
+    assert QuorumRule(joint, 1).lsn({1: 100, 2: 50, 3: 900, 4: 10}) == 50
+    assert QuorumRule(joint, 1).lsn({2: 900, 3: 900}) == 0

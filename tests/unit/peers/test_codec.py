@@ -45,9 +45,9 @@ from safekeeper.peers.codec import (
     PAYLOAD_BYTES_MAX,
     PROBLEM_BYTES_MAX,
     PROPOSER_DIALECT,
+    AppendEncoder,
     FrameDecoder,
     encode,
-    encode_append_header,
 )
 
 words = st.text("0123456789abcdefXYZ_-", min_size=1, max_size=32)
@@ -365,7 +365,7 @@ def test_wal_is_not_copied_when_it_is_encoded() -> None:
     wal = memoryview(b"0123456789")
     header, payload = encode(AppendRequest(NODE, 1, 100, 90, 80, 3, False, wal))
     assert payload is wal
-    assert header == encode_append_header(NODE, 1, 100, 90, 80, 3, False, 10)
+    assert header == AppendEncoder(NODE).header(AppendRequest(NODE, 1, 100, 90, 80, 3, False, b""), 10)
     assert encode(ReadResponse(4, 100, wal))[1] is wal
 
 

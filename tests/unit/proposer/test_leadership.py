@@ -76,6 +76,15 @@ class Table:
         return [action for action in self.said if isinstance(action, ReportStatus)]
 
 
+def test_an_answer_that_was_sent_before_the_member_skipped_wal_is_no_everyday_one() -> None:
+    table = Table()
+    progress = table.leadership.members[2]
+    answer = AppendResponse(NODE_ID, START, START, 0)
+    assert table.leadership.on_steady_answer(2, progress, answer, table.now)
+    progress.become_skipping(START + 100)
+    assert not table.leadership.on_steady_answer(2, progress, answer, table.now)
+
+
 def test_what_every_member_has_is_counted_anew_in_each_term_once_all_have_adopted_it() -> None:
     table = Table(answers=False)
     for safekeeper_id in (1, 2):

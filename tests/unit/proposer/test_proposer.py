@@ -1,6 +1,7 @@
 """The proposer, event by event: what it sends, whom it asks, when it gives up. Its wins and losses of data are the
 simulator's business."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -622,6 +623,90 @@ def test_wal_goes_to_whoever_has_adopted_the_history() -> None:
     assert table.did(SendAppend) == []
     table.hears(2, AppendResponse(leader_id, END, END, 0))
     assert [(a.safekeeper_id, a.begin_lsn, a.end_lsn) for a in table.did(SendAppend)] == [(2, END, END + 50)]
+
+
+def steady(table: Table) -> list[int]:
+    """Return the members whose everyday answers need nothing else at present."""
+    return list(table.proposer._steady)
+
+
+def test_answers_are_everyday_ones_once_the_terms_start_is_on_a_quorum_and_the_member_follows() -> None:
+    table = Table()
+    leader_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    table.hears(1, AppendResponse(leader_id, END, END, 0))
+    assert steady(table) == []
+    table.hears(2, AppendResponse(leader_id, END, END, 0))
+    assert steady(table) == [1, 2]
+    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    assert steady(table) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("event", "left"),
+    [
+        (lambda p, now: p.disconnected(2, now), [1, 3]),
+        (lambda p, now: p.message(2, Refusal(RefusalCode.STORAGE_FULL, "full", p.leadership.leader_id), now), [1, 3]),
+        (lambda p, now: p.message(2, Refusal(RefusalCode.STALE_TERM, "", LeaderId(99, "other")), now), []),
+        (lambda p, now: p.timeline_ended(2, END + 50, now), []),
+        (lambda p, now: (p.primary_lost(now), p.primary_identified(PRIMARY, now, CRCS, BASE)), []),
+        (lambda p, now: p.connected(2, now), [1, 3]),  # It has not answered the greeting yet.
+        (lambda p, now: p.tick(now, 0.0), [1, 2, 3]),
+    ],
+)
+def test_no_answer_is_an_everyday_one_while_something_else_is_due(
+    event: Callable[[Proposer, float], object], left: list[int]
+) -> None:
+    table = Table()
+    leader_id = table.leads()
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    assert steady(table) == [1, 2, 3]
+    event(table.proposer, table.now)
+    assert steady(table) == left
+
+
+def test_an_answer_that_ends_a_logged_problem_is_no_everyday_one() -> None:
+    table = Table()
+    leader_id = table.leads()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.proposer.peers[2].log.is_new("some reason")
+    table.ticks(0.1)
+    assert steady(table) == [1, 3]
+    table.hears(2, AppendResponse(leader_id, END, END, 1))
+    assert steady(table) == [1, 2, 3]
+    assert table.proposer.peers[2].log.is_new("some reason")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        AppendResponse(LeaderId(4, "other"), END + 50, END + 50, 0),
+        AppendResponse(LeaderId(0, ""), END + 50, END + 50, 0),
+    ],
+)
+def test_an_answer_of_another_term_moves_nothing(answer: AppendResponse) -> None:
+    table = Table()
+    leader_id = table.leads()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, answer)
+        assert table.said == []
+    assert table.proposer.committed_lsns[0] == END
+
+
+def test_an_answer_beyond_what_was_sent_is_refused_although_the_member_is_steady() -> None:
+    table = Table()
+    leader_id = table.leads()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    with pytest.raises(RemoteProtocolError, match="cannot be: the log ends at"):
+        table.hears(1, AppendResponse(leader_id, END + 1, END + 1, 0))
+    assert table.proposer.committed_lsns[0] == END
 
 
 def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> None:
