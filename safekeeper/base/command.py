@@ -38,6 +38,16 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
         sys.exit(failure_code or EXIT_UNEXPECTED)
     except Exception as error:
         _give_up(program, describe_bug(error), failure_code or EXIT_UNEXPECTED)
+    finally:
+        _drop_unwritable_lines()
+
+
+def _drop_unwritable_lines() -> None:
+    """Drop lines that standard error did not take, a full disk: Python 3.11.2 would exit with code 120 for them."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _give_up(program: str, reason: str, exit_code: int) -> NoReturn:

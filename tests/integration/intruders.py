@@ -197,7 +197,8 @@ class Impostor:
         await self._server.wait_closed()
         # A transport closes its socket in a later turn of the loop, which is about to end.
         for transport, _ in self._connections:
-            transport.abort()
+            with contextlib.suppress(AttributeError):  # Python 3.11.2: its TLS is closed already.
+                transport.abort()
         while any(sock.fileno() != -1 for _, sock in self._connections):
             await asyncio.sleep(0.01)
 

@@ -24,7 +24,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from walproxy.postgres.binaries import ServerBinaries, find_servers, servers_in
 
@@ -133,7 +133,8 @@ def _unpack(file: Path, to: Path, parts: tuple[str, ...]) -> None:
                     (to / entry.filename).chmod(entry.external_attr >> 16 & 0o777 or 0o644)
     else:
         with tarfile.open(file) as tar:
-            tar.extractall(to, [entry for entry in tar if entry.name.startswith(parts)], filter="data")
+            safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4
+            tar.extractall(to, [entry for entry in tar if entry.name.startswith(parts)], **safely)
     to.chmod(0o755)
 
 
