@@ -43,7 +43,9 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
 
 
 def _drop_unwritable_lines() -> None:
-    """Drop lines that standard error did not take, a full disk: Python 3.11.2 would exit with code 120 for them."""
+    """Drop lines that standard error did not take because its disk is full: Python 3.11.2 would exit with code 120."""
+    if sys.stderr is None:
+        return  # The caller has closed it: `2>&-`.
     try:
         sys.stderr.flush()
     except OSError:

@@ -398,6 +398,13 @@ def test_status_watched_without_a_terminal_is_a_line_each_time_and_survives_a_pr
         process.wait()
 
 
+@pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("nonsense", 2)])
+def test_a_closed_standard_error_changes_no_exit_code(arguments: str, code: int) -> None:
+    command = f"{sys.executable} -m walproxy {arguments} 2>&-"
+    answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert answer.returncode == code
+
+
 def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:
     with answering(200, json.dumps(STATUS).encode()) as url:
         command = f"{sys.executable} -m walproxy status --watch --interval 0.1 --url {url} | head -1"
