@@ -29,7 +29,7 @@ from safekeeper.acceptor.effects import (
 )
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
-from safekeeper.base.lsn import Lsn, format_lsn, segment_start
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
@@ -137,11 +137,15 @@ class Acceptor(AcceptorLog):
             else:
                 yield from self._handlers[type(message)](connection, message, now)
         except StorageFull as full:
-            # Trimming must free disk space, but must not remove WAL that an adoption is to cut.
             if isinstance(message, Elected):
                 self._is_to_cut = self._gives_up_anew(message)
-            self.awaits_election = self._is_to_cut
-            yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
+            yield from self.no_room(connection, full)
+
+    def no_room(self, connection: int, full: StorageFull) -> Effects:
+        """Refuse a message: there is no disk space for it."""
+        # Trimming must free disk space, but must not remove WAL that an adoption is to cut.
+        self.awaits_election = self._is_to_cut
+        yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
 
     def disconnected(self, connection: int) -> None:
         """Forget a closed connection; if it was the leader's, the leader no longer counts as alive."""
@@ -149,8 +153,15 @@ class Acceptor(AcceptorLog):
         if connection == self.leader_connection:
             self._forget_leader()
 
-    def flushed(self, flush_lsn: Lsn) -> Effects:
-        """Record that a flush which the shell started is done: WAL up to `flush_lsn` is on disk."""
+    def flushed(self, flush_lsn: Lsn) -> AppendResponse | None:
+        """Record that a flush which the shell started is done: WAL up to `flush_lsn` is on disk.
+
+        Returns:
+            The answer to send on `leader_connection`, None without a leader.
+
+        Raises:
+            InvariantViolation: stop the process.
+        """
         if not self.flush_lsn <= flush_lsn <= self.write_lsn:
             raise InvariantViolation(
                 f"flushed to {format_lsn(flush_lsn)}, outside of "
@@ -158,19 +169,20 @@ class Acceptor(AcceptorLog):
             )
         self.flush_lsn = flush_lsn
         self._advance_commit()
-        yield from self._answer_append()
+        self.check()
+        return self._answer()
 
     def report_write(self) -> Effects:
         """Report WAL that is received but not yet on disk to the leader, if a flush takes long."""
         if self._told_write_lsn < self.write_lsn:
-            yield from self._answer_append()
+            yield from self._send_answer()
 
     def readers_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> Effects:
         """Record that a reader started or stopped, or that a standby reported a new position."""
         news = has_readers != self.has_readers
         self.has_readers = has_readers
         if news:
-            yield from self._answer_append()
+            yield from self._send_answer()
         if standbys != self.standbys:
             self.standbys = standbys
             yield from self._tell_standbys()
@@ -456,7 +468,7 @@ class Acceptor(AcceptorLog):
         # A switch exactly at the write position is done: the adoption, or the start, has named the segment.
         self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
         self._advance_commit()
-        yield from self._answer_append()
+        yield from self._send_answer()
         if self.has_readers:
             yield from self._tell_standbys()
         yield from self._report_archive()
@@ -492,29 +504,64 @@ class Acceptor(AcceptorLog):
                 f"truncate_lsn {format_lsn(message.truncate_lsn)} of an append is above its commit_lsn "
                 f"{format_lsn(message.commit_lsn)}"
             )
-        self._hear_leader(now, message.healthy)
-        self._sequence = message.sequence
         if message.payload:
             yield from self._write(message.begin_lsn, message.payload)
+        answer = self.wrote(message, now)
+        if self._open_fork_lsn < self.commit_lsn:
+            yield from self._settle_forks()
+        if answer is not None:
+            yield Send(connection, answer)
+
+    def accepts(self, connection: int, message: AppendRequest) -> bool:
+        """Return whether the WAL of an append can be written at once: then write it, and call `wrote`, or `no_room`.
+
+        So it is with nearly all appends of a term. The others are for `receive`, which would do the same for these.
+        """
+        membership, begin_lsn = self.control.membership, message.begin_lsn
+        return (
+            connection == self.leader_connection
+            and message.leader_id == self.leader
+            and begin_lsn == self.write_lsn
+            and begin_lsn + len(message.payload) <= self._next_tli_switch_lsn
+            and membership is not None
+            and message.generation == membership.generation
+            and message.truncate_lsn <= message.commit_lsn
+            and self._open_fork_lsn == LSN_MAX
+        )
+
+    def wrote(self, message: AppendRequest, now: float) -> AppendResponse | None:
+        """Record that the WAL of an append that it `accepts` is written to the operating system.
+
+        Returns:
+            The answer to send on `leader_connection`, None if the answer is that of `flushed`.
+
+        Raises:
+            InvariantViolation: stop the process.
+        """
+        self._leader_seen_at, self._leader_healthy = now, message.healthy
+        self.write_lsn = message.begin_lsn + len(message.payload)
+        self._sequence = message.sequence
         if message.commit_lsn > self._leader_commit_lsn:
             self._leader_commit_lsn = message.commit_lsn
             self._advance_commit()
         if message.truncate_lsn > self.truncate_lsn:
             self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
-        if self._open_fork_lsn < self.commit_lsn:
-            yield from self._settle_forks()
-        if not message.payload and message.sequence != self._told_sequence:
+        if message.payload or message.sequence == self._told_sequence:
             # An empty message that only carries a commit for readers was acknowledged before.
-            yield from self._answer_append()
+            return None
+        self.check()
+        return self._answer()
 
-    def _answer_append(self) -> Effects:
+    def _answer(self) -> AppendResponse | None:
         if self.leader is None or self.leader_connection is None:
-            return
+            return None
         self._told_write_lsn, self._told_sequence = self.write_lsn, self._sequence
-        yield Send(
-            self.leader_connection,
-            AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence, self.has_readers),
-        )
+        return AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence, self.has_readers)
+
+    def _send_answer(self) -> Effects:
+        answer = self._answer()
+        if answer is not None and self.leader_connection is not None:
+            yield Send(self.leader_connection, answer)
 
     def _tell_standbys(self) -> Effects:
         if self.leader_connection is not None:

@@ -481,7 +481,11 @@ class AcceptorLog:
         self.write_lsn = end_lsn
 
     def _advance_commit(self) -> None:
-        self.commit_lsn = max(self.commit_lsn, min(self._leader_commit_lsn, self.flush_lsn))
+        commit_lsn, flush_lsn = self._leader_commit_lsn, self.flush_lsn
+        if commit_lsn > flush_lsn:
+            commit_lsn = flush_lsn
+        if commit_lsn > self.commit_lsn:
+            self.commit_lsn = commit_lsn
 
     def _flush_all(self) -> Effects:
         if self.flush_lsn < self.write_lsn:

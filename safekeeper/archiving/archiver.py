@@ -87,7 +87,7 @@ class Archiver:
         self._news = asyncio.Event()
         self._control = self._acceptor.control
         self._was_archiver = False
-        self._news_at_lsn: Lsn = 0
+        self.wakes_at_lsn: Lsn = 0
         self._reported: tuple[Lsn, str, str] | None = None
         self._reported_at = 0.0
         self._report_timer: asyncio.TimerHandle | None = None
@@ -117,7 +117,7 @@ class Archiver:
             # The log may be cut, and continue with other bytes, before the archiver runs again.
             self._see_log()
             self._news.set()
-        elif acceptor.readable_lsn >= self._news_at_lsn or acceptor.is_archiver != self._was_archiver:
+        elif acceptor.readable_lsn >= self.wakes_at_lsn or acceptor.is_archiver != self._was_archiver:
             self._news.set()
 
     def archive_now(self) -> None:
@@ -241,9 +241,9 @@ class Archiver:
         """Take over the present log; later changes set the event."""
         if self._see_log():
             segment_size = self._control.segment_size or 1
-            self._news_at_lsn = self._view.log.end_lsn // segment_size * segment_size + segment_size
+            self.wakes_at_lsn = self._view.log.end_lsn // segment_size * segment_size + segment_size
         else:
-            self._news_at_lsn = 0
+            self.wakes_at_lsn = 0
         self._was_archiver = self._acceptor.is_archiver
         if self._plan is not None:
             self.archived_lsn = self._plan.archived_lsn

@@ -12,6 +12,7 @@ Under a joint membership both halves must agree: the minimum of the two.
 """
 
 from collections.abc import Mapping
+from itertools import repeat
 from math import inf
 
 from safekeeper.base.lsn import Lsn
@@ -24,6 +25,9 @@ class QuorumRule:
     Args:
         membership: the members that count.
         term_start_lsn: where the term begins.
+
+    Attributes:
+        members_needed: no position is the quorum's that fewer members have reached.
     """
 
     def __init__(self, membership: Membership, term_start_lsn: Lsn) -> None:
@@ -32,6 +36,7 @@ class QuorumRule:
             (tuple(member.id for member in half), len(half) - quorum_size(len(half))) for half in membership.halves()
         ]
         self._second = second
+        self.members_needed = max(len(ids) - rank for ids, rank in [(self._ids, self._rank), *second])
 
     def lsn(self, positions: Mapping[int, Lsn]) -> Lsn:
         """Return the position that a quorum holds in this term, 0 if it has not reached the term's start.
@@ -39,16 +44,11 @@ class QuorumRule:
         Args:
             positions: safekeeper id -> position, only of voters that adopted the term's history.
         """
-        reached = self.reached(positions)
-        return reached if reached >= self._term_start_lsn else 0
-
-    def reached(self, positions: Mapping[int, Lsn]) -> Lsn:
-        """Return the position that a quorum has, wherever the term begins."""
         get = positions.get
-        lsn = sorted([get(i, 0) for i in self._ids])[self._rank]
+        lsn = sorted(map(get, self._ids, repeat(0)))[self._rank]
         for ids, rank in self._second:
-            lsn = min(lsn, sorted([get(i, 0) for i in ids])[rank])
-        return lsn
+            lsn = min(lsn, sorted(map(get, ids, repeat(0)))[rank])
+        return lsn if lsn >= self._term_start_lsn else 0
 
     def time(self, times: Mapping[int, float]) -> float:
         """Return the time since which a quorum has answered, -inf if none has.

@@ -3,7 +3,8 @@
 Events are handled one after the other: a message, a lost connection, the end of a flush. Each is a generator of effects
 that ends before the next event begins, so the acceptor's code is the order in which things happen.
 
-    append     written to the operating system at once, on the loop's thread; then a flush starts if none runs
+    append     written to the operating system at once, on the loop's thread; then a flush starts if none runs. One that
+               the acceptor `accepts` takes no generator (docs/design/adr/0040-everyday-events.md)
     trim       the log drops its oldest segments at once; a separate thread removes their files
     flush      on the loop's thread while the disk is quick, else in the disk's thread; what is received or written
                meanwhile is covered by the next flush
@@ -50,7 +51,7 @@ from safekeeper.base.errors import (
 )
 from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.base.worker import Worker
-from safekeeper.consensus.messages import AcceptorMessage, ProposerMessage, Standby
+from safekeeper.consensus.messages import AcceptorMessage, AppendRequest, ProposerMessage, Standby
 from safekeeper.node.state_log import ChangeLog
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_space import CONTROL_FILE, WAL, DiskSpace
@@ -95,7 +96,13 @@ class Outbox(Protocol):
 
 
 class LogReaders(Protocol):
-    """A component that reads committed WAL from this safekeeper (S7)."""
+    """A component that reads committed WAL from this safekeeper (S7).
+
+    Attributes:
+        wakes_at_lsn: appends and flushes are reported only while write_lsn is not below this; LSN_MAX for none.
+    """
+
+    wakes_at_lsn: Lsn
 
     def update(self) -> None:
         """Check for new positions, history or leader. Called after every event, so it must be cheap."""
@@ -141,6 +148,7 @@ class Node:
         self._flush_began_at = 0.0
         self._average_flush_s = 10 * QUICK_FLUSH_S
         self._report_timer_runs = False
+        self._prepare_at_lsn: Lsn = 0  # Until then it is not time for the next segment.
         self._prepare_not_before = 0.0
         self._shortages_in_a_row = 0  # Of the preparer.
         self._deaf = False  # It is drained or has failed: no further message is accepted.
@@ -168,19 +176,54 @@ class Node:
 
     # Events.
 
+    def append(self, connection: int, message: AppendRequest, now: float) -> bool:
+        """Write the WAL of a usual append, and return True. Otherwise return False: then it is for `receive`.
+
+        May be called at any time. Call `messages_handled` after the last message available.
+
+        Args:
+            now: the loop's time.
+        """
+        acceptor = self.acceptor
+        if self._effects is not None or self._deaf or not acceptor.accepts(connection, message):
+            return False
+        try:
+            if message.payload:
+                storage = self.folder.storage
+                assert storage is not None  # The acceptor has a write position.
+                storage.append(message.begin_lsn, message.payload)
+            answer = acceptor.wrote(message, now)
+            if answer is not None:
+                self._outbox.send(connection, answer)
+        except StorageFull as full:
+            self._no_room_for_wal(full)
+            self._begin(connection, acceptor.no_room(connection, full))
+        except Exception as error:
+            self._fail(error)
+        return True
+
     def receive(self, connection: int, message: ProposerMessage) -> None:
         """Handle a message; only while `ready`. Call `messages_handled` after the last one available."""
-        self._connection = connection
-        self._effects = self.acceptor.receive(connection, message, self._loop.time())
-        self._step(None, None)
-        if self._events:
-            self._handle_events()
+        # Publish the state before this event: it may wait for the disk.
+        self._check()
+        if self.failed.done():
+            return
+        self._after_events()
+        self._begin(connection, self.acceptor.receive(connection, message, self._loop.time()))
 
     def messages_handled(self) -> None:
         """Flush what was written, or start to: no further message is available."""
         if self._effects is None and not self.failed.done():
             self._start_flush()
-            self._after_events()
+            if self._flush is not None:
+                # Otherwise `flushed` has checked the state that is published here.
+                self._check()
+            if self.failed.done():
+                return
+            write_lsn = self.acceptor.write_lsn
+            for readers in self._log_readers:
+                if write_lsn >= readers.wakes_at_lsn:
+                    readers.update()
 
     def disconnected(self, connection: int) -> None:
         """Handle the end of a connection, closed by either side."""
@@ -247,6 +290,17 @@ class Node:
                 quiet.set_result(None)
         if not self._deaf:
             self._outbox.resume()
+
+    def _begin(self, connection: int, effects: Effects) -> None:
+        """Handle the message of a connection whose effects these are."""
+        self._connection = connection
+        self._effects = effects
+        self._prepare_at_lsn = 0  # The log may end elsewhere afterwards.
+        self._step(None, None)
+        if self._events:
+            self._handle_events()
+        if self._effects is None and not self.failed.done():
+            self._after_events()
 
     def _after_events(self) -> None:
         """Update the log lines and the readers."""
@@ -361,19 +415,16 @@ class Node:
         if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn or self.failed.done():
             return
         try:
-            flush = self._flush = storage.start_flush()
-            assert flush is not None  # WAL is unflushed, and no flush runs.
-            self._flush_began_at = time.monotonic()
-            if self._flush_began_at >= self._prepare_not_before:
+            began_at = self._flush_began_at = time.monotonic()
+            if storage.write_lsn >= self._prepare_at_lsn and began_at >= self._prepare_not_before:
                 self._prepare_ahead()
             if self._average_flush_s < QUICK_FLUSH_S:
-                flush.run()
-                self._effects = self._flushed(flush)
+                self._count_flush(storage.flush_now())
+                return
+            flush = self._flush = storage.start_flush()
+            assert flush is not None  # WAL is unflushed, and no flush runs.
         except Exception as error:
             self._fail(error)
-            return
-        if self._effects is not None:
-            self._step(None, None)  # These effects only send the acknowledgment: none of them uses the disk.
             return
         self.disk.submit(flush.run, self._flush_returned, flush)
         if not self._report_timer_runs:
@@ -386,17 +437,22 @@ class Node:
         else:
             self._post(partial(self._flushed, flush))
 
-    def _flushed(self, flush: Flush) -> Effects | None:
-        if flush is not self._flush:
-            return None  # An effect has included it.
-        storage = self.folder.opened_storage()
-        storage.finish_flush(flush)
-        self._flush = None
+    def _flushed(self, flush: Flush) -> None:
+        if flush is self._flush:  # Otherwise an effect has included it.
+            self.folder.opened_storage().finish_flush(flush)
+            self._flush = None
+            self._count_flush(flush.end_lsn)
+
+    def _count_flush(self, flush_lsn: Lsn) -> None:
+        """Count a flush that has ended, and acknowledge what it made durable."""
         took_s = time.monotonic() - self._flush_began_at
         self._average_flush_s += (took_s - self._average_flush_s) / FLUSHES_AVERAGED
-        if WAL in self.disk_space.lacking and storage.flush_lsn > self.disk_space.wal_ends_at_lsn:
-            self.disk_space.note(WAL, None)
-        return self.acceptor.flushed(flush.end_lsn)
+        space, acceptor = self.disk_space, self.acceptor
+        if space.lacking and WAL in space.lacking and flush_lsn > space.wal_ends_at_lsn:
+            space.note(WAL, None)
+        answer = acceptor.flushed(flush_lsn)
+        if answer is not None and acceptor.leader_connection is not None:
+            self._outbox.send(acceptor.leader_connection, answer)
 
     def _report_timer(self) -> None:
         """Report received WAL to the leader if a flush takes long. One timer serves all flushes."""
@@ -420,6 +476,9 @@ class Node:
         except StorageFailed as error:
             self._fail(error)
             return
+        size = self.folder.control.segment_size
+        half_lsn = segment_start(storage.write_lsn, size) + size // 2
+        self._prepare_at_lsn = half_lsn + 1 if storage.write_lsn <= half_lsn else half_lsn + size + 1
         if preparation is not None:
             self._preparer.submit(preparation.run, self._prepared, preparation)
 
@@ -430,6 +489,7 @@ class Node:
         self._post(partial(self._count_prepared, preparation, error))
 
     def _count_prepared(self, preparation: Preparation, full: StorageFull | None) -> None:
+        self._prepare_at_lsn = 0
         if self.folder.storage is not None:
             self.folder.storage.finish_preparation(preparation)
         if full is not None:

@@ -23,7 +23,14 @@ from typing import Any, cast
 
 from safekeeper.base.errors import AuthenticationFailed, RemoteProtocolError
 from safekeeper.base.networks import Networks
-from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerGreeting, ProposerMessage
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    ProposerGreeting,
+    ProposerMessage,
+)
 from safekeeper.net.admission import Budget
 from safekeeper.net.listener import Listener, peer_name, prepare_socket
 from safekeeper.net.tls import ServerTls
@@ -34,6 +41,7 @@ from safekeeper.peers.codec import (
     PROPOSER_DIALECT,
     FrameDecoder,
     encode,
+    encode_append_response,
     encode_authentication,
 )
 from safekeeper.peers.peer_auth import NONCE_BYTES, AcceptorSide, AuthenticationMessage, Reason, Refused
@@ -66,7 +74,10 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder: FrameDecoder[Any] = FrameDecoder(
             PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT, frame_bytes_max=UNPROVEN_FRAME_BYTES_MAX
         )
-        self._greeting: ProposerGreeting | None = None  # A valid one for which the node was not ready yet.
+        # The event loop takes it from here, without a call in between.
+        self.get_buffer = self._decoder.get_buffer  # type: ignore[method-assign]
+        self._now = listener.now
+        self._pending: ProposerMessage | None = None  # One for which the node was not ready yet.
         self._proven = False
         self._authentication: AcceptorSide | None = None
         self._transport: asyncio.Transport
@@ -112,9 +123,26 @@ class Connection(asyncio.BufferedProtocol):
         return self._decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._decoder.buffer_updated(nbytes)
-        if self._open:
-            self.heard_at = self._listener.now()
+        if not self._proven or not self._reading or not self._open or self._writing_paused:
+            self._decoder.buffer_updated(nbytes)
+            if self._open:
+                self.heard_at = self._now()
+                self.pump()
+            return
+        # Appends, nearly always.
+        decoder, node, number = self._decoder, self._node, self.number
+        now = self.heard_at = self._now()
+        try:
+            message: Any = decoder.next_message(nbytes)
+            while type(message) is AppendRequest and node.append(number, message, now):
+                message = decoder.next_message() if decoder.begin < decoder.end else None
+        except RemoteProtocolError as error:
+            self._refuse(error)
+            message = None
+        if message is None:
+            node.messages_handled()
+        else:
+            self._pending = message
             self.pump()
 
     def eof_received(self) -> bool:
@@ -141,7 +169,8 @@ class Connection(asyncio.BufferedProtocol):
                 if self._writing_paused or (not node.ready and self._proven):
                     self._stop_reading()
                     return
-                message: Any = self._greeting or decoder.next_message()
+                message: Any = self._pending or decoder.next_message()
+                self._pending = None
                 if message is None:
                     break
                 if self._authentication is not None:
@@ -152,14 +181,11 @@ class Connection(asyncio.BufferedProtocol):
                 if not node.ready:
                     if not self._proven:
                         raise RemoteProtocolError("its first message is not the greeting of a proxy to this safekeeper")
-                    self._greeting = message
+                    self._pending = message
                     continue
-                self._greeting = None
                 node.receive(self.number, message)
         except RemoteProtocolError as error:
-            if isinstance(error, AuthenticationFailed) and error.tell is not None:
-                self._transport.write(encode_authentication(Refused(Reason(error.tell))))
-            self._listener.close(self.number, str(error), broken=True)
+            self._refuse(error)
         if self._open and not self._reading:
             self._reading = True
             self._transport.resume_reading()
@@ -167,6 +193,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, message: AcceptorMessage) -> None:
         """Write the message as a frame."""
+        if type(message) is AppendResponse:
+            self._transport.write(encode_append_response(message))
+            return
         buffers = encode(message)
         if len(buffers) == 1:
             self._transport.write(buffers[0])
@@ -180,6 +209,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
         else:
             self._transport.close()
+
+    def _refuse(self, error: RemoteProtocolError) -> None:
+        if isinstance(error, AuthenticationFailed) and error.tell is not None:
+            self._transport.write(encode_authentication(Refused(Reason(error.tell))))
+        self._listener.close(self.number, str(error), broken=True)
 
     def _authenticate(self, authentication: AcceptorSide, message: AuthenticationMessage) -> None:
         self._transport.write(encode_authentication(authentication.receive(message)))

@@ -87,13 +87,15 @@ _RUN_BYTES_MAX = 32
 _APPEND_REQUEST_BODY = struct.Struct("<Q32sQQQQQB")  # generation, begin, commit, truncate, sequence, healthy
 _APPEND_RESPONSE_BODY = struct.Struct("<Q32sQQQB")  # write, flush, sequence, has_readers
 _READ_RESPONSE_BODY = struct.Struct("<QQ")  # request_id, begin
-_APPEND_REQUEST_FRAME = struct.Struct("<HBBIQ32sQQQQQB")
-# The header as one number: that of an append response is always the same.
+# The header without the length as one number, and with it: that of an append response is always the same.
+_APPEND_REQUEST_FRAME = struct.Struct("<IIQ32sQQQQQB")
 _APPEND_RESPONSE_FRAME = struct.Struct("<QQ32sQQQB")
 _READ_RESPONSE_FRAME = struct.Struct("<HBBIQQ")
 
 HEADER_BYTES = _HEADER.size
+_APPEND_REQUEST_BYTES = _APPEND_REQUEST_FRAME.size
 _APPEND_REQUEST_BODY_BYTES = _APPEND_REQUEST_BODY.size
+_APPEND_REQUEST_HEAD = int.from_bytes(_HEADER.pack(_MAGIC, WIRE_VERSION, _APPEND_REQUEST, 0)[:4], "little")
 _APPEND_RESPONSE_BYTES = _APPEND_RESPONSE_FRAME.size
 _APPEND_RESPONSE_HEADER = int.from_bytes(
     _HEADER.pack(_MAGIC, WIRE_VERSION, _APPEND_RESPONSE, _APPEND_RESPONSE_BODY.size), "little"
@@ -122,7 +124,7 @@ def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
         LocalProtocolError: the other side would have to refuse the message.
     """
     if isinstance(message, AppendResponse):
-        return [_encode_append_response(message)]
+        return [encode_append_response(message)]
     if isinstance(message, AppendRequest):
         header = AppendEncoder(message.leader_id).header(message, len(message.payload))
         return [header, message.payload] if message.payload else [header]
@@ -163,21 +165,21 @@ class AppendEncoder:
         """
         if payload_bytes > PAYLOAD_BYTES_MAX:
             _require_payload(payload_bytes)
-        return _pack(
-            _APPEND_REQUEST_FRAME,
-            _MAGIC,
-            WIRE_VERSION,
-            _APPEND_REQUEST,
-            _APPEND_REQUEST_BODY_BYTES + payload_bytes,
-            self._term,
-            self._run,
-            message.generation,
-            message.begin_lsn,
-            message.commit_lsn,
-            message.truncate_lsn,
-            message.sequence,
-            message.healthy,
-        )
+        try:
+            return _APPEND_REQUEST_FRAME.pack(
+                _APPEND_REQUEST_HEAD,
+                _APPEND_REQUEST_BODY_BYTES + payload_bytes,
+                self._term,
+                self._run,
+                message.generation,
+                message.begin_lsn,
+                message.commit_lsn,
+                message.truncate_lsn,
+                message.sequence,
+                message.healthy,
+            )
+        except struct.error as error:
+            raise _misfit(error) from error
 
 
 def encode_authentication(message: AuthenticationMessage) -> bytes:
@@ -186,25 +188,32 @@ def encode_authentication(message: AuthenticationMessage) -> bytes:
     return _HEADER.pack(_MAGIC, WIRE_VERSION, _AUTHENTICATION, len(body)) + body
 
 
-def _encode_append_response(message: AppendResponse) -> bytes:
+def encode_append_response(message: AppendResponse) -> bytes:
+    """Return the frame of `message`; see `encode`."""
     term, run = message.leader_id
-    return _pack(
-        _APPEND_RESPONSE_FRAME,
-        _APPEND_RESPONSE_HEADER,
-        term,
-        _run_to_bytes(run),
-        message.write_lsn,
-        message.flush_lsn,
-        message.sequence,
-        message.has_readers,
-    )
+    try:
+        return _APPEND_RESPONSE_FRAME.pack(
+            _APPEND_RESPONSE_HEADER,
+            term,
+            _run_to_bytes(run),
+            message.write_lsn,
+            message.flush_lsn,
+            message.sequence,
+            message.has_readers,
+        )
+    except struct.error as error:
+        raise _misfit(error) from error
 
 
 def _pack(layout: struct.Struct, *fields: int | bytes) -> bytes:
     try:
         return layout.pack(*fields)
     except struct.error as error:
-        raise LocalProtocolError(f"a field does not fit its frame: {error}") from error
+        raise _misfit(error) from error
+
+
+def _misfit(error: struct.error) -> LocalProtocolError:
+    return LocalProtocolError(f"a field does not fit its frame: {error}")
 
 
 def _require_payload(payload_bytes: int) -> None:
@@ -308,6 +317,9 @@ class FrameDecoder(Generic[_Message]):
     asyncio.BufferedProtocol. Memory is bounded by one frame of the largest kind. After an error the decoder is no
     longer usable: the connection must be closed.
 
+    Attributes:
+        begin, end: the bytes [begin, end) of the buffer are received and not decoded yet.
+
     Args:
         dialect: the messages that the peer may send, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.
         frame_bytes_max: longer frames are refused, and the buffer has this size, until `accept_all_frames`.
@@ -317,10 +329,11 @@ class FrameDecoder(Generic[_Message]):
         self._dialect = dialect
         self._kinds = dialect.kinds
         self._answers = _APPEND_RESPONSE in dialect.kinds
+        self._appends = _APPEND_REQUEST in dialect.kinds
         self._frame_bytes_max = frame_bytes_max
         self._buffer = memoryview(bytearray(frame_bytes_max or _BUFFER_BYTES))
-        self._begin = 0  # The bytes [_begin, _end) of the buffer are received and not decoded yet.
-        self._end = 0
+        self.begin = 0
+        self.end = 0
         self._wanted = HEADER_BYTES  # Length of the frame at _begin as far as it is known.
         # Every append of a term has the same LeaderId, so it is decoded once.
         self._term = 0
@@ -332,15 +345,16 @@ class FrameDecoder(Generic[_Message]):
         self._dialect = dialect
         self._kinds = dialect.kinds
         self._answers = _APPEND_RESPONSE in dialect.kinds
+        self._appends = _APPEND_REQUEST in dialect.kinds
 
     def accept_all_frames(self) -> None:
         """Accept frames up to the maximum of their kind from now on: the peer is proven."""
         self._frame_bytes_max = None
-        old = self._buffer[self._begin : self._end]
+        old = self._buffer[self.begin : self.end]
         if len(self._buffer) < _BUFFER_BYTES:
             self._buffer = memoryview(bytearray(_BUFFER_BYTES))
             self._buffer[: len(old)] = old
-            self._begin, self._end = 0, len(old)
+            self.begin, self.end = 0, len(old)
 
     def feed(self, data: bytes | memoryview) -> list[_Message]:
         """Decode the next bytes and return the messages that they complete.
@@ -362,37 +376,33 @@ class FrameDecoder(Generic[_Message]):
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         """Return where the next bytes go; never empty if `next_message` was called until it returned None."""
-        buffer, begin, end = self._buffer, self._begin, self._end
+        buffer, begin, end = self._buffer, self.begin, self.end
         if begin == end:
-            self._begin = self._end = end = 0
+            self.begin = self.end = end = 0
             if self._wanted > len(buffer):
                 self._buffer = buffer = memoryview(bytearray(self._wanted))
         elif begin + self._wanted > len(buffer) or (begin and len(buffer) - end < min(_ROOM_BYTES_MIN, len(buffer))):
             target = buffer if self._wanted <= len(buffer) else memoryview(bytearray(self._wanted))
             target[: end - begin] = bytes(buffer[begin:end])
             self._buffer = buffer = target
-            self._begin, self._end = 0, end - begin
-            end = self._end
+            self.begin, self.end = 0, end - begin
+            end = self.end
         return buffer[end:]
 
     def buffer_updated(self, size: int) -> None:
         """Count `size` bytes that were written to the start of `get_buffer()`."""
-        self._end += size
+        self.end += size
 
-    def take(self, size: int) -> _Message | None:
-        """Count `size` bytes as `buffer_updated`, and return the first message as `next_message`."""
-        self._end += size
-        return self.next_message()
-
-    def next_message(self) -> _Message | None:
-        """Return the next message, or None if more bytes are needed.
+    def next_message(self, received: int = 0) -> _Message | None:
+        """Count so many bytes as `buffer_updated`; return the next message, or None if more bytes are needed.
 
         Raises:
             RemoteProtocolError: the next frame is not one that this peer may send. Raised as soon as its header is
                 complete: a frame that will be refused is not buffered.
         """
-        begin = self._begin
-        available = self._end - begin
+        begin = self.begin
+        end = self.end = self.end + received
+        available = end - begin
         if available < self._wanted:
             return None
         if available >= _APPEND_RESPONSE_BYTES and self._answers and self._wanted == HEADER_BYTES:
@@ -407,9 +417,33 @@ class FrameDecoder(Generic[_Message]):
                 and flush_lsn <= write_lsn
                 and has_readers <= 1
             ):
-                self._begin = begin + _APPEND_RESPONSE_BYTES
+                self.begin = begin + _APPEND_RESPONSE_BYTES
                 answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
                 return answer  # type: ignore[no-any-return]  # It is one of the dialect's.
+        elif self._appends and available >= _APPEND_REQUEST_BYTES and self._frame_bytes_max is None:
+            # The usual message of a proposer, in the same way. A payload that is too long does not fit the buffer.
+            head, length, term, run, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = (
+                _APPEND_REQUEST_FRAME.unpack_from(self._buffer, begin)
+            )
+            frame_end = begin + HEADER_BYTES + length
+            payload_begin = begin + _APPEND_REQUEST_BYTES
+            if (
+                head == _APPEND_REQUEST_HEAD
+                and payload_begin <= frame_end <= end
+                and term == self._term
+                and run == self._run
+                and healthy <= 1
+                and generation
+                and begin_lsn
+                and begin_lsn + (frame_end - payload_begin) <= LSN_MAX
+            ):
+                self.begin = frame_end
+                self._wanted = HEADER_BYTES
+                payload = bytes(self._buffer[payload_begin:frame_end])
+                append: Any = AppendRequest(
+                    self._leader_id, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy == 1, payload
+                )
+                return append  # type: ignore[no-any-return]  # It is one of the dialect's.
         magic, version, kind, length = _HEADER.unpack_from(self._buffer, begin)
         if self._wanted == HEADER_BYTES:
             self._check_header(magic, version, kind, length)
@@ -417,7 +451,7 @@ class FrameDecoder(Generic[_Message]):
             if available < self._wanted:
                 return None
         body_begin, body_end = begin + HEADER_BYTES, begin + self._wanted
-        self._begin = body_end
+        self.begin = body_end
         self._wanted = HEADER_BYTES
         message: Any
         if kind == _APPEND_REQUEST:

@@ -33,6 +33,7 @@ class Retention:
         keep_bytes: see TrimRequest.
         limit_bytes: limit of the retained WAL and of the archived segments that readers have fetched; None: no limit.
         slot_idle_timeout_s: a slot that no client has used for this time is dropped; None: never.
+        wakes_at_lsn: see LogReaders; the end of the open segment.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Retention:
         self._archiver = archiver
         self._problem = ProblemLog(_log)
         self._seen = (0, 0)
+        self.wakes_at_lsn: Lsn = 0
         self.keep_bytes = keep_bytes
         self.limit_bytes = limit_bytes
         self.slot_idle_timeout_s = slot_idle_timeout_s
@@ -69,6 +71,7 @@ class Retention:
         acceptor = self._node.acceptor
         segment_size = acceptor.control.segment_size or 1
         seen = (acceptor.write_lsn // segment_size, acceptor.archived_lsn // segment_size)
+        self.wakes_at_lsn = (seen[0] + 1) * segment_size
         if seen != self._seen:
             self._seen = seen
             # Not from within this event: the removal is an event of its own.

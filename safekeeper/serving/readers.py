@@ -26,7 +26,7 @@ from safekeeper.archive.objects import ArchivedFile, segment_file
 from safekeeper.archiving.read_through import CachedSegment, ReadThrough
 from safekeeper.base.errors import ObjectMissing, ResourceShortage, StorageFailed
 from safekeeper.base.logs import describe_bug
-from safekeeper.base.lsn import Lsn, format_lsn, segment_name, segment_start
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_name, segment_start
 from safekeeper.base.timelines import tli_of_byte
 from safekeeper.base.worker import Worker
 from safekeeper.node.node import Node
@@ -58,7 +58,11 @@ class _Chunk(NamedTuple):
 
 
 class ReaderHub:
-    """All readers of one safekeeper; the node's `LogReaders`."""
+    """All readers of one safekeeper; the node's `LogReaders`.
+
+    Attributes:
+        wakes_at_lsn: see LogReaders. Without readers the log is looked at when one asks for it.
+    """
 
     def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, read_through: ReadThrough | None = None) -> None:
         """Prepare to serve readers.
@@ -78,6 +82,7 @@ class ReaderHub:
         self._chunk: _Chunk | None = None  # The last one.
         self._quiet: asyncio.Future[None] | None = None
         self._view = LogView(node)
+        self.wakes_at_lsn: Lsn = LSN_MAX
         if read_through is not None:
             read_through.attach(self._archive_has_news)
 
@@ -139,6 +144,7 @@ class ReaderHub:
     def start(self, reader: Reader) -> None:
         """Serve `reader` from now on."""
         self._readers[reader.number] = reader
+        self.wakes_at_lsn = 0
         self._wake(reader)
         self._feedback.changed(urgent=True)
 
@@ -147,6 +153,8 @@ class ReaderHub:
         if self._readers.get(reader.number) is not reader:
             return
         del self._readers[reader.number]
+        if not self._readers:
+            self.wakes_at_lsn = LSN_MAX
         self._awake.pop(reader.number, None)
         self._at_archive.pop(reader.number, None)
         reader.wal.close()

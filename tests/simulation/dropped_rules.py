@@ -24,7 +24,6 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
-    ProposerMessage,
     RefusalCode,
     VoteRequest,
     VoteResponse,
@@ -56,12 +55,9 @@ from walproxy.proxy.window import Window
 class AckBeforeFlush(Acceptor):
     """Says that it has flushed what it has only received."""
 
-    def _answer_append(self) -> Effects:
-        for effect in super()._answer_append():
-            if isinstance(effect, Send) and isinstance(effect.message, AppendResponse):
-                message = msgspec.structs.replace(effect.message, flush_lsn=effect.message.write_lsn)
-                effect = Send(effect.connection, message)
-            yield effect
+    def _answer(self) -> AppendResponse | None:
+        answer = super()._answer()
+        return answer and msgspec.structs.replace(answer, flush_lsn=answer.write_lsn)
 
 
 class VoteNotPersisted(Acceptor):
@@ -184,14 +180,8 @@ class TrimBeforeControlFile(Acceptor):
 class GapAccepted(Acceptor):
     """Drops a frame when the disk is full, and takes the next one."""
 
-    def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
-        if not isinstance(message, AppendRequest):
-            yield from super().receive(connection, message, now)
-            return
-        try:
-            yield from self._append(connection, message, now)
-        except StorageFull:
-            return
+    def no_room(self, connection: int, full: StorageFull) -> Effects:
+        yield from ()
 
     def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
         if message.leader_id == self.leader and message.begin_lsn > self.write_lsn:
@@ -314,8 +304,12 @@ class RescanningDisk(ModelDisk):
             del self.wal[self.durable_lsn - self.begin_lsn :]
 
 
+_quorum_lsn = QuorumRule.lsn
+
+
 def quorum_without_term_start(rule: QuorumRule, positions: Mapping[int, Lsn]) -> Lsn:
-    return rule.reached(positions)
+    rule._term_start_lsn = 0
+    return _quorum_lsn(rule, positions)
 
 
 def divergence_that_forgets_what_was_given_up(
@@ -366,9 +360,46 @@ class CommitAsTold(Acceptor):
 class TruncateAsFlushed(Acceptor):
     """Takes it for granted that every member has what is on its own disk."""
 
-    def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
-        yield from super()._append(connection, message, now)
+    def wrote(self, message: AppendRequest, now: float) -> AppendResponse | None:
+        answer = super().wrote(message, now)
         self.truncate_lsn = max(self.truncate_lsn, self.flush_lsn)
+        return answer
+
+
+class AcceptsAnyLeader(Acceptor):
+    """Writes a usual append of any proposer that continues at its write position."""
+
+    def accepts(self, connection: int, message: AppendRequest) -> bool:
+        leader, leader_connection = self.leader, self.leader_connection
+        self.leader, self.leader_connection = message.leader_id, connection
+        accepted = super().accepts(connection, message)
+        self.leader, self.leader_connection = leader, leader_connection
+        return accepted
+
+
+class AcceptsWithAGap(Acceptor):
+    """Writes a usual append of its leader that begins above its write position."""
+
+    def accepts(self, connection: int, message: AppendRequest) -> bool:
+        if message.leader_id == self.leader and message.begin_lsn > self.write_lsn:
+            self.write_lsn = message.begin_lsn
+        return super().accepts(connection, message)
+
+    def no_room(self, connection: int, full: StorageFull) -> Effects:
+        yield from ()
+
+
+class AcceptsPastASwitch(Acceptor):
+    """Writes a usual append over a change of timeline, in the segment of the old one."""
+
+    def accepts(self, connection: int, message: AppendRequest) -> bool:
+        self._next_tli_switch_lsn, switch_lsn = LSN_MAX, self._next_tli_switch_lsn
+        self._open_fork_lsn, fork_lsn = LSN_MAX, self._open_fork_lsn
+        accepted = super().accepts(connection, message)
+        self._open_fork_lsn = fork_lsn
+        if not accepted:
+            self._next_tli_switch_lsn = switch_lsn
+        return accepted
 
 
 def known_commit(votes: Any, donor: int, *_: Any) -> Lsn:

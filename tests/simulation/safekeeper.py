@@ -33,9 +33,16 @@ from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.messages import AcceptorMessage, AppendResponse, PreVoteResponse, Refusal, VoteResponse
+from safekeeper.consensus.messages import (
+    AcceptorMessage,
+    AppendResponse,
+    PreVoteResponse,
+    Refusal,
+    VoteResponse,
+)
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
+from tests.simulation.node_effects import flushed_effects, message_effects
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
 
@@ -208,7 +215,7 @@ class SimSafekeeper:
             if kind == "message":
                 if connection.number in self._connections:
                     self.world.note(self.name, "gets", content, connection.number)
-                    self._run(acceptor.receive(connection.number, content, now))
+                    self._run(message_effects(acceptor, connection.number, content, now))
             elif kind == "end":
                 if self._connections.pop(connection.number, None) is not None:
                     acceptor.disconnected(connection.number)
@@ -224,7 +231,7 @@ class SimSafekeeper:
                         self.world.counts.count("disk errors")
                         self.crash(power_cut=self.world.rng.random() < 0.5)
                         return
-                    self._run(acceptor.flushed(flush_lsn))
+                    self._run(flushed_effects(acceptor, flush_lsn))
             elif kind == "report_write":
                 self._run(acceptor.report_write())
             elif kind == "checkpoint":

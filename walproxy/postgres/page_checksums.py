@@ -29,6 +29,7 @@ class PageChecksums:
     Attributes:
         begin_lsn: where the checksums begin.
         end_lsn: the next byte expected.
+        slot_lsn: returns the flush position that PostgreSQL may receive: see `TimedRecords.slot_lsn`.
     """
 
     def __init__(self, segment_size: int, begin_lsn: Lsn, *, keeps_all: bool = False) -> None:
@@ -39,14 +40,18 @@ class PageChecksums:
         self.begin_lsn = self._whole_from_lsn = -(-begin_lsn // segment_size) * segment_size
         self._full_pages = array("I")
         self._crc = 0
-
-    def slot_lsn(self, commit_lsn: Lsn) -> Lsn:
-        """Return the flush position that PostgreSQL may receive: see `TimedRecords.slot_lsn`."""
-        return self._timed.slot_lsn(commit_lsn)
+        self.slot_lsn = self._timed.slot_lsn
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
-        self._timed.feed(data)
+        timed, size = self._timed, len(data)
+        if timed.end_lsn + size < timed.wake_lsn and self.end_lsn % DIGEST_PAGE_SIZE + size < DIGEST_PAGE_SIZE:
+            # The usual case: no record is read, and no page completed.
+            self._crc = extend(self._crc, bytes(data))
+            timed.end_lsn += size
+            self.end_lsn += size
+            return
+        timed.feed(data)
         while data:
             room = DIGEST_PAGE_SIZE - self.end_lsn % DIGEST_PAGE_SIZE
             piece = data if len(data) <= room else memoryview(data)[:room]

@@ -19,12 +19,12 @@ from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn
 from safekeeper.base.timelines import TLI_MAX, Lineage
 from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 
-_XLOG_DATA = struct.Struct(">cQQq")  # tag, begin of the bytes, end of WAL on the server, its clock
+XLOG_DATA = struct.Struct(">BQQq")  # tag, begin of the bytes, end of WAL on the server, its clock
 _KEEPALIVE = struct.Struct(">cQqB")
 _STATUS_UPDATE = struct.Struct(">cQQQqB")
 _HOT_STANDBY_FEEDBACK = struct.Struct(">cqIIII")
-_XLOG_DATA_SIZE = _XLOG_DATA.size
-_TAG_XLOG_DATA = ord("w")
+XLOG_DATA_SIZE = XLOG_DATA.size
+TAG_XLOG_DATA = ord("w")
 _TAG_KEEPALIVE = ord("k")
 # Of what is not understood, in an error.
 _QUOTED_CHARACTERS_MAX = 200
@@ -59,11 +59,11 @@ def parse_copy_message(message: memoryview) -> XLogData | Keepalive:
     """
     size = len(message)
     tag = message[0] if size else 0
-    if tag == _TAG_XLOG_DATA and size > _XLOG_DATA_SIZE:
-        _, begin_lsn, server_end_lsn, _ = _XLOG_DATA.unpack_from(message)
-        if begin_lsn + size - _XLOG_DATA_SIZE > LSN_MAX:
+    if tag == TAG_XLOG_DATA and size > XLOG_DATA_SIZE:
+        _, begin_lsn, server_end_lsn, _ = XLOG_DATA.unpack_from(message)
+        if begin_lsn + size - XLOG_DATA_SIZE > LSN_MAX:
             raise RemoteProtocolError(f"PostgreSQL sent WAL beyond the last LSN, from {format_lsn(begin_lsn)}")
-        return XLogData(begin_lsn, server_end_lsn, message[_XLOG_DATA_SIZE:])
+        return XLogData(begin_lsn, server_end_lsn, message[XLOG_DATA_SIZE:])
     if tag == _TAG_KEEPALIVE and size == _KEEPALIVE.size:
         _, server_end_lsn, _, reply_requested = _KEEPALIVE.unpack(message)
         return Keepalive(server_end_lsn, reply_requested != 0)

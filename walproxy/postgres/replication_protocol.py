@@ -26,8 +26,16 @@ import psycopg
 from psycopg import pq
 
 from safekeeper.base.errors import RemoteProtocolError, WalproxyError
-from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.postgres.replication import XLogData, parse_copy_message, parse_identify_system, parse_timeline_end
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
+from walproxy.postgres.replication import (
+    TAG_XLOG_DATA,
+    XLOG_DATA,
+    XLOG_DATA_SIZE,
+    XLogData,
+    parse_copy_message,
+    parse_identify_system,
+    parse_timeline_end,
+)
 
 _Answer = TypeVar("_Answer")
 
@@ -203,20 +211,22 @@ class WalStream:
             size, data = get_copy_data(1)
             if size <= 0:
                 break
+            if size > XLOG_DATA_SIZE:
+                # As `parse_copy_message`, without the call and the object.
+                tag, begin_lsn, message_end_lsn, _ = XLOG_DATA.unpack_from(data)
+                if tag == TAG_XLOG_DATA and begin_lsn == expected_lsn <= LSN_MAX - size:
+                    expected_lsn += size - XLOG_DATA_SIZE
+                    chunks.append(data[XLOG_DATA_SIZE:])
+                    server_end_lsn = message_end_lsn
+                    continue
             message = parse_copy_message(data)
             if isinstance(message, XLogData):
-                if message.begin_lsn != expected_lsn:
-                    raise RemoteProtocolError(
-                        f"PostgreSQL sent WAL from {format_lsn(message.begin_lsn)}, but {format_lsn(expected_lsn)} "
-                        f"comes next"
-                    )
-                payload = message.payload
-                expected_lsn += len(payload)
-                chunks.append(payload)
-            else:
-                sent_lsn = message.server_end_lsn
-                reply_requested = reply_requested or message.reply_requested
-            server_end_lsn = message.server_end_lsn
+                raise RemoteProtocolError(
+                    f"PostgreSQL sent WAL from {format_lsn(message.begin_lsn)}, but {format_lsn(expected_lsn)} "
+                    f"comes next"
+                )
+            server_end_lsn = sent_lsn = message.server_end_lsn
+            reply_requested = reply_requested or message.reply_requested
         self._end_lsn = expected_lsn
         is_drained = True
         if self._is_tls:

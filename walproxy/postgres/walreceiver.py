@@ -338,10 +338,12 @@ class ReplicationConnection(CommandConnection):
             return
         try:
             self._pgconn.put_copy_data(message)
+            blocked = self._pgconn.flush() == 1
         except psycopg.Error as error:
             self._break(str(error))
             return
-        self._flush_output()
+        if blocked or self._output_blocked:
+            self._watch_output(blocked)
 
     def _flush_output(self) -> None:
         try:
@@ -349,6 +351,10 @@ class ReplicationConnection(CommandConnection):
         except psycopg.Error as error:
             self._break(str(error))
             return
+        self._watch_output(blocked)
+
+    def _watch_output(self, blocked: bool) -> None:
+        """Have libpq's remaining output sent as soon as the socket takes it."""
         if blocked and not self._output_blocked:
             self._loop.add_writer(self._socket, self._on_writable)
         elif self._output_blocked and not blocked:

@@ -138,6 +138,8 @@ class Proposer:
         if progress is not None and type(message) is AppendResponse:
             assert self.leadership is not None  # by `_find_steady`
             if self.leadership.on_steady_answer(safekeeper_id, progress, message, now):
+                if not self._out:
+                    return []
                 taken = self._out.copy()
                 self._out.clear()
                 return taken
@@ -275,7 +277,8 @@ class Proposer:
     def wal_received(self, end_lsn: Lsn, now: float) -> list[Action]:
         """Handle WAL that was appended to the window, up to `end_lsn`."""
         stream = self._stream
-        stream.require_open()
+        if not stream.is_open:
+            stream.require_open()
         stream.received_lsn = end_lsn
         if self._steady:
             assert self.leadership is not None  # by `_find_steady`

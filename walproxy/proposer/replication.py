@@ -60,10 +60,6 @@ class Replication(Liveness):
         self._request_id = 0
         self._last_header: tuple[AppendRequest | None, float, bool] = (None, 0.0, False)
 
-    def is_healthy(self, now: float) -> bool:
-        """Return whether other candidates must not depose it: its primary streams and a quorum answers (step 2)."""
-        return self.streaming and self.answers(now)
-
     def on_wal_received(self, end_lsn: Lsn, now: float) -> None:
         """Handle WAL that was appended to the window, up to `end_lsn`."""
         self.received_lsn = end_lsn
@@ -82,7 +78,7 @@ class Replication(Liveness):
                 continue
             # What `_send_wal` does for WAL that fits one append.
             if header is None or header.begin_lsn != begin_lsn:
-                header = self._header(begin_lsn, now)
+                header = self._append(begin_lsn, now)
             progress.last_sent_at = now
             progress.sent_commit_lsn = commit_lsn
             if progress.waiting_since is None:
@@ -150,6 +146,8 @@ class Replication(Liveness):
         return header
 
     def _append(self, begin_lsn: Lsn, now: float, payload: bytes | memoryview = b"") -> AppendRequest:
+        # Other candidates must not depose a leader whose primary streams and for which a quorum answers (step 2).
+        is_healthy = self.streaming and (now < self._answered_until or self.answers(now))
         return AppendRequest(
             self.leader_id,
             self.membership.generation,
@@ -157,7 +155,7 @@ class Replication(Liveness):
             self.commit_lsn,
             self.truncate_lsn,
             self.sequence,
-            self.is_healthy(now),
+            is_healthy,
             payload,
         )
 

@@ -195,9 +195,13 @@ class PrimaryFeed:
 
     def report(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
         """Report the quorum's positions to PostgreSQL if they have changed (S1)."""
-        self._positions = (write_lsn, flush_lsn, apply_lsn)
-        if self.streams and self._current_positions() != self._sent_positions:
-            self._send_status()
+        positions = self._positions = (write_lsn, flush_lsn, apply_lsn)
+        connection = self._connection
+        if self.streams and connection is not None:
+            if write_lsn > connection.received_lsn:
+                positions = self._current_positions()
+            if positions != self._sent_positions:
+                self._send_positions(connection, positions)
 
     def report_standbys(self, oldest_xmins: tuple[int, int] | None) -> None:
         """Report the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while unknown."""
@@ -553,12 +557,17 @@ class PrimaryFeed:
         return min(write_lsn, received_lsn), min(flush_lsn, received_lsn), min(apply_lsn, received_lsn)
 
     def _send_status(self, reply_requested: bool = False) -> None:
-        if not self.streams or self._connection is None:
-            return
-        self._sent_positions = self._current_positions()
+        if self.streams and self._connection is not None:
+            self._send_positions(self._connection, self._current_positions(), reply_requested)
+
+    def _send_positions(
+        self, connection: ReplicationConnection, positions: tuple[Lsn, Lsn, Lsn], reply_requested: bool = False
+    ) -> None:
+        self._sent_positions = positions
         self._sent_positions_at = asyncio.get_running_loop().time()
-        self._connection.send_status(*self._sent_positions, reply_requested=reply_requested)
-        if self.rota.current.is_distrusted and any(self._sent_positions):
+        write_lsn, flush_lsn, apply_lsn = positions
+        connection.send_status(write_lsn, flush_lsn, apply_lsn, reply_requested=reply_requested)
+        if self.rota.current.is_distrusted and any(positions):
             self._on_verified_again()
 
     def _send_feedback_if_due(self, connection: ReplicationConnection, now: float) -> None:

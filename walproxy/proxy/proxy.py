@@ -58,6 +58,10 @@ from walproxy.proxy.window import Window
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
+# The state is observed at each of so many ticks, and when the phase has changed: it is most of what an idle proxy does.
+TICKS_PER_OBSERVATION = 4
+# Bytes in the window that no member needs stay until the next tick, unless there are as many as this.
+EVICT_BYTES = 1 << 20
 LINES_OF_A_KIND_MAX = 10
 LINES_INTERVAL_S = 60.0
 _LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
@@ -122,6 +126,7 @@ class Proxy:
         self._executing = False
         self._has_failed = False
         self._stopping = False
+        self._next_tick: asyncio.TimerHandle | None = None
         self._finished: asyncio.Future[WalproxyError | None]
         self._loop: asyncio.AbstractEventLoop
 
@@ -144,14 +149,17 @@ class Proxy:
             )
         self._log_apply_rule(self.config.remote_apply_standbys)
         tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
-        tasks += [asyncio.create_task(self.feed.run()), asyncio.create_task(self._tick_periodically())]
+        tasks.append(asyncio.create_task(self.feed.run()))
         tasks.append(asyncio.create_task(self.quorum_watch.run()))
         tasks.append(asyncio.create_task(SubscriberWatch(self, self.config.slot).run()))
         for task in tasks:
             task.add_done_callback(self._task_ended)
+        self._tick(0)
         try:
             return await self._finished
         finally:
+            if self._next_tick is not None:
+                self._next_tick.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -205,13 +213,14 @@ class Proxy:
         if not self._finished.done():
             self._finished.set_exception(error)
 
-    async def _tick_periodically(self) -> None:
-        while True:
-            self._execute(self.proposer.tick(self._loop.time(), random.random()))
-            self.feed.report_standbys(self.proposer.hot_standby_feedback())
-            self._trim_window()
+    def _tick(self, number: int) -> None:
+        self._next_tick = self._loop.call_later(TICK_S, self._tick, number + 1)
+        phase = self.proposer.phase
+        self._execute(self.proposer.tick(self._loop.time(), random.random()))
+        self.feed.report_standbys(self.proposer.hot_standby_feedback())
+        self._trim_window()
+        if number % TICKS_PER_OBSERVATION == 0 or self.proposer.phase is not phase:
             self._watch_state()
-            await asyncio.sleep(TICK_S)
 
     def _watch_state(self) -> None:
         now = self._loop.time()
@@ -351,8 +360,13 @@ class Proxy:
         if digest is not None:
             for chunk in chunks:
                 digest.feed(chunk)
-        self._execute(self.proposer.wal_received(self.window.end_lsn, self._loop.time()))
-        if not self.feed.is_paused and self._uncommitted_bytes() >= self.window.capacity_bytes:
+        window = self.window
+        self._execute(self.proposer.wal_received(window.end_lsn, self._loop.time()))
+        if (
+            window.end_lsn - window.begin_lsn >= window.capacity_bytes
+            and not self.feed.is_paused
+            and self._uncommitted_bytes() >= window.capacity_bytes
+        ):
             logger.info("the window is full of uncommitted WAL: pausing replication until commits catch up")
             self.feed.pause()
 
@@ -397,31 +411,31 @@ class Proxy:
             return
         self._executing = True
         try:
-            self._execute_event(actions)
-            while self._events:
-                self._execute_event(self._events.popleft())
+            while True:
+                # Members with equal positions have the same header object: their frame is encoded once.
+                header: AppendRequest | None = None
+                end_lsn: Lsn = 0
+                frame: Buffers = []
+                for action in actions:
+                    if type(action) is SendAppend:
+                        if action.header is not header or action.end_lsn != end_lsn:
+                            header, end_lsn = action.header, action.end_lsn
+                            frame = self._append_frame(header, end_lsn)
+                        self.links[action.safekeeper_id].send(frame)
+                    elif type(action) is ReportStatus:
+                        self.status = action
+                        self._report()
+                        if self.window.end_lsn - self.window.begin_lsn >= EVICT_BYTES:
+                            self._trim_window()
+                    elif type(action) is SendMessage:
+                        self.links[action.safekeeper_id].send(encode(action.message))
+                    else:
+                        self._execute_rare(action)
+                if not self._events:
+                    break
+                actions = self._events.popleft()
         finally:
             self._executing = False
-
-    def _execute_event(self, actions: list[Action]) -> None:
-        # Members with equal positions have the same header object: their frame is encoded once.
-        header: AppendRequest | None = None
-        end_lsn: Lsn = 0
-        frame: Buffers = []
-        for action in actions:
-            if isinstance(action, SendAppend):
-                if action.header is not header or action.end_lsn != end_lsn:
-                    header, end_lsn = action.header, action.end_lsn
-                    frame = self._append_frame(header, end_lsn)
-                self.links[action.safekeeper_id].send(frame)
-            elif isinstance(action, ReportStatus):
-                self.status = action
-                self._report()
-                self._trim_window()
-            elif isinstance(action, SendMessage):
-                self.links[action.safekeeper_id].send(encode(action.message))
-            else:
-                self._execute_rare(action)
 
     def _execute_rare(self, action: Action) -> None:
         if isinstance(action, Disconnect):

@@ -169,10 +169,11 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            message = self._decoder.take(nbytes)
+            decoder = self._decoder
+            message = decoder.next_message(nbytes)
             while message is not None and not self._given_up:  # Messages after a disconnect are ignored.
                 self._handle(message)
-                message = self._decoder.next_message()
+                message = decoder.next_message() if decoder.begin < decoder.end else None
         except RemoteProtocolError as error:
             self.abort(str(error))
 

@@ -1,5 +1,6 @@
 """The acceptor's handlers, effect by effect, over a disk that is a few attributes."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from safekeeper.acceptor.effects import (
     WriteWal,
 )
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
+from safekeeper.base.lsn import LSN_MAX
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
@@ -48,6 +50,7 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.consensus.term_history import HISTORY_ENTRIES_MAX, HistoryEntry, last_term
 from safekeeper.peers.codec import CONTROL_BYTES_MAX, encode
+from tests.simulation.node_effects import flushed_effects, message_effects
 from walproxy.proposer.election import extend_history, shorten_history
 from walproxy.proposer.primary import LogPlan
 
@@ -117,7 +120,7 @@ class Bench:
 
     def tell(self, message: Any, connection: int = 1) -> Any:
         """Let a message arrive; return the first answer."""
-        self.run(self.acceptor.receive(connection, message, self.now))
+        self.run(message_effects(self.acceptor, connection, message, self.now))
         return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
 
     def kinds(self) -> list[str]:
@@ -132,7 +135,7 @@ class Bench:
         return self.tell(msgspec.structs.replace(request, **changes), connection)
 
     def flush(self) -> Any:
-        self.run(self.acceptor.flushed(self.acceptor.write_lsn))
+        self.run(flushed_effects(self.acceptor, self.acceptor.write_lsn))
         return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
 
 
@@ -708,7 +711,7 @@ def test_commit_lsn_is_written_down_lazily() -> None:
 def test_a_flush_that_cannot_be_ends_the_process() -> None:
     bench = following(100)
     with pytest.raises(InvariantViolation):
-        bench.run(bench.acceptor.flushed(BASE + 101))
+        bench.acceptor.flushed(BASE + 101)
 
 
 def test_bytes_of_the_next_timeline_begin_in_a_segment_of_its_name() -> None:
@@ -840,3 +843,89 @@ def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_s
     entries = ((1, BASE, 1), (5, BASE + 60, 2, True), (8, BASE + 200, 2), (9, BASE + 400, 2))
     answer = bench.tell(elected(LeaderId(9, "run9"), *entries, forgotten_term=7), connection=2)
     assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 60, BASE + 60)
+
+
+# Usual appends.
+
+
+def settled(*entries: tuple[int, ...]) -> Bench:
+    """Return a member that has 100 bytes on disk, of which 50 are committed; a record has 8 bytes."""
+    bench = member()
+    bench.record_end_of = lambda lsn: lsn + 8
+    entries = entries or ((1, BASE, 1),)
+    leader_id = LeaderId(entries[-1][0], "run1")
+    bench.tell(elected(leader_id, *entries))
+    bench.append(BASE, b"w" * 100, leader_id=leader_id)
+    bench.flush()
+    bench.append(BASE + 100, commit_lsn=BASE + 50, leader_id=leader_id)
+    return bench
+
+
+def usual(**changes: Any) -> AppendRequest:
+    """Return the next append to `settled()`."""
+    request = AppendRequest(P1, 1, BASE + 100, BASE + 100, BASE + 60, 7, True, b"w" * 50)
+    return msgspec.structs.replace(request, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "connection"),
+    [
+        ({"leader_id": LeaderId(1, "run2")}, 1),
+        ({"leader_id": LeaderId(2, "run1")}, 1),
+        ({}, 2),
+        ({"generation": 2}, 1),
+        ({"begin_lsn": BASE + 99}, 1),
+        ({"begin_lsn": BASE + 101}, 1),
+        ({"truncate_lsn": BASE + 101}, 1),
+    ],
+    ids=["another run", "another term", "another connection", "generation", "overlap", "gap", "truncate above commit"],
+)
+def test_an_append_that_would_be_refused_is_none_to_write_at_once(changes: dict[str, Any], connection: int) -> None:
+    bench = settled()
+    bench.greet(connection=2)
+    assert bench.acceptor.accepts(1, usual())
+    assert not bench.acceptor.accepts(connection, usual(**changes))
+    with contextlib.suppress(RemoteProtocolError):
+        bench.run(bench.acceptor.receive(connection, usual(**changes), bench.now))
+    assert "WriteWal" not in bench.kinds()
+
+
+def test_an_append_over_a_change_of_timeline_is_none_to_write_at_once() -> None:
+    bench = settled((1, BASE, 1), (2, BASE + 150, 2))
+    bench.acceptor._open_fork_lsn = LSN_MAX
+    leader_id = LeaderId(2, "run1")
+    assert bench.acceptor.accepts(1, usual(leader_id=leader_id))
+    assert not bench.acceptor.accepts(1, usual(leader_id=leader_id, payload=b"w" * 51))
+
+
+def test_no_append_is_written_at_once_while_readers_wait_for_a_record_after_a_fork() -> None:
+    for fork_lsn, is_settled in ((BASE + 40, True), (BASE + 45, False)):
+        bench = settled((1, BASE, 1), (2, fork_lsn, 2))
+        assert bench.acceptor.accepts(1, usual(leader_id=LeaderId(2, "run1"))) is is_settled
+
+
+def test_nothing_is_written_at_once_for_a_leader_that_a_vote_has_deposed() -> None:
+    bench = settled()
+    bench.greet(connection=2)
+    bench.tell(VoteRequest(LeaderId(2, "run2"), 1), connection=2)
+    assert not bench.acceptor.accepts(1, usual())
+
+
+@pytest.mark.parametrize("payload", [b"w" * 50, b""], ids=["WAL", "heartbeat"])
+@pytest.mark.parametrize("full", [None, WriteWal], ids=["room", "full"])
+def test_an_append_that_is_written_at_once_has_the_effects_of_any_other(payload: bytes, full: type[Any] | None) -> None:
+    at_once, in_full = settled(), settled()
+    message = usual(payload=payload)
+    assert at_once.acceptor.accepts(1, message)
+    for bench, effects in (
+        (at_once, message_effects(at_once.acceptor, 1, message, 107.0)),
+        (in_full, in_full.acceptor.receive(1, message, 107.0)),
+    ):
+        bench.full = full
+        bench.run(effects)
+    assert at_once.effects == in_full.effects != []
+    mine, theirs = (dict(vars(bench.acceptor)) for bench in (at_once, in_full))
+    for state in (mine, theirs):
+        del state["_handlers"]
+    assert mine == theirs
+    assert at_once.acceptor.commit_lsn == (BASE + 50 if full and payload else BASE + 100)

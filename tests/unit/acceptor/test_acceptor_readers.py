@@ -18,6 +18,7 @@ from safekeeper.consensus.messages import (
     StandbyFeedback,
 )
 from safekeeper.consensus.term_history import HistoryEntry
+from tests.simulation.node_effects import flushed_effects
 
 SEGMENT = 1 << 20
 BASE = 4 * SEGMENT
@@ -82,7 +83,7 @@ class Bench:
         if size:
             request = AppendRequest(leader, 1, self.acceptor.write_lsn, 0, 0, 0, True, b"w" * size)
             self.tell(request)
-            self.run(self.acceptor.flushed(self.acceptor.write_lsn))
+            self.run(flushed_effects(self.acceptor, self.acceptor.write_lsn))
         self.tell(AppendRequest(leader, 1, self.acceptor.write_lsn, commit_lsn, 0, 0, True, b""))
 
     @property

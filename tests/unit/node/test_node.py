@@ -88,7 +88,10 @@ class Bench:
     # Proposer
 
     def says(self, message: ProposerMessage, connection: int = CONNECTION) -> None:
-        self.node.receive(connection, message)
+        """Say `message` as a connection does."""
+        now = asyncio.get_running_loop().time()
+        if type(message) is not AppendRequest or not self.node.append(connection, message, now):
+            self.node.receive(connection, message)
         self.node.messages_handled()
 
     async def ask(self, message: ProposerMessage, kind: type[_Message], connection: int = CONNECTION) -> _Message:
@@ -146,6 +149,8 @@ class Bench:
 
 class LogReaders:
     """Whoever reads from a node: sees how far it could."""
+
+    wakes_at_lsn = 0
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -260,6 +265,31 @@ async def test_what_becomes_readable_is_shown_before_the_next_event_waits_for_th
         sk.node.checkpoint()
         await until(lambda: learners.seen_lsn == end_lsn)
         assert not sk.node.is_between_events
+
+
+@on_the_loop
+async def test_readers_that_wait_for_a_position_are_told_of_nothing_before_it_but_of_every_other_event(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        end_lsn = await sk.append_durably(wal_with_commits(BASE_LSN, SEGMENT_SIZE, 60_000))
+        sk.append(b"", commit_lsn=end_lsn)
+        await until(lambda: sk.node.ready and sk.node.acceptor.readable_lsn == end_lsn)
+        readers = LogReaders(sk.node)
+        readers.wakes_at_lsn = end_lsn + 20
+        sk.node.attach_readers(readers)
+        sk.node._average_flush_s = 0.0  # A disk that is flushed on the loop.
+        for _ in range(2):
+            later_lsn = await sk.append_durably(b"x" * 10)
+            sk.append(b"", commit_lsn=later_lsn)
+            assert readers.seen_lsn == (0 if later_lsn < readers.wakes_at_lsn else later_lsn)
+        readers.wakes_at_lsn = end_lsn + 100
+        last_lsn = await sk.append_durably(b"x" * 10)
+        sk.append(b"", commit_lsn=last_lsn)
+        assert readers.seen_lsn == end_lsn + 20
+        sk.says(PreVoteRequest("other"))
+        assert readers.seen_lsn == last_lsn
 
 
 @on_the_loop

@@ -26,6 +26,7 @@ from safekeeper.consensus.messages import (
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
+    ProposerMessage,
     ReadRequest,
     ReadResponse,
     Refusal,
@@ -270,6 +271,9 @@ def test_what_is_not_understood_is_refused_with_one_line(name: str, data: bytes)
     with pytest.raises(RemoteProtocolError) as caught:
         FrameDecoder(PROPOSER_DIALECT).feed(data)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500, name
+    with pytest.raises(RemoteProtocolError) as after_an_append:
+        decoder_of_appends().feed(data.ljust(100, b"\0"))
+    assert str(after_an_append.value) == str(caught.value) or name in ("empty control frame",), name
 
 
 def append_frame(**changes: int) -> bytes:
@@ -292,18 +296,55 @@ def append_frame(**changes: int) -> bytes:
     )
 
 
+def decoder_of_appends() -> FrameDecoder[ProposerMessage]:
+    """Return a decoder that knows a term: it decodes the next append in one call."""
+    decoder = FrameDecoder(PROPOSER_DIALECT)
+    assert len(decoder.feed(append_frame())) == 1
+    return decoder
+
+
 def test_an_append_is_decoded_as_it_stands() -> None:
     expected = AppendRequest(NODE, 1, 100, 0, 0, 5, True, b"WAL")
     assert FrameDecoder(PROPOSER_DIALECT).feed(append_frame()) == [expected]
     assert frame(expected) == append_frame()
+    assert decoder_of_appends().feed(2 * append_frame()) == [expected, expected]
+    of_another_term = append_frame(term=8) + append_frame()
+    terms = [message.leader_id.term for message in decoder_of_appends().feed(of_another_term)]  # type: ignore[union-attr]
+    assert terms == [8, 7]
+
+
+@pytest.mark.parametrize(("offset", "value"), [(0, 0), (2, 9), (3, 3)], ids=["magic", "version", "kind"])
+def test_a_frame_that_is_an_append_but_for_its_header_is_refused(offset: int, value: int) -> None:
+    data = bytearray(append_frame())
+    data[offset] = value
+    with pytest.raises(RemoteProtocolError):
+        decoder_of_appends().feed(data)
+
+
+def test_an_append_in_two_pieces_is_decoded_once_it_is_complete() -> None:
+    data = append_frame()
+    for index in range(len(data)):
+        decoder = decoder_of_appends()
+        assert decoder.feed(data[:index]) == []
+        assert len(decoder.feed(data[index:])) == 1
+
+
+def test_an_append_in_pieces_is_decoded_once_it_is_complete() -> None:
+    decoder, data = decoder_of_appends(), append_frame()
+    for index in range(len(data) - 1):
+        assert decoder.feed(data[index : index + 1]) == []
+    assert decoder.feed(data[-1:]) == [AppendRequest(NODE, 1, 100, 0, 0, 5, True, b"WAL")]
 
 
 @pytest.mark.parametrize(
     "changes", [{"term": 0}, {"generation": 0}, {"begin_lsn": 0}, {"begin_lsn": LSN_MAX}, {"healthy": 2}]
 )
 def test_an_append_with_a_field_out_of_range_is_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError) as caught:
         FrameDecoder(PROPOSER_DIALECT).feed(append_frame(**changes))
+    with pytest.raises(RemoteProtocolError) as after_an_append:
+        decoder_of_appends().feed(append_frame(**changes))
+    assert str(after_an_append.value) == str(caught.value)
 
 
 def test_an_append_response_that_flushed_more_than_it_wrote_is_refused() -> None:
