@@ -381,6 +381,7 @@ class FrameDecoder(Generic[_Message]):
             self.begin = self.end = end = 0
             if self._wanted > len(buffer):
                 self._buffer = buffer = memoryview(bytearray(self._wanted))
+            return buffer
         elif begin + self._wanted > len(buffer) or (begin and len(buffer) - end < min(_ROOM_BYTES_MIN, len(buffer))):
             target = buffer if self._wanted <= len(buffer) else memoryview(bytearray(self._wanted))
             target[: end - begin] = bytes(buffer[begin:end])

@@ -146,7 +146,8 @@ def test_tuples_are_counted_as_the_server_counts_them(worked: Worked) -> None:
 def test_a_page_s_last_version_is_what_stands_in_its_header(worked: Worked) -> None:
     versions = worked.table("page_versions").query("fork == 0").groupby(["relation", "block"])["last_end_lsn"].max()
     for relation, lsns in worked.pages.items():
-        assert versions[relation].to_dict() == dict(enumerate(lsns))
+        # PostgreSQL extends a table by several pages for sessions that wait for one; those not used yet are zeros.
+        assert versions[relation].to_dict() == {block: lsn for block, lsn in enumerate(lsns) if lsn}
 
 
 def test_the_volume_of_relations_is_all_of_the_wal(worked: Worked) -> None:

@@ -135,9 +135,17 @@ class Proposer:
             RemoteProtocolError: the message is invalid; close that connection.
         """
         progress = self._steady.get(safekeeper_id)
-        if progress is not None and type(message) is AppendResponse:
-            assert self.leadership is not None  # by `_find_steady`
-            if self.leadership.on_steady_answer(safekeeper_id, progress, message, now):
+        if progress is not None:
+            leadership = self.leadership
+            assert leadership is not None  # by `_find_steady`
+            if type(message) is AppendResponse:
+                is_handled = leadership.on_steady_answer(safekeeper_id, progress, message, now)
+            elif type(message) is StandbyFeedback:
+                leadership.on_standby_feedback(safekeeper_id, message.standbys)
+                is_handled = True
+            else:
+                is_handled = False
+            if is_handled:
                 if not self._out:
                     return []
                 taken = self._out.copy()

@@ -355,13 +355,13 @@ class Proxy:
 
     def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
         """Append WAL to the window, from which it is sent to the members."""
-        self.window.append(begin_lsn, chunks)
-        digest = self._digest
+        window, digest = self.window, self._digest
+        window.append(begin_lsn, chunks)
+        self._execute(self.proposer.wal_received(window.end_lsn, self._loop.time()))
         if digest is not None:
+            # While the members write.
             for chunk in chunks:
                 digest.feed(chunk)
-        window = self.window
-        self._execute(self.proposer.wal_received(window.end_lsn, self._loop.time()))
         if (
             window.end_lsn - window.begin_lsn >= window.capacity_bytes
             and not self.feed.is_paused
