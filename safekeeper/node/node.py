@@ -214,9 +214,7 @@ class Node:
     def messages_handled(self) -> None:
         """Flush what was written, or start to: no further message is available."""
         if self._effects is None and not self.failed.done():
-            self._start_flush()
-            if self._flush is not None:
-                # Otherwise `flushed` has checked the state that is published here.
+            if not self._start_flush():
                 self._check()
             if self.failed.done():
                 return
@@ -409,27 +407,31 @@ class Node:
 
     # Flushes.
 
-    def _start_flush(self) -> None:
-        """Flush what is written, or start to; if a flush runs, the next one will cover it."""
+    def _start_flush(self) -> bool:
+        """Flush what is written, or start to; if a flush runs, the next one will cover it.
+
+        Return whether a flush was counted, and with it the acceptor's state checked.
+        """
         storage = self.folder.storage
         if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn or self.failed.done():
-            return
+            return False
         try:
             began_at = self._flush_began_at = time.monotonic()
             if storage.write_lsn >= self._prepare_at_lsn and began_at >= self._prepare_not_before:
                 self._prepare_ahead()
             if self._average_flush_s < QUICK_FLUSH_S:
                 self._count_flush(storage.flush_now())
-                return
+                return True
             flush = self._flush = storage.start_flush()
             assert flush is not None  # WAL is unflushed, and no flush runs.
         except Exception as error:
             self._fail(error)
-            return
+            return False
         self.disk.submit(flush.run, self._flush_returned, flush)
         if not self._report_timer_runs:
             self._report_timer_runs = True
             self._loop.call_later(REPORT_WRITE_AFTER_S, self._report_timer)
+        return False
 
     def _flush_returned(self, flush: Flush, _: Any, error: BaseException | None) -> None:
         if error is not None:

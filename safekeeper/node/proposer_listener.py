@@ -168,6 +168,7 @@ class Connection(asyncio.BufferedProtocol):
             while self._open:
                 if self._writing_paused or (not node.ready and self._proven):
                     self._stop_reading()
+                    node.messages_handled()
                     return
                 message: Any = self._pending or decoder.next_message()
                 self._pending = None

@@ -422,7 +422,7 @@ class FrameDecoder(Generic[_Message]):
                 answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
                 return answer  # type: ignore[no-any-return]  # It is one of the dialect's.
         elif self._appends and available >= _APPEND_REQUEST_BYTES and self._frame_bytes_max is None:
-            # The usual message of a proposer, in the same way. A payload that is too long does not fit the buffer.
+            # The usual message of a proposer, in the same way.
             head, length, term, run, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = (
                 _APPEND_REQUEST_FRAME.unpack_from(self._buffer, begin)
             )
@@ -431,6 +431,7 @@ class FrameDecoder(Generic[_Message]):
             if (
                 head == _APPEND_REQUEST_HEAD
                 and payload_begin <= frame_end <= end
+                and frame_end - payload_begin <= PAYLOAD_BYTES_MAX
                 and term == self._term
                 and run == self._run
                 and healthy <= 1

@@ -214,7 +214,7 @@ class WalStream:
             if size > XLOG_DATA_SIZE:
                 # As `parse_copy_message`, without the call and the object.
                 tag, begin_lsn, message_end_lsn, _ = XLOG_DATA.unpack_from(data)
-                if tag == TAG_XLOG_DATA and begin_lsn == expected_lsn <= LSN_MAX - size:
+                if tag == TAG_XLOG_DATA and begin_lsn == expected_lsn <= LSN_MAX + XLOG_DATA_SIZE - size:
                     expected_lsn += size - XLOG_DATA_SIZE
                     chunks.append(data[XLOG_DATA_SIZE:])
                     server_end_lsn = message_end_lsn

@@ -154,8 +154,8 @@ class Proxy:
         tasks.append(asyncio.create_task(SubscriberWatch(self, self.config.slot).run()))
         for task in tasks:
             task.add_done_callback(self._task_ended)
-        self._tick(0)
         try:
+            self._tick(0)
             return await self._finished
         finally:
             if self._next_tick is not None:
@@ -214,13 +214,18 @@ class Proxy:
             self._finished.set_exception(error)
 
     def _tick(self, number: int) -> None:
-        self._next_tick = self._loop.call_later(TICK_S, self._tick, number + 1)
         phase = self.proposer.phase
-        self._execute(self.proposer.tick(self._loop.time(), random.random()))
-        self.feed.report_standbys(self.proposer.hot_standby_feedback())
-        self._trim_window()
-        if number % TICKS_PER_OBSERVATION == 0 or self.proposer.phase is not phase:
-            self._watch_state()
+        try:
+            self._execute(self.proposer.tick(self._loop.time(), random.random()))
+            self.feed.report_standbys(self.proposer.hot_standby_feedback())
+            self._trim_window()
+            if number % TICKS_PER_OBSERVATION == 0 or self.proposer.phase is not phase:
+                self._watch_state()
+        except Exception as error:
+            # The event loop would only log an OSError of a callback.
+            self._fail(error)
+            return
+        self._next_tick = self._loop.call_later(TICK_S, self._tick, number + 1)
 
     def _watch_state(self) -> None:
         now = self._loop.time()
@@ -425,7 +430,7 @@ class Proxy:
                     elif type(action) is ReportStatus:
                         self.status = action
                         self._report()
-                        if self.window.end_lsn - self.window.begin_lsn >= EVICT_BYTES:
+                        if self.feed.is_paused or self.window.end_lsn - self.window.begin_lsn >= EVICT_BYTES:
                             self._trim_window()
                     elif type(action) is SendMessage:
                         self.links[action.safekeeper_id].send(encode(action.message))

@@ -440,6 +440,21 @@ async def test_readers_are_shown_nothing_of_a_state_that_cannot_be(tmp_path: Pat
 
 
 @on_the_loop
+async def test_readers_are_shown_no_commit_of_an_empty_append_that_makes_the_state_impossible(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        end_lsn = await sk.append_durably(wal_with_commits(BASE_LSN, SEGMENT_SIZE, 60_000))
+        sk.append(b"", commit_lsn=end_lsn - 1)
+        await until(lambda: sk.node.ready and sk.node.acceptor.readable_lsn == end_lsn - 1)
+        readers = LogReaders(sk.node)
+        sk.node.attach_readers(readers)
+        sk.node.acceptor.truncate_lsn = end_lsn + 1
+        sk.append(b"", commit_lsn=end_lsn)
+        assert isinstance(await failure(sk.node), InvariantViolation)
+        assert readers.seen_lsn == 0
+
+
+@on_the_loop
 async def test_a_full_disk_refuses_appends_and_recovers_by_itself(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()

@@ -321,6 +321,20 @@ def test_a_frame_that_is_an_append_but_for_its_header_is_refused(offset: int, va
         decoder_of_appends().feed(data)
 
 
+def test_an_append_that_is_too_long_is_refused_although_the_buffer_has_room_for_it() -> None:
+    decoder = decoder_of_appends()
+    members = Membership(1, (Member(1, "i" * 32),))
+    history = (HistoryEntry(7, 1 << 24, 1),)
+    tli_histories = (TliHistory(2, b"x" * (CONTROL_BYTES_MAX - 1000)),)
+    decoder.feed(frame(Elected(NODE, "c", 1, 1 << 24, 170000, members, history, tli_histories, 1 << 24, 0)))
+    length = PAYLOAD_BYTES_MAX + 82
+    data = struct.pack("<HBBI", 0x5750, 1, 2, length) + append_frame()[8:-3] + bytes(PAYLOAD_BYTES_MAX + 1)
+    room = decoder.get_buffer()
+    room[: len(data)] = data
+    with pytest.raises(RemoteProtocolError, match="a frame of kind 2 has"):
+        decoder.next_message(len(data))
+
+
 def test_an_append_in_two_pieces_is_decoded_once_it_is_complete() -> None:
     data = append_frame()
     for index in range(len(data)):

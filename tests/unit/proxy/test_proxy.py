@@ -11,12 +11,14 @@ from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendRequest, Elected
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import PROPOSER_DIALECT, Buffers, FrameDecoder
-from walproxy.proposer.actions import Action, SendAppend
+from walproxy.proposer.actions import Action, ReportStatus, SendAppend
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.liveness import Timing
+from walproxy.proposer.phase import Phase
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.safekeeper_link import SafekeeperLink
+from walproxy.proxy.window import Window
 
 MEMBERS = Membership(1, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
 START = 100
@@ -84,5 +86,46 @@ def test_nothing_is_carried_out_after_a_violation_although_the_event_loop_goes_o
         proxy._execute([SendAppend(1, header, START)])
         assert len(first.frames) == 1
         assert isinstance(proxy._finished.exception(), InvariantViolation)
+
+    asyncio.run(story())
+
+
+def test_reading_goes_on_as_soon_as_half_of_a_small_window_is_committed() -> None:
+    async def story() -> None:
+        proxy, leadership, *_ = leading()
+        proposer, capacity_bytes = proxy.proposer, 1 << 20
+        proxy.window = Window(capacity_bytes)
+        proxy.window.reset(START)
+        proposer._stream.is_open = True
+        for phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING, Phase.LEADING):
+            proposer._stage.enter(phase)
+        leadership.commit_lsn = leadership.truncate_lsn = leadership.write_lsn = START
+        for _ in range(16):
+            assert not proxy.feed.is_paused
+            proxy.wal_received(proxy.window.end_lsn, [memoryview(bytes(64 << 10))])
+        assert proxy.feed.is_paused
+        uncommitted_bytes = capacity_bytes
+        while proxy.feed.is_paused and uncommitted_bytes:
+            leadership.commit_lsn += 64 << 10
+            leadership.truncate_lsn = leadership.write_lsn = leadership.commit_lsn
+            uncommitted_bytes = proxy.window.end_lsn - leadership.commit_lsn
+            proxy._execute([ReportStatus(leadership.commit_lsn, leadership.commit_lsn, 0)])
+        assert not proxy.feed.is_paused and uncommitted_bytes == capacity_bytes // 2 - (64 << 10)
+
+    asyncio.run(story())
+
+
+def test_an_error_in_a_tick_ends_the_proxy() -> None:
+    async def story() -> None:
+        proxy, *_ = leading()
+        proxy._finished = asyncio.get_running_loop().create_future()
+
+        def fail(now: float, jitter: float) -> list[Action]:
+            raise OSError("it cannot be")
+
+        proxy.proposer.tick = fail  # type: ignore[method-assign]
+        proxy._tick(1)
+        assert isinstance(proxy._finished.exception(), OSError)
+        assert proxy._next_tick is None
 
     asyncio.run(story())
