@@ -44,6 +44,7 @@ class Leadership(Replication):
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
         self._counted: tuple[tuple[int, Progress], ...] = ()
         self._with_readers: tuple[tuple[int, Progress], ...] = ()
+        self._is_regrouped = False  # since the quorum's positions were computed: a member may have lower ones
         self._reported: tuple[Lsn, Lsn] = (0, 0)
         self._checked: tuple[Lsn, Lsn] = (0, 0)
 
@@ -197,8 +198,13 @@ class Leadership(Replication):
                 have_flushed += member.flush_lsn > commit_lsn
                 have_written += member.write_lsn > write_lsn
             needed = self.rule.members_needed
-            # The end of a connection may have lowered write_lsn, which is not reported by itself.
-            moves = have_flushed >= needed or have_written >= needed or self._reported != (write_lsn, commit_lsn)
+            # Rare events may have lowered write_lsn, which is not reported by itself.
+            moves = (
+                have_flushed >= needed
+                or have_written >= needed
+                or self._is_regrouped
+                or self._reported != (write_lsn, commit_lsn)
+            )
         has_advanced = moves and self._advance()
         if progress.sent_lsn < self.received_lsn:
             # After the positions, which the append carries; before the report, after which the window may shrink.
@@ -216,6 +222,7 @@ class Leadership(Replication):
 
     def _advance(self) -> bool:
         """Recompute the quorum's positions; return whether commit_lsn has advanced."""
+        self._is_regrouped = False
         flush_lsns: dict[int, Lsn] = {}
         write_lsns: dict[int, Lsn] = {}
         for safekeeper_id, progress in self._counted:
@@ -244,6 +251,7 @@ class Leadership(Replication):
 
     def _group(self) -> None:
         """Find the members whose positions count in this term (S4, S8), and those with readers."""
+        self._is_regrouped = True
         self._counted = tuple((i, p) for i, p in self.members.items() if p.voter and p.adopted)
         self._with_readers = tuple((i, p) for i, p in self.members.items() if p.has_readers)
 

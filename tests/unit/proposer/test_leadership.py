@@ -97,6 +97,19 @@ def test_what_every_member_has_is_counted_anew_in_each_term_once_all_have_adopte
     assert table.leadership.truncate_lsn == START
 
 
+def test_wal_that_a_member_had_only_received_before_it_reconnected_is_not_reported_as_received() -> None:
+    table = Table()
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100, flush_lsn=START)
+    assert table.reports() == [ReportStatus(START + 100, START, START)]
+    # The end of its connection was not seen before it greets again.
+    table.leadership.on_greeting(2, True, table.now)
+    table.take()
+    table.acks(1, START + 100, flush_lsn=START + 50)
+    assert table.reports() == [ReportStatus(START, START, START)]
+
+
 def at(lsn: int, name: str = "a") -> Standby:
     return Standby(name, lsn, lsn, lsn)
 
