@@ -87,9 +87,10 @@ _RUN_BYTES_MAX = 32
 _APPEND_REQUEST_BODY = struct.Struct("<Q32sQQQQQB")  # generation, begin, commit, truncate, sequence, healthy
 _APPEND_RESPONSE_BODY = struct.Struct("<Q32sQQQB")  # write, flush, sequence, has_readers
 _READ_RESPONSE_BODY = struct.Struct("<QQ")  # request_id, begin
-# The header without the length as one number, and with it: that of an append response is always the same.
+# The frame of an append begins with its header without the length, as one number.
 _APPEND_REQUEST_FRAME = struct.Struct("<IIQ32sQQQQQB")
-_APPEND_RESPONSE_FRAME = struct.Struct("<QQ32sQQQB")
+# The frame of an append response begins with its header and the leader id, the same bytes in all responses of a term.
+_APPEND_RESPONSE_FRAME = struct.Struct("<48sQQQB")
 _READ_RESPONSE_FRAME = struct.Struct("<HBBIQQ")
 
 HEADER_BYTES = _HEADER.size
@@ -97,9 +98,7 @@ _APPEND_REQUEST_BYTES = _APPEND_REQUEST_FRAME.size
 _APPEND_REQUEST_BODY_BYTES = _APPEND_REQUEST_BODY.size
 _APPEND_REQUEST_HEAD = int.from_bytes(_HEADER.pack(_MAGIC, WIRE_VERSION, _APPEND_REQUEST, 0)[:4], "little")
 _APPEND_RESPONSE_BYTES = _APPEND_RESPONSE_FRAME.size
-_APPEND_RESPONSE_HEADER = int.from_bytes(
-    _HEADER.pack(_MAGIC, WIRE_VERSION, _APPEND_RESPONSE, _APPEND_RESPONSE_BODY.size), "little"
-)
+_APPEND_RESPONSE_HEADER = _HEADER.pack(_MAGIC, WIRE_VERSION, _APPEND_RESPONSE, _APPEND_RESPONSE_BODY.size)
 _LENGTHS: dict[int, tuple[int, int]] = {
     _CONTROL: (1, CONTROL_BYTES_MAX),
     _APPEND_REQUEST: (_APPEND_REQUEST_BODY.size, _APPEND_REQUEST_BODY.size + PAYLOAD_BYTES_MAX),
@@ -190,12 +189,9 @@ def encode_authentication(message: AuthenticationMessage) -> bytes:
 
 def encode_append_response(message: AppendResponse) -> bytes:
     """Return the frame of `message`; see `encode`."""
-    term, run = message.leader_id
     try:
         return _APPEND_RESPONSE_FRAME.pack(
-            _APPEND_RESPONSE_HEADER,
-            term,
-            _run_to_bytes(run),
+            _append_response_prefix(message.leader_id),
             message.write_lsn,
             message.flush_lsn,
             message.sequence,
@@ -203,6 +199,12 @@ def encode_append_response(message: AppendResponse) -> bytes:
         )
     except struct.error as error:
         raise _misfit(error) from error
+
+
+@lru_cache(maxsize=64)
+def _append_response_prefix(leader_id: LeaderId) -> bytes:
+    term, run = leader_id
+    return _APPEND_RESPONSE_HEADER + struct.pack("<Q32s", term, _run_to_bytes(run))
 
 
 def _pack(layout: struct.Struct, *fields: int | bytes) -> bytes:
@@ -328,7 +330,6 @@ class FrameDecoder(Generic[_Message]):
     def __init__(self, dialect: Dialect[_Message], frame_bytes_max: int | None = None) -> None:
         self._dialect = dialect
         self._kinds = dialect.kinds
-        self._answers = _APPEND_RESPONSE in dialect.kinds
         self._appends = _APPEND_REQUEST in dialect.kinds
         self._frame_bytes_max = frame_bytes_max
         self._buffer = memoryview(bytearray(frame_bytes_max or _BUFFER_BYTES))
@@ -344,7 +345,6 @@ class FrameDecoder(Generic[_Message]):
         """Decode the bytes after the last message as another dialect."""
         self._dialect = dialect
         self._kinds = dialect.kinds
-        self._answers = _APPEND_RESPONSE in dialect.kinds
         self._appends = _APPEND_REQUEST in dialect.kinds
 
     def accept_all_frames(self) -> None:
@@ -406,23 +406,8 @@ class FrameDecoder(Generic[_Message]):
         available = end - begin
         if available < self._wanted:
             return None
-        if available >= _APPEND_RESPONSE_BYTES and self._answers and self._wanted == HEADER_BYTES:
-            # The usual message of a safekeeper, checked as the others are, in one call: 0.5 us in place of 0.7 us.
-            header, term, run, write_lsn, flush_lsn, sequence, has_readers = _APPEND_RESPONSE_FRAME.unpack_from(
-                self._buffer, begin
-            )
-            if (
-                header == _APPEND_RESPONSE_HEADER
-                and term == self._term
-                and run == self._run
-                and flush_lsn <= write_lsn
-                and has_readers <= 1
-            ):
-                self.begin = begin + _APPEND_RESPONSE_BYTES
-                answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
-                return answer  # type: ignore[no-any-return]  # It is one of the dialect's.
-        elif self._appends and available >= _APPEND_REQUEST_BYTES and self._frame_bytes_max is None:
-            # The usual message of a proposer, in the same way.
+        if self._appends and available >= _APPEND_REQUEST_BYTES and self._frame_bytes_max is None:
+            # The usual message of a proposer, checked as the others are, in one call: 0.5 us in place of 0.7 us.
             head, length, term, run, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = (
                 _APPEND_REQUEST_FRAME.unpack_from(self._buffer, begin)
             )
@@ -541,6 +526,55 @@ class FrameDecoder(Generic[_Message]):
             _check_somebody(leader_id)
             self._term, self._run, self._leader_id = term, run, leader_id
         return self._leader_id
+
+
+class DeliveringDecoder(FrameDecoder[_Message]):
+    """A decoder that passes each message on as soon as its bytes are received: what a proposer reads answers with.
+
+    The event loop calls `get_buffer` and `received`, as a protocol's `buffer_updated`. Nearly all messages are append
+    responses of one term, one in each read; these are decoded by one comparison and one `unpack`.
+
+    Attributes:
+        deliver: called with each message; may raise RemoteProtocolError.
+
+    Args:
+        deliver: see above.
+        fail: called with a RemoteProtocolError; the connection must be closed.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect[_Message],
+        deliver: Callable[[_Message], None],
+        fail: Callable[[RemoteProtocolError], None],
+    ) -> None:
+        super().__init__(dialect)
+        self.deliver = deliver
+        self._fail = fail
+        self._prefix = b""  # of the append responses that were received last
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        # Nothing waits after a read of one message.
+        return super().get_buffer() if self.end else self._buffer
+
+    def received(self, nbytes: int) -> None:
+        """Handle `nbytes` that were written to the start of `get_buffer()`."""
+        try:
+            if nbytes == _APPEND_RESPONSE_BYTES and self.end == 0:
+                prefix, write_lsn, flush_lsn, sequence, has_readers = _APPEND_RESPONSE_FRAME.unpack_from(self._buffer)
+                if prefix == self._prefix and flush_lsn <= write_lsn and has_readers <= 1:
+                    # It is one of the dialect's: the prefix is that of one that was.
+                    answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
+                    self.deliver(answer)
+                    return
+            message = self.next_message(nbytes)
+            while message is not None:
+                if type(message) is AppendResponse:
+                    self._prefix = _append_response_prefix(self._leader_id)
+                self.deliver(message)
+                message = self.next_message() if self.begin < self.end else None
+        except RemoteProtocolError as error:
+            self._fail(error)
 
 
 def _quotable(error: Exception) -> str:

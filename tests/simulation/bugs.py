@@ -470,7 +470,7 @@ BUGS: dict[str, Bug] = {
         "checks",
         "truncate_lsn is not above commit_lsn",
         "balanced",
-        ((Leadership, "_update_truncate", dropped.truncate_to_what_is_sent),),
+        ((Leadership, "update_truncate", dropped.truncate_to_what_is_sent),),
         checked=True,
     ),
     "counts_before_adoption": Bug(

@@ -461,7 +461,7 @@ def advance_by_connected(leadership: Leadership) -> bool:
     return has_advanced
 
 
-def truncate_to_what_is_sent(leadership: Leadership, flush_lsns: dict[int, Lsn]) -> None:
+def truncate_to_what_is_sent(leadership: Leadership) -> None:
     leadership.truncate_lsn = max(leadership.truncate_lsn, *(p.sent_lsn for p in leadership.members.values()))
 
 

@@ -324,7 +324,8 @@ class Machines:
             elif isinstance(action, SendAppend):
                 assert proposer.leadership is not None  # whoever feeds leads
                 payload = proposer.config.proposer_id[0].encode() * (action.end_lsn - action.begin_lsn)
-                said.append((action.safekeeper_id, msgspec.structs.replace(action.header, payload=payload)))
+                append = msgspec.structs.replace(action.header, payload=payload)
+                said += [(safekeeper_id, append) for safekeeper_id in action.safekeeper_ids]
             elif isinstance(action, IdentifyPrimary):
                 todo += proposer.primary_identified(self._identity(), 0.0)
             elif isinstance(action, Disconnect):

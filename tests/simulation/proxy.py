@@ -241,7 +241,8 @@ class SimProxy:
                 self.world.counts.count("heartbeats")
             # Also of an empty range, as the proxy does: the window may lie elsewhere (S14).
             payload = b"".join(self._window.slices(action.begin_lsn, action.end_lsn))
-            self._send(action.safekeeper_id, msgspec.structs.replace(action.header, payload=payload))
+            for safekeeper_id in action.safekeeper_ids:
+                self._send(safekeeper_id, msgspec.structs.replace(action.header, payload=payload))
             return
         if isinstance(action, SendMessage):
             self._send(action.safekeeper_id, action.message)

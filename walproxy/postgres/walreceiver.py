@@ -257,6 +257,10 @@ class ReplicationConnection(CommandConnection):
             self._ended = self._wal_stream = self._on_wal = self._on_keepalive = None
             self._waiting_status = self._waiting_feedback = None
 
+    def hand_over_to(self, on_wal: OnWal) -> None:
+        """Hand the WAL of this stream over to another function from now on."""
+        self._on_wal = on_wal
+
     def pause_reading(self) -> None:
         """Stop reading the socket: PostgreSQL's walsender blocks once the network's buffers are full."""
         if not self._paused:
@@ -294,12 +298,12 @@ class ReplicationConnection(CommandConnection):
                 f"a status update of {format_lsn(write_lsn)}, {format_lsn(flush_lsn)}, {format_lsn(apply_lsn)} "
                 f"would go beyond the WAL received, {format_lsn(self.received_lsn)}"
             )
-        if not self._output_blocked:
-            self._put(build_status_update(write_lsn, flush_lsn, apply_lsn, time.time_ns() // 1000, reply_requested))
+        if self._output_blocked:
+            if self._waiting_status is not None:
+                reply_requested = reply_requested or self._waiting_status[3]
+            self._waiting_status = (write_lsn, flush_lsn, apply_lsn, reply_requested)
             return
-        if self._waiting_status is not None:
-            reply_requested = reply_requested or self._waiting_status[3]
-        self._waiting_status = (write_lsn, flush_lsn, apply_lsn, reply_requested)
+        self._put(build_status_update(write_lsn, flush_lsn, apply_lsn, time.time_ns() // 1000, reply_requested))
 
     def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
         """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: no longer.

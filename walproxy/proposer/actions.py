@@ -29,13 +29,13 @@ class SendMessage(msgspec.Struct, frozen=True, gc=False):
 class SendAppend(msgspec.Struct, frozen=True, gc=False):
     """Send `header` and the WAL [begin_lsn, end_lsn) out of the window; an empty range is a heartbeat.
 
-    Members with equal positions get the same header object, so that the shell encodes the frame once.
-
     Attributes:
+        safekeeper_ids: the members to send it to. Those with equal positions are in one action, so that the shell
+            encodes the frame once.
         header: the append without its payload, at the time of the event.
     """
 
-    safekeeper_id: int
+    safekeeper_ids: list[int]
     header: AppendRequest
     end_lsn: Lsn
 

@@ -46,7 +46,7 @@ from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
-from walproxy.proposer.progress import Progress
+from walproxy.proposer.progress import Progress, State
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.roster import (
     Cluster,
@@ -140,16 +140,13 @@ class Proposer:
             assert leadership is not None  # by `_find_steady`
             if type(message) is AppendResponse:
                 is_handled = leadership.on_steady_answer(safekeeper_id, progress, message, now)
-            elif type(message) is StandbyFeedback:
+            elif is_handled := type(message) is StandbyFeedback:
                 leadership.on_standby_feedback(safekeeper_id, message.standbys)
-                is_handled = True
-            else:
-                is_handled = False
             if is_handled:
-                if not self._out:
+                if not (out := self._out):
                     return []
-                taken = self._out.copy()
-                self._out.clear()
+                taken = out.copy()
+                out.clear()
                 return taken
         peer = self.peers[safekeeper_id]
         if not peer.connected or self.refusal is not None:
@@ -660,11 +657,16 @@ class Proposer:
         """Whether a member of a cluster has greeted, or a term was requested."""
         return bool(self.term) or any(p.greeting is not None and p.greeting.membership for p in self.peers.values())
 
-    @property
     def committed_lsns(self) -> tuple[Lsn, Lsn]:
-        """commit_lsn and truncate_lsn of the term that is led, 0 for what is unknown: what the window may drop."""
+        """Return commit_lsn and truncate_lsn of the term that is led, 0 for what is unknown.
+
+        WAL below them may leave the window.
+        """
         leadership = self.leadership
-        return (leadership.commit_lsn, leadership.truncate_lsn) if leadership is not None else (0, 0)
+        if leadership is None:
+            return 0, 0
+        leadership.update_truncate()
+        return leadership.commit_lsn, leadership.truncate_lsn
 
     @property
     def quorum_end_lsn(self) -> Lsn:
@@ -699,6 +701,13 @@ class Proposer:
     def is_spare(self) -> bool:
         """Whether another proposer is alive, so that this one waits."""
         return self.candidacy.is_spare
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every configured safekeeper is sent WAL of the window, and only everyday events occur."""
+        return len(self._steady) == len(self.peers) and all(
+            progress.state is State.STREAMING for progress in self._steady.values()
+        )
 
     def _note(self, level: Level, text: str) -> None:
         self._out.append(Note(level, text))

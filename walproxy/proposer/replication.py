@@ -31,6 +31,8 @@ READ_BYTES = 256 << 10
 # frequent.
 READ_AHEAD_S = 0.1
 
+_STREAMING = State.STREAMING  # Looked up once: it is compared for each member and commit.
+
 
 class Replication(Liveness):
     """The sending of a term's WAL to the members.
@@ -64,27 +66,30 @@ class Replication(Liveness):
         """Handle WAL that was appended to the window, up to `end_lsn`."""
         self.received_lsn = end_lsn
         window_begin_lsn, commit_lsn = self.window_begin_lsn, self.commit_lsn
-        header: AppendRequest | None = None
+        group_lsn: Lsn = -1  # of the last append, and the members that it is sent to
+        group: list[int] = []
         for safekeeper_id, progress in self.members.items():
-            if progress.state is not State.STREAMING:
+            if progress.state is not _STREAMING:
                 continue
-            begin_lsn, size = progress.sent_lsn, end_lsn - progress.sent_lsn
+            begin_lsn = progress.sent_lsn
             if (
-                not 0 < size < APPEND_BYTES_MAX
-                or begin_lsn < window_begin_lsn
+                not window_begin_lsn <= begin_lsn < end_lsn < begin_lsn + APPEND_BYTES_MAX
                 or progress.write_lsn < progress.last_begin_lsn
             ):
                 self._send_wal(safekeeper_id, progress, now)
+                group_lsn = -1  # Actions stay in the order of the members.
                 continue
             # What `_send_wal` does for WAL that fits one append.
-            if header is None or header.begin_lsn != begin_lsn:
-                header = self._append(begin_lsn, now)
             progress.last_sent_at = now
             progress.sent_commit_lsn = commit_lsn
             if progress.waiting_since is None:
                 progress.waiting_since = now
-            self._out.append(SendAppend(safekeeper_id, header, end_lsn))
             progress.last_begin_lsn, progress.sent_lsn = begin_lsn, end_lsn
+            if begin_lsn == group_lsn:
+                group.append(safekeeper_id)
+            else:
+                group_lsn, group = begin_lsn, [safekeeper_id]
+                self._out.append(SendAppend(group, self._append(begin_lsn, now), end_lsn))
 
     def on_read_response(self, source: int, response: ReadResponse, now: float) -> None:
         """Send WAL that was fetched from `source` to the member that lacks it.
@@ -204,7 +209,7 @@ class Replication(Liveness):
                 return
             end_lsn = min(limit_lsn, progress.sent_lsn + APPEND_BYTES_MAX)
             self._mark_sent(progress, now)
-            self._out.append(SendAppend(safekeeper_id, self._header(progress.sent_lsn, now), end_lsn))
+            self._out.append(SendAppend([safekeeper_id], self._header(progress.sent_lsn, now), end_lsn))
             progress.last_begin_lsn, progress.sent_lsn = progress.sent_lsn, end_lsn
 
     def _fetch_for(self, safekeeper_id: int, progress: Progress, now: float) -> None:
@@ -266,7 +271,7 @@ class Replication(Liveness):
 
     def _send_empty(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         """Send an append without WAL, which carries the present positions."""
-        self._out.append(SendAppend(safekeeper_id, self._header(progress.sent_lsn, now), progress.sent_lsn))
+        self._out.append(SendAppend([safekeeper_id], self._header(progress.sent_lsn, now), progress.sent_lsn))
 
     def _mark_sent(self, progress: Progress, now: float) -> None:
         progress.last_sent_at = now

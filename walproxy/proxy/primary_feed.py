@@ -193,15 +193,21 @@ class PrimaryFeed:
         """Whether reading is paused."""
         return self._paused
 
-    def report(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
-        """Report the quorum's positions to PostgreSQL if they have changed (S1)."""
+    def report(
+        self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, *, repeats: bool = False, reply_requested: bool = False
+    ) -> None:
+        """Report the quorum's positions to PostgreSQL (S1), if they have changed, or if it `repeats` them."""
         positions = self._positions = (write_lsn, flush_lsn, apply_lsn)
         connection = self._connection
         if self.streams and connection is not None:
             if write_lsn > connection.received_lsn:
-                positions = self._current_positions()
-            if positions != self._sent_positions:
-                self._send_positions(connection, positions)
+                positions = write_lsn, flush_lsn, apply_lsn = self._current_positions()
+            if repeats or positions != self._sent_positions:
+                self._sent_positions = positions
+                self._sent_positions_at = asyncio.get_running_loop().time()
+                connection.send_status(write_lsn, flush_lsn, apply_lsn, reply_requested=reply_requested)
+                if self.rota.current.is_distrusted and any(positions):
+                    self._on_verified_again()
 
     def report_standbys(self, oldest_xmins: tuple[int, int] | None) -> None:
         """Report the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while unknown."""
@@ -500,6 +506,9 @@ class PrimaryFeed:
         # The check may have refused this primary: the WAL after the bytes that differ is not of this log.
         if chunks and not self._refusal:
             self._owner.wal_received(begin_lsn, chunks)
+            if self._check is None and self._link_check is None and self._connection is not None:
+                # Nothing is left to be checked here. A call less for each commit.
+                self._connection.hand_over_to(self._owner.wal_received)
 
     def _take_checked(self, begin_lsn: Lsn, chunks: list[memoryview], end_lsn: Lsn) -> tuple[Lsn, list[memoryview]]:
         """Pass the bytes below `end_lsn` to the check; return the rest."""
@@ -557,18 +566,7 @@ class PrimaryFeed:
         return min(write_lsn, received_lsn), min(flush_lsn, received_lsn), min(apply_lsn, received_lsn)
 
     def _send_status(self, reply_requested: bool = False) -> None:
-        if self.streams and self._connection is not None:
-            self._send_positions(self._connection, self._current_positions(), reply_requested)
-
-    def _send_positions(
-        self, connection: ReplicationConnection, positions: tuple[Lsn, Lsn, Lsn], reply_requested: bool = False
-    ) -> None:
-        self._sent_positions = positions
-        self._sent_positions_at = asyncio.get_running_loop().time()
-        write_lsn, flush_lsn, apply_lsn = positions
-        connection.send_status(write_lsn, flush_lsn, apply_lsn, reply_requested=reply_requested)
-        if self.rota.current.is_distrusted and any(positions):
-            self._on_verified_again()
+        self.report(*self._positions, repeats=True, reply_requested=reply_requested)
 
     def _send_feedback_if_due(self, connection: ReplicationConnection, now: float) -> None:
         feedback = self._feedback

@@ -21,8 +21,8 @@ from safekeeper.base.logs import ProblemLog, RateLimits
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import quorum_size
-from safekeeper.consensus.messages import AcceptorMessage, AppendRequest
-from safekeeper.peers.codec import AppendEncoder, Buffers, encode
+from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.peers.codec import AppendEncoder, encode
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.proposer.actions import (
@@ -58,6 +58,8 @@ from walproxy.proxy.window import Window
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
+# While only everyday events occur, a tick does nothing but send heartbeats.
+STEADY_TICK_S = 0.125
 # The state is observed at each of so many ticks, and when the phase has changed: it is most of what an idle proxy does.
 TICKS_PER_OBSERVATION = 4
 # Bytes in the window that no member needs stay until the next tick, unless there are as many as this.
@@ -225,7 +227,8 @@ class Proxy:
             # The event loop would only log an OSError of a callback.
             self._fail(error)
             return
-        self._next_tick = self._loop.call_later(TICK_S, self._tick, number + 1)
+        tick_s = min(STEADY_TICK_S, self.config.heartbeat_interval / 2) if self.proposer.is_steady else TICK_S
+        self._next_tick = self._loop.call_later(tick_s, self._tick, number + 1)
 
     def _watch_state(self) -> None:
         now = self._loop.time()
@@ -351,7 +354,7 @@ class Proxy:
             digest.let_go()
             self._digest = digest
         self._execute(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
-        self._report()
+        self._report(self.status)
 
     def segment_removed(self, reason: str) -> None:
         """Handle a primary that has recycled the WAL to compare."""
@@ -395,11 +398,10 @@ class Proxy:
         """Return commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
         return self.proposer.quorum_end_lsn
 
-    def _report(self) -> None:
+    def _report(self, status: ReportStatus) -> None:
         """Report the quorum's positions to the feed (S1)."""
-        status, digest = self.status, self._digest
-        flush_lsn, apply_lsn = status.flush_lsn, status.apply_lsn
-        if digest is not None and flush_lsn:
+        flush_lsn, apply_lsn, digest = status.flush_lsn, status.apply_lsn, self._digest
+        if flush_lsn and digest is not None:
             # The flush position must leave the slot where a comparison with this primary has to begin (S10).
             flush_lsn = digest.slot_lsn(flush_lsn)
             apply_lsn = min(apply_lsn, flush_lsn)
@@ -417,20 +419,21 @@ class Proxy:
         self._executing = True
         try:
             while True:
-                # Members with equal positions have the same header object: their frame is encoded once.
-                header: AppendRequest | None = None
-                end_lsn: Lsn = 0
-                frame: Buffers = []
                 for action in actions:
                     if type(action) is SendAppend:
-                        if action.header is not header or action.end_lsn != end_lsn:
-                            header, end_lsn = action.header, action.end_lsn
-                            frame = self._append_frame(header, end_lsn)
-                        self.links[action.safekeeper_id].send(frame)
+                        header, end_lsn = action.header, action.end_lsn
+                        begin_lsn = header.begin_lsn
+                        if self._encoder.leader_id is not header.leader_id:
+                            self._encoder = AppendEncoder(header.leader_id)
+                        head = self._encoder.header(header, end_lsn - begin_lsn)
+                        frame = [head, *self.window.slices(begin_lsn, end_lsn)]
+                        for safekeeper_id in action.safekeeper_ids:
+                            self.links[safekeeper_id].send(frame)
                     elif type(action) is ReportStatus:
                         self.status = action
-                        self._report()
-                        if self.feed.is_paused or self.window.end_lsn - self.window.begin_lsn >= EVICT_BYTES:
+                        self._report(action)
+                        window = self.window
+                        if window.end_lsn - window.begin_lsn >= EVICT_BYTES or self.feed.is_paused:
                             self._trim_window()
                     elif type(action) is SendMessage:
                         self.links[action.safekeeper_id].send(encode(action.message))
@@ -465,21 +468,14 @@ class Proxy:
         elif isinstance(action, Finish):
             self._finish(action.error)
 
-    def _append_frame(self, header: AppendRequest, end_lsn: Lsn) -> Buffers:
-        encoder = self._encoder
-        if encoder.leader_id is not header.leader_id:
-            encoder = self._encoder = AppendEncoder(header.leader_id)
-        begin_lsn = header.begin_lsn
-        return [encoder.header(header, end_lsn - begin_lsn), *self.window.slices(begin_lsn, end_lsn)]
-
     # ------------------------------------------------------------------ the window
 
     def _uncommitted_bytes(self) -> int:
-        commit_lsn, _ = self.proposer.committed_lsns
+        commit_lsn, _ = self.proposer.committed_lsns()
         return self.window.end_lsn - max(commit_lsn, self.window.begin_lsn)
 
     def _trim_window(self) -> None:
-        commit_lsn, truncate_lsn = self.proposer.committed_lsns
+        commit_lsn, truncate_lsn = self.proposer.committed_lsns()
         if self.window.evict(truncate_lsn, commit_lsn):
             self.proposer.wal_evicted(self.window.begin_lsn)
         if self.feed.is_paused and not self._stopping and self._uncommitted_bytes() < self.window.capacity_bytes // 2:

@@ -18,7 +18,7 @@ from safekeeper.base.settings import Address
 from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.net.tls import ClientTls
 from safekeeper.net.tls_transport import TlsTransport
-from safekeeper.peers.codec import ACCEPTOR_AUTHENTICATION, ACCEPTOR_DIALECT, FrameDecoder, encode_authentication
+from safekeeper.peers.codec import ACCEPTOR_AUTHENTICATION, ACCEPTOR_DIALECT, DeliveringDecoder, encode_authentication
 from safekeeper.peers.peer_auth import NONCE_BYTES, AuthenticationMessage, ProposerSide
 from safekeeper.peers.shared_secret import PeerSecret
 
@@ -79,12 +79,11 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self._opened = opened
         self._received = received
         self._lost = lost
-        # The receiver of messages: first the authentication, then the owner.
-        self._handle: Callable[[Any], None] = received
         # The messages of the authentication, then those of the safekeeper.
-        self._decoder: FrameDecoder[Any] = FrameDecoder(ACCEPTOR_DIALECT)
-        # The event loop takes it from here, without a call in between.
+        self._decoder: DeliveringDecoder[Any] = DeliveringDecoder(ACCEPTOR_DIALECT, received, self._malformed)
+        # The event loop calls the decoder, and the decoder the owner, without a call in between.
         self.get_buffer = self._decoder.get_buffer  # type: ignore[method-assign]
+        self.buffer_updated = self._decoder.received  # type: ignore[method-assign]
         self._was_open = False
         self._given_up = False
         self._transport: asyncio.Transport | None = None
@@ -155,7 +154,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         authentication = ProposerSide(
             key, self._safekeeper_id, secrets.token_bytes(NONCE_BYTES), certificate_der, secret.origin
         )
-        self._handle = partial(self._authenticate, authentication)
+        self._decoder.deliver = partial(self._authenticate, authentication)
         transport.write(encode_authentication(authentication.begin()))
 
     def tls_failed(self, reason: str) -> None:
@@ -165,17 +164,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            decoder = self._decoder
-            message = decoder.next_message(nbytes)
-            while message is not None and not self._given_up:  # Messages after a disconnect are ignored.
-                self._handle(message)
-                message = decoder.next_message() if decoder.begin < decoder.end else None
-        except RemoteProtocolError as error:
-            self.abort(str(error))
+        return self._decoder.get_buffer(sizehint)
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Before it could be used, a reset may be a refusal whose reason was not received.
@@ -195,7 +184,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         if answer is not None and self._transport is not None:
             self._transport.write(encode_authentication(answer))
         if authentication.done:
-            self._handle = self._received
+            self._decoder.deliver = self._received
             self._decoder.speak(ACCEPTOR_DIALECT)
             self._open()
 
@@ -205,11 +194,19 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self.ready.set_result(None)
         self._opened()
 
+    def _malformed(self, error: RemoteProtocolError) -> None:
+        self.abort(str(error))
+
     def _give_up(self, reason: str) -> None:
         if self._given_up:
             return
         self._given_up = True
+        self._decoder.deliver = _ignore
         self.reason = reason
         if self.is_open:
             self.is_open = False
             self._lost()
+
+
+def _ignore(message: object) -> None:
+    """Ignore a message that is received after a disconnect."""

@@ -58,6 +58,8 @@ class Window:
         """
         if begin_lsn == end_lsn:
             return []
+        if end_lsn == self.end_lsn and self._begins and self.begin_lsn <= begin_lsn == self._begins[-1]:
+            return [self._chunks[-1]]  # The usual case: the chunk that was appended last.
         if not self.begin_lsn <= begin_lsn < end_lsn <= self.end_lsn:
             raise LocalProtocolError(
                 f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not in the window "

@@ -65,11 +65,16 @@ class Table:
 
     def heartbeats(self) -> list[int]:
         """Return who was just sent a word without WAL."""
-        return [a.safekeeper_id for a in self.said if isinstance(a, SendAppend) and a.begin_lsn == a.end_lsn]
+        return [
+            safekeeper_id
+            for a in self.said
+            if isinstance(a, SendAppend) and a.begin_lsn == a.end_lsn
+            for safekeeper_id in a.safekeeper_ids
+        ]
 
     def appends(self, safekeeper_id: int) -> list[tuple[int, int]]:
         """Return from where to where, counted from START, WAL was just sent to a member."""
-        sent = [a for a in self.said if isinstance(a, SendAppend) and a.safekeeper_id == safekeeper_id]
+        sent = [a for a in self.said if isinstance(a, SendAppend) and safekeeper_id in a.safekeeper_ids]
         return [(a.begin_lsn - START, a.end_lsn - START) for a in sent if a.begin_lsn < a.end_lsn]
 
     def reports(self) -> list[ReportStatus]:
@@ -174,7 +179,7 @@ def test_where_wal_is_to_be_sent_it_brings_the_news() -> None:
     assert table.heartbeats() == []
     table.acks(3, START, readers=True)
     (append,) = [action for action in table.said if isinstance(action, SendAppend)]
-    assert (append.safekeeper_id, append.begin_lsn, append.end_lsn) == (3, START, START + 50)
+    assert (append.safekeeper_ids, append.begin_lsn, append.end_lsn) == ([3], START, START + 50)
     assert append.header.commit_lsn == START + 50
 
 
@@ -185,16 +190,16 @@ def test_wal_that_is_sent_with_an_answer_carries_the_commit_that_the_answer_has_
     # Member 2 has two appends of a full size on their way, and more to get.
     table.receives(START + 50 + 3 * APPEND_BYTES_MAX)
     table.acks(2, START + 50)
-    sent = [a for a in table.said if isinstance(a, SendAppend) and a.safekeeper_id == 2]
+    sent = [a for a in table.said if isinstance(a, SendAppend) and 2 in a.safekeeper_ids]
     assert table.leadership.commit_lsn == START + 50
     assert all(append.header.commit_lsn == START + 50 for append in sent)
 
 
-def test_members_that_are_equally_far_get_the_same_header() -> None:
+def test_members_that_are_equally_far_are_sent_one_append() -> None:
     table = Table()
     table.receives(START + 50)
-    first, second, third = (action for action in table.said if isinstance(action, SendAppend))
-    assert first.header is second.header is third.header
+    (append,) = (action for action in table.said if isinstance(action, SendAppend))
+    assert append.safekeeper_ids == [1, 2, 3]
     table.acks(1, START + 50)
     table.acks(2, START + 50)
     table.receives(START + 70)

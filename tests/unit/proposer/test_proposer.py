@@ -622,7 +622,7 @@ def test_wal_goes_to_whoever_has_adopted_the_history() -> None:
     table.event(table.proposer.wal_received(END + 50, table.now))
     assert table.did(SendAppend) == []
     table.hears(2, AppendResponse(leader_id, END, END, 0))
-    assert [(a.safekeeper_id, a.begin_lsn, a.end_lsn) for a in table.did(SendAppend)] == [(2, END, END + 50)]
+    assert [(a.safekeeper_ids, a.begin_lsn, a.end_lsn) for a in table.did(SendAppend)] == [([2], END, END + 50)]
 
 
 def steady(table: Table) -> list[int]:
@@ -696,7 +696,7 @@ def test_an_answer_of_another_term_moves_nothing(answer: AppendResponse) -> None
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, answer)
         assert table.said == []
-    assert table.proposer.committed_lsns[0] == END
+    assert table.proposer.committed_lsns()[0] == END
 
 
 def test_an_answer_beyond_what_was_sent_is_refused_although_the_member_is_steady() -> None:
@@ -706,7 +706,7 @@ def test_an_answer_beyond_what_was_sent_is_refused_although_the_member_is_steady
         table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
     with pytest.raises(RemoteProtocolError, match="cannot be: the log ends at"):
         table.hears(1, AppendResponse(leader_id, END + 1, END + 1, 0))
-    assert table.proposer.committed_lsns[0] == END
+    assert table.proposer.committed_lsns()[0] == END
 
 
 def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> None:

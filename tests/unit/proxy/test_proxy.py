@@ -62,7 +62,7 @@ def test_a_frame_is_encoded_once_for_members_with_the_same_header_and_anew_for_a
 
         def heartbeats(commit_lsn: int) -> list[Action]:
             header = AppendRequest(leadership.leader_id, 1, START, commit_lsn, 0, 0, True, b"")
-            return [SendAppend(1, header, START), SendAppend(2, header, START)]
+            return [SendAppend([1, 2], header, START)]
 
         def commit() -> None:
             proxy._execute(heartbeats(START))
@@ -81,9 +81,9 @@ def test_nothing_is_carried_out_after_a_violation_although_the_event_loop_goes_o
         loop = asyncio.get_running_loop()
         proxy._finished = loop.create_future()
         header = AppendRequest(leadership.leader_id, 1, START, 0, 0, 0, True, b"")
-        proxy._execute([SendAppend(1, header, START)])
+        proxy._execute([SendAppend([1], header, START)])
         proxy._callback_failed(loop, {"message": "a callback failed", "exception": InvariantViolation("it cannot be")})
-        proxy._execute([SendAppend(1, header, START)])
+        proxy._execute([SendAppend([1], header, START)])
         assert len(first.frames) == 1
         assert isinstance(proxy._finished.exception(), InvariantViolation)
 
