@@ -531,10 +531,11 @@ class FrameDecoder(Generic[_Message]):
 class DeliveringDecoder(FrameDecoder[_Message]):
     """A decoder that passes each message on as soon as its bytes are received: what a proposer reads answers with.
 
-    The event loop calls `get_buffer` and `received`, as a protocol's `buffer_updated`. Nearly all messages are append
-    responses of one term, one in each read; these are decoded by one comparison and one `unpack`.
+    The event loop reads into `room` and calls `received`. Nearly all messages are append responses of one term, one in
+    each read; these are decoded by one comparison and one `unpack`.
 
     Attributes:
+        room: where the next bytes go; never empty.
         deliver: called with each message; may raise RemoteProtocolError.
 
     Args:
@@ -552,13 +553,10 @@ class DeliveringDecoder(FrameDecoder[_Message]):
         self.deliver = deliver
         self._fail = fail
         self._prefix = b""  # of the append responses that were received last
-
-    def get_buffer(self, sizehint: int = -1) -> memoryview:
-        # Nothing waits after a read of one message.
-        return super().get_buffer() if self.end else self._buffer
+        self.room = self.get_buffer()
 
     def received(self, nbytes: int) -> None:
-        """Handle `nbytes` that were written to the start of `get_buffer()`."""
+        """Handle `nbytes` that were written to the start of `room`."""
         try:
             if nbytes == _APPEND_RESPONSE_BYTES and self.end == 0:
                 prefix, write_lsn, flush_lsn, sequence, has_readers = _APPEND_RESPONSE_FRAME.unpack_from(self._buffer)
@@ -573,6 +571,7 @@ class DeliveringDecoder(FrameDecoder[_Message]):
                     self._prefix = _append_response_prefix(self._leader_id)
                 self.deliver(message)
                 message = self.next_message() if self.begin < self.end else None
+            self.room = self.get_buffer()
         except RemoteProtocolError as error:
             self._fail(error)
 

@@ -29,9 +29,11 @@ import psycopg
 from safekeeper.base.errors import ConfigurationError, LocalProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from safekeeper.base.timelines import parse_timeline_history
+from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 from walproxy.postgres.command_connection import CommandConnection
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
 from walproxy.postgres.replication import (
+    STATUS_UPDATE,
     PrimaryFacts,
     build_hot_standby_feedback,
     build_status_update,
@@ -303,7 +305,17 @@ class ReplicationConnection(CommandConnection):
                 reply_requested = reply_requested or self._waiting_status[3]
             self._waiting_status = (write_lsn, flush_lsn, apply_lsn, reply_requested)
             return
-        self._put(build_status_update(write_lsn, flush_lsn, apply_lsn, time.time_ns() // 1000, reply_requested))
+        # As `build_status_update` and `_put`, without these calls: it is sent for each commit.
+        clock = time.time_ns() // 1000 - POSTGRES_EPOCH_US
+        message = STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, apply_lsn, clock, reply_requested)
+        if self._ended is not None and self._ended.done():
+            return
+        try:
+            self._pgconn.put_copy_data(message)
+            if self._pgconn.flush() == 1:
+                self._watch_output(True)
+        except psycopg.Error as error:
+            self._break(str(error))
 
     def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
         """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: no longer.

@@ -81,8 +81,9 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self._lost = lost
         # The messages of the authentication, then those of the safekeeper.
         self._decoder: DeliveringDecoder[Any] = DeliveringDecoder(ACCEPTOR_DIALECT, received, self._malformed)
-        # The event loop calls the decoder, and the decoder the owner, without a call in between.
-        self.get_buffer = self._decoder.get_buffer  # type: ignore[method-assign]
+        # The event loop calls the decoder, and the decoder the owner, without a call in between. The decoder has a `room`,
+        # so getattr's default, the size hint, is never used.
+        self.get_buffer = partial(getattr, self._decoder, "room")  # type: ignore[method-assign]
         self.buffer_updated = self._decoder.received  # type: ignore[method-assign]
         self._was_open = False
         self._given_up = False
@@ -164,7 +165,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer(sizehint)
+        return self._decoder.room
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Before it could be used, a reset may be a refusal whose reason was not received.

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ class Ends:
         self.ours.setblocking(False)
         self.theirs.settimeout(TIMEOUT_S)
         self.waits: list[Wait] = []
+        self._has_waited = threading.Event()
         self.filled = 0
         while (sent := self._send(bytes(1 << 16))) > 0:
             self.filled += sent
@@ -41,6 +43,7 @@ class Ends:
     def conversation(self) -> Conversation[bytes]:
         while not self._send(b"?"):
             self.waits.append(Wait.WRITE)
+            self._has_waited.set()
             yield Wait.WRITE
         while True:
             self.waits.append(Wait.READ)
@@ -51,7 +54,8 @@ class Ends:
                 continue
 
     def answer(self) -> None:
-        """What the other side does: it takes everything up to the question, and answers it."""
+        """Take everything up to the question, once that waits, and answer it."""
+        assert self._has_waited.wait(TIMEOUT_S)
         while not self.theirs.recv(1 << 20).endswith(b"?"):
             pass
         self.theirs.send(b"!")
