@@ -81,8 +81,8 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         self._lost = lost
         # The messages of the authentication, then those of the safekeeper.
         self._decoder: DeliveringDecoder[Any] = DeliveringDecoder(ACCEPTOR_DIALECT, received, self._malformed)
-        # The event loop calls the decoder, and the decoder the owner, without a call in between. The decoder has a `room`,
-        # so getattr's default, the size hint, is never used.
+        # The event loop calls the decoder, and the decoder the owner, without a call in between. There is always a
+        # `room`, so getattr's default, the size hint, is not used.
         self.get_buffer = partial(getattr, self._decoder, "room")  # type: ignore[method-assign]
         self.buffer_updated = self._decoder.received  # type: ignore[method-assign]
         self._was_open = False
