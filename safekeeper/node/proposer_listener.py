@@ -134,8 +134,13 @@ class Connection(asyncio.BufferedProtocol):
         now = self.heard_at = self._now()
         try:
             message: Any = decoder.next_message(nbytes)
-            while type(message) is AppendRequest and node.append(number, message, now):
-                message = decoder.next_message() if decoder.begin < decoder.end else None
+            while type(message) is AppendRequest:
+                is_last = decoder.begin == decoder.end
+                if not node.append(number, message, now, is_last=is_last):
+                    break
+                if is_last:
+                    return
+                message = decoder.next_message()
         except RemoteProtocolError as error:
             self._refuse(error)
             message = None

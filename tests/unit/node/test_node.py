@@ -90,9 +90,9 @@ class Bench:
     def says(self, message: ProposerMessage, connection: int = CONNECTION) -> None:
         """Say `message` as a connection does."""
         now = asyncio.get_running_loop().time()
-        if type(message) is not AppendRequest or not self.node.append(connection, message, now):
+        if type(message) is not AppendRequest or not self.node.append(connection, message, now, is_last=True):
             self.node.receive(connection, message)
-        self.node.messages_handled()
+            self.node.messages_handled()
 
     async def ask(self, message: ProposerMessage, kind: type[_Message], connection: int = CONNECTION) -> _Message:
         """Say `message` when the node is ready, and return the next answer, which must be of `kind`."""
