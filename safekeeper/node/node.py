@@ -234,7 +234,14 @@ class Node:
                 if storage.write_lsn >= self._prepare_at_lsn and began_at >= self._prepare_not_before:
                     self._prepare_ahead()
                 if self._average_flush_s < QUICK_FLUSH_S:
-                    self._acknowledge(storage.flush_now(), began_at)
+                    # As `_finish_flush`, without its call.
+                    flush_lsn = storage.flush_now()
+                    self._average_flush_s += (monotonic() - began_at - self._average_flush_s) / FLUSHES_AVERAGED
+                    if self.disk_space.lacking:
+                        self._note_room(flush_lsn)
+                    answer = acceptor.flushed(flush_lsn)
+                    if answer is not None and acceptor.leader_connection is not None:
+                        self._outbox.send(acceptor.leader_connection, answer)
                 else:
                     self._start_flush(storage, began_at)
                     acceptor.check()
@@ -449,19 +456,24 @@ class Node:
 
     def _flushed(self, flush: Flush) -> None:
         if flush is self._flush:  # Otherwise an effect has included it.
-            self.folder.opened_storage().finish_flush(flush)
-            self._flush = None
-            self._acknowledge(flush.end_lsn, self._flush_began_at)
+            self._finish_flush(flush)
 
-    def _acknowledge(self, flush_lsn: Lsn, began_at: float) -> None:
-        """Count a flush that has ended, and acknowledge what it made durable."""
-        self._average_flush_s += (monotonic() - began_at - self._average_flush_s) / FLUSHES_AVERAGED
-        space, acceptor = self.disk_space, self.acceptor
-        if space.lacking and WAL in space.lacking and flush_lsn > space.wal_ends_at_lsn:
-            space.note(WAL, None)
-        answer = acceptor.flushed(flush_lsn)
+    def _finish_flush(self, flush: Flush) -> None:
+        """Count a flush of the disk's thread that has ended, and acknowledge what it made durable."""
+        self.folder.opened_storage().finish_flush(flush)
+        self._flush = None
+        acceptor, took_s = self.acceptor, monotonic() - self._flush_began_at
+        self._average_flush_s += (took_s - self._average_flush_s) / FLUSHES_AVERAGED
+        self._note_room(flush.end_lsn)
+        answer = acceptor.flushed(flush.end_lsn)
         if answer is not None and acceptor.leader_connection is not None:
             self._outbox.send(acceptor.leader_connection, answer)
+
+    def _note_room(self, flush_lsn: Lsn) -> None:
+        """Record that there is disk space for WAL again, if a flush has ended in a segment that was created since."""
+        space = self.disk_space
+        if WAL in space.lacking and flush_lsn > space.wal_ends_at_lsn:
+            space.note(WAL, None)
 
     def _report_timer(self) -> None:
         """Report received WAL to the leader if a flush takes long. One timer serves all flushes."""

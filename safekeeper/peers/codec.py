@@ -28,13 +28,13 @@ Pure: no I/O, no clock. Bytes from a peer raise only RemoteProtocolError.
 import re
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
-from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn
+from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
 from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Membership, check_quorum_sizes
 from safekeeper.consensus.messages import (
@@ -90,6 +90,12 @@ _READ_RESPONSE_BODY = struct.Struct("<QQ")  # request_id, begin
 # The header without the length as one number, and with it: that of an append response is always the same.
 _APPEND_REQUEST_FRAME = struct.Struct("<IIQ32sQQQQQB")
 _APPEND_RESPONSE_FRAME = struct.Struct("<QQ32sQQQB")
+# What one append has in common with the last, nearly always, as one value: term, proposer id and generation. And what
+# all responses to a leader's appends begin with: header, term and proposer id.
+_APPEND_REQUEST_PREFIX = struct.Struct("<Q32sQ")
+_unpack_append_request = struct.Struct(f"<II{_APPEND_REQUEST_PREFIX.size}sQQQQB").unpack_from
+_APPEND_RESPONSE_PREFIX = struct.Struct("<QQ32s")
+_pack_append_response = struct.Struct(f"<{_APPEND_RESPONSE_PREFIX.size}sQQQB").pack
 _READ_RESPONSE_FRAME = struct.Struct("<HBBIQQ")
 
 HEADER_BYTES = _HEADER.size
@@ -190,19 +196,24 @@ def encode_authentication(message: AuthenticationMessage) -> bytes:
 
 def encode_append_response(message: AppendResponse) -> bytes:
     """Return the frame of `message`; see `encode`."""
-    term, run = message.leader_id
+    pack = append_response_packer(message.leader_id)
     try:
-        return _APPEND_RESPONSE_FRAME.pack(
-            _APPEND_RESPONSE_HEADER,
-            term,
-            _run_to_bytes(run),
-            message.write_lsn,
-            message.flush_lsn,
-            message.sequence,
-            message.has_readers,
-        )
+        return pack(message.write_lsn, message.flush_lsn, message.sequence, message.has_readers)
     except struct.error as error:
         raise _misfit(error) from error
+
+
+def append_response_packer(leader_id: LeaderId) -> Callable[[Lsn, Lsn, int, bool], bytes]:
+    """Return the function that packs the frames of the responses to this leader's appends. No Python code runs in it.
+
+    Its arguments are write_lsn, flush_lsn, sequence and has_readers; it raises struct.error for one that does not fit.
+
+    Raises:
+        LocalProtocolError: the LeaderId cannot be sent.
+    """
+    term, run = leader_id
+    prefix = _pack(_APPEND_RESPONSE_PREFIX, _APPEND_RESPONSE_HEADER, term, _run_to_bytes(run))
+    return partial(_pack_append_response, prefix)
 
 
 def _pack(layout: struct.Struct, *fields: int | bytes) -> bytes:
@@ -319,6 +330,8 @@ class FrameDecoder(Generic[_Message]):
 
     Attributes:
         begin, end: the bytes [begin, end) of the buffer are received and not decoded yet.
+        room: where the next bytes go, as `get_buffer` returns it. Up to date after `make_room`, and after
+            `next_append` has returned None, or a message with which all received bytes are decoded.
 
     Args:
         dialect: the messages that the peer may send, e.g. PROPOSER_DIALECT or ACCEPTOR_DIALECT.
@@ -329,9 +342,8 @@ class FrameDecoder(Generic[_Message]):
         self._dialect = dialect
         self._kinds = dialect.kinds
         self._answers = _APPEND_RESPONSE in dialect.kinds
-        self._appends = _APPEND_REQUEST in dialect.kinds
         self._frame_bytes_max = frame_bytes_max
-        self._buffer = memoryview(bytearray(frame_bytes_max or _BUFFER_BYTES))
+        self._buffer = self.room = memoryview(bytearray(frame_bytes_max or _BUFFER_BYTES))
         self.begin = 0
         self.end = 0
         self._wanted = HEADER_BYTES  # Length of the frame at _begin as far as it is known.
@@ -339,13 +351,17 @@ class FrameDecoder(Generic[_Message]):
         self._term = 0
         self._run = b""
         self._leader_id = NOBODY
+        # The last append's term, proposer id and generation: their bytes, and decoded.
+        self._append_prefix = b""
+        self._append_leader_id = NOBODY
+        self._generation = 0
 
     def speak(self, dialect: Dialect[_Message]) -> None:
         """Decode the bytes after the last message as another dialect."""
         self._dialect = dialect
         self._kinds = dialect.kinds
         self._answers = _APPEND_RESPONSE in dialect.kinds
-        self._appends = _APPEND_REQUEST in dialect.kinds
+        self._append_prefix = b""
 
     def accept_all_frames(self) -> None:
         """Accept frames up to the maximum of their kind from now on: the peer is proven."""
@@ -370,7 +386,7 @@ class FrameDecoder(Generic[_Message]):
             room[:size] = data[:size]
             data = data[size:]
             self.buffer_updated(size)
-            while (message := self.next_message()) is not None:
+            while (message := self.next_append()) is not None:
                 messages.append(message)
         return messages
 
@@ -389,6 +405,10 @@ class FrameDecoder(Generic[_Message]):
             self.begin, self.end = 0, end - begin
             end = self.end
         return buffer[end:]
+
+    def make_room(self) -> None:
+        """Set `room`."""
+        self.room = self.get_buffer()
 
     def buffer_updated(self, size: int) -> None:
         """Count `size` bytes that were written to the start of `get_buffer()`."""
@@ -421,31 +441,6 @@ class FrameDecoder(Generic[_Message]):
                 self.begin = begin + _APPEND_RESPONSE_BYTES
                 answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
                 return answer  # type: ignore[no-any-return]  # It is one of the dialect's.
-        elif self._appends and available >= _APPEND_REQUEST_BYTES and self._frame_bytes_max is None:
-            # The usual message of a proposer, in the same way.
-            head, length, term, run, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = (
-                _APPEND_REQUEST_FRAME.unpack_from(self._buffer, begin)
-            )
-            frame_end = begin + HEADER_BYTES + length
-            payload_begin = begin + _APPEND_REQUEST_BYTES
-            if (
-                head == _APPEND_REQUEST_HEAD
-                and payload_begin <= frame_end <= end
-                and frame_end - payload_begin <= PAYLOAD_BYTES_MAX
-                and term == self._term
-                and run == self._run
-                and healthy <= 1
-                and generation
-                and begin_lsn
-                and begin_lsn + (frame_end - payload_begin) <= LSN_MAX
-            ):
-                self.begin = frame_end
-                self._wanted = HEADER_BYTES
-                payload = bytes(self._buffer[payload_begin:frame_end])
-                append: Any = AppendRequest(
-                    self._leader_id, generation, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy == 1, payload
-                )
-                return append  # type: ignore[no-any-return]  # It is one of the dialect's.
         magic, version, kind, length = _HEADER.unpack_from(self._buffer, begin)
         if self._wanted == HEADER_BYTES:
             self._check_header(magic, version, kind, length)
@@ -467,6 +462,53 @@ class FrameDecoder(Generic[_Message]):
         else:
             message = self._control_message(bytes(self._buffer[body_begin:body_end]))
         return message  # type: ignore[no-any-return]  # Its kind is one of the dialect's.
+
+    def next_append(self, received: int = 0) -> _Message | None:
+        """Do what `next_message` does; quicker if the next message is an append that is complete and like the last one.
+
+        Such an append has the term, proposer id and generation of the one that `next_message` has decoded before. It is
+        checked as the others are. An append of another kind, or any other message, is for `next_message`.
+        """
+        begin = self.begin
+        end = self.end + received
+        if end - begin >= _APPEND_REQUEST_BYTES:
+            buffer = self._buffer
+            head, length, prefix, begin_lsn, commit_lsn, truncate_lsn, sequence, healthy = _unpack_append_request(
+                buffer, begin
+            )
+            payload_bytes = length - _APPEND_REQUEST_BODY_BYTES
+            frame_end = begin + HEADER_BYTES + length
+            if (
+                prefix == self._append_prefix
+                and head == _APPEND_REQUEST_HEAD
+                and 0 <= payload_bytes <= PAYLOAD_BYTES_MAX
+                and frame_end <= end
+                and healthy == 1
+                and begin_lsn
+                and begin_lsn + payload_bytes <= LSN_MAX
+            ):
+                append: Any = AppendRequest(
+                    self._append_leader_id,
+                    self._generation,
+                    begin_lsn,
+                    commit_lsn,
+                    truncate_lsn,
+                    sequence,
+                    True,
+                    bytes(buffer[begin + _APPEND_REQUEST_BYTES : frame_end]),
+                )
+                self._wanted = HEADER_BYTES
+                if frame_end == end:
+                    self.begin = self.end = 0
+                    self.room = buffer
+                else:
+                    self.begin = frame_end
+                    self.end = end
+                return append  # type: ignore[no-any-return]  # It is one of the dialect's.
+        message = self.next_message(received)
+        if message is None or self.begin == self.end:
+            self.make_room()
+        return message
 
     def _check_header(self, magic: int, version: int, kind: int, length: int) -> None:
         if magic in _TLS_MAGICS:
@@ -497,8 +539,11 @@ class FrameDecoder(Generic[_Message]):
             )
         if begin_lsn + len(payload) > LSN_MAX:
             raise RemoteProtocolError(f"an append at {format_lsn(begin_lsn)} ends above the highest possible LSN")
+        leader_id = self._node(term, run)
+        self._append_prefix = _APPEND_REQUEST_PREFIX.pack(term, run, generation)
+        self._append_leader_id, self._generation = leader_id, generation
         return AppendRequest(
-            self._node(term, run),
+            leader_id,
             generation,
             begin_lsn,
             commit_lsn,
