@@ -100,7 +100,9 @@ class Acceptor(AcceptorLog):
         self._told_sequence = 0
         self._greeted: dict[int, str] = {}
         self._checked = control
-        self._checked_lsns = (self.logs_adopted, self.commit_lsn, self.truncate_lsn)
+        self._checked_logs_adopted = self.logs_adopted
+        self._checked_commit_lsn = self.commit_lsn
+        self._checked_truncate_lsn = self.truncate_lsn
         self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
             Bootstrap: self._bootstrap,
             PreVoteRequest: self._pre_vote,
@@ -156,21 +158,43 @@ class Acceptor(AcceptorLog):
     def flushed(self, flush_lsn: Lsn) -> AppendResponse | None:
         """Record that a flush which the shell started is done: WAL up to `flush_lsn` is on disk.
 
+        No other method makes answers: one that is due without a flush has the present `flush_lsn`.
+
         Returns:
             The answer to send on `leader_connection`, None without a leader.
 
         Raises:
             InvariantViolation: stop the process.
         """
-        if not self.flush_lsn <= flush_lsn <= self.write_lsn:
+        write_lsn = self.write_lsn
+        if not self.flush_lsn <= flush_lsn <= write_lsn:
             raise InvariantViolation(
                 f"flushed to {format_lsn(flush_lsn)}, outside of "
-                f"[{format_lsn(self.flush_lsn)}, {format_lsn(self.write_lsn)}]"
+                f"[{format_lsn(self.flush_lsn)}, {format_lsn(write_lsn)}]"
             )
         self.flush_lsn = flush_lsn
-        self._advance_commit()
-        self.check()
-        return self._answer()
+        if self._leader_commit_lsn > self.commit_lsn:
+            self._advance_commit()
+        leader, control = self.leader, self.control
+        commit_lsn, truncate_lsn = self.commit_lsn, self.truncate_lsn
+        # What `check` checks, as far as it can have changed since the last check, in one expression.
+        if (
+            control is self._checked
+            and self._checked_commit_lsn <= commit_lsn
+            and self._checked_truncate_lsn <= truncate_lsn <= commit_lsn
+            and leader is not None
+            and leader == control.promised
+            and self.leader_connection is not None
+        ):
+            self._checked_commit_lsn = commit_lsn
+            self._checked_truncate_lsn = truncate_lsn
+        else:
+            self.check()
+            if leader is None:
+                return None
+        self._told_write_lsn = write_lsn
+        self._told_sequence = sequence = self._sequence
+        return AppendResponse(leader, write_lsn, flush_lsn, sequence, self.has_readers)
 
     def report_write(self) -> Effects:
         """Report WAL that is received but not yet on disk to the leader, if a flush takes long."""
@@ -230,14 +254,15 @@ class Acceptor(AcceptorLog):
             if last_term(control.history) > promised.term:
                 raise InvariantViolation(f"a term above the promise {promised} was adopted")
             self._checked = control
-        logs_adopted, checked_commit_lsn, checked_truncate_lsn = self._checked_lsns
+        checked_commit_lsn, checked_truncate_lsn = self._checked_commit_lsn, self._checked_truncate_lsn
         has_gone_back = commit_lsn < checked_commit_lsn or truncate_lsn < checked_truncate_lsn
-        if has_gone_back and logs_adopted == self.logs_adopted:
+        if has_gone_back and self._checked_logs_adopted == self.logs_adopted:
             raise InvariantViolation(
                 f"commit_lsn {format_lsn(commit_lsn)} or truncate_lsn {format_lsn(truncate_lsn)} has gone back from "
                 f"{format_lsn(checked_commit_lsn)} or {format_lsn(checked_truncate_lsn)}, and no log was adopted"
             )
-        self._checked_lsns = self.logs_adopted, commit_lsn, truncate_lsn
+        self._checked_logs_adopted = self.logs_adopted
+        self._checked_commit_lsn, self._checked_truncate_lsn = commit_lsn, truncate_lsn
         if truncate_lsn > commit_lsn:
             raise InvariantViolation(
                 f"truncate_lsn {format_lsn(truncate_lsn)} is above commit_lsn {format_lsn(commit_lsn)}"
@@ -538,28 +563,23 @@ class Acceptor(AcceptorLog):
         Raises:
             InvariantViolation: stop the process.
         """
-        self._leader_seen_at, self._leader_healthy = now, message.healthy
-        self.write_lsn = message.begin_lsn + len(message.payload)
-        self._sequence = message.sequence
+        payload = message.payload
+        self._leader_seen_at = now
+        self._leader_healthy = message.healthy
+        self.write_lsn = message.begin_lsn + len(payload)
+        self._sequence = sequence = message.sequence
         if message.commit_lsn > self._leader_commit_lsn:
             self._leader_commit_lsn = message.commit_lsn
             self._advance_commit()
         if message.truncate_lsn > self.truncate_lsn:
             self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
-        if message.payload or message.sequence == self._told_sequence:
+        if payload or sequence == self._told_sequence:
             # An empty message that only carries a commit for readers was acknowledged before.
             return None
-        self.check()
-        return self._answer()
-
-    def _answer(self) -> AppendResponse | None:
-        if self.leader is None or self.leader_connection is None:
-            return None
-        self._told_write_lsn, self._told_sequence = self.write_lsn, self._sequence
-        return AppendResponse(self.leader, self.write_lsn, self.flush_lsn, self._sequence, self.has_readers)
+        return self.flushed(self.flush_lsn)
 
     def _send_answer(self) -> Effects:
-        answer = self._answer()
+        answer = self.flushed(self.flush_lsn)
         if answer is not None and self.leader_connection is not None:
             yield Send(self.leader_connection, answer)
 

@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 
 from safekeeper.acceptor.acceptor import Acceptor
@@ -57,6 +58,7 @@ from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_space import CONTROL_FILE, WAL, DiskSpace
 from safekeeper.storage.disk_work import Flush, Preparation, Removal
 from safekeeper.storage.filesystem import Space
+from safekeeper.storage.wal_log import WalStorage
 
 # A leader that waits this long for a flush receives a report of the WAL received meanwhile.
 REPORT_WRITE_AFTER_S = 0.001
@@ -139,6 +141,7 @@ class Node:
         # A busy disk may take seconds to remove a segment.
         self._remover = Worker("remover", loop)
         self.failed: asyncio.Future[None] = loop.create_future()
+        self._has_failed = False  # `failed` is done.
         self._loop = loop
         self._outbox: Outbox
         self._effects: Effects | None = None  # Those of the event that is being handled.
@@ -172,26 +175,28 @@ class Node:
     @property
     def is_between_events(self) -> bool:
         """Whether the log is stable at this moment: no event waits for the disk's thread, and the node works."""
-        return self._effects is None and not self.failed.done()
+        return self._effects is None and not self._has_failed
 
     # Events.
 
-    def append(self, connection: int, message: AppendRequest, now: float) -> bool:
+    def append(self, connection: int, message: AppendRequest, now: float, *, is_last: bool) -> bool:
         """Write the WAL of a usual append, and return True. Otherwise return False: then it is for `receive`.
 
-        May be called at any time. Call `messages_handled` after the last message available.
+        May be called at any time.
 
         Args:
             now: the loop's time.
+            is_last: whether no further message is available: what was written is flushed, as by `messages_handled`.
         """
         acceptor = self.acceptor
         if self._effects is not None or self._deaf or not acceptor.accepts(connection, message):
             return False
         try:
-            if message.payload:
+            payload = message.payload
+            if payload:
                 storage = self.folder.storage
                 assert storage is not None  # The acceptor has a write position.
-                storage.append(message.begin_lsn, message.payload)
+                storage.append(message.begin_lsn, payload)
             answer = acceptor.wrote(message, now)
             if answer is not None:
                 self._outbox.send(connection, answer)
@@ -200,28 +205,53 @@ class Node:
             self._begin(connection, acceptor.no_room(connection, full))
         except Exception as error:
             self._fail(error)
+        if is_last:
+            self.messages_handled()
         return True
 
     def receive(self, connection: int, message: ProposerMessage) -> None:
         """Handle a message; only while `ready`. Call `messages_handled` after the last one available."""
         # Publish the state before this event: it may wait for the disk.
         self._check()
-        if self.failed.done():
+        if self._has_failed:
             return
         self._after_events()
         self._begin(connection, self.acceptor.receive(connection, message, self._loop.time()))
 
     def messages_handled(self) -> None:
-        """Flush what was written, or start to: no further message is available."""
-        if self._effects is None and not self.failed.done():
-            if not self._start_flush():
-                self._check()
-            if self.failed.done():
-                return
-            write_lsn = self.acceptor.write_lsn
-            for readers in self._log_readers:
-                if write_lsn >= readers.wakes_at_lsn:
-                    readers.update()
+        """Flush what was written, or start to: no further message is available.
+
+        If a flush runs, the next one will cover it.
+        """
+        if self._effects is not None or self._has_failed:
+            return
+        acceptor, storage = self.acceptor, self.folder.storage
+        try:
+            if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn:
+                acceptor.check()
+            else:
+                began_at = monotonic()
+                if storage.write_lsn >= self._prepare_at_lsn and began_at >= self._prepare_not_before:
+                    self._prepare_ahead()
+                if self._average_flush_s < QUICK_FLUSH_S:
+                    # As `_finish_flush`, without its call.
+                    flush_lsn = storage.flush_now()
+                    self._average_flush_s += (monotonic() - began_at - self._average_flush_s) / FLUSHES_AVERAGED
+                    if self.disk_space.lacking:
+                        self._note_room(flush_lsn)
+                    answer = acceptor.flushed(flush_lsn)
+                    if answer is not None and acceptor.leader_connection is not None:
+                        self._outbox.send(acceptor.leader_connection, answer)
+                else:
+                    self._start_flush(storage, began_at)
+                    acceptor.check()
+        except Exception as error:
+            self._fail(error)
+            return
+        write_lsn = acceptor.write_lsn
+        for readers in self._log_readers:
+            if write_lsn >= readers.wakes_at_lsn:
+                readers.update()
 
     def disconnected(self, connection: int) -> None:
         """Handle the end of a connection, closed by either side."""
@@ -265,7 +295,7 @@ class Node:
 
     def _handle_events(self) -> None:
         """Handle queued events until the queue is empty or an effect waits for the disk."""
-        while self._events and self._effects is None and not self.failed.done():
+        while self._events and self._effects is None and not self._has_failed:
             # Publish the state before this event begins: it may wait for the disk.
             self._after_events()
             try:
@@ -278,9 +308,9 @@ class Node:
             else:
                 self._effects = effects
                 self._step(None, None)
-        if self._effects is not None or self.failed.done():
+        if self._effects is not None or self._has_failed:
             return
-        self._start_flush()
+        self.messages_handled()
         self._after_events()
         if self._quiet is not None and self._flush is None:
             quiet, self._quiet = self._quiet, None
@@ -297,7 +327,7 @@ class Node:
         self._step(None, None)
         if self._events:
             self._handle_events()
-        if self._effects is None and not self.failed.done():
+        if self._effects is None and not self._has_failed:
             self._after_events()
 
     def _after_events(self) -> None:
@@ -371,7 +401,7 @@ class Node:
         self.disk.submit(job, self._effect_done, effect)
 
     def _effect_done(self, effect: Effect, result: Any, error: BaseException | None) -> None:
-        if self.failed.done():
+        if self._has_failed:
             return
         if error is not None and not isinstance(error, StorageFull):
             self._fail(error)
@@ -388,7 +418,8 @@ class Node:
     def _fail(self, error: BaseException) -> None:
         """Fail: nothing more is executed or sent."""
         self._deaf = True
-        if not self.failed.done():
+        if not self._has_failed:
+            self._has_failed = True
             self.failed.set_exception(error)
 
     async def _become_quiet(self) -> None:
@@ -407,31 +438,15 @@ class Node:
 
     # Flushes.
 
-    def _start_flush(self) -> bool:
-        """Flush what is written, or start to; if a flush runs, the next one will cover it.
-
-        Return whether a flush was counted, and with it the acceptor's state checked.
-        """
-        storage = self.folder.storage
-        if storage is None or self._flush is not None or storage.flush_lsn == storage.write_lsn or self.failed.done():
-            return False
-        try:
-            began_at = self._flush_began_at = time.monotonic()
-            if storage.write_lsn >= self._prepare_at_lsn and began_at >= self._prepare_not_before:
-                self._prepare_ahead()
-            if self._average_flush_s < QUICK_FLUSH_S:
-                self._count_flush(storage.flush_now())
-                return True
-            flush = self._flush = storage.start_flush()
-            assert flush is not None  # WAL is unflushed, and no flush runs.
-        except Exception as error:
-            self._fail(error)
-            return False
+    def _start_flush(self, storage: WalStorage, began_at: float) -> None:
+        """Start a flush in the disk's thread."""
+        flush = self._flush = storage.start_flush()
+        assert flush is not None  # WAL is unflushed, and no flush runs.
+        self._flush_began_at = began_at
         self.disk.submit(flush.run, self._flush_returned, flush)
         if not self._report_timer_runs:
             self._report_timer_runs = True
             self._loop.call_later(REPORT_WRITE_AFTER_S, self._report_timer)
-        return False
 
     def _flush_returned(self, flush: Flush, _: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -441,27 +456,31 @@ class Node:
 
     def _flushed(self, flush: Flush) -> None:
         if flush is self._flush:  # Otherwise an effect has included it.
-            self.folder.opened_storage().finish_flush(flush)
-            self._flush = None
-            self._count_flush(flush.end_lsn)
+            self._finish_flush(flush)
 
-    def _count_flush(self, flush_lsn: Lsn) -> None:
-        """Count a flush that has ended, and acknowledge what it made durable."""
-        took_s = time.monotonic() - self._flush_began_at
+    def _finish_flush(self, flush: Flush) -> None:
+        """Count a flush of the disk's thread that has ended, and acknowledge what it made durable."""
+        self.folder.opened_storage().finish_flush(flush)
+        self._flush = None
+        acceptor, took_s = self.acceptor, monotonic() - self._flush_began_at
         self._average_flush_s += (took_s - self._average_flush_s) / FLUSHES_AVERAGED
-        space, acceptor = self.disk_space, self.acceptor
-        if space.lacking and WAL in space.lacking and flush_lsn > space.wal_ends_at_lsn:
-            space.note(WAL, None)
-        answer = acceptor.flushed(flush_lsn)
+        self._note_room(flush.end_lsn)
+        answer = acceptor.flushed(flush.end_lsn)
         if answer is not None and acceptor.leader_connection is not None:
             self._outbox.send(acceptor.leader_connection, answer)
+
+    def _note_room(self, flush_lsn: Lsn) -> None:
+        """Record that there is disk space for WAL again, if a flush has ended in a segment that was created since."""
+        space = self.disk_space
+        if WAL in space.lacking and flush_lsn > space.wal_ends_at_lsn:
+            space.note(WAL, None)
 
     def _report_timer(self) -> None:
         """Report received WAL to the leader if a flush takes long. One timer serves all flushes."""
         self._report_timer_runs = False
-        if self._flush is None or self.failed.done():
+        if self._flush is None or self._has_failed:
             return
-        age_s = time.monotonic() - self._flush_began_at
+        age_s = monotonic() - self._flush_began_at
         if age_s >= REPORT_WRITE_AFTER_S and self._effects is None:
             self._post(self.acceptor.report_write)
         self._report_timer_runs = True
@@ -471,7 +490,7 @@ class Node:
     def _prepare_ahead(self) -> None:
         """Start to prepare the next segment if it is time."""
         storage = self.folder.storage
-        if storage is None or self._effects is not None or self.failed.done():
+        if storage is None or self._effects is not None or self._has_failed:
             return
         try:
             preparation = storage.prepare_ahead()
@@ -501,7 +520,7 @@ class Node:
                 self._shortages_in_a_row += 1
                 # Without a write meanwhile there is no flush that would retry it.
                 self._loop.call_later(pause_s, self._prepare_ahead)
-            self._prepare_not_before = time.monotonic() + pause_s
+            self._prepare_not_before = monotonic() + pause_s
             self._no_room_for_wal(full)
         else:
             self._shortages_in_a_row = 0

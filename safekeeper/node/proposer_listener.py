@@ -19,10 +19,14 @@ A connection is closed if it sends an invalid message, is not proven in time, or
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from safekeeper.base.errors import AuthenticationFailed, RemoteProtocolError
+from safekeeper.base.lsn import Lsn
 from safekeeper.base.networks import Networks
+from safekeeper.consensus.control_state import NOBODY
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorMessage,
@@ -40,8 +44,8 @@ from safekeeper.peers.codec import (
     PROPOSER_AUTHENTICATION,
     PROPOSER_DIALECT,
     FrameDecoder,
+    append_response_packer,
     encode,
-    encode_append_response,
     encode_authentication,
 )
 from safekeeper.peers.peer_auth import NONCE_BYTES, AcceptorSide, AuthenticationMessage, Reason, Refused
@@ -74,11 +78,14 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder: FrameDecoder[Any] = FrameDecoder(
             PROPOSER_AUTHENTICATION if self._secret else PROPOSER_DIALECT, frame_bytes_max=UNPROVEN_FRAME_BYTES_MAX
         )
-        # The event loop takes it from here, without a call in between.
-        self.get_buffer = self._decoder.get_buffer  # type: ignore[method-assign]
+        # The event loop calls `getattr(decoder, "room", sizehint)`, which is no Python function. So each event here
+        # makes room for the next one.
+        self.get_buffer = partial(getattr, self._decoder, "room")  # type: ignore[method-assign]
+        self.write: Callable[[bytes], None]  # The transport's method.
         self._now = listener.now
         self._pending: ProposerMessage | None = None  # One for which the node was not ready yet.
         self._proven = False
+        self._is_usual = False  # It is open, proven, read, and the peer reads.
         self._authentication: AcceptorSide | None = None
         self._transport: asyncio.Transport
         self._reading = True
@@ -98,6 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self.host = peer[0] if peer else ""
         self.peer = peer_name(peer[0], peer[1]) if peer else "unknown peer"
         prepare_socket(transport.get_extra_info("socket"))
+        self.write = self._transport.write
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
         self.heard_at = self._listener.now()
         self._open = True
@@ -120,12 +128,12 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.close(self.number, reason, broken=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer()
+        return self._decoder.room
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self._proven or not self._reading or not self._open or self._writing_paused:
-            self._decoder.buffer_updated(nbytes)
+        if not self._is_usual:
             if self._open:
+                self._decoder.buffer_updated(nbytes)
                 self.heard_at = self._now()
                 self.pump()
             return
@@ -133,9 +141,14 @@ class Connection(asyncio.BufferedProtocol):
         decoder, node, number = self._decoder, self._node, self.number
         now = self.heard_at = self._now()
         try:
-            message: Any = decoder.next_message(nbytes)
-            while type(message) is AppendRequest and node.append(number, message, now):
-                message = decoder.next_message() if decoder.begin < decoder.end else None
+            message: Any = decoder.next_append(nbytes)
+            while type(message) is AppendRequest:
+                is_last = decoder.begin == decoder.end
+                if not node.append(number, message, now, is_last=is_last):
+                    break
+                if is_last:
+                    return
+                message = decoder.next_append()
         except RemoteProtocolError as error:
             self._refuse(error)
             message = None
@@ -149,11 +162,12 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._open = False
+        self._open = self._is_usual = False
         self._listener.lost(self)
 
     def pause_writing(self) -> None:
         self._writing_paused = True
+        self._is_usual = False
 
     def resume_writing(self) -> None:
         self._writing_paused = False
@@ -168,6 +182,7 @@ class Connection(asyncio.BufferedProtocol):
             while self._open:
                 if self._writing_paused or (not node.ready and self._proven):
                     self._stop_reading()
+                    decoder.make_room()
                     node.messages_handled()
                     return
                 message: Any = self._pending or decoder.next_message()
@@ -190,13 +205,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._open and not self._reading:
             self._reading = True
             self._transport.resume_reading()
+        self._is_usual = self._open and self._proven
+        decoder.make_room()
         node.messages_handled()
 
     def send(self, message: AcceptorMessage) -> None:
         """Write the message as a frame."""
-        if type(message) is AppendResponse:
-            self._transport.write(encode_append_response(message))
-            return
         buffers = encode(message)
         if len(buffers) == 1:
             self._transport.write(buffers[0])
@@ -205,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self, *, abort: bool = False) -> None:
         """Close once everything written is sent, or at once; ignore further received data."""
-        self._open = False
+        self._open = self._is_usual = False
         if abort:
             self._transport.abort()
         else:
@@ -236,6 +250,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.proved(self)
 
     def _stop_reading(self) -> None:
+        self._is_usual = False
         if self._reading:
             self._reading = False
             self._transport.pause_reading()
@@ -274,6 +289,9 @@ class ProposerListener(Listener[Connection]):
         self._greeting_timeout_s = greeting_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._tls = tls
+        # What packs the answers to the present leader's appends: without a call of Python code.
+        self._answered_leader_id = NOBODY
+        self._pack_answer: Callable[[Lsn, Lsn, int, bool], bytes]
 
     def new_protocol(self) -> asyncio.BaseProtocol:
         """See Listener."""
@@ -295,8 +313,15 @@ class ProposerListener(Listener[Connection]):
     def send(self, connection: int, message: AcceptorMessage) -> None:
         """See Outbox."""
         there = self._connections.get(connection)
-        if there is not None:
+        if there is None:
+            return
+        if type(message) is not AppendResponse:
             there.send(message)
+            return
+        if message.leader_id is not self._answered_leader_id:
+            self._pack_answer = append_response_packer(message.leader_id)
+            self._answered_leader_id = message.leader_id
+        there.write(self._pack_answer(message.write_lsn, message.flush_lsn, message.sequence, message.has_readers))
 
     def close(self, connection: int, reason: str, *, broken: bool) -> None:
         """See Outbox."""

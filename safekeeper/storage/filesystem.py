@@ -21,9 +21,10 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from safekeeper.base.errors import ResourceShortage, StorageFailed, StorageFull
 
@@ -42,7 +43,16 @@ class Space(NamedTuple):
 
 
 class File(Protocol):
-    """One open file. Every method raises StorageFailed, those that may need space also StorageFull."""
+    """One open file. Every method raises StorageFailed, those that may need space also StorageFull.
+
+    Attributes:
+        system_pwrite: `pwrite` as the system has it: returns how many bytes it has written, and may raise OSError too,
+            for `storage_error`. Every append and flush calls it, without a Python function in between.
+        system_fdatasync: `fdatasync` in the same way.
+    """
+
+    system_pwrite: Callable[[bytes, int], int]
+    system_fdatasync: Callable[[], None]
 
     def pwrite(self, data: bytes, offset: int) -> None:
         """Write all of `data` at `offset`, into the operating system's cache."""
@@ -151,13 +161,15 @@ def sync_names(fs: FileSystem, directory: Path) -> None:
 class RealFile:
     """A file of the operating system."""
 
-    __slots__ = ("_descriptor", "_path")
+    __slots__ = ("_descriptor", "_path", "system_fdatasync", "system_pwrite")
 
     def __init__(self, path: Path, flags: int) -> None:
         self._path = path
         self._descriptor = -1
         with _os_errors("open", path, changes_nothing=True):
             self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        self.system_pwrite: Callable[[bytes, int], int] = partial(os.pwrite, self._descriptor)
+        self.system_fdatasync: Callable[[], None] = partial(os.fdatasync, self._descriptor)
 
     def pwrite(self, data: bytes, offset: int) -> None:
         try:
@@ -165,7 +177,7 @@ class RealFile:
             while written < len(data):
                 written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
         except OSError as error:
-            raise _storage_error("write", self._path, error, changes_nothing=True) from error
+            raise storage_error("write", self._path, error, changes_nothing=True) from error
 
     def pread(self, length: int, offset: int) -> bytes:
         try:
@@ -176,7 +188,7 @@ class RealFile:
                     break
                 data += more
         except OSError as error:
-            raise _storage_error("read", self._path, error, changes_nothing=True) from error
+            raise storage_error("read", self._path, error, changes_nothing=True) from error
         return data
 
     def pread_at_hand(self, length: int, offset: int) -> bytearray | None:
@@ -191,14 +203,14 @@ class RealFile:
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
                 return None
-            raise _storage_error("read", self._path, error, changes_nothing=True) from error
+            raise storage_error("read", self._path, error, changes_nothing=True) from error
         return data if count == length else data[:count]
 
     def fdatasync(self) -> None:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise _storage_error("sync", self._path, error, changes_nothing=False) from error
+            raise storage_error("sync", self._path, error, changes_nothing=False) from error
 
     def size(self) -> int:
         with _os_errors("examine", self._path, changes_nothing=True):
@@ -206,6 +218,8 @@ class RealFile:
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
+        # The descriptor's number may be another file's from now on.
+        self.system_pwrite = self.system_fdatasync = _refuse_closed_file
         if descriptor >= 0:
             with _os_errors("close", self._path):
                 os.close(descriptor)
@@ -279,7 +293,11 @@ def _os_errors(verb: str, path: Path, *, changes_nothing: bool = False) -> Itera
     try:
         yield
     except OSError as error:
-        raise _storage_error(verb, path, error, changes_nothing=changes_nothing) from error
+        raise storage_error(verb, path, error, changes_nothing=changes_nothing) from error
+
+
+def _refuse_closed_file(*_: object) -> NoReturn:
+    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def is_shortage(error: OSError) -> bool:
@@ -287,7 +305,12 @@ def is_shortage(error: OSError) -> bool:
     return error.errno in _SHORT
 
 
-def _storage_error(verb: str, path: Path, error: OSError, *, changes_nothing: bool) -> StorageFailed | StorageFull:
+def storage_error(verb: str, path: Path, error: OSError, *, changes_nothing: bool) -> StorageFailed | StorageFull:
+    """Return the error to raise for an error of the operating system.
+
+    Args:
+        changes_nothing: whether a call that fails has changed nothing, so that a shortage is ResourceShortage.
+    """
     kind: type[StorageFailed | StorageFull] = StorageFailed
     if error.errno in _FULL:
         kind = StorageFull

@@ -22,6 +22,7 @@ metadata. An empty slot {X, X} always matches; it is written only when all bytes
 
 import struct
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,9 @@ FOOTER_BYTES = 2 * SLOT_BYTES
 _MAGIC = b"WALSLOT1"
 _SLOT = struct.Struct("<8sQQQI")
 _CRC = struct.Struct("<I")
-_SLOT_REST = bytes(SLOT_BYTES - _SLOT.size - _CRC.size)
+# Pack the fields of a slot; then the whole slot, with zeros behind: of these fields and their CRC.
+pack_slot_fields = partial(_SLOT.pack, _MAGIC)
+pack_slot = struct.Struct(f"<{_SLOT.size}sI{SLOT_BYTES - _SLOT.size - _CRC.size}x").pack
 _CHUNK_BYTES = 1 << 20
 _ZEROS = bytes(_CHUNK_BYTES)
 
@@ -52,8 +55,8 @@ class Slot(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the slot as SLOT_BYTES bytes. Its fields fit into the first sector, which is written as a whole."""
-        body = _SLOT.pack(_MAGIC, *self)
-        return body + _CRC.pack(google_crc32c.value(body)) + _SLOT_REST
+        fields = pack_slot_fields(*self)
+        return pack_slot(fields, google_crc32c.value(fields))
 
     @classmethod
     def decode(cls, data: bytes) -> "Slot | None":
@@ -71,56 +74,61 @@ class SegmentFile:
     """One open segment file: the end of its WAL, and the range and running CRC of its next slot.
 
     Not thread-safe, except for `write_slot` and `sync`, which use only the file and may run in the disk's thread.
+    `WalStorage.append` and `flush_now` do what `append`, or `take_slot`, `write_slot` and `sync` do.
+
+    Attributes:
+        begin_lsn, end_lsn, write_lsn: the segment is [begin_lsn, end_lsn), its WAL so far [begin_lsn, write_lsn).
+        sequence: of the newest slot, written or taken to be written.
+        unslotted_lsn, crc: [unslotted_lsn, write_lsn) is in no slot yet; its CRC.
+        slot_offsets: the places in the file of slots with even and with odd sequence numbers.
     """
 
-    __slots__ = ("_crc", "_file", "_unslotted_lsn", "begin_lsn", "end_lsn", "path", "sequence", "tli", "write_lsn")
+    __slots__ = (
+        "begin_lsn",
+        "crc",
+        "end_lsn",
+        "file",
+        "path",
+        "sequence",
+        "slot_offsets",
+        "tli",
+        "unslotted_lsn",
+        "write_lsn",
+    )
 
     def __init__(
         self, file: File, path: Path, *, tli: int, begin_lsn: Lsn, end_lsn: Lsn, write_lsn: Lsn, sequence: int
     ) -> None:
-        self._file = file
+        self.file = file
         self.path = path
         self.tli = tli
-        self.begin_lsn = begin_lsn  # The segment is [begin_lsn, end_lsn); its WAL so far [begin_lsn, write_lsn).
+        self.begin_lsn = begin_lsn
         self.end_lsn = end_lsn
         self.write_lsn = write_lsn
-        self.sequence = sequence  # Of the newest slot, written or taken to be written.
-        self._unslotted_lsn = write_lsn  # [_unslotted_lsn, write_lsn) is in no slot yet; _crc is its CRC.
-        self._crc = 0
+        self.sequence = sequence
+        self.unslotted_lsn = write_lsn
+        self.crc = 0
+        self.slot_offsets = (slot_offset(end_lsn - begin_lsn, 0), slot_offset(end_lsn - begin_lsn, 1))
 
     def append(self, data: bytes) -> None:
         """Write `data` at write_lsn, to the operating system. The caller has checked that it fits."""
-        self._file.pwrite(data, self.write_lsn - self.begin_lsn)
-        self._crc = google_crc32c.extend(self._crc, data)
+        self.file.pwrite(data, self.write_lsn - self.begin_lsn)
+        self.crc = google_crc32c.extend(self.crc, data)
         self.write_lsn += len(data)
 
     def take_slot(self) -> Slot | None:
         """Return the slot of everything appended since the last one, and begin the next; None without an append."""
-        if self._unslotted_lsn == self.write_lsn:
+        if self.unslotted_lsn == self.write_lsn:
             return None
-        return self._next_slot(self._unslotted_lsn)
-
-    def flush(self) -> None:
-        """Write the slot of everything appended since the last one, and sync; wait for the disk here."""
-        write_lsn, begin_lsn = self.write_lsn, self._unslotted_lsn
-        if begin_lsn == write_lsn:
-            return
-        # As `take_slot` and `write_slot`, without the six calls: 5 us of 65 that a commit costs a safekeeper.
-        self.sequence = sequence = self.sequence + 1
-        body = _SLOT.pack(_MAGIC, sequence, begin_lsn, write_lsn, self._crc)
-        self._unslotted_lsn = write_lsn
-        self._crc = 0
-        offset = self.end_lsn - self.begin_lsn + sequence % 2 * SLOT_BYTES
-        self._file.pwrite(body + google_crc32c.value(body).to_bytes(4, "little") + _SLOT_REST, offset)
-        self._file.fdatasync()
+        return self._next_slot(self.unslotted_lsn)
 
     def write_slot(self, slot: Slot) -> None:
         """Write `slot` at its place, to the operating system."""
-        self._file.pwrite(slot.encode(), slot_offset(self.end_lsn - self.begin_lsn, slot.sequence))
+        self.file.pwrite(slot.encode(), self.slot_offsets[slot.sequence % 2])
 
     def sync(self) -> None:
         """Return once the file's bytes and slots are on disk."""
-        self._file.fdatasync()
+        self.file.fdatasync()
 
     def cut(self, lsn: Lsn) -> None:
         """End the segment's WAL at `lsn`, durably (detail e). The bytes below `lsn` must be durable already.
@@ -129,23 +137,23 @@ class SegmentFile:
         the first append after the cut is lost in a crash.
         """
         self.write_lsn = lsn
-        self._crc = 0
+        self.crc = 0
         self.write_slot(self._next_slot(lsn))
         self.sync()
 
     def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
         """Return the bytes [begin_lsn, end_lsn), which are in this segment."""
-        return read_exactly(self._file, self.path, end_lsn - begin_lsn, begin_lsn - self.begin_lsn)
+        return read_exactly(self.file, self.path, end_lsn - begin_lsn, begin_lsn - self.begin_lsn)
 
     def close(self) -> None:
         """Release the file."""
-        self._file.close()
+        self.file.close()
 
     def _next_slot(self, begin_lsn: Lsn) -> Slot:
         self.sequence += 1
-        slot = Slot(self.sequence, begin_lsn, self.write_lsn, self._crc)
-        self._unslotted_lsn = self.write_lsn
-        self._crc = 0
+        slot = Slot(self.sequence, begin_lsn, self.write_lsn, self.crc)
+        self.unslotted_lsn = self.write_lsn
+        self.crc = 0
         return slot
 
 

@@ -55,8 +55,8 @@ from walproxy.proxy.window import Window
 class AckBeforeFlush(Acceptor):
     """Says that it has flushed what it has only received."""
 
-    def _answer(self) -> AppendResponse | None:
-        answer = super()._answer()
+    def flushed(self, flush_lsn: Lsn) -> AppendResponse | None:
+        answer = super().flushed(flush_lsn)
         return answer and msgspec.structs.replace(answer, flush_lsn=answer.write_lsn)
 
 

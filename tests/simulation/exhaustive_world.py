@@ -404,7 +404,7 @@ _LEFT_OUT = {
     # They follow from the other fields; time stands still.
     *("rule", "_voter_ids", "_counted", "_with_readers", "_answered_until"),
     # What `check` compares with: this world does not ask it.
-    *("_checked", "_checked_lsns"),
+    *("_checked", "_checked_logs_adopted", "_checked_commit_lsn", "_checked_truncate_lsn"),
 }
 SWAPS = ((campaign, "Verification", _TakenOnTrust), (replication, "READ_BYTES", 1))
 

@@ -152,6 +152,10 @@ class VirtualFile:
         self._disk.maybe_write_back(self._content)
         self._disk.step_done()
 
+    def system_pwrite(self, data: bytes, offset: int) -> int:
+        self.pwrite(data, offset)
+        return len(data)
+
     def pread(self, length: int, offset: int) -> bytes:
         self._disk.check_alive(self._life)
         if self._content.lost and self._disk.rng.random() * _EVICT_ONE_IN < 1:
@@ -177,6 +181,9 @@ class VirtualFile:
         if meanwhile is not None:
             meanwhile()
         disk.step_done()
+
+    def system_fdatasync(self) -> None:
+        self.fdatasync()
 
     def size(self) -> int:
         self._disk.check_alive(self._life)

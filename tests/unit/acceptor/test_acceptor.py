@@ -663,6 +663,14 @@ def test_wal_counts_as_flushed_only_when_the_flush_has_returned() -> None:
     assert bench.flush() == AppendResponse(P1, BASE + 5, BASE + 5, 0)
 
 
+def test_wal_whose_flush_takes_long_is_reported_once() -> None:
+    bench = following()
+    bench.append(BASE, b"12345")
+    reported = bench.run(bench.acceptor.report_write())
+    assert reported == [Send(1, AppendResponse(P1, BASE + 5, BASE, 0))]
+    assert bench.run(bench.acceptor.report_write()) == []
+
+
 def test_an_append_starts_exactly_at_the_write_position() -> None:
     for begin_lsn in (BASE + 99, BASE + 101):
         bench = following(100)

@@ -8,7 +8,7 @@ import pytest
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.messages import VoteRequest
+from safekeeper.consensus.messages import AppendRequest, VoteRequest
 from safekeeper.consensus.term_history import HistoryEntry
 from tests.unit.acceptor.test_acceptor import BASE, P1, P2, Bench, elected, member
 
@@ -90,6 +90,43 @@ def test_what_cannot_be_is_noticed(harm: Callable[[Acceptor], None], message: st
     harm(bench.acceptor)
     with pytest.raises(InvariantViolation, match=message):
         bench.acceptor.check()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        _flush_above_write,
+        _promise_goes_back,
+        _adopts_above_the_promise,
+        _commit_goes_back,
+        _truncate_goes_back,
+        _truncate_above_commit,
+        _leader_without_a_connection,
+        _connection_without_a_leader,
+        _deposed_leader,
+    ],
+)
+def test_nothing_is_answered_by_an_acceptor_in_a_state_that_cannot_be(harm: Callable[[Acceptor], None]) -> None:
+    bench = following()
+    answer = bench.acceptor.flushed(BASE + 100)
+    assert answer is not None and answer.flush_lsn == BASE + 100
+    bench.acceptor._leader_commit_lsn = 0  # Otherwise a commit_lsn that is too low would advance.
+    harm(bench.acceptor)
+    with pytest.raises(InvariantViolation):
+        bench.acceptor.flushed(BASE + 100)
+
+
+def test_positions_are_compared_with_those_of_the_last_flush() -> None:
+    bench = following()
+    bench.acceptor.wrote(AppendRequest(P1, 1, BASE + 100, BASE + 60, BASE + 50, 0, True, b"x"), bench.now)
+    assert bench.acceptor.flushed(BASE + 101) is not None
+    bench.acceptor._leader_commit_lsn = 0
+    for name in ("commit_lsn", "truncate_lsn"):
+        position = getattr(bench.acceptor, name)
+        setattr(bench.acceptor, name, position - 1)
+        with pytest.raises(InvariantViolation, match="has gone back"):
+            bench.acceptor.flushed(BASE + 101)
+        setattr(bench.acceptor, name, position)
 
 
 def test_positions_may_go_back_with_the_log_that_replaces_theirs() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import ConfigurationError, DiskLost, InvariantViolation, StorageFailed, WalproxyError
-from safekeeper.base.lsn import segment_name
+from safekeeper.base.lsn import LSN_MAX, segment_name
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
@@ -90,9 +90,9 @@ class Bench:
     def says(self, message: ProposerMessage, connection: int = CONNECTION) -> None:
         """Say `message` as a connection does."""
         now = asyncio.get_running_loop().time()
-        if type(message) is not AppendRequest or not self.node.append(connection, message, now):
+        if type(message) is not AppendRequest or not self.node.append(connection, message, now, is_last=True):
             self.node.receive(connection, message)
-        self.node.messages_handled()
+            self.node.messages_handled()
 
     async def ask(self, message: ProposerMessage, kind: type[_Message], connection: int = CONNECTION) -> _Message:
         """Say `message` when the node is ready, and return the next answer, which must be of `kind`."""
@@ -455,10 +455,25 @@ async def test_readers_are_shown_no_commit_of_an_empty_append_that_makes_the_sta
 
 
 @on_the_loop
-async def test_a_full_disk_refuses_appends_and_recovers_by_itself(tmp_path: Path) -> None:
+async def test_a_state_that_cannot_be_ends_the_node_before_the_flush_that_follows_it(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        end_lsn = await sk.append_durably(bytes(SEGMENT_SIZE // 2))
+        sk.fs.hold()
+        sk.node.acceptor._open_fork_lsn = LSN_MAX  # The append is a usual one.
+        sk.node.acceptor.truncate_lsn = BASE_LSN + 1
+        sk.append(b"x" * 100)
+        assert isinstance(sk.node.failed.exception(), InvariantViolation)
+
+
+@pytest.mark.parametrize("is_quick", [False, True], ids=["slow", "quick"])
+@on_the_loop
+async def test_a_full_disk_refuses_appends_and_recovers_by_itself(tmp_path: Path, is_quick: bool) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        async with asyncio.timeout(DEADLINE_S):
+            while is_quick and sk.fs.synced_by[-1] is not threading.current_thread():
+                await sk.append_durably(bytes(10))
+        end_lsn = await sk.append_durably(bytes(SEGMENT_SIZE // 4))
         sk.fs.full = True
         sk.append(bytes(SEGMENT_SIZE))
         refusal = sk.refusal()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import LSN_MAX
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address, Secret
 from safekeeper.consensus.control_state import LeaderId
@@ -270,6 +271,78 @@ async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwa
         assert [type(await client.receive()) for _ in range(3)] == [VoteResponse, PreVoteResponse, VoteResponse]
         assert isinstance(await other.receive(), PreVoteResponse)
         assert not there.listener.waiting
+
+
+def deliver(connection: Connection, message: ProposerMessage) -> None:
+    """Let the connection receive a message in two parts, as the event loop does."""
+    data = b"".join(encode(message))
+    for part in (data[:20], data[20:]):
+        connection.get_buffer(-1)[: len(part)] = part
+        connection.buffer_updated(len(part))
+
+
+@on_the_loop
+async def test_what_arrives_although_the_connection_is_not_read_is_handled_afterwards_in_order(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        await client.append(BASE_LSN, b"x" * 100)
+        connection = there.connection()
+        there.fs.hold()
+        deliver(connection, VoteRequest(LeaderId(2, "run1"), 1))
+        assert not there.node.ready
+        deliver(connection, PreVoteRequest("run1"))
+        deliver(connection, VoteRequest(LeaderId(3, "run1"), 1))
+        there.fs.release()
+        answers = [await client.receive() for _ in range(3)]
+        assert [type(answer) for answer in answers] == [VoteResponse, PreVoteResponse, VoteResponse]
+
+
+@on_the_loop
+async def test_an_append_waits_while_its_peer_reads_no_answers(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        await client.append(BASE_LSN, b"x" * 100)
+        connection, acceptor = there.connection(), there.node.acceptor
+        acceptor._open_fork_lsn = LSN_MAX  # The next append is a usual one.
+        connection.pause_writing()
+        deliver(connection, append(BASE_LSN + 100, b"y" * 10))
+        assert acceptor.write_lsn == BASE_LSN + 100
+        connection.resume_writing()
+        assert acceptor.write_lsn == BASE_LSN + 110
+
+
+@on_the_loop
+async def test_what_arrives_after_the_connection_was_closed_is_ignored(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        await client.append(BASE_LSN, b"x" * 100)
+        connection, acceptor = there.connection(), there.node.acceptor
+        acceptor._open_fork_lsn = LSN_MAX  # The next append is a usual one.
+        connection.close()
+        for _ in range(2):
+            deliver(connection, append(BASE_LSN + 100, b"y" * 10))
+        assert acceptor.write_lsn == BASE_LSN + 100
+
+
+@on_the_loop
+async def test_each_leader_gets_answers_with_its_own_term(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        await client.append(BASE_LSN, b"x" * 100)
+        client.send(VoteRequest(LeaderId(2, "run1"), 1))
+        vote = await client.receive()
+        assert isinstance(vote, VoteResponse)
+        control = there.node.acceptor.control
+        assert control.membership is not None
+        history = (*vote.history, HistoryEntry(2, BASE_LSN + 100, 1))
+        cluster = (control.cluster_id, 5, SEGMENT_SIZE, 150018, control.membership)
+        client.send(Elected(LeaderId(2, "run1"), *cluster, history, (), BASE_LSN, 0))
+        answer = await client.receive()
+        assert isinstance(answer, AppendResponse) and answer.leader_id == LeaderId(2, "run1")
 
 
 @pytest.mark.parametrize("over_tls", [False, True], ids=["plaintext", "TLS"])

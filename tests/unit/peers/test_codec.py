@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,6 +46,7 @@ from safekeeper.peers.codec import (
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
     PROBLEM_BYTES_MAX,
+    PROPOSER_AUTHENTICATION,
     PROPOSER_DIALECT,
     AppendEncoder,
     FrameDecoder,
@@ -313,6 +315,45 @@ def test_an_append_is_decoded_as_it_stands() -> None:
     assert terms == [8, 7]
 
 
+def test_an_append_that_is_not_like_the_last_one_is_decoded_as_it_stands() -> None:
+    frames = [append_frame(), append_frame(generation=2), append_frame(healthy=0), append_frame(), append_frame(term=8)]
+    appends: Any = FrameDecoder(PROPOSER_DIALECT).feed(b"".join(frames))
+    told = [(append.leader_id.term, append.generation, append.healthy) for append in appends]
+    assert told == [(7, 1, True), (7, 2, True), (7, 1, False), (7, 1, True), (8, 1, True)]
+    assert [append.payload for append in appends] == [b"WAL"] * 5
+
+
+def test_an_append_that_is_like_the_last_one_is_refused_in_another_dialect() -> None:
+    decoder: FrameDecoder[Any] = decoder_of_appends()
+    decoder.speak(PROPOSER_AUTHENTICATION)
+    with pytest.raises(RemoteProtocolError):
+        decoder.feed(append_frame())
+
+
+def test_an_append_that_is_like_the_last_one_is_no_longer_than_the_peer_may_send() -> None:
+    decoder = FrameDecoder(PROPOSER_DIALECT, frame_bytes_max=len(append_frame()))
+    assert len(decoder.feed(2 * append_frame())) == 2
+    longer = frame(AppendRequest(NODE, 1, 100, 0, 0, 5, True, b"WAL+"))
+    with pytest.raises(RemoteProtocolError, match="too long before authentication"):
+        decoder.feed(longer)
+
+
+def test_the_room_is_where_the_next_bytes_go() -> None:
+    decoder = FrameDecoder(PROPOSER_DIALECT)
+    frames = [append_frame(begin_lsn=number, healthy=number % 4 > 0) for number in range(1, 100)]
+    data, received, whole = b"".join(frames), [], len(frames[0])
+    sizes = itertools.cycle((whole, whole, whole, whole + 8, 10, 2 * whole - 18))
+    while data:
+        size = min(next(sizes), len(data))
+        decoder.room[:size] = data[:size]
+        data = data[size:]
+        message = decoder.next_append(size)
+        while message is not None:
+            received.append(message)
+            message = decoder.next_append() if decoder.begin < decoder.end else None
+    assert received == [AppendRequest(NODE, 1, at, 0, 0, 5, at % 4 > 0, b"WAL") for at in range(1, 100)]
+
+
 @pytest.mark.parametrize(("offset", "value"), [(0, 0), (2, 9), (3, 3)], ids=["magic", "version", "kind"])
 def test_a_frame_that_is_an_append_but_for_its_header_is_refused(offset: int, value: int) -> None:
     data = bytearray(append_frame())
@@ -332,7 +373,14 @@ def test_an_append_that_is_too_long_is_refused_although_the_buffer_has_room_for_
     room = decoder.get_buffer()
     room[: len(data)] = data
     with pytest.raises(RemoteProtocolError, match="a frame of kind 2 has"):
-        decoder.next_message(len(data))
+        decoder.next_append(len(data))
+
+
+def test_an_append_that_is_too_short_for_its_fields_is_refused_although_more_was_received() -> None:
+    data = bytearray(2 * append_frame())
+    data[4] = len(append_frame()) - HEADER_BYTES - len(b"WAL") - 1
+    with pytest.raises(RemoteProtocolError, match="a frame of kind 2 has 80 bytes"):
+        decoder_of_appends().feed(data)
 
 
 def test_an_append_in_two_pieces_is_decoded_once_it_is_complete() -> None:

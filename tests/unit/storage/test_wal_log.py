@@ -1,5 +1,7 @@
 """The log over many segment files: appends, flushes, cuts, reads, and what its folder may look like."""
 
+import errno
+import os
 import random
 import threading
 from pathlib import Path
@@ -217,6 +219,12 @@ def test_no_room_for_live_wal_is_a_failure_not_a_refusal(fs: VirtualFileSystem, 
         def pwrite(self, data: bytes, offset: int) -> None:
             raise StorageFull("could not write: no space left on device")
 
+        def system_pwrite(self, data: bytes, offset: int) -> int:
+            raise StorageFull("could not write: no space left on device")
+
+        def system_fdatasync(self) -> None:
+            pass
+
         def pread(self, length: int, offset: int) -> bytes:
             return b""
 
@@ -229,9 +237,65 @@ def test_no_room_for_live_wal_is_a_failure_not_a_refusal(fs: VirtualFileSystem, 
         def close(self) -> None:
             pass
 
-    storage._writing[-1]._file = FullFile()
+    storage._writing[-1].file = FullFile()
     with pytest.raises(StorageFailed, match="no space left"):
         storage.append(BASE, b"x")
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "message"),
+    [
+        ("system_pwrite", errno.EIO, "could not write .*: Input/output error; the safekeeper must be restarted"),
+        ("system_pwrite", errno.ENOSPC, "could not write .*: No space left on device; the safekeeper must"),
+        ("system_pwrite", errno.ENOMEM, "could not write .*: Cannot allocate memory; the safekeeper must"),
+        ("system_fdatasync", errno.EIO, "could not sync .*: Input/output error; the safekeeper must be restarted"),
+    ],
+)
+def test_an_error_of_the_system_at_an_append_or_a_flush_ends_the_storage(
+    tmp_path: Path, call: str, number: int, message: str
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    for appended in (0, 100):
+        if call == "system_fdatasync" and not appended:
+            continue
+        storage = WalStorage.open(RealFileSystem(), tmp_path / f"{appended}", segment_size=SIZE, tli=1)
+        storage.reset(BASE, 1)
+        if appended:
+            storage.append(BASE, b"x" * appended)
+        setattr(storage._writing[-1].file, call, fails)
+        with pytest.raises(StorageFailed, match=message):
+            storage.flush_now() if appended else storage.append(BASE, b"x")
+        assert (storage.write_lsn, storage.flush_lsn) == (BASE + appended, BASE)
+        with pytest.raises(StorageFailed, match="must be restarted"):
+            storage.append(BASE + appended, b"y")
+
+
+def test_what_the_system_writes_in_parts_is_written_completely(tmp_path: Path) -> None:
+    storage = WalStorage.open(RealFileSystem(), tmp_path / "wal", segment_size=SIZE, tli=1)
+    storage.reset(BASE, 1)
+    file = storage._writing[-1].file
+    whole = file.system_pwrite
+    file.system_pwrite = lambda data, offset: whole(data[: len(data) // 200], offset)
+    storage.append(BASE, b"0123456789")
+    storage.flush_now()
+    storage.close()
+    again = WalStorage.open(RealFileSystem(), tmp_path / "wal", segment_size=SIZE, tli=1)
+    assert again.read(BASE, again.flush_lsn) == b"0123456789"
+    again.close()
+
+
+def test_a_closed_file_writes_nothing_more_into_whichever_has_its_number(tmp_path: Path) -> None:
+    file = RealFileSystem().create(tmp_path / "file")
+    file_number = file._descriptor
+    file.close()
+    other = RealFileSystem().create(tmp_path / "other")
+    assert other._descriptor == file_number
+    for attempt in (lambda: file.system_pwrite(b"x", 0), lambda: file.system_fdatasync()):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            attempt()
+    other.close()
 
 
 @pytest.mark.parametrize("length", [SIZE // 2 + 100, SIZE, 2 * SIZE, 2 * SIZE + 1, 3 * SIZE])

@@ -115,17 +115,7 @@ def slots_of_a_flush_at_once_first_then_syncs(patch: pytest.MonkeyPatch) -> None
 
 def flush_at_once_without_sync(patch: pytest.MonkeyPatch) -> None:
     """S2: what a flush at once has only written counts as durable."""
-    flush = SegmentFile.flush
-
-    def planted(segment: SegmentFile) -> None:
-        patch.setattr(type(segment._file), "fdatasync", lambda file: None)
-        try:
-            flush(segment)
-        finally:
-            patch.setattr(type(segment._file), "fdatasync", fdatasync)
-
-    fdatasync = VirtualFile.fdatasync
-    patch.setattr(SegmentFile, "flush", planted)
+    patch.setattr(VirtualFile, "system_fdatasync", lambda file: None)
 
 
 def walk_to_the_last_file(patch: pytest.MonkeyPatch) -> None:
@@ -177,8 +167,8 @@ def cut_without_slot(patch: pytest.MonkeyPatch) -> None:
     """(e) After a cut the newest slot still vouches for what was cut."""
 
     def planted(segment: SegmentFile, lsn: int) -> None:
-        segment.write_lsn = segment._unslotted_lsn = lsn
-        segment._crc = 0
+        segment.write_lsn = segment.unslotted_lsn = lsn
+        segment.crc = 0
 
     patch.setattr(SegmentFile, "cut", planted)
 
