@@ -598,20 +598,27 @@ class DeliveringDecoder(FrameDecoder[_Message]):
 
     def received(self, nbytes: int) -> None:
         """Handle `nbytes` that were written to the start of `room`."""
+        begin, end = self.begin, self.end + nbytes
+        buffer = self._buffer
         try:
-            if nbytes == _APPEND_RESPONSE_BYTES and self.end == 0:
-                prefix, write_lsn, flush_lsn, sequence, has_readers = _APPEND_RESPONSE_FRAME.unpack_from(self._buffer)
-                if prefix == self._prefix and flush_lsn <= write_lsn and has_readers <= 1:
-                    # It is one of the dialect's: the prefix is that of one that was.
-                    answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
-                    self.deliver(answer)
-                    return
-            message = self.next_message(nbytes)
-            while message is not None:
+            while end - begin >= _APPEND_RESPONSE_BYTES:
+                prefix, write_lsn, flush_lsn, sequence, has_readers = _APPEND_RESPONSE_FRAME.unpack_from(buffer, begin)
+                if prefix != self._prefix or flush_lsn > write_lsn or has_readers > 1:
+                    break
+                begin += _APPEND_RESPONSE_BYTES
+                self._wanted = HEADER_BYTES
+                # It is one of the dialect's: the prefix is that of one that was.
+                answer: Any = AppendResponse(self._leader_id, write_lsn, flush_lsn, sequence, has_readers == 1)
+                self.deliver(answer)
+            if begin == end:
+                self.begin = self.end = 0
+                self.room = buffer
+                return
+            self.begin, self.end = begin, end
+            while (message := self.next_message()) is not None:
                 if type(message) is AppendResponse:
                     self._prefix = _append_response_prefix(self._leader_id)
                 self.deliver(message)
-                message = self.next_message() if self.begin < self.end else None
             self.make_room()
         except RemoteProtocolError as error:
             self._fail(error)

@@ -72,13 +72,12 @@ class Replication(Liveness):
             if progress.state is not _STREAMING:
                 continue
             begin_lsn = progress.sent_lsn
-            if (
-                not window_begin_lsn <= begin_lsn < end_lsn < begin_lsn + APPEND_BYTES_MAX
-                or progress.write_lsn < progress.last_begin_lsn
-            ):
+            if not window_begin_lsn <= begin_lsn < end_lsn < begin_lsn + APPEND_BYTES_MAX:
                 self._send_wal(safekeeper_id, progress, now)
                 group_lsn = -1  # Actions stay in the order of the members.
                 continue
+            if progress.write_lsn < progress.last_begin_lsn:
+                continue  # Two appends are in flight. Its next answer sends the rest.
             # What `_send_wal` does for WAL that fits one append.
             progress.last_sent_at = now
             progress.sent_commit_lsn = commit_lsn
@@ -200,9 +199,20 @@ class Replication(Liveness):
         """Send the WAL that the member lacks, within the limits on bytes and appends in flight (S14)."""
         if progress.state is not State.STREAMING:
             return
-        if progress.write_lsn < progress.last_begin_lsn and self.received_lsn - progress.sent_lsn < APPEND_BYTES_MAX:
-            return  # Its next answer calls this again.
-        limit_lsn = min(self.received_lsn, progress.write_lsn + IN_FLIGHT_BYTES_MAX)
+        begin_lsn, end_lsn = progress.sent_lsn, self.received_lsn
+        if end_lsn - begin_lsn < APPEND_BYTES_MAX:
+            if progress.write_lsn < progress.last_begin_lsn:
+                return  # Its next answer calls this again.
+            if self.window_begin_lsn <= begin_lsn < end_lsn <= progress.write_lsn + IN_FLIGHT_BYTES_MAX:
+                # The usual case, what the loop below does for one append.
+                progress.last_sent_at = now
+                progress.sent_commit_lsn = self.commit_lsn
+                if progress.waiting_since is None:
+                    progress.waiting_since = now
+                progress.last_begin_lsn, progress.sent_lsn = begin_lsn, end_lsn
+                self._out.append(SendAppend([safekeeper_id], self._append(begin_lsn, now), end_lsn))
+                return
+        limit_lsn = min(end_lsn, progress.write_lsn + IN_FLIGHT_BYTES_MAX)
         while progress.sent_lsn < limit_lsn:
             if progress.sent_lsn < self.window_begin_lsn:
                 self._fetch_for(safekeeper_id, progress, now)

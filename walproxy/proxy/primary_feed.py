@@ -111,6 +111,7 @@ class PrimaryFeed:
     Attributes:
         rota: the hosts, and the state of each.
         streams: whether a COPY is open.
+        is_paused: whether reading is paused.
     """
 
     def __init__(self, config: FeedConfig, owner: FeedOwner) -> None:
@@ -135,7 +136,7 @@ class PrimaryFeed:
         self._link_check: LinkCheck | None = None
         self._unlinked: list[memoryview] = []
         self._start: StartReplication | None = None
-        self._paused = False
+        self.is_paused = False
         self._warned: set[tuple[PrimaryHost, str]] = set()
         self._problem_logs: defaultdict[PrimaryHost, LogOnce] = defaultdict(LogOnce)
         self._segment_size = 0
@@ -178,20 +179,15 @@ class PrimaryFeed:
 
     def pause(self) -> None:
         """Stop reading: the window is full."""
-        self._paused = True
+        self.is_paused = True
         if self._connection is not None:
             self._connection.pause_reading()
 
     def resume(self) -> None:
         """Continue to read."""
-        self._paused = False
+        self.is_paused = False
         if self._connection is not None:
             self._connection.resume_reading()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether reading is paused."""
-        return self._paused
 
     def report(
         self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, *, repeats: bool = False, reply_requested: bool = False
@@ -466,7 +462,7 @@ class PrimaryFeed:
         self._sent_feedback = None
         self.streams = True
         self._on_usable_connection()
-        if self._paused:
+        if self.is_paused:
             connection.pause_reading()
         logger.info("streaming timeline %d from %s", tli, format_lsn(begin_lsn))
         return await connection.stream(self._on_wal, self._on_keepalive)
@@ -594,7 +590,7 @@ class PrimaryFeed:
                     self._send_status(reply_requested=due)
                 self._send_feedback_if_due(connection, now)
                 silent_s = now - connection.last_message_s
-                if not self._paused and silent_s > self._config.silence_timeout_s:
+                if not self.is_paused and silent_s > self._config.silence_timeout_s:
                     logger.warning("no data from the primary for %.0f s: reconnecting", silent_s)
                     connection.close()
             await asyncio.sleep(interval_s if interval_s < STATUS_INTERVAL_S else STATUS_INTERVAL_S / 4)

@@ -334,8 +334,10 @@ class Proxy:
         proposer, now = self.proposer, self._loop.time()
         if type(message) is AppendResponse and proposer.steady_answer(safekeeper_id, message, now):
             # As `Proposer.message` does, a call less for each answer.
-            if proposer.out:
-                self._execute(proposer.taken())
+            if out := proposer.out:
+                actions = out.copy()
+                out.clear()
+                self._execute(actions)
             return
         self._execute(proposer.message(safekeeper_id, message, now))
 

@@ -6,7 +6,7 @@ that a quorum has. Bytes that are not committed are never dropped; when they fil
 from PostgreSQL (backpressure), so memory is bounded by the capacity and one read (S14).
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from safekeeper.base.errors import LocalProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
@@ -58,8 +58,11 @@ class Window:
         """
         if begin_lsn == end_lsn:
             return []
-        if end_lsn == self.end_lsn and self._begins and self.begin_lsn <= begin_lsn == self._begins[-1]:
-            return [self._chunks[-1]]  # The usual case: the chunk that was appended last.
+        if end_lsn == self.end_lsn and self.begin_lsn <= begin_lsn < end_lsn:
+            # The usual case: the chunks that were appended last, whole.
+            index = bisect_left(self._begins, begin_lsn, self._head)
+            if index < len(self._begins) and self._begins[index] == begin_lsn:
+                return self._chunks[index:]
         if not self.begin_lsn <= begin_lsn < end_lsn <= self.end_lsn:
             raise LocalProtocolError(
                 f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not in the window "

@@ -49,6 +49,7 @@ from safekeeper.peers.codec import (
     PROPOSER_AUTHENTICATION,
     PROPOSER_DIALECT,
     AppendEncoder,
+    DeliveringDecoder,
     FrameDecoder,
     encode,
 )
@@ -176,6 +177,60 @@ def test_every_proposer_message_survives_the_wire_in_pieces_of_any_size(messages
 def test_every_acceptor_message_survives_the_wire_in_pieces_of_any_size(messages: list, cuts: list[int]) -> None:
     data = b"".join(frame(m) for m in messages)
     assert decode_in_pieces(FrameDecoder(ACCEPTOR_DIALECT), data, cuts) == messages
+
+
+class Deliveries:
+    """A decoder that delivers, and what it has delivered."""
+
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+        self.errors: list[RemoteProtocolError] = []
+        self.decoder = DeliveringDecoder(ACCEPTOR_DIALECT, self.messages.append, self.errors.append)
+
+    def receive(self, data: bytes) -> None:
+        """Do what the event loop does."""
+        while data:
+            room = self.decoder.room
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            data = data[size:]
+            self.decoder.received(size)
+
+
+answers = st.builds(lambda r, s, h: AppendResponse(NODE, r[1], r[0], s, h), ranges, numbers, st.booleans())
+
+
+@given(
+    st.lists(st.one_of(answers, answers, answers, acceptor_messages), max_size=8),
+    st.lists(st.integers(0, 10_000), max_size=6),
+)
+def test_every_acceptor_message_is_delivered_in_pieces_of_any_size(messages: list, cuts: list[int]) -> None:
+    data = b"".join(frame(m) for m in messages)
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    deliveries = Deliveries()
+    for low, high in itertools.pairwise(edges):
+        deliveries.receive(data[low:high])
+    assert deliveries.messages == messages and deliveries.errors == []
+
+
+def test_a_short_message_is_delivered_after_an_answer_that_arrived_in_two_pieces() -> None:
+    answer, vote = AppendResponse(NODE, 200, 100, 1), PreVoteResponse(True, "")
+    deliveries = Deliveries()
+    deliveries.receive(frame(answer))
+    deliveries.receive(frame(answer)[:20])
+    deliveries.receive(frame(answer)[20:])
+    deliveries.receive(frame(vote))
+    assert deliveries.messages == [answer, answer, vote]
+
+
+@pytest.mark.parametrize("fields", [(100, 200, 1, 0), (200, 100, 1, 2)])
+def test_a_usual_answer_with_a_field_out_of_range_is_refused(fields: tuple[int, int, int, int]) -> None:
+    usual = frame(AppendResponse(NODE, 200, 100, 1))
+    deliveries = Deliveries()
+    deliveries.receive(usual)
+    deliveries.receive(usual[:-25] + struct.pack("<QQQB", *fields))
+    assert len(deliveries.messages) == 1
+    assert "out of range" in str(deliveries.errors[0])
 
 
 @given(st.binary(max_size=200))
