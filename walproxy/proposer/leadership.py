@@ -225,10 +225,7 @@ class Leadership(Replication):
             write_lsn, commit_lsn = reported = self.write_lsn, self.commit_lsn
             if self.streaming and reported != self._reported:
                 self._reported = reported
-                apply_lsn = self._standbys.applied_lsn
-                if apply_lsn > commit_lsn:
-                    apply_lsn = commit_lsn
-                self._out.append(ReportStatus(write_lsn, commit_lsn, apply_lsn))
+                self._out.append(ReportStatus(write_lsn, commit_lsn, self._standbys.apply_lsn(commit_lsn)))
             if has_advanced:
                 for reader_id, reader in self._with_readers:
                     self._send_commit(reader_id, reader, now)
