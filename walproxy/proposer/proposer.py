@@ -701,8 +701,15 @@ class Proposer:
     @property
     def is_steady(self) -> bool:
         """Whether every configured safekeeper is sent WAL of the window, and only everyday events occur."""
-        return len(self._steady) == len(self.peers) and all(
-            progress.state is State.STREAMING for progress in self._steady.values()
+        leadership = self.leadership
+        # One that needs WAL below the window may wait for the next tick to fetch it.
+        return (
+            leadership is not None
+            and len(self._steady) == len(self.peers)
+            and all(
+                progress.state is State.STREAMING and progress.sent_lsn >= leadership.window_begin_lsn
+                for progress in self._steady.values()
+            )
         )
 
     def _note(self, level: Level, text: str) -> None:

@@ -60,8 +60,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.05
 # While only everyday events occur, a tick does nothing but send heartbeats.
 STEADY_TICK_S = 0.125
-# The state is observed at each of so many ticks, and when the phase has changed: it is most of what an idle proxy does.
-TICKS_PER_OBSERVATION = 4
+# The state is observed no more often than this, and when the phase has changed: it is most of what an idle proxy does.
+OBSERVATION_INTERVAL_S = 0.2
 # Bytes in the window that no member needs stay until the next tick, unless there are as many as this.
 EVICT_BYTES = 1 << 20
 LINES_OF_A_KIND_MAX = 10
@@ -129,6 +129,7 @@ class Proxy:
         self._has_failed = False
         self._stopping = False
         self._next_tick: asyncio.TimerHandle | None = None
+        self._next_observation_at = 0.0
         self._finished: asyncio.Future[WalproxyError | None]
         self._loop: asyncio.AbstractEventLoop
 
@@ -157,7 +158,7 @@ class Proxy:
         for task in tasks:
             task.add_done_callback(self._task_ended)
         try:
-            self._tick(0)
+            self._tick()
             return await self._finished
         finally:
             if self._next_tick is not None:
@@ -215,20 +216,24 @@ class Proxy:
         if not self._finished.done():
             self._finished.set_exception(error)
 
-    def _tick(self, number: int) -> None:
+    def _tick(self) -> None:
         phase = self.proposer.phase
         try:
             self._execute(self.proposer.tick(self._loop.time(), random.random()))
             self.feed.report_standbys(self.proposer.hot_standby_feedback())
             self._trim_window()
-            if number % TICKS_PER_OBSERVATION == 0 or self.proposer.phase is not phase:
+            now = self._loop.time()
+            if now >= self._next_observation_at or self.proposer.phase is not phase:
+                self._next_observation_at = now + OBSERVATION_INTERVAL_S
                 self._watch_state()
         except Exception as error:
             # The event loop would only log an OSError of a callback.
             self._fail(error)
             return
-        tick_s = min(STEADY_TICK_S, self.config.heartbeat_interval / 2) if self.proposer.is_steady else TICK_S
-        self._next_tick = self._loop.call_later(tick_s, self._tick, number + 1)
+        tick_s = TICK_S
+        if self.proposer.is_steady:
+            tick_s = min(STEADY_TICK_S, max(TICK_S, self.config.heartbeat_interval / 2))
+        self._next_tick = self._loop.call_later(tick_s, self._tick)
 
     def _watch_state(self) -> None:
         now = self._loop.time()

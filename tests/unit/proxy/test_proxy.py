@@ -124,7 +124,7 @@ def test_an_error_in_a_tick_ends_the_proxy() -> None:
             raise OSError("it cannot be")
 
         proxy.proposer.tick = fail  # type: ignore[method-assign]
-        proxy._tick(1)
+        proxy._tick()
         assert isinstance(proxy._finished.exception(), OSError)
         assert proxy._next_tick is None
 
