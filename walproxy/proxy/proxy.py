@@ -228,7 +228,7 @@ class Proxy:
             self._fail(error)
             return
         tick_s = min(STEADY_TICK_S, self.config.heartbeat_interval / 2) if self.proposer.is_steady else TICK_S
-        self._next_tick = self._loop.call_later(tick_s, self._tick, number + 1)
+        self._next_tick = self._loop.call_later(max(TICK_S, tick_s), self._tick, number + 1)
 
     def _watch_state(self) -> None:
         now = self._loop.time()
