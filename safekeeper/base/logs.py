@@ -173,7 +173,6 @@ def configure(who: Callable[[], str], level: str, stream: TextIO | None = None) 
     set_level(level)
     # Otherwise names of threads, processes and tasks are looked up for each line, although none is shown.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
