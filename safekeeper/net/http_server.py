@@ -7,7 +7,7 @@ other, reads nothing while its answers are not being read, and limits the time u
 between two requests, and the bytes of one (S14).
 
 A page is answered at the header of its request; a body is skipped. A client that waits for "100 Continue" gets the
-answer instead, and the connection is closed, because nobody can know then whether it sends the body.
+answer instead, and the connection is closed, because the client may send the body or not.
 """
 
 import asyncio
