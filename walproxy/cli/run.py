@@ -21,8 +21,8 @@ from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
+from safekeeper.process.credential_files import server_tls, tell_validity
 from safekeeper.process.open_files import listener_budgets
-from safekeeper.process.security import server_tls, tell_validity
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_credentials, reload_credentials
 from walproxy.proxy.proxy import Proxy

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safekeeper.acceptor.acceptor import HEARTBEAT_TIMEOUT_S
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import (
     Address,
@@ -22,6 +21,7 @@ from safekeeper.base.settings import (
     text,
     yes_or_no,
 )
+from safekeeper.consensus.messages import HEARTBEAT_TIMEOUT_S
 from safekeeper.process.config import LOG_LEVELS
 from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
 
