@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 WARN_AGAIN_AFTER_S = 600.0
 KINDS_MAX = 200
 CHANGES_A_MINUTE = 6
