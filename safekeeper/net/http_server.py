@@ -227,8 +227,6 @@ class HttpConnection:
         try:
             while not (self._writing_paused or self._transport.is_closing()):
                 event = http.next_event()
-                if event is h11.NEED_DATA:
-                    return
                 if isinstance(event, h11.Request):
                     self._answer(event)
                 elif isinstance(event, h11.EndOfMessage):
@@ -236,6 +234,8 @@ class HttpConnection:
                         http.start_next_cycle()
                     else:
                         self.close()
+                elif not isinstance(event, h11.Data):
+                    return
         except h11.RemoteProtocolError as error:
             reason = str(error)[:_QUOTED_MAX]
             self._listener.refuse(self.peer, f"its request is invalid: {reason}")
@@ -243,6 +243,10 @@ class HttpConnection:
                 status = HTTPStatus.BAD_REQUEST
                 self._send(status, Text(_PLAIN, f"400: {reason}".encode()), (("Connection", "close"),))
             self.close()
+        except Exception as bug:
+            # It must not end the process, as an error in a callback does.
+            self._listener.refuse(self.peer, describe_bug(bug))
+            self._listener.evict(self, "")
 
     def _answer(self, request: h11.Request) -> None:
         waits_for_100 = self._http.they_are_waiting_for_100_continue

@@ -5,6 +5,7 @@ import gc
 import http.client
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,13 +13,24 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+import h11
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import safekeeper.net.http_server
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Budget
-from safekeeper.net.http_server import Answer, HttpListener, Route, Text, made_at_first_request, serve_http
+from safekeeper.net.http_server import (
+    HTTP_BUDGET,
+    Answer,
+    HttpListener,
+    Route,
+    Text,
+    made_at_first_request,
+    serve_http,
+)
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.net.tls_transport import TlsTransport
 from tests.unit.certificates import HOST, Authority
@@ -379,6 +391,105 @@ def test_a_client_that_waits_for_100_continue_has_the_answer_and_the_end_of_the_
         finally:
             await listener.close()
         assert answer.startswith(b"HTTP/1.1 405 ") and b"\r\nConnection: close\r\n" in answer
+
+    run()
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_closed = False
+
+    def get_extra_info(self, name: str) -> object:
+        return ("192.0.2.1", 4711) if name == "peername" else self
+
+    def setsockopt(self, *option: int) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+def statuses_of(pieces: list[bytes]) -> tuple[list[bytes], list[str]]:
+    """Return the statuses of the answers to these bytes, and the lines about refused requests. On the loop."""
+    refused: list[str] = []
+    wire = Wire()
+    listener = HttpListener({"/small": lambda: (200, "x")}, budget=HTTP_BUDGET, tls=None, networks=None)
+    listener.refuse = lambda who, reason: refused.append(reason)  # type: ignore[method-assign]
+    connection = listener.new_protocol()
+    assert isinstance(connection, asyncio.Protocol)
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    for piece in pieces:
+        connection.data_received(piece)
+    return re.findall(rb"HTTP/1\.1 (\d+)", wire.written), refused
+
+
+REQUESTS = st.sampled_from(
+    [
+        *(GET + b"\r\n", b"HEAD /small HTTP/1.0\r\n\r\n", b"GET * HTTP/2.0\r\nHost: x\r\n\r\n"),
+        *(POST + b"Content-Length: 3\r\n\r\nabc", POST + b"Transfer-Encoding: chunked\r\n\r\n3;x\r\nabc\r\n0\r\n\r\n"),
+        POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]
+)
+LINES = st.sampled_from(
+    [
+        *(
+            b"GET /small HTTP/1.1",
+            b"HEAD /small HTTP/1.0",
+            b"POST / HTTP/1.1",
+            b"CONNECT x:1 HTTP/1.1",
+            b"",
+            b"0",
+            b"abc",
+        ),
+        *(b"Host: x", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Connection: close", b"X:", b" folded"),
+        *(b"Expect: 100-continue", b"Upgrade: h2c", b"Connection: upgrade"),
+    ]
+)
+PIECES = st.sampled_from([b"\r\n", b"\n", b"\r", b"\0", b"\x80", b" ", b":", b"9" * 30]) | st.binary(max_size=3)
+
+
+def test_any_bytes_are_answered_or_refused_and_the_pieces_do_not_matter() -> None:
+    answered = set()
+
+    @settings(max_examples=400, deadline=None)
+    @given(st.lists(REQUESTS | LINES.map(lambda line: line + b"\r\n") | PIECES, max_size=12).map(b"".join))
+    def check(data: bytes) -> None:
+        statuses, refused = statuses_of([data])
+        assert not [reason for reason in refused if "please report" in reason]
+        assert statuses_of([bytes([byte]) for byte in data])[0] == statuses
+        answered.update(statuses)
+
+    @on_the_loop
+    async def run() -> None:
+        check()
+
+    run()
+    assert answered == {b"200", b"400", b"404", b"405"}
+
+
+def test_an_error_that_h11_does_not_document_ends_the_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(http: h11.Connection) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(h11.Connection, "next_event", broken)
+
+    @on_the_loop
+    async def run() -> None:
+        statuses, refused = statuses_of([GET])
+        assert not statuses and "unexpected AssertionError: a bug" in refused[0]
 
     run()
 
