@@ -17,6 +17,7 @@ A key of the file that is not an option is refused by name, because a misspelt o
 
 import dataclasses
 import hmac
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -257,8 +258,6 @@ def changed_options(old: Any, new: Any) -> tuple[list[str], list[str]]:
 
 
 def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
-    import tomllib  # Imported here because a program without a file needs none.
-
     try:
         with file.open("rb") as stream:
             content = tomllib.load(stream)

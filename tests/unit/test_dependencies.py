@@ -114,7 +114,7 @@ def test_commands_know_the_modules_of_their_extra(extra: str) -> None:
 # What a daemon has imported of others when it begins to serve.
 _OF_BOTH = {"click", "google-crc32c", "h11", "msgspec", "typing-extensions", "uvloop"}
 IMPORTED_AT_START = {"safekeeper": _OF_BOTH, "walproxy": _OF_BOTH | {"psycopg", "psycopg-binary"}}
-# Not imported by then: what belongs to an archive, a page, a file of options, the other program.
+# Not imported by then: what belongs to an archive, a page, the other program.
 NOT_AT_START = {
     "safekeeper": {"safekeeper.archive.store", "safekeeper.archive.upload", "safekeeper.process.metrics"},
     "walproxy": {"safekeeper.acceptor", "safekeeper.archive", "safekeeper.process.config", "walproxy.proxy.metrics"},
@@ -133,4 +133,4 @@ def test_a_daemon_imports_what_it_needs_and_nothing_else(program: str) -> None:
     tops = {module.partition(".")[0] for module in imported} & DISTRIBUTIONS.keys()
     assert {distribution_of(top) for top in tops - OWN - {"_distutils_hack"}} == IMPORTED_AT_START[program]
     assert NOT_AT_START[program] <= MODULES.keys(), "each of them exists"
-    assert imported & (NOT_AT_START[program] | {"http.client", "tomllib", "urllib.request"}) == set()
+    assert imported & (NOT_AT_START[program] | {"http.client", "urllib.request"}) == set()
