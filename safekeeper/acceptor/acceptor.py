@@ -33,6 +33,7 @@ from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
+    HEARTBEAT_TIMEOUT_S,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendRequest,
@@ -68,7 +69,6 @@ from safekeeper.consensus.term_history import (
     tli_at,
 )
 
-HEARTBEAT_TIMEOUT_S = 1.0
 READ_BYTES_MAX = 1 << 20
 
 

@@ -19,11 +19,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.objects import ArchivedFile
-from safekeeper.archive.upload import Content, Uploader
 from safekeeper.archiving.plan import ArchivingPlan
 from safekeeper.archiving.statistics import UploadStatistics
 from safekeeper.base.errors import (
@@ -42,6 +41,9 @@ from safekeeper.node.node import Node
 from safekeeper.node.readable_log import LogView
 from safekeeper.storage.filesystem import FileSystem
 from safekeeper.storage.wal_reading import SegmentSource
+
+if TYPE_CHECKING:
+    from safekeeper.archive.upload import Content, Uploader
 
 UPLOADS_AT_ONCE = 2
 CHECK_INTERVAL_S = 30.0
@@ -204,7 +206,7 @@ class Archiver:
         finally:
             await self._give_up_uploads(plan)
 
-    async def _claim(self, worker: Worker, uploader: Uploader) -> None:
+    async def _claim(self, worker: Worker, uploader: "Uploader") -> None:
         """Verify that the archive belongs to this cluster; log an error if it is not the previous archive."""
         before_id = self._acceptor.archive_id
         claim = partial(uploader.claim, before_id or self.archive_id)
@@ -220,7 +222,7 @@ class Archiver:
             )
         self.archive_id = archive_id
 
-    async def _look(self, uploader: Uploader) -> ArchivingPlan:
+    async def _look(self, uploader: "Uploader") -> ArchivingPlan:
         """Return a plan that includes the files that are already archived."""
         while True:
             while not self._see_log():
@@ -285,7 +287,7 @@ class Archiver:
 
     # Uploads.
 
-    def _begin_uploads(self, plan: ArchivingPlan, uploaders: dict[Worker, Uploader]) -> float | None:
+    def _begin_uploads(self, plan: ArchivingPlan, uploaders: "dict[Worker, Uploader]") -> float | None:
         """Start the uploads that are due. Return the seconds until the open segment is due, None: after a change."""
         now, busy = self._loop.time(), [worker for worker, _ in self._uploads.values()]
         idle = [worker for worker in self._workers if worker not in busy]
@@ -312,7 +314,7 @@ class Archiver:
     def _is_partial_due(self, now: float) -> bool:
         return self._partial_demanded or now >= self._partial_due_at
 
-    async def _upload(self, worker: Worker, uploader: Uploader, file: ArchivedFile) -> bool:
+    async def _upload(self, worker: Worker, uploader: "Uploader", file: ArchivedFile) -> bool:
         """Upload a file; return whether the archive now has what this log has, which may have changed meanwhile."""
         epoch = self._view.epoch
         path = None if file.kind == "history" else self._path_of(file)
@@ -331,7 +333,7 @@ class Archiver:
             self.statistics.count(size_bytes, self._loop.time() - began_at)
         return epoch == self._view.epoch
 
-    def _segment_source(self, file: ArchivedFile, path: Path) -> Content:
+    def _segment_source(self, file: ArchivedFile, path: Path) -> "Content":
         acceptor, history = self._acceptor, self._acceptor.control.history
         # A log is cut only when another history is adopted, and another cluster's log has another history, too.
         return SegmentSource(self._fs, path, file.end_lsn - file.begin_lsn, lambda: acceptor.control.history is history)
@@ -381,8 +383,11 @@ class Archiver:
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
-    def _uploader(self) -> Uploader:
+    def _uploader(self) -> "Uploader":
         """Return a new uploader. Call it in a thread, because opening the archive may have to wait."""
+        # Imported when it is needed (safekeeper/archive/access.py).
+        from safekeeper.archive.upload import Uploader
+
         control = self._acceptor.control
         return Uploader(
             self._access.store(),

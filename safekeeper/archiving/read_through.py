@@ -17,9 +17,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safekeeper.archive.access import ArchiveAccess
-from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import MANIFEST_KEY, ArchivedFile
 from safekeeper.base.errors import (
     ArchiveConflict,
@@ -35,6 +35,9 @@ from safekeeper.base.worker import Worker
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.storage.filesystem import File, FileSystem
 from safekeeper.storage.segment_file import read_exactly
+
+if TYPE_CHECKING:
+    from safekeeper.archive.fetch import ArchiveReader
 
 CACHE_FOLDER = "archive-cache"
 SEGMENTS_KEPT = 4
@@ -193,7 +196,7 @@ class ReadThrough:
                 _log.error("%s: trying another object of the same segment", error)
         return self._fs.open(path, read_only=True), path
 
-    def _reader_of_ours(self) -> ArchiveReader:
+    def _reader_of_ours(self) -> "ArchiveReader":
         """Return a reader of the archive, after verifying that it belongs to this cluster."""
         reader = self._reader or self._access.reader()
         self._reader = None

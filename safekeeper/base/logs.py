@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 WARN_AGAIN_AFTER_S = 600.0
 KINDS_MAX = 200
 CHANGES_A_MINUTE = 6
@@ -173,7 +174,6 @@ def configure(who: Callable[[], str], level: str, stream: TextIO | None = None) 
     set_level(level)
     # Otherwise names of threads, processes and tasks are looked up for each line, although none is shown.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 

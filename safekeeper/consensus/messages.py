@@ -33,6 +33,8 @@ from safekeeper.waldecode.records import LogTail
 
 PROTOCOL_VERSION = 4
 DIGEST_PAGE_SIZE = 8192
+# A proposer counts as live for so long after its last Elected or append (protocol step 2).
+HEARTBEAT_TIMEOUT_S = 1.0
 # One answer has the checksums of at most this much WAL.
 DIGEST_RANGE_BYTES_MAX = 1 << 30
 

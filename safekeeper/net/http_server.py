@@ -1,21 +1,29 @@
-"""An HTTP server of a few JSON pages, for both programs.
+"""An HTTP server of a few pages, for both programs.
 
 Connections are accepted, counted and displaced as at the other listeners (safekeeper/net/listener.py), and TLS is the
-same (safekeeper/net/tls_transport.py): a network that is not allowed is refused before the handshake. aiohttp parses
-the requests, and stops reading while a few wait for their answers. Between it and the socket, `HttpConnection` limits
-what aiohttp does not: the time until a request is complete, the time between two requests, and the bytes of one (S14).
+same (safekeeper/net/tls_transport.py): a network that is not allowed is refused before the handshake. h11 parses the
+requests and frames the answers. `HttpConnection` passes bytes between it and the socket, answers one request after the
+other, reads nothing while its answers are not being read, and limits the time until a request is complete, the time
+between two requests, and the bytes of one (S14).
+
+A page is answered at the header of its request; a body is skipped. A client that waits for "100 Continue" gets the
+answer instead, and the connection is closed, because the client may send the body or not.
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote, urlsplit
 
+import h11
 import msgspec
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.logs import describe_bug
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Budget
@@ -31,12 +39,27 @@ NEXT_REQUEST_TIMEOUT_S = 75.0
 REQUEST_BYTES_MAX = 64 << 10
 _RECEIVE_BYTES = 64 << 10
 _WATCH_INTERVAL_S = 1.0
-# The size limit of a quotation in aiohttp's error about a request.
+# The time limit for connections to send their last bytes when the listener closes.
+_CLOSE_TIMEOUT_S = 1.0
+# The size limit of a quotation in h11's error about a request.
 _QUOTED_MAX = 100
+_METHODS = (b"GET", b"HEAD")
+_PLAIN = "text/plain; charset=utf-8"
 
+
+class Text(NamedTuple):
+    """The content of a page as bytes."""
+
+    content_type: str
+    body: bytes
+
+
+# A status code, and the content: a Text, or a value to encode as JSON.
 Answer = tuple[int, Any]
 Route = Callable[[], Answer]
 HTTP_BUDGET = Budget(proven_max=0)
+
+_Headers = tuple[tuple[str, str], ...]
 
 _log = logging.getLogger(__name__)
 
@@ -53,53 +76,69 @@ class HttpListener(Listener["HttpConnection"]):
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
 
     def __init__(
-        self, runner: web.AppRunner, *, budget: Budget, tls: ServerTls | None, networks: Networks | None
+        self, routes: Mapping[str, Route], *, budget: Budget, tls: ServerTls | None, networks: Networks | None
     ) -> None:
         super().__init__(budget=budget, networks=networks)
-        self._runner = runner
+        self._routes = routes
         self._tls = tls
-        self._by_server: dict[asyncio.Protocol, HttpConnection] = {}
+        self._open: set[HttpConnection] = set()
+        self._none_is_open = asyncio.Event()
 
     def new_protocol(self) -> asyncio.BaseProtocol:
         """See Listener."""
         return _PlainConnection(self) if self._tls is None else TlsTransport(self._tls.channel(), _TlsConnection(self))
 
     async def close(self) -> None:
-        """Stop listening and close all connections."""
+        """Stop listening and close all connections, at once those that do not read their last answer."""
         self.stop_accepting()
         self.stop_watching()
-        for connection in list(self._connections.values()):
-            if not connection.is_served:
-                connection.abort()
-        await self._runner.cleanup()
+        for connection in list(self._open):
+            connection.close()
+        if self._open:
+            try:
+                await asyncio.wait_for(self._none_is_open.wait(), _CLOSE_TIMEOUT_S)
+            except TimeoutError:
+                for connection in list(self._open):
+                    connection.abort()
 
-    def new_server(self, connection: "HttpConnection") -> asyncio.Protocol | None:
-        """Return the protocol for a connection, None if the server has ended."""
-        make = self._runner.server
-        if make is None:
-            return None
-        server = make()
-        self._by_server[server] = connection
-        return server
+    def opened(self, connection: "HttpConnection", host: str) -> None:
+        """Count a new connection."""
+        self._open.add(connection)
+        self._none_is_open.clear()
+        self.admit(connection, host)
 
-    def answered(self, server: asyncio.Protocol) -> None:
-        """Record that a request is complete and its answer is known."""
-        connection = self._by_server.get(server)
-        if connection is not None:
-            connection.unanswered_bytes = 0
-            connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
-            self.admission.renew(connection.number, self.now())
+    def answer(self, connection: "HttpConnection", request: h11.Request) -> tuple[HTTPStatus, Text, _Headers]:
+        """Record that a request has arrived, and return the answer: its status, content, and further headers."""
+        connection.unanswered_bytes = 0
+        connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
+        self.admission.renew(connection.number, self.now())
+        route = self._routes.get(_path(request.target))
+        if route is None:
+            return HTTPStatus.NOT_FOUND, _reason(HTTPStatus.NOT_FOUND), ()
+        if request.method not in _METHODS:
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+            return status, _reason(status), (("Allow", "GET,HEAD"),)
+        try:
+            code, content = route()
+            if not isinstance(content, Text):
+                body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+                content = Text("application/json", body)
+        except Exception as bug:
+            _log.error("no answer to an HTTP request from %s: %s", connection.peer, describe_bug(bug))
+            return HTTPStatus.INTERNAL_SERVER_ERROR, _reason(HTTPStatus.INTERNAL_SERVER_ERROR), ()
+        return HTTPStatus(code), content, ()
 
     def evict(self, connection: "HttpConnection", reason: str) -> None:
         """See Listener."""
         self.forget(connection.number)
         connection.abort()
 
-    def lost(self, connection: "HttpConnection", server: asyncio.Protocol | None) -> None:
+    def lost(self, connection: "HttpConnection") -> None:
         """Forget a connection that is closed."""
         self.forget(connection.number)
-        if server is not None:
-            self._by_server.pop(server, None)
+        self._open.discard(connection)
+        if not self._open:
+            self._none_is_open.set()
 
     def watch(self) -> float:
         """See Listener."""
@@ -111,25 +150,13 @@ class HttpListener(Listener["HttpConnection"]):
                 self.evict(connection, "")
         return min(_WATCH_INTERVAL_S, FIRST_REQUEST_TIMEOUT_S / 4)
 
-    def refuse(self, who: object, reason: str) -> None:
+    def refuse(self, who: str, reason: str) -> None:
         """Log that a connection is refused."""
         self._warn(f"refused HTTP to {who}: {reason}")
 
-    def is_for_the_log(self, record: logging.LogRecord) -> bool:
-        """Log aiohttp's errors about invalid requests as a refusal, not as an error of this program."""
-        error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, HttpProcessingError):
-            return True
-        who = record.args[0] if isinstance(record.args, tuple) and record.args else None
-        self.refuse(
-            who or "an unknown peer",
-            f"its request is invalid: {error.message.partition(chr(10))[0][:_QUOTED_MAX]}",
-        )
-        return False
-
 
 class HttpConnection:
-    """Counts, times and limits a connection, and passes its bytes on to aiohttp's protocol.
+    """Counts, times and limits a connection, and answers its requests.
 
     Attributes:
         number, peer: see Visitor.
@@ -140,7 +167,8 @@ class HttpConnection:
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
         self._transport: asyncio.Transport
-        self._server: asyncio.Protocol | None = None
+        self._http = h11.Connection(h11.SERVER)
+        self._writing_paused = False
         self.number = 0
         self.peer = "an unknown peer"
         self.deadline = 0.0
@@ -148,14 +176,13 @@ class HttpConnection:
         self._first_deadline = 0.0
 
     @property
-    def is_served(self) -> bool:
-        """Whether aiohttp has the connection, and will close it."""
-        return self._server is not None
-
-    @property
     def was_answered(self) -> bool:
         """Whether one of its requests has been answered."""
         return self.deadline != self._first_deadline
+
+    def close(self) -> None:
+        """Close as soon as everything is sent."""
+        self._transport.close()
 
     def abort(self) -> None:
         """Close at once."""
@@ -169,63 +196,100 @@ class HttpConnection:
             self.peer = peer_name(peer[0], peer[1])
         self.deadline = self._first_deadline = self._listener.now() + FIRST_REQUEST_TIMEOUT_S
         prepare_socket(transport.get_extra_info("socket"))
-        self._listener.admit(self, peer[0] if peer else "")
+        self._listener.opened(self, peer[0] if peer else "")
 
-    def _serve(self) -> None:
-        self._server = self._listener.new_server(self)
-        if self._server is None:
-            self.abort()
-        else:
-            self._server.connection_made(self._transport)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.lost(self)
 
-    def _pass_on(self, data: bytes) -> None:
-        if self._server is None:
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._transport.resume_reading()
+        self._proceed()
+
+    def _receive(self, data: bytes) -> None:
+        if self._transport.is_closing():
             return
         self.unanswered_bytes += len(data)
         if self.unanswered_bytes > REQUEST_BYTES_MAX:
             self._listener.refuse(self.peer, f"more than {REQUEST_BYTES_MAX} bytes for one request")
             self._listener.evict(self, "")
             return
-        self._server.data_received(data)
+        self._http.receive_data(data)
+        self._proceed()
 
-    def eof_received(self) -> bool | None:
-        return self._server.eof_received() if self._server is not None else None
+    def _proceed(self) -> None:
+        """Answer the requests received, as long as the answers are read."""
+        http = self._http
+        try:
+            while not (self._writing_paused or self._transport.is_closing()):
+                event = http.next_event()
+                if isinstance(event, h11.Request):
+                    self._answer(event)
+                elif isinstance(event, h11.EndOfMessage):
+                    if http.our_state is h11.DONE:
+                        http.start_next_cycle()
+                    else:
+                        self.close()
+                elif not isinstance(event, h11.Data):
+                    return
+        except h11.RemoteProtocolError as error:
+            reason = str(error)[:_QUOTED_MAX]
+            self._listener.refuse(self.peer, f"its request is invalid: {reason}")
+            if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                status = HTTPStatus.BAD_REQUEST
+                self._send(status, Text(_PLAIN, f"400: {reason}".encode()), (("Connection", "close"),))
+            self.close()
+        except Exception as bug:
+            # It must not end the process, as an error in a callback does.
+            self._listener.refuse(self.peer, describe_bug(bug))
+            self._listener.evict(self, "")
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        server, self._server = self._server, None
-        self._listener.lost(self, server)
-        if server is not None:
-            server.connection_lost(exc)
+    def _answer(self, request: h11.Request) -> None:
+        waits_for_100 = self._http.they_are_waiting_for_100_continue
+        status, content, headers = self._listener.answer(self, request)
+        if waits_for_100:
+            headers = (*headers, ("Connection", "close"))
+        self._send(status, content, headers, with_body=request.method != b"HEAD")
+        if waits_for_100:
+            self.close()
 
-    def pause_writing(self) -> None:
-        if self._server is not None:
-            self._server.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._server is not None:
-            self._server.resume_writing()
+    def _send(self, status: HTTPStatus, content: Text, headers: _Headers, *, with_body: bool = True) -> None:
+        listed = [
+            ("Content-Type", content.content_type),
+            ("Content-Length", str(len(content.body))),
+            # Names of days and months are English: the programs never set a locale.
+            ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
+            ("Server", "walproxy"),
+            *headers,
+        ]
+        response = h11.Response(status_code=status, headers=listed, reason=status.phrase.encode())
+        parts = [self._http.send(response)]
+        if with_body and content.body:
+            parts.append(self._http.send(h11.Data(data=content.body)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        self._transport.write(b"".join(parts))
 
 
 class _PlainConnection(HttpConnection, asyncio.Protocol):
     """A connection over a socket's transport."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._serve()
-
     def data_received(self, data: bytes) -> None:
-        self._pass_on(data)
+        self._receive(data)
 
 
 class _TlsConnection(HttpConnection, asyncio.BufferedProtocol):
-    """A connection over TLS. The server receives it once the handshake is done, and reads plaintext."""
+    """A connection over TLS: it receives plaintext."""
 
     def __init__(self, listener: HttpListener) -> None:
         super().__init__(listener)
         self._received = memoryview(bytearray(_RECEIVE_BYTES))
 
     def secured(self) -> None:
-        self._serve()
+        """See SecuredProtocol: the client sends first."""
 
     def tls_failed(self, reason: str) -> None:
         self._listener.refuse(self.peer, reason)
@@ -235,22 +299,20 @@ class _TlsConnection(HttpConnection, asyncio.BufferedProtocol):
         return self._received
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._pass_on(bytes(self._received[:nbytes]))
+        self._receive(bytes(self._received[:nbytes]))
 
 
 async def serve_http(
     routes: Mapping[str, Route],
     address: Address,
     *,
-    application: web.Application | None = None,
     tls: ServerTls | None = None,
     networks: Networks | None = None,
     budget: Budget = HTTP_BUDGET,
 ) -> HttpListener:
-    """Serve `routes` (GET path -> function that returns status code and JSON value) at `address`.
+    """Serve `routes` (GET path -> function that returns status code and content) at `address`.
 
     Args:
-        application: an application to extend, which may have routes already, e.g. of another content type.
         tls: serve over TLS.
         networks: the networks from which clients are accepted, None for all.
         budget: the maximum number of connections.
@@ -258,33 +320,7 @@ async def serve_http(
     Raises:
         ConfigurationError: it cannot listen there.
     """
-    application = application if application is not None else web.Application()
-    for path, route in routes.items():
-        application.router.add_get(path, _handler(route))
-    log = logging.Logger(f"{__name__}.aiohttp")
-    log.parent = logging.getLogger()
-    runner = web.AppRunner(
-        application,
-        access_log=None,
-        logger=log,
-        handle_signals=False,
-        shutdown_timeout=1.0,
-        keepalive_timeout=NEXT_REQUEST_TIMEOUT_S,
-    )
-    listener = HttpListener(runner, budget=budget, tls=tls, networks=networks)
-
-    @web.middleware
-    async def note_answer(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        finally:
-            listener.answered(request.protocol)
-
-    application.middlewares.append(note_answer)
-    log.addFilter(listener.is_for_the_log)
-    await runner.setup()
+    listener = HttpListener(routes, budget=budget, tls=tls, networks=networks)
     try:
         await listener.open(address)
     except ConfigurationError:
@@ -293,10 +329,19 @@ async def serve_http(
     return listener
 
 
-def _handler(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        code, value = route()
-        body = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-        return web.Response(status=code, body=body, content_type="application/json")
+def made_at_first_request(make: Callable[[], Route]) -> Route:
+    """Return a route that `make` returns at the first request: what it imports is not needed before."""
+    made = functools.cache(make)
+    return lambda: made()()
 
-    return handle
+
+def _path(target: bytes) -> str:
+    """Return the path of a request's target, which may be a whole URL; empty if it is not valid."""
+    try:
+        return unquote(urlsplit(target.decode("ascii")).path)
+    except ValueError:
+        return ""
+
+
+def _reason(status: HTTPStatus) -> Text:
+    return Text(_PLAIN, f"{status.value}: {status.phrase}".encode())

@@ -1,32 +1,27 @@
 """The page /metrics of either program, in the text format that Prometheus reads.
 
-Its content comes from a collector, read at the time of the request.
+Its content comes from a collector, read at the time of the request. This module and those of the collectors are
+imported at the first request for the page: prometheus_client is not needed before.
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from safekeeper.net.http_server import Route, Text
 from safekeeper.net.listener import Listener
 
 
-def metrics_application(collector: Collector) -> web.Application:
-    """Return an application, for `serve_http`, with the page /metrics."""
+def metrics_route(collector: Collector) -> Route:
+    """Return the page /metrics, for `serve_http`."""
     registry = CollectorRegistry()
     registry.register(collector)
-
-    async def metrics(request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    application = web.Application()
-    application.router.add_get("/metrics", metrics)
-    return application
+    return lambda: (200, Text(CONTENT_TYPE_LATEST, generate_latest(registry)))
 
 
 def listener_metrics(prefix: str, listeners: Mapping[str, Listener[Any]]) -> Iterator[Metric]:

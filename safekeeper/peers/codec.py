@@ -636,6 +636,8 @@ _WORD = re.compile(rf"[0-9A-Za-z_-]{{1,{_RUN_BYTES_MAX}}}")
 
 
 def _check_control(message: Any) -> None:
+    if type(message) is StandbyFeedback and _is_usual_feedback(message):
+        return
     name = type(message).__name__
     for field in message.__struct_fields__:
         value = getattr(message, field)
@@ -651,6 +653,20 @@ def _check_control(message: Any) -> None:
             raise RemoteProtocolError(f"{name}.{field}: {error}") from error
     if isinstance(message, ReadRequest | DigestRequest) and message.begin_lsn > message.end_lsn:
         raise RemoteProtocolError(f"{name} of a range that ends before it begins")
+
+
+def _is_usual_feedback(message: StandbyFeedback) -> bool:
+    """Return whether the checks find nothing wrong: commits wait for this message, so it is checked in one call."""
+    standbys = message.standbys
+    for name, write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin in map(msgspec.structs.astuple, standbys):
+        if (
+            min(write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin) < 0
+            or max(write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin) > LSN_MAX
+            or len(name) > STANDBY_NAME_BYTES_MAX
+            or not (name.isascii() and name.isprintable())
+        ):
+            return False
+    return len(standbys) <= STANDBYS_MAX
 
 
 def _check_numbers(value: Any) -> None:

@@ -3,6 +3,7 @@
 service        start, drain, stop
 config         the options, and how they affect each other
 security       which listeners need a secret, TLS or users
+credential_files  certificates, users and secrets: read, and read again at SIGHUP
 status_pages   /status, /healthz, /readyz
 metrics        the figures that /metrics publishes
 retention      requests the removal of WAL that no member, slot or reader needs

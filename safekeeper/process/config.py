@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from safekeeper.base.logs import LOG_LEVELS
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import (
     Address,
@@ -25,7 +26,6 @@ from safekeeper.base.settings import (
 )
 
 ENVIRONMENT_PREFIX = "SAFEKEEPER"
-LOG_LEVELS = ("debug", "info", "warning", "error")
 COMPRESSIONS = ("none", "zstd")
 
 

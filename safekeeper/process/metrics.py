@@ -33,6 +33,7 @@ class SafekeeperCollector(Collector):
         node: Node,
         retention: Retention,
         *,
+        listeners: dict[str, Listener[Any]] | None = None,
         hub: ReaderHub | None = None,
         archiver: Archiver | None = None,
         read_through: ReadThrough | None = None,
@@ -42,7 +43,7 @@ class SafekeeperCollector(Collector):
         self._hub = hub
         self._archiver = archiver
         self._read_through = read_through
-        self.listeners: dict[str, Listener[Any]] = {}
+        self.listeners = listeners if listeners is not None else {}
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""

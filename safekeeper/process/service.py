@@ -21,12 +21,11 @@ from safekeeper.base.lsn import format_lsn
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.base.worker import Worker
 from safekeeper.net.admission import Budget, Wish
-from safekeeper.net.http_server import HTTP_BUDGET, HttpListener, serve_http
-from safekeeper.net.metrics_page import metrics_application
+from safekeeper.net.http_server import HTTP_BUDGET, HttpListener, Route, made_at_first_request, serve_http
+from safekeeper.net.listener import Listener
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.process.config import SafekeeperConfig
-from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.process.retention import Retention
 from safekeeper.process.security import Protection
@@ -124,10 +123,21 @@ class Service:
             slot_idle_timeout_s=config.slot_idle_timeout,
         )
         node.attach_readers(retention)
-        collector = SafekeeperCollector(node, retention, hub=hub, archiver=archiver, read_through=read_through)
-        collector.listeners[PROPOSERS] = listener
+        listeners: dict[str, Listener[Any]] = {PROPOSERS: listener}
         if pg_listener is not None:
-            collector.listeners[REPLICATION] = pg_listener
+            listeners[REPLICATION] = pg_listener
+
+        def metrics() -> Route:
+            # Not imported before: 25 ms of processor time and 3 MB, which a start would wait for.
+            from safekeeper.net.metrics_page import metrics_route
+            from safekeeper.process.metrics import SafekeeperCollector
+
+            return metrics_route(
+                SafekeeperCollector(
+                    node, retention, listeners=listeners, hub=hub, archiver=archiver, read_through=read_through
+                )
+            )
+
         http: HttpListener | None = None
         ticks = []
         try:
@@ -140,14 +150,14 @@ class Service:
                 return found | ({"pg": str(pg_listener.address)} if pg_listener is not None else {})
 
             http = await serve_http(
-                safekeeper_routes(node, addresses, pg_listener, archiver, retention),
+                safekeeper_routes(node, addresses, pg_listener, archiver, retention)
+                | {"/metrics": made_at_first_request(metrics)},
                 config.http_listen,
-                application=metrics_application(collector),
                 tls=protection.http_tls,
                 networks=protection.allow.http,
                 budget=budgets[HTTP],
             )
-            collector.listeners[HTTP] = http
+            listeners[HTTP] = http
             take_signals(self._stop.set, partial(self._take_settings, listener, http, pg_listener), self._archive_now)
             self._announce(node.folder, listener, http, pg_listener)
             if archiver is not None:

@@ -6,7 +6,7 @@ finding. Where the decoder has an encoder, the function also requires that both 
 pieces, that the pieces do not matter. `seeds` are valid inputs, made by the real encoders: damage to them reaches
 deeper than noise.
 
-HTTP is not here, which aiohttp parses; nor are TLS, which is OpenSSL's, and what libpq takes apart before we see it.
+HTTP is not here, which h11 parses; nor are TLS, which is OpenSSL's, and what libpq takes apart before we see it.
 """
 
 import struct

@@ -1,10 +1,12 @@
 """Which distributions the code imports, and where pyproject.toml declares them.
 
 What a production host runs imports base dependencies only. `lab` and `pipeline` have extras of their own; the frame of
-HTML reports is used by both of them only.
+HTML reports is used by both of them only. A daemon has imported only what it needs when it begins to serve: imports are
+most of the start of a proxy, for which commits wait (docs/design/adr/0041-imports-of-daemons.md).
 """
 
 import re
+import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -107,3 +109,28 @@ def test_a_cluster_for_tests_needs_only_its_extra() -> None:
 def test_commands_know_the_modules_of_their_extra(extra: str) -> None:
     known = {distribution_of(module) for module in extras.MODULES[extra]}
     assert known == EXTRAS[extra]
+
+
+# What a daemon has imported of others when it begins to serve.
+_OF_BOTH = {"click", "google-crc32c", "h11", "msgspec", "typing-extensions", "uvloop"}
+IMPORTED_AT_START = {"safekeeper": _OF_BOTH, "walproxy": _OF_BOTH | {"psycopg", "psycopg-binary"}}
+# Not imported by then: what belongs to an archive, a page, the other program.
+NOT_AT_START = {
+    "safekeeper": {"safekeeper.archive.store", "safekeeper.archive.upload", "safekeeper.process.metrics"},
+    "walproxy": {"safekeeper.acceptor", "safekeeper.archive", "safekeeper.process.config", "walproxy.proxy.metrics"},
+}
+MODULES_OF_RUN = {
+    "safekeeper": ("safekeeper.__main__", "safekeeper.cli", "safekeeper.process.service", "uvloop"),
+    "walproxy": ("walproxy.__main__", "walproxy.cli", "walproxy.cli.run"),
+}
+
+
+@pytest.mark.parametrize("program", IMPORTED_AT_START)
+def test_a_daemon_imports_what_it_needs_and_nothing_else(program: str) -> None:
+    code = f"import sys, {', '.join(MODULES_OF_RUN[program])}; print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    imported = set(output.split())
+    tops = {module.partition(".")[0] for module in imported} & DISTRIBUTIONS.keys()
+    assert {distribution_of(top) for top in tops - OWN - {"_distutils_hack"}} == IMPORTED_AT_START[program]
+    assert NOT_AT_START[program] <= MODULES.keys(), "each of them exists"
+    assert imported & (NOT_AT_START[program] | {"http.client", "urllib.request"}) == set()

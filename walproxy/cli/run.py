@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import uvloop
@@ -20,13 +20,13 @@ from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
-from safekeeper.net.metrics_page import metrics_application
+from safekeeper.net.listener import Listener
+from safekeeper.process.credential_files import server_tls, tell_validity
 from safekeeper.process.open_files import listener_budgets
-from safekeeper.process.security import server_tls, tell_validity
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_credentials, reload_credentials
 from walproxy.proxy.proxy import Proxy
-from walproxy.proxy.status_pages import proxy_collector, proxy_routes
+from walproxy.proxy.status_pages import proxy_routes
 
 logger = logging.getLogger(__name__)
 
@@ -82,16 +82,15 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
 
     drains: list[asyncio.Task[None]] = []
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
-    collector = proxy_collector(proxy)
+    listeners: dict[str, Listener[Any]] = {}
     http = await serve_http(
-        proxy_routes(proxy),
+        proxy_routes(proxy, listeners),
         config.http_listen,
-        application=metrics_application(collector),
         tls=http_tls,
         networks=config.http_allow,
         budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
     )
-    collector.listeners["http"] = http
+    listeners["http"] = http
     try:
         take_signals(
             stop=lambda: drains.append(asyncio.create_task(proxy.stop())),

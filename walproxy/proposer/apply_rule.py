@@ -14,6 +14,7 @@ character. A name counts once: of two connections with the same name, the lower 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from safekeeper.base.lsn import Lsn
@@ -49,6 +50,7 @@ class ApplyRule:
         return sorted(counted, reverse=True)[self.count - 1] if len(counted) >= self.count else 0
 
 
+@lru_cache(maxsize=4096)
 def fold_name(name: str) -> str:
     """Return a name in the form that is compared: PostgreSQL folds ASCII letters only."""
     return "".join(letter.lower() if letter.isascii() else letter for letter in name)

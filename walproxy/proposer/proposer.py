@@ -315,8 +315,9 @@ class Proposer:
         elif self.campaign is not None:
             self.campaign.tick(now)
             self._follow_campaign(self.campaign, now)
-        elif self.phase is Phase.GATHERING and now >= self._next_attempt_at:
-            # The time of the next attempt is random each time, whether or not this one starts.
+        elif self.phase is Phase.GATHERING and now >= self._next_attempt_at and (self.primary or self.candidacy.term):
+            # The time of the next attempt is random each time, whether or not this one starts. Only the first one of a
+            # process begins as soon as a primary and a quorum are connected: it repeats no other.
             self._next_attempt_at = now + self.timing.retry_interval_s * (0.5 + jitter)
             self._try_to_begin(now, due=True)
         return self._take()

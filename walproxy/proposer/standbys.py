@@ -66,6 +66,10 @@ class Standbys:
         before = self._reports.get(safekeeper_id, ())
         self._reports[safekeeper_id] = standbys
         self._connected.add(safekeeper_id)
+        if len(self._connected) == len(self._reports) and [s.name for s in standbys] == [s.name for s in before]:
+            # The usual report: the same standbys, new positions. No standby has come, gone or moved.
+            self._count()
+            return
         names = {fold_name(standby.name) for standby in standbys}
         for name in names:
             self._gone.pop(name, None)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safekeeper.acceptor.acceptor import HEARTBEAT_TIMEOUT_S
+from safekeeper.base.logs import LOG_LEVELS
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import (
     Address,
@@ -22,7 +22,7 @@ from safekeeper.base.settings import (
     text,
     yes_or_no,
 )
-from safekeeper.process.config import LOG_LEVELS
+from safekeeper.consensus.messages import HEARTBEAT_TIMEOUT_S
 from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
 
 ENVIRONMENT_PREFIX = "WALPROXY"

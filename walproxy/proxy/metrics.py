@@ -36,10 +36,15 @@ class ProxyCollector(Collector):
         listeners: by name.
     """
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]], not_ready_reason: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        status: Callable[[], Mapping[str, Any]],
+        not_ready_reason: Callable[[], str],
+        listeners: dict[str, Listener[Any]] | None = None,
+    ) -> None:
         self._status = status
         self._not_ready_reason = not_ready_reason
-        self.listeners: dict[str, Listener[Any]] = {}
+        self.listeners = listeners if listeners is not None else {}
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""

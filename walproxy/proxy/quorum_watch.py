@@ -17,7 +17,7 @@ from walproxy.postgres.sql import count_waiting_sessions
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.5
+LOOK_INTERVAL_S = 0.25
 COUNT_INTERVAL_S = 10.0
 REPEAT_S = 60.0
 START_S = 10.0

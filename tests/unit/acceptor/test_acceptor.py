@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from safekeeper.acceptor.acceptor import HEARTBEAT_TIMEOUT_S, Acceptor
+from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import (
     Close,
     Effect,
@@ -31,6 +31,7 @@ from safekeeper.base.lsn import LSN_MAX
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
+    HEARTBEAT_TIMEOUT_S,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendRequest,

@@ -5,19 +5,32 @@ import gc
 import http.client
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+import h11
 import pytest
-from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import safekeeper.net.http_server
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Budget
-from safekeeper.net.http_server import HttpListener, serve_http
+from safekeeper.net.http_server import (
+    HTTP_BUDGET,
+    Answer,
+    HttpListener,
+    Route,
+    Text,
+    made_at_first_request,
+    serve_http,
+)
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.net.tls_transport import TlsTransport
 from tests.unit.certificates import HOST, Authority
@@ -120,7 +133,7 @@ def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [b"GET / HTTP/1.1\r\nHost:\0\r\n\r\n", b"GET /" + b"a" * 20_000, b"GET / HTTP/9\r\n"],
+    [b"GET / HTTP/1.1\r\nHost:\0\r\n\r\n", b"GET /" + b"a" * 20_000, b"GET / HTTP/9\r\n\r\n"],
     ids=["zero byte", "endless", "other version"],
 )
 def test_what_is_no_request_is_one_line_and_no_error(
@@ -135,14 +148,15 @@ def test_what_is_no_request_is_one_line_and_no_error(
     @on_the_loop
     async def run() -> None:
         async with serving(authority) as listener:
-            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.0 400")
+            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.1 400")
 
     caplog.set_level(logging.INFO)
     run()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.exc_info is None
     message = record.getMessage()
-    assert message.startswith("refused HTTP to 127.0.0.1: its request is invalid: ") and len(message) < 170
+    assert message.startswith("refused HTTP to 127.0.0.1:")
+    assert ": its request is invalid: " in message and len(message) < 170
 
 
 def test_connections_leave_nothing_behind(authority: Authority) -> None:
@@ -243,40 +257,293 @@ def test_more_bytes_than_a_request_may_have_end_the_connection(
     assert "more than 1000 bytes for one request" in caplog.text
 
 
-def test_of_a_client_that_does_not_wait_for_answers_no_more_is_read_than_a_few_requests() -> None:
+def test_of_a_client_that_does_not_read_its_answers_no_more_is_read_and_answered() -> None:
     requests = 1000
+    page = b"x" * 100_000
+    pages = 0
 
-    def pipeline(client: socket.socket) -> int:
-        client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" * requests)
+    def answer() -> Answer:
+        nonlocal pages
+        pages += 1
+        return 200, Text("text/plain", page)
+
+    def read_all(client: socket.socket) -> int:
         answers = 0
         with client, client.makefile("rb") as lines:
             while answers < requests and (line := lines.readline()):
-                answers += line.startswith(b"HTTP/1.1 200")
+                answers += line.endswith(b"HTTP/1.1 200 OK\r\n")
         return answers
 
     @on_the_loop
     async def run() -> None:
-        may_answer = asyncio.Event()
-
-        async def answer(_: web.Request) -> web.Response:
-            await may_answer.wait()
-            return web.Response()
-
-        application = web.Application()
-        application.router.add_get("/slow", answer)
-        listener = await serve_http({}, Address(HOST, 0), application=application)
+        listener = await serve_http({"/page": answer}, Address(HOST, 0))
         try:
             client = connect(listener)
-            client_has_all = asyncio.create_task(asyncio.to_thread(pipeline, client))
+            client.sendall(b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n" * requests)
             await until(lambda: listener.connection_count == 1)
             (connection,) = listener._connections.values()
             await until(lambda: not connection._transport.is_reading())
-            may_answer.set()
-            assert await client_has_all == requests
+            assert 0 < pages < requests / 2
+            assert connection._transport.get_write_buffer_size() < 2 * len(page)
+            assert await asyncio.to_thread(read_all, client) == pages == requests
         finally:
             await listener.close()
 
     run()
+
+
+GET = b"GET /small HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /small HTTP/1.1\r\nHost: x\r\n"
+
+
+def answers_to(requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    """Send these bytes and the end of the stream; return status, headers and content of each answer."""
+
+    def exchange(client: socket.socket) -> bytes:
+        with client, client.makefile("rb") as stream:
+            client.sendall(requests)
+            client.shutdown(socket.SHUT_WR)
+            return stream.read()
+
+    received = b""
+
+    @on_the_loop
+    async def run() -> None:
+        nonlocal received
+        listener = await serve_http({"/small": lambda: (200, "x"), "/broken": lambda: 1 // 0}, Address(HOST, 0))
+        try:
+            received = await asyncio.to_thread(exchange, connect(listener))
+        finally:
+            await listener.close()
+
+    run()
+    answers = []
+    while received:
+        header, _, received = received.partition(b"\r\n\r\n")
+        status, *lines = header.decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        size = 0 if requests.startswith(b"HEAD") else int(headers["Content-Length"])
+        answers.append((int(status.split()[1]), headers, received[:size]))
+        received = received[size:]
+    return answers
+
+
+def test_an_answer_has_these_headers() -> None:
+    ((status, headers, content),) = answers_to(GET + b"\r\n")
+    assert (status, content) == (200, b'"x"\n')
+    assert parsedate_to_datetime(headers.pop("Date")).tzinfo == UTC
+    assert headers == {"Content-Type": "application/json", "Content-Length": "4", "Server": "walproxy"}
+
+
+def test_head_is_answered_with_the_header_of_the_page() -> None:
+    ((status, headers, content),) = answers_to(b"HEAD /small HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (status, headers["Content-Length"], content) == (200, "4", b"")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "statuses"),
+    [
+        (b"GET /small?a=b HTTP/1.1\r\nHost: x\r\n\r\n", [200]),
+        (b"GET http://x/sm%61ll HTTP/1.1\r\nHost: x\r\n\r\n", [200]),
+        (b"GET http://[x/small HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
+        (b"GET //small HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", [404, 200]),
+        (GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + GET + b"\r\n", [200, 200]),
+        ((GET + b"\r\n") * 3, [200, 200, 200]),
+        ((GET + b"Content-Length: 3\r\n\r\nabc") * 2, [200, 200]),
+        ((POST + b"Content-Length: 3\r\n\r\nabc") * 2, [405, 405]),
+        ((POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n") * 2, [405, 405]),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nnothing\r\n" + GET + b"\r\n", [405]),
+        (POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n" + GET + b"\r\n", [405]),
+        (GET + b"Connection: close\r\n\r\n" + GET + b"\r\n", [200]),
+        (b"GET /small HTTP/1.0\r\n\r\n" + GET + b"\r\n", [200]),
+        (b"GET /small HTTP/1.1\r\n\r\n" + GET + b"\r\n", [400]),
+        (GET + b"\r\n\0\r\n\r\n" + GET + b"\r\n", [200, 400]),
+        (GET + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", [400]),
+    ],
+    ids=[
+        *("query", "whole URL", "no URL", "no path", "asterisk", "connect", "upgrade", "three requests"),
+        *("body of GET", "body of POST", "chunks", "no chunk", "100-continue", "close", "HTTP/1.0", "no host"),
+        *("a bad second one", "endless length"),
+    ],
+)
+def test_requests_are_answered_one_after_the_other(
+    request_bytes: bytes, statuses: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = answers_to(request_bytes)
+    assert [status for status, _, _ in answers] == statuses
+    assert all(headers["Allow"] == "GET,HEAD" for status, headers, _ in answers if status == 405)
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+
+
+def test_a_client_that_waits_for_100_continue_has_the_answer_and_the_end_of_the_connection() -> None:
+    def ask(listener: HttpListener) -> bytes:
+        with connect(listener) as client, client.makefile("rb") as stream:
+            client.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+            return stream.read()
+
+    @on_the_loop
+    async def run() -> None:
+        listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0))
+        try:
+            answer = await asyncio.to_thread(ask, listener)
+        finally:
+            await listener.close()
+        assert answer.startswith(b"HTTP/1.1 405 ") and b"\r\nConnection: close\r\n" in answer
+
+    run()
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_closed = False
+
+    def get_extra_info(self, name: str) -> object:
+        return ("192.0.2.1", 4711) if name == "peername" else self
+
+    def setsockopt(self, *option: int) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+def statuses_of(pieces: list[bytes]) -> tuple[list[bytes], list[str]]:
+    """Return the statuses of the answers to these bytes, and the lines about refused requests. On the loop."""
+    refused: list[str] = []
+    wire = Wire()
+    listener = HttpListener({"/small": lambda: (200, "x")}, budget=HTTP_BUDGET, tls=None, networks=None)
+    listener.refuse = lambda who, reason: refused.append(reason)  # type: ignore[method-assign]
+    connection = listener.new_protocol()
+    assert isinstance(connection, asyncio.Protocol)
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    for piece in pieces:
+        connection.data_received(piece)
+    return re.findall(rb"HTTP/1\.1 (\d+)", wire.written), refused
+
+
+REQUESTS = st.sampled_from(
+    [
+        *(GET + b"\r\n", b"HEAD /small HTTP/1.0\r\n\r\n", b"GET * HTTP/2.0\r\nHost: x\r\n\r\n"),
+        *(POST + b"Content-Length: 3\r\n\r\nabc", POST + b"Transfer-Encoding: chunked\r\n\r\n3;x\r\nabc\r\n0\r\n\r\n"),
+        POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]
+)
+LINES = st.sampled_from(
+    [
+        *(
+            b"GET /small HTTP/1.1",
+            b"HEAD /small HTTP/1.0",
+            b"POST / HTTP/1.1",
+            b"CONNECT x:1 HTTP/1.1",
+            b"",
+            b"0",
+            b"abc",
+        ),
+        *(b"Host: x", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Connection: close", b"X:", b" folded"),
+        *(b"Expect: 100-continue", b"Upgrade: h2c", b"Connection: upgrade"),
+    ]
+)
+PIECES = st.sampled_from([b"\r\n", b"\n", b"\r", b"\0", b"\x80", b" ", b":", b"9" * 30]) | st.binary(max_size=3)
+
+
+def test_any_bytes_are_answered_or_refused_and_the_pieces_do_not_matter() -> None:
+    answered = set()
+
+    @settings(max_examples=400, deadline=None)
+    @given(st.lists(REQUESTS | LINES.map(lambda line: line + b"\r\n") | PIECES, max_size=12).map(b"".join))
+    def check(data: bytes) -> None:
+        statuses, refused = statuses_of([data])
+        assert not [reason for reason in refused if "please report" in reason]
+        assert statuses_of([bytes([byte]) for byte in data])[0] == statuses
+        answered.update(statuses)
+
+    @on_the_loop
+    async def run() -> None:
+        check()
+
+    run()
+    assert answered == {b"200", b"400", b"404", b"405"}
+
+
+def test_an_error_that_h11_does_not_document_ends_the_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(http: h11.Connection) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(h11.Connection, "next_event", broken)
+
+    @on_the_loop
+    async def run() -> None:
+        statuses, refused = statuses_of([GET])
+        assert not statuses and "unexpected AssertionError: a bug" in refused[0]
+
+    run()
+
+
+def test_of_a_body_no_more_is_read_than_a_request_may_have(caplog: pytest.LogCaptureFixture) -> None:
+    def pour(client: socket.socket) -> None:
+        with client, pytest.raises(OSError):
+            client.sendall(POST + b"Content-Length: 100000000\r\n\r\n" + bytes(100_000_000))
+
+    @on_the_loop
+    async def run() -> None:
+        listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0))
+        try:
+            await asyncio.to_thread(pour, connect(listener))
+            await until(lambda: not listener.connection_count)
+        finally:
+            await listener.close()
+
+    run()
+    assert "more than 65536 bytes for one request" in caplog.text
+
+
+def test_a_page_that_fails_is_one_line_and_the_next_request_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    answers = answers_to(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
+    assert [status for status, _, _ in answers] == [500, 200]
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR and record.exc_info is None
+    assert record.getMessage().startswith("no answer to an HTTP request from 127.0.0.1:")
+    assert "unexpected ZeroDivisionError" in record.getMessage()
+
+
+def test_the_listener_closes_also_if_an_answer_is_not_read() -> None:
+    @on_the_loop
+    async def run() -> None:
+        listener = await serve_http({"/large": lambda: (200, LARGE)}, Address(HOST, 0))
+        with connect(listener) as client:
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+            await until(lambda: any(not each._transport.is_reading() for each in listener._connections.values()))
+            await listener.close()
+            await until(lambda: not listener.connection_count)
+
+    run()
+
+
+def test_a_page_of_made_at_first_request_is_made_once() -> None:
+    made = []
+
+    def make() -> Route:
+        made.append(1)
+        return lambda: (200, len(made))
+
+    route = made_at_first_request(make)
+    assert not made
+    assert route() == route() == (200, 1)
 
 
 def test_a_newer_connection_displaces_the_oldest_and_is_answered(
@@ -292,7 +559,7 @@ def test_a_newer_connection_displaces_the_oldest_and_is_answered(
         listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0), budget=Budget(0, 8))
         try:
             strangers = [await asyncio.to_thread(connect, listener) for _ in range(20)]
-            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.0 200")
+            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.1 200")
             await until(lambda: listener.connection_count <= 4)
             assert await asyncio.to_thread(is_hung_up_on, strangers[0])
             for stranger in strangers:

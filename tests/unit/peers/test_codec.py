@@ -464,6 +464,26 @@ def test_an_append_with_a_field_out_of_range_is_refused(changes: dict[str, int])
     assert str(after_an_append.value) == str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "standby",
+    [Standby("a" * 64), Standby("é" * 32), Standby("a\nb")]
+    + [Standby("a", *(LSN_MAX + 1 if field == wrong else 5 for field in range(5))) for wrong in range(5)]
+    + [Standby("a", *(-1 if field == wrong else 5 for field in range(5))) for wrong in range(5)],
+)
+def test_a_standby_that_cannot_be_is_refused_by_both_sides(standby: Standby) -> None:
+    feedback = StandbyFeedback((Standby("good", 1, 2, 3, 4, 5), standby))
+    with pytest.raises(LocalProtocolError, match=r"StandbyFeedback\.standbys: "):
+        encode(feedback)
+    if all(number <= LSN_MAX for number in msgspec.structs.astuple(standby)[1:]):  # Others cannot be encoded.
+        with pytest.raises(RemoteProtocolError, match="StandbyFeedback"):
+            FrameDecoder(ACCEPTOR_DIALECT).feed(control(feedback))
+
+
+def test_feedback_about_too_many_standbys_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="1001 standbys are more than the maximum of 1000"):
+        encode(StandbyFeedback(tuple(Standby(f"s{number}") for number in range(1001))))
+
+
 def test_an_append_response_that_flushed_more_than_it_wrote_is_refused() -> None:
     with pytest.raises(RemoteProtocolError):
         FrameDecoder(ACCEPTOR_DIALECT).feed(frame(AppendResponse(NODE, 100, 200, 1)))

@@ -15,7 +15,7 @@ from safekeeper.base.logs import CHANGES_A_MINUTE, ProblemLog
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import Address
 from safekeeper.net.http_server import serve_http
-from safekeeper.net.metrics_page import metrics_application
+from safekeeper.net.metrics_page import metrics_route
 from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.retention import Retention
 from safekeeper.process.status_pages import safekeeper_routes
@@ -35,7 +35,7 @@ def pages(house: ReplicationHouse) -> tuple[dict[str, float], dict[str, Any]]:
         house.node, retention, hub=house.hub, archiver=house.archiver, read_through=house.read_through
     )
     routes = safekeeper_routes(house.node, dict, house.listener, house.archiver, retention)
-    listener = house.run(serve_http(routes, Address("127.0.0.1", 0), application=metrics_application(collector)))
+    listener = house.run(serve_http(routes | {"/metrics": metrics_route(collector)}, Address("127.0.0.1", 0)))
     url = f"http://{listener.address}"
     try:
         with urllib.request.urlopen(f"{url}/metrics") as response:

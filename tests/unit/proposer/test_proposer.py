@@ -174,6 +174,21 @@ def test_nothing_is_asked_before_there_is_a_primary() -> None:
     table.ticks()
     assert table.sent(PreVoteRequest) == {}
     table.sees()
+    assert table.sent(PreVoteRequest).keys() == {1, 2, 3}, "at once, also after ticks"
+
+
+def test_a_later_attempt_waits_for_its_time_also_if_the_primary_comes_back_before() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    table.ticks(table.proposer.timing.vote_timeout_s + 1)
+    assert table.proposer.phase is Phase.GATHERING
+    table.event(table.proposer.primary_lost(table.now))
+    table.ticks()
+    table.sees()
+    assert table.sent(PreVoteRequest) == {}
     table.ticks()
     assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
 
