@@ -225,7 +225,7 @@ def foreign_reason(greeting: AcceptorGreeting, primary: PrimaryIdentity) -> str:
         ("segment size", greeting.segment_size, primary.segment_size),
     ):
         if theirs != ours:
-            return f"its WAL has {name} {theirs}, the primary has {ours}: it is another PostgreSQL"
+            return f"its WAL has {name} {theirs}, the primary has {ours}: it is another PostgreSQL server"
     return ""
 
 

@@ -59,7 +59,7 @@ def refusal_in_term(leadership: Leadership, primary: PrimaryIdentity, several_pr
     if (primary.system_id, primary.segment_size) != (elected.system_id, elected.segment_size):
         return (
             f"the primary has system identifier {primary.system_id} and segment size {primary.segment_size}, "
-            f"the quorum's log has {elected.system_id} and {elected.segment_size}: it is another PostgreSQL"
+            f"the quorum's log has {elected.system_id} and {elected.segment_size}: it is another PostgreSQL server"
         )
     if primary.tli != leadership.tli:
         if several_primaries and leadership.commit_lsn:
