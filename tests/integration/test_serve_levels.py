@@ -170,7 +170,8 @@ def test_remote_apply_waits_for_a_designated_standby_that_is_gone_and_on_does_no
             waiting = start_commit_that_waits(cluster, "remote_apply")
             commit_at(cluster, "on", "remote_write")
             wait_for(lambda: said(cluster.proxy, "apply_problem") == "first is not streaming", "the status says why")
-            assert "remote_apply is blocked: first is not streaming" in cluster.proxy.log_path.read_text()
+            blocked = "remote_apply is blocked: first is not streaming"
+            wait_for(lambda: blocked in cluster.proxy.log_path.read_text(), "the log says it at the next observation")
             # Nor does a proxy that has never heard of it take that for a reason to go on.
             cluster.proxy.kill9()
             start_proxy(cluster)
