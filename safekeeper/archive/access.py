@@ -7,15 +7,14 @@ a safekeeper starts and serves without it. The libraries of object stores are im
 
 import threading
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from safekeeper.archive.objects import NO_OPTIONS
 
 if TYPE_CHECKING:
     from safekeeper.archive.fetch import ArchiveReader
     from safekeeper.archive.store import ObjectStore
-
-_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class ArchiveAccess:
@@ -25,7 +24,7 @@ class ArchiveAccess:
         url: the archive's URL, without credentials.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str] = _NO_OPTIONS, *, timeout_s: float = 30) -> None:
+    def __init__(self, url: str, options: Mapping[str, str] = NO_OPTIONS, *, timeout_s: float = 30) -> None:
         self.url = _without_credentials(url)
         self._written = url
         self._options = options

@@ -15,7 +15,8 @@ Pure: no I/O, no clock. Unknown names are reported, never guessed at (S11).
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ WAL_FOLDER = "wal"
 HISTORY_FOLDER = "history"
 PROBE_FOLDER = "probe"
 FOLDERS = (WAL_FOLDER, HISTORY_FOLDER, PROBE_FOLDER)
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})  # for the store of the objects
 
 _COMPRESSED_SUFFIX = ".zst"
 _WAL_KEY = re.compile(r"wal/([0-9A-F]{16})/(\1[0-9A-F]{8})(?:\.([0-9A-F]{16})\.partial)?(\.zst)?")

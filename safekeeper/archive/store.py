@@ -17,7 +17,6 @@ import threading
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Self
 
 import obstore
@@ -25,11 +24,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from safekeeper.archive.local_folder import LocalFolder
 from safekeeper.archive.location import REQUEST_RETRIES, Location, open_location
-from safekeeper.archive.objects import PROBE_FOLDER, ObjectInfo
+from safekeeper.archive.objects import NO_OPTIONS, PROBE_FOLDER, ObjectInfo
 from safekeeper.archive.store_errors import ConditionsNotSupported, translated
 from safekeeper.base.errors import ArchiveError, ArchiveRefused, ObjectMissing
-
-NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 WHOLE_MAX_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20

@@ -90,6 +90,7 @@ PURE_MAY_IMPORT = {
     "re",
     "stringprep",
     "struct",
+    "types",
     "typing",
     "unicodedata",
 }

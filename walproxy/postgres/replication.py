@@ -21,7 +21,7 @@ from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 
 XLOG_DATA = struct.Struct(">BQQq")  # tag, begin of the bytes, end of WAL on the server, its clock
 _KEEPALIVE = struct.Struct(">cQqB")
-STATUS_UPDATE = struct.Struct(">cQQQqB")  # tag, write, flush, apply, clock since 2000, whether a reply is requested
+_STATUS_UPDATE = struct.Struct(">cQQQqB")
 _HOT_STANDBY_FEEDBACK = struct.Struct(">cqIIII")
 XLOG_DATA_SIZE = XLOG_DATA.size
 TAG_XLOG_DATA = ord("w")
@@ -77,7 +77,7 @@ def build_status_update(
 ) -> bytes:
     """Return the message that reports up to where WAL is written, durable and replayed (0: not reported)."""
     clock = unix_time_us - POSTGRES_EPOCH_US
-    return STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, apply_lsn, clock, reply_requested)
+    return _STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, apply_lsn, clock, reply_requested)
 
 
 def build_hot_standby_feedback(

@@ -29,11 +29,9 @@ import psycopg
 from safekeeper.base.errors import ConfigurationError, LocalProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from safekeeper.base.timelines import parse_timeline_history
-from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 from walproxy.postgres.command_connection import CommandConnection
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
 from walproxy.postgres.replication import (
-    STATUS_UPDATE,
     PrimaryFacts,
     build_hot_standby_feedback,
     build_status_update,
@@ -259,10 +257,6 @@ class ReplicationConnection(CommandConnection):
             self._ended = self._wal_stream = self._on_wal = self._on_keepalive = None
             self._waiting_status = self._waiting_feedback = None
 
-    def hand_over_to(self, on_wal: OnWal) -> None:
-        """Hand the WAL of this stream over to another function from now on."""
-        self._on_wal = on_wal
-
     def pause_reading(self) -> None:
         """Stop reading the socket: PostgreSQL's walsender blocks once the network's buffers are full."""
         if not self._paused:
@@ -300,22 +294,12 @@ class ReplicationConnection(CommandConnection):
                 f"a status update of {format_lsn(write_lsn)}, {format_lsn(flush_lsn)}, {format_lsn(apply_lsn)} "
                 f"would go beyond the WAL received, {format_lsn(self.received_lsn)}"
             )
-        if self._output_blocked:
-            if self._waiting_status is not None:
-                reply_requested = reply_requested or self._waiting_status[3]
-            self._waiting_status = (write_lsn, flush_lsn, apply_lsn, reply_requested)
+        if not self._output_blocked:
+            self._put(build_status_update(write_lsn, flush_lsn, apply_lsn, time.time_ns() // 1000, reply_requested))
             return
-        # As `build_status_update` and `_put`, without these calls: it is sent for each commit.
-        clock = time.time_ns() // 1000 - POSTGRES_EPOCH_US
-        message = STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, apply_lsn, clock, reply_requested)
-        if self._ended is not None and self._ended.done():
-            return
-        try:
-            self._pgconn.put_copy_data(message)
-            if self._pgconn.flush() == 1:
-                self._watch_output(True)
-        except psycopg.Error as error:
-            self._break(str(error))
+        if self._waiting_status is not None:
+            reply_requested = reply_requested or self._waiting_status[3]
+        self._waiting_status = (write_lsn, flush_lsn, apply_lsn, reply_requested)
 
     def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
         """Hold back vacuum on the primary for the standbys' oldest transactions, 64 bits each; 0: no longer.

@@ -30,7 +30,6 @@ class Leadership(Replication):
         donor: the safekeeper whose log is the log of the term below its start.
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and the archive's progress.
-        steady: the members whose everyday answers need nothing but `on_steady_answer`; the proposer finds them.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class Leadership(Replication):
         self.donor = donor
         self.write_lsn: Lsn = 0
         self.archiving = Archiving(elected.segment_size, now)
-        self.steady: dict[int, Progress] = {}
         self._standbys = standbys
         self._voter_ids = elected.membership.ids()
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
@@ -151,15 +149,11 @@ class Leadership(Replication):
             # Its readers may be new, or the commit may have been advanced between `Elected` and this answer.
             self._send_commit(safekeeper_id, progress, now)
 
-    def on_steady_answer(self, safekeeper_id: int, response: AppendResponse, now: float) -> bool:
-        """Handle an everyday answer; return whether it is one.
+    def on_steady_answer(self, safekeeper_id: int, progress: Progress, response: AppendResponse, now: float) -> bool:
+        """Handle an answer of a steady member (`Proposer._find_steady`); return whether that was all.
 
-        It is of a steady member (`Proposer._find_steady`), and moves the positions of WAL that was sent, forward. Any
-        other one changes nothing here.
+        An everyday answer moves the positions of WAL that was sent, forward. Any other one changes nothing here.
         """
-        progress = self.steady.get(safekeeper_id)
-        if progress is None:
-            return False
         write_lsn, flush_lsn, sent_lsn = response.write_lsn, response.flush_lsn, progress.sent_lsn
         if (
             not progress.flush_lsn <= flush_lsn <= write_lsn <= sent_lsn

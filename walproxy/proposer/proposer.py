@@ -15,8 +15,6 @@ Every public method is an event: its arguments are the event and the time; it re
 Pure: jitter is an argument of `tick`.
 """
 
-from collections.abc import Callable
-
 from safekeeper.base.errors import ConfigurationError, InvariantViolation, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.messages import (
@@ -81,16 +79,13 @@ class Proposer:
         primary: the primary's identity, None while there is no connection.
         refusal: why it has finished, None if it has not.
         stuck: why an operator must act, empty if that is not necessary.
-        steady_answer: handles an everyday answer, and returns whether it was one; its actions are `taken()`. `message`
-            calls it first.
-        out: the actions of the present event.
     """
 
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config
         self.timing = config.timing
-        self.out: list[Action] = []
-        self.roster = Roster(config.proposer_id, config.safekeeper_ids, self.out)
+        self._out: list[Action] = []
+        self.roster = Roster(config.proposer_id, config.safekeeper_ids, self._out)
         self.peers = self.roster.peers
         self.candidacy = Candidacy()
         self._stage = Stage()
@@ -110,14 +105,13 @@ class Proposer:
         self._next_attempt_at = 0.0
         self._jitter = 0.5
         self._steady: dict[int, Progress] = {}
-        self.steady_answer: Callable[[int, AppendResponse, float], bool] = _no_steady_answer
 
     # ------------------------------------------------------------------ events: safekeepers
 
     def connected(self, safekeeper_id: int, now: float) -> list[Action]:
         """Handle a connection to a safekeeper that is open now."""
         self.roster.connect(safekeeper_id)
-        self.out.append(self.roster.greet(safekeeper_id, self.primary, now))
+        self._out.append(self.roster.greet(safekeeper_id, self.primary, now))
         return self._take()
 
     def disconnected(self, safekeeper_id: int, now: float) -> list[Action]:
@@ -140,12 +134,16 @@ class Proposer:
         Raises:
             RemoteProtocolError: the message is invalid; close that connection.
         """
-        if type(message) is AppendResponse and self.steady_answer(safekeeper_id, message, now):
-            return self.taken()
-        if type(message) is StandbyFeedback and safekeeper_id in self._steady:
-            assert self.leadership is not None  # by `_find_steady`
-            self.leadership.on_standby_feedback(safekeeper_id, message.standbys)
-            return self.taken()
+        progress = self._steady.get(safekeeper_id)
+        if progress is not None:
+            leadership = self.leadership
+            assert leadership is not None  # by `_find_steady`
+            if type(message) is AppendResponse:
+                is_handled = leadership.on_steady_answer(safekeeper_id, progress, message, now)
+            elif is_handled := type(message) is StandbyFeedback:
+                leadership.on_standby_feedback(safekeeper_id, message.standbys)
+            if is_handled:
+                return self._taken()
         peer = self.peers[safekeeper_id]
         if not peer.connected or self.refusal is not None:
             return []
@@ -267,7 +265,7 @@ class Proposer:
                 self._abandon_campaign(self.campaign, now, reason)
             else:
                 self.primary = None
-                self.out.append(StopReplication(reason))
+                self._out.append(StopReplication(reason))
         else:
             # It may end before the donor's checksums are received, and so before the term is led.
             stream.ended_lsn = end_lsn
@@ -288,7 +286,7 @@ class Proposer:
             self.leadership.on_wal_received(end_lsn, now)
             if end_lsn < self.leadership.write_lsn:
                 self.check()  # Nothing else that is checked can have changed.
-            return self.taken()
+            return self._taken()
         if self.leadership is not None:
             if stream.awaits_link:
                 stream.awaits_link = False
@@ -392,7 +390,7 @@ class Proposer:
                 return
             self._stage.enter(Phase.PRE_VOTING)
             self.campaign = Campaign(
-                self.config, self._stage, self.roster, self._stream, self.candidacy, cluster, primary, now, self.out
+                self.config, self._stage, self.roster, self._stream, self.candidacy, cluster, primary, now, self._out
             )
             self.campaign.begin(now)
             return
@@ -447,7 +445,7 @@ class Proposer:
         self._bootstrapped = set()
         count = len(self.peers)
         self._note(Level.INFO, f"bootstrapping cluster {bootstrap.cluster_id[:8]} with {count} empty safekeepers")
-        self.out.extend(self.roster.ask(safekeeper_id, bootstrap, now) for safekeeper_id in self.peers)
+        self._out.extend(self.roster.ask(safekeeper_id, bootstrap, now) for safekeeper_id in self.peers)
 
     def _on_bootstrapped(self, safekeeper_id: int, message: Bootstrapped, now: float) -> None:
         bootstrap = self._bootstrap
@@ -480,7 +478,7 @@ class Proposer:
         if self._stream.is_open:
             self._stream.is_open = False
             self.primary = None
-            self.out.append(StopReplication("no term is held"))
+            self._out.append(StopReplication("no term is held"))
         if campaign.phase is not Phase.PRE_VOTING:
             # Candidates that depose each other must not start at the same time.
             self.candidacy.failed += 1
@@ -501,7 +499,7 @@ class Proposer:
         term_start_lsn = elected.history[-1].start_lsn
         self.standbys.cut(term_start_lsn)
         self._stage.enter(Phase.LEADING)
-        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now, self.out)
+        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now, self._out)
         leadership.received_lsn = stream.received_lsn
         leadership.window_begin_lsn = stream.window_begin_lsn
         stream.awaits_link = campaign.awaits_link
@@ -549,7 +547,7 @@ class Proposer:
         if action is None:
             self._end_term(now, "no checksums of the received WAL are kept: comparing with the donor instead")
             return
-        self.out.append(action)
+        self._out.append(action)
         if self._stream.is_checked:
             self._on_primary_verified(leadership)
 
@@ -571,7 +569,7 @@ class Proposer:
         self._stage.enter(Phase.GATHERING)
         self.leadership = None
         self._stream.ended_lsn = self._probe_sequence = None
-        self.out.append(ReportStatus(0, 0, 0))
+        self._out.append(ReportStatus(0, 0, 0))
         self._next_attempt_at = now
         # New greetings: positions and promises may have changed since the last ones.
         self.roster.forget_greetings()
@@ -593,11 +591,11 @@ class Proposer:
             leadership.on_range_refused(safekeeper_id, refusal.reason, now)
         elif code is RefusalCode.STORAGE_FULL and leadership is not None:
             leadership.on_storage_full(safekeeper_id, refusal.reason)
-            self.out.append(Disconnect(safekeeper_id, refusal.reason))
+            self._out.append(Disconnect(safekeeper_id, refusal.reason))
         elif code in (RefusalCode.POSITION, RefusalCode.NOT_ADOPTED, RefusalCode.GENERATION, RefusalCode.STORAGE_FULL):
             # The safekeeper closes the connection, too, and greets on the next one.
             self._note(Level.WARNING, f"safekeeper {safekeeper_id} refuses: {refusal.reason}")
-            self.out.append(Disconnect(safekeeper_id, refusal.reason))
+            self._out.append(Disconnect(safekeeper_id, refusal.reason))
         else:
             if code is not RefusalCode.NOT_A_MEMBER or self.campaign is None:
                 self.roster.refuse(safekeeper_id, code, refusal.reason)
@@ -622,7 +620,7 @@ class Proposer:
             self.refusals.remember(
                 campaign.primary, reason, campaign.cluster, campaign.votes, by_bytes=by_bytes, now=now
             )
-        self.out.append(RefusePrimary(reason))
+        self._out.append(RefusePrimary(reason))
         self._part_from_primary()
         if self.campaign is not None or self._bootstrap is not None:
             # No other candidate is the cause: the next primary need not wait for long.
@@ -644,8 +642,8 @@ class Proposer:
         self.campaign = self._bootstrap = None
         if self.leadership is not None:
             self.leadership = None
-            self.out.append(ReportStatus(0, 0, 0))
-        self.out.append(Finish(error))
+            self._out.append(ReportStatus(0, 0, 0))
+        self._out.append(Finish(error))
 
     # ------------------------------------------------------------------ for the status page
 
@@ -714,24 +712,19 @@ class Proposer:
         )
 
     def _note(self, level: Level, text: str) -> None:
-        self.out.append(Note(level, text))
+        self._out.append(Note(level, text))
 
     def _take(self) -> list[Action]:
         """Check the state after an event, and return its actions; those of a broken state are never executed."""
-        taken = self.taken()
+        taken = self._taken()
         self.check()
-        self._steady = steady = self._find_steady()
-        if self.leadership is not None:
-            self.leadership.steady = steady
-            self.steady_answer = self.leadership.on_steady_answer
-        else:
-            self.steady_answer = _no_steady_answer
+        self._steady = self._find_steady()
         return taken
 
-    def taken(self) -> list[Action]:
+    def _taken(self) -> list[Action]:
         """Return the actions of an everyday event; see `_take` for those of the others."""
-        taken = self.out.copy()
-        self.out.clear()
+        taken = self._out.copy()
+        self._out.clear()
         return taken
 
     def _find_steady(self) -> dict[int, Progress]:
@@ -774,7 +767,3 @@ class Proposer:
             fits = phase is not Phase.LEADING and (self.campaign is not None) == is_campaign
         if not fits:
             raise InvariantViolation(f"a proposer that is {phase.value} has another phase's state")
-
-
-def _no_steady_answer(safekeeper_id: int, response: AppendResponse, now: float) -> bool:
-    return False

@@ -196,7 +196,7 @@ class PrimaryFeed:
         positions = self._positions = (write_lsn, flush_lsn, apply_lsn)
         connection = self._connection
         if self.streams and connection is not None:
-            if write_lsn > connection.received_lsn:
+            if repeats or write_lsn > connection.received_lsn:
                 positions = write_lsn, flush_lsn, apply_lsn = self._current_positions()
             if repeats or positions != self._sent_positions:
                 self._sent_positions = positions
@@ -502,9 +502,6 @@ class PrimaryFeed:
         # The check may have refused this primary: the WAL after the bytes that differ is not of this log.
         if chunks and not self._refusal:
             self._owner.wal_received(begin_lsn, chunks)
-            if self._check is None and self._link_check is None and self._connection is not None:
-                # Nothing is left to be checked here. A call less for each commit.
-                self._connection.hand_over_to(self._owner.wal_received)
 
     def _take_checked(self, begin_lsn: Lsn, chunks: list[memoryview], end_lsn: Lsn) -> tuple[Lsn, list[memoryview]]:
         """Pass the bytes below `end_lsn` to the check; return the rest."""

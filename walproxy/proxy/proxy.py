@@ -21,7 +21,7 @@ from safekeeper.base.logs import ProblemLog, RateLimits
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import quorum_size
-from safekeeper.consensus.messages import AcceptorMessage, AppendResponse
+from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.peers.codec import AppendEncoder, encode
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
@@ -336,15 +336,9 @@ class Proxy:
 
     def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
         """Handle a message from a safekeeper."""
-        proposer, now = self.proposer, self._loop.time()
-        if type(message) is AppendResponse and proposer.steady_answer(safekeeper_id, message, now):
-            # As `Proposer.message` does, a call less for each answer.
-            if out := proposer.out:
-                actions = out.copy()
-                out.clear()
-                self._execute(actions)
-            return
-        self._execute(proposer.message(safekeeper_id, message, now))
+        actions = self.proposer.message(safekeeper_id, message, self._loop.time())
+        if actions:
+            self._execute(actions)
 
     # ------------------------------------------------------------------ events: the feed
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from safekeeper.archive.fetch import ArchiveReader, conflict
 from safekeeper.archive.location import REQUEST_RETRIES
-from safekeeper.archive.objects import HISTORY_FOLDER, MANIFEST_KEY, ArchivedObject, parse_keys
-from safekeeper.archive.store import NO_OPTIONS, ObjectStore
+from safekeeper.archive.objects import HISTORY_FOLDER, MANIFEST_KEY, NO_OPTIONS, ArchivedObject, parse_keys
+from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import (
     ArchiveConflict,
     ArchiveCorrupt,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import LSN_MAX
 from safekeeper.base.networks import Networks
@@ -147,6 +148,19 @@ class House:
         self.clients.append(client)
         return client
 
+    async def leader_with_wal(self) -> Client:
+        """Return a client that leads and has appended 100 bytes."""
+        client = await self.client()
+        await client.lead()
+        await client.append(BASE_LSN, b"x" * 100)
+        return client
+
+    async def before_a_usual_append(self) -> tuple[Connection, Acceptor]:
+        """Return the connection of such a client, whose next append is a usual one, and the acceptor."""
+        await self.leader_with_wal()
+        self.node.acceptor._open_fork_lsn = LSN_MAX
+        return self.connection(), self.node.acceptor
+
     def connection(self) -> Connection:
         """The only connection there is."""
         (connection,) = self.listener._connections.values()
@@ -284,9 +298,7 @@ def deliver(connection: Connection, message: ProposerMessage) -> None:
 @on_the_loop
 async def test_what_arrives_although_the_connection_is_not_read_is_handled_afterwards_in_order(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        client = await there.client()
-        await client.lead()
-        await client.append(BASE_LSN, b"x" * 100)
+        client = await there.leader_with_wal()
         connection = there.connection()
         there.fs.hold()
         deliver(connection, VoteRequest(LeaderId(2, "run1"), 1))
@@ -301,11 +313,7 @@ async def test_what_arrives_although_the_connection_is_not_read_is_handled_after
 @on_the_loop
 async def test_an_append_waits_while_its_peer_reads_no_answers(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        client = await there.client()
-        await client.lead()
-        await client.append(BASE_LSN, b"x" * 100)
-        connection, acceptor = there.connection(), there.node.acceptor
-        acceptor._open_fork_lsn = LSN_MAX  # The next append is a usual one.
+        connection, acceptor = await there.before_a_usual_append()
         connection.pause_writing()
         deliver(connection, append(BASE_LSN + 100, b"y" * 10))
         assert acceptor.write_lsn == BASE_LSN + 100
@@ -316,11 +324,7 @@ async def test_an_append_waits_while_its_peer_reads_no_answers(tmp_path: Path) -
 @on_the_loop
 async def test_what_arrives_after_the_connection_was_closed_is_ignored(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        client = await there.client()
-        await client.lead()
-        await client.append(BASE_LSN, b"x" * 100)
-        connection, acceptor = there.connection(), there.node.acceptor
-        acceptor._open_fork_lsn = LSN_MAX  # The next append is a usual one.
+        connection, acceptor = await there.before_a_usual_append()
         connection.close()
         for _ in range(2):
             deliver(connection, append(BASE_LSN + 100, b"y" * 10))
@@ -330,9 +334,7 @@ async def test_what_arrives_after_the_connection_was_closed_is_ignored(tmp_path:
 @on_the_loop
 async def test_each_leader_gets_answers_with_its_own_term(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        client = await there.client()
-        await client.lead()
-        await client.append(BASE_LSN, b"x" * 100)
+        client = await there.leader_with_wal()
         client.send(VoteRequest(LeaderId(2, "run1"), 1))
         vote = await client.receive()
         assert isinstance(vote, VoteResponse)

@@ -83,12 +83,11 @@ class Table:
 
 def test_an_answer_that_was_sent_before_the_member_skipped_wal_is_no_everyday_one() -> None:
     table = Table()
-    table.leadership.steady = table.leadership.members
     progress = table.leadership.members[2]
     answer = AppendResponse(NODE_ID, START, START, 0)
-    assert table.leadership.on_steady_answer(2, answer, table.now)
+    assert table.leadership.on_steady_answer(2, progress, answer, table.now)
     progress.become_skipping(START + 100)
-    assert not table.leadership.on_steady_answer(2, answer, table.now)
+    assert not table.leadership.on_steady_answer(2, progress, answer, table.now)
 
 
 def test_what_every_member_has_is_counted_anew_in_each_term_once_all_have_adopted_it() -> None:

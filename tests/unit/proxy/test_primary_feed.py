@@ -127,9 +127,6 @@ class FakeConnection:
         self.on_wal, self.on_keepalive = on_wal, on_keepalive
         return await self._ended
 
-    def hand_over_to(self, on_wal: Callable[[int, list[memoryview]], None]) -> None:
-        self.on_wal = on_wal
-
     def arrive(self, payload: bytes) -> None:
         begin_lsn = self.received_lsn
         self.received_lsn = self.server_end_lsn = begin_lsn + len(payload)

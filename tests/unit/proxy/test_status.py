@@ -236,7 +236,7 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900, re
     proxy.proposer.set_apply_rule(parse_apply_rule(rule))
     history = (HistoryEntry(4, 100, 1),)
     elected = Elected(LeaderId(4, "a" * 32), "c" * 32, 7, 1 << 20, 180000, MEMBERS, history, (), 100, 0)
-    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0, proxy.proposer.out)
+    leadership = Leadership(elected, 1, proxy.proposer.standbys, Timing(), 1.0, proxy.proposer._out)
     leadership.received_lsn, leadership.streaming = received_lsn, True
     proxy.proposer.leadership, proxy.proposer.candidacy.term = leadership, 4
     proxy.proposer._stage.phase = Phase.LEADING
@@ -247,7 +247,7 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900, re
     archiver = Standby("pg_receivewal", 900, 900, 0)
     leadership.on_standby_feedback(1, (Standby("a", 900, 900, 850), Standby("b", 900, 700, 600), archiver))
     leadership.on_standby_feedback(2, (Standby("new"),))
-    proxy.proposer.out.clear()
+    proxy.proposer._out.clear()
     return leadership
 
 
