@@ -8,7 +8,11 @@ import msgspec
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """A process's memory in RAM (VmRSS), and the most that it ever had (VmHWM); 0 without /proc."""
+    """A process's memory in RAM (VmRSS), and the most that it ever had (VmHWM); 0 without /proc.
+
+    The kernel adds up counters of each CPU without a lock, so that a later VmHWM may be some 100 kB lower than an
+    earlier one: highest_peak() of all the samples.
+    """
 
     resident_bytes: int
     peak_bytes: int
@@ -31,6 +35,11 @@ def memory_of(pid: int) -> Memory:
         raise ProcessLookupError(f"process {pid} has ended")
     resident_bytes, peak_bytes = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
     return Memory(resident_bytes, peak_bytes)
+
+
+def highest_peak(*samples: Memory) -> int:
+    """Return the most that a process ever had in RAM, by several samples of it."""
+    return max(sample.peak_bytes for sample in samples)
 
 
 def resident_bytes(process_ids: Mapping[str, int]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from walproxy.lab.process_resources import file_descriptors_of, memory_of
+from walproxy.lab.process_resources import Memory, file_descriptors_of, highest_peak, memory_of
 
 
 def test_every_open_file_counts(tmp_path: Path) -> None:
@@ -31,3 +31,8 @@ def test_a_process_that_has_ended_is_not_there_whether_it_was_waited_for_or_not(
     for ask in (memory_of, file_descriptors_of):
         with pytest.raises(ProcessLookupError, match="has ended"):
             ask(process.pid)
+
+
+def test_a_peak_never_falls_though_a_later_sample_of_the_kernel_is_lower() -> None:
+    assert highest_peak(Memory(1, 98_619_392), Memory(3, 98_557_952)) == 98_619_392
+    assert highest_peak(Memory(1, 5), Memory(3, 7)) == 7

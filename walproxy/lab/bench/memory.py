@@ -15,7 +15,7 @@ from walproxy.lab.bench import bulk
 from walproxy.lab.bench.arms import Arm
 from walproxy.lab.bench.members import wait_until_caught_up
 from walproxy.lab.cluster.local_cluster import LocalCluster
-from walproxy.lab.process_resources import memory_of
+from walproxy.lab.process_resources import highest_peak, memory_of
 
 PROXY = "proxy"
 GOAL_BYTES = 150_000_000
@@ -90,8 +90,8 @@ def take_turn(cluster: LocalCluster, number: int, row_bytes: int) -> list[Memory
             copied.seconds,
             before[name].resident_bytes,
             after[name].resident_bytes,
-            after[name].peak_bytes,
-            fed[name].peak_bytes,
+            highest_peak(before[name], after[name]),
+            highest_peak(before[name], after[name], fed[name]),
         )
         for name in processes
     ]
