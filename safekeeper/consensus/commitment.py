@@ -8,7 +8,8 @@ ascending order. Two conditions make it safe to call that position *committed*:
 - a position below term_start_lsn counts as 0 (S4): bytes of an older term are committed only together with the start of
   a term that a quorum has (Raft's figure 8).
 
-Under a joint membership both halves must agree: the minimum of the two.
+Under a joint membership both halves must agree: the minimum of the two. What *may* have been committed is the maximum: a
+leader may have counted under either half alone, before it wrote the joint membership or after it wrote the final one.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from itertools import repeat
 from math import inf
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.membership import Membership, quorum_size
+from safekeeper.consensus.membership import Identity, Membership, quorum_size
 
 
 class QuorumRule:
@@ -32,29 +33,39 @@ class QuorumRule:
 
     def __init__(self, membership: Membership, term_start_lsn: Lsn) -> None:
         self._term_start_lsn = term_start_lsn
-        (self._ids, self._rank), *second = [
-            (tuple(member.id for member in half), len(half) - quorum_size(len(half))) for half in membership.halves()
+        (self._members, self._rank), *second = [
+            (tuple(member.identity for member in half), len(half) - quorum_size(len(half)))
+            for half in membership.halves()
         ]
         self._second = second
-        self.members_needed = max(len(ids) - rank for ids, rank in [(self._ids, self._rank), *second])
+        self.members_needed = max(len(members) - rank for members, rank in [(self._members, self._rank), *second])
 
-    def lsn(self, positions: Mapping[int, Lsn]) -> Lsn:
+    def lsn(self, positions: Mapping[Identity, Lsn]) -> Lsn:
         """Return the position that a quorum holds in this term, 0 if it has not reached the term's start.
 
         Args:
-            positions: safekeeper id -> position, only of voters that adopted the term's history.
+            positions: data folder -> position, only of voters that adopted the term's history.
         """
         get = positions.get
-        lsn = sorted(map(get, self._ids, repeat(0)))[self._rank]
-        for ids, rank in self._second:
-            lsn = min(lsn, sorted(map(get, ids, repeat(0)))[rank])
+        lsn = sorted(map(get, self._members, repeat(0)))[self._rank]
+        for members, rank in self._second:
+            lsn = min(lsn, sorted(map(get, members, repeat(0)))[rank])
         return lsn if lsn >= self._term_start_lsn else 0
 
-    def time(self, times: Mapping[int, float]) -> float:
+    def possible_lsn(self, positions: Mapping[Identity, Lsn]) -> Lsn:
+        """Return the highest position that a quorum of either half holds: what was committed is not above it (S9).
+
+        Args:
+            positions: data folder -> position, of every voter.
+        """
+        halves = [(self._members, self._rank), *self._second]
+        return max(sorted(positions.get(each, 0) for each in members)[rank] for members, rank in halves)
+
+    def time(self, times: Mapping[Identity, float]) -> float:
         """Return the time since which a quorum has answered, -inf if none has.
 
         Args:
-            times: safekeeper id -> time of its last answer, only of voters.
+            times: data folder -> time of its last answer, only of voters.
         """
-        halves = [(self._ids, self._rank), *self._second]
-        return min([sorted([times.get(i, -inf) for i in ids])[rank] for ids, rank in halves])
+        halves = [(self._members, self._rank), *self._second]
+        return min([sorted([times.get(each, -inf) for each in members])[rank] for members, rank in halves])

@@ -15,6 +15,9 @@ import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
 
+# One data folder: the safekeeper's id, and the folder's incarnation.
+Identity = tuple[int, str]
+
 MAJORITY = "N/2+1"
 ADDRESS_BYTES_MAX = 300
 
@@ -33,8 +36,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
     address: str = ""
 
     @property
-    def identity(self) -> tuple[int, str]:
-        """The values that identify a member."""
+    def identity(self) -> Identity:
+        """The values that identify a member. Both halves of a membership may have one id, with two data folders."""
         return self.id, self.incarnation
 
 
@@ -85,10 +88,16 @@ class Membership(msgspec.Struct, frozen=True):
         """Return the ids of all voters."""
         return frozenset(member.id for half in self.halves() for member in half)
 
-    def has_quorum(self, ids: Iterable[int]) -> bool:
-        """Return whether `ids` (of voters) include a majority of each half."""
-        present = frozenset(ids)
-        return all(sum(member.id in present for member in half) >= quorum_size(len(half)) for half in self.halves())
+    def identities(self) -> frozenset[Identity]:
+        """Return the data folders of all voters."""
+        return frozenset(member.identity for half in self.halves() for member in half)
+
+    def has_quorum(self, identities: Iterable[Identity]) -> bool:
+        """Return whether these data folders include a majority of each half."""
+        present = frozenset(identities)
+        return all(
+            sum(member.identity in present for member in half) >= quorum_size(len(half)) for half in self.halves()
+        )
 
 
 def quorum_size(member_count: int) -> int:

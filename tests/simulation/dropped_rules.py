@@ -17,6 +17,7 @@ from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -307,7 +308,7 @@ class RescanningDisk(ModelDisk):
 _quorum_lsn = QuorumRule.lsn
 
 
-def quorum_without_term_start(rule: QuorumRule, positions: Mapping[int, Lsn]) -> Lsn:
+def quorum_without_term_start(rule: QuorumRule, positions: Mapping[Identity, Lsn]) -> Lsn:
     rule._term_start_lsn = 0
     return _quorum_lsn(rule, positions)
 
@@ -402,7 +403,7 @@ class AcceptsPastASwitch(Acceptor):
         return accepted
 
 
-def known_commit(votes: Any, donor: int, *_: Any) -> Lsn:
+def known_commit(votes: Any, *_: Any) -> Lsn:
     return max(0, *(int(vote.commit_lsn) for vote in votes.values()))
 
 
@@ -435,9 +436,10 @@ def any_log_is_ours(campaign: Campaign, vote: VoteResponse) -> bool:
     return bool(vote.history)
 
 
-def voters_of_any_cluster(peers: Peers, cluster: Cluster) -> set[int]:
+def voters_of_any_cluster(peers: Peers, cluster: Cluster) -> dict[int, Identity]:
     greetings = greetings_of(peers)
-    return {i for i, greeting in greetings.items() if cluster.membership.is_voter(i, greeting.incarnation)}
+    identities = ((i, greeting.incarnation) for i, greeting in greetings.items())
+    return {identity[0]: identity for identity in identities if cluster.membership.is_voter(*identity)}
 
 
 def not_by_itself(*_: Any) -> None:
@@ -456,7 +458,7 @@ _advance = Leadership._advance
 def advance_by_connected(leadership: Leadership) -> bool:
     """Count what the members hold that are connected, whatever was committed before."""
     has_advanced = _advance(leadership)
-    flush_lsns = {i: p.flush_lsn for i, p in leadership.members.items() if p.voter and p.follows}
+    flush_lsns = {p.identity: p.flush_lsn for p in leadership.members.values() if p.voter and p.follows}
     leadership.commit_lsn = leadership.rule.lsn(flush_lsns)
     return has_advanced
 

@@ -70,8 +70,11 @@ class Rebootstrap:
     def has_quorum(self) -> bool:
         """Whether a quorum of the cluster's members belongs to it: no other cluster can commit any more."""
         controls = _controls(list(self.world.safekeepers.values()))
-        ids = {control.safekeeper_id for control in controls if control.cluster_id == self.bootstrap.cluster_id}
-        return self.bootstrap.membership.has_quorum(ids)
+        return self.bootstrap.membership.has_quorum(
+            (control.safekeeper_id, control.incarnation)
+            for control in controls
+            if control.cluster_id == self.bootstrap.cluster_id
+        )
 
     def _tell(self, safekeeper: "SimSafekeeper") -> None:
         network = self.world.network

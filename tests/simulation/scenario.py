@@ -404,7 +404,7 @@ class Stage(World):
     def has_vote(self, name: str, safekeeper: str) -> bool:
         proposer = self.proxy(name).proposer
         campaign = proposer.campaign if proposer is not None else None
-        return campaign is not None and int(safekeeper[1:]) in campaign.votes
+        return campaign is not None and int(safekeeper[1:]) in {voter for voter, _ in campaign.votes}
 
     def committed(self, records: str) -> bool:
         checker = self.checker

@@ -5,12 +5,13 @@ verification.py). A campaign begins when a quorum and a primary are connected, a
 proposer acts.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 
 from safekeeper.base.errors import Fenced, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import TERM_MAX, LeaderId
-from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import (
     AcceptorMessage,
     DigestResponse,
@@ -58,11 +59,12 @@ class Campaign:
         error: the error that ends the process: this primary is refused, or this proposer is fenced.
         cluster: the cluster whose members are asked.
         primary: its identity, as received last.
-        asked: the members that are asked, or were.
+        asked: the members that are asked, or were: their data folders, by safekeeper id.
         leader_id: the candidate that the votes are for; None during the pre-vote.
         refusals: the members that refused, or are disconnected.
         quorum_at: when a quorum had voted.
-        donor: the voter with the newest log.
+        votes: the votes that were granted, by data folder.
+        donor: the safekeeper id of the voter with the newest log.
         plan: where the term is to begin; None until the primary is identified again after the votes.
         verification: the check of the primary, None before it and if the primary need not be checked again.
     """
@@ -87,7 +89,7 @@ class Campaign:
         self.asked = voters_of(roster.peers, cluster)
         self.leader_id: LeaderId | None = None
         self.pre_votes: dict[int, PreVoteResponse] = {}
-        self.votes: dict[int, VoteResponse] = {}
+        self.votes: dict[Identity, VoteResponse] = {}
         self.refusals: set[int] = set()
         self.quorum_at: float | None = None
         self.donor = 0
@@ -110,6 +112,11 @@ class Campaign:
     def membership(self) -> Membership:
         """The membership whose quorum decides."""
         return self.cluster.membership
+
+    @property
+    def donor_vote(self) -> VoteResponse:
+        """The donor's vote, which describes the log."""
+        return self.votes[self.asked[self.donor]]
 
     @property
     def awaits_primary(self) -> bool:
@@ -146,7 +153,7 @@ class Campaign:
             if self.phase is Phase.VOTING and message.leader_id == self.leader_id:
                 if message.granted:
                     check_vote(message)
-                    self.votes[safekeeper_id] = message
+                    self.votes[self.asked[safekeeper_id]] = message
                 else:
                     self.refusals.add(safekeeper_id)
                 self._judge(now)
@@ -171,7 +178,8 @@ class Campaign:
     def disconnected(self, safekeeper_id: int, now: float) -> None:
         """Handle the end of a connection: the vote that was received on it no longer counts."""
         if self.phase is not Phase.VERIFYING:
-            self.votes.pop(safekeeper_id, None)
+            if safekeeper_id in self.asked:
+                self.votes.pop(self.asked[safekeeper_id], None)
             self.refused(safekeeper_id, now)
         elif safekeeper_id == self.donor:
             self._lose(f"donor {safekeeper_id} is disconnected")
@@ -193,7 +201,7 @@ class Campaign:
     def primary_identified(self) -> None:
         """Handle the identity of the primary after the votes: find where the term begins, and start the check."""
         assert self.leader_id is not None  # a vote was asked for
-        vote = self.votes[self.donor]
+        vote = self.donor_vote
         try:
             plan = self.plan = plan_term(vote, self.primary)
         except PrimaryRefused as refused:
@@ -239,10 +247,10 @@ class Campaign:
     def pre_vote_outcome(self) -> Outcome:
         """Return whether a quorum would let this proposer be elected (step 2)."""
         granted = {i for i, response in self.pre_votes.items() if response.granted}
-        if self.membership.has_quorum(granted):
+        if self._has_quorum(granted):
             return Outcome.WON
-        silent = self.asked - self.pre_votes.keys() - self.refusals
-        return Outcome.OPEN if self.membership.has_quorum(granted | silent) else Outcome.LOST
+        silent = self.asked.keys() - self.pre_votes.keys() - self.refusals
+        return Outcome.OPEN if self._has_quorum(granted | silent) else Outcome.LOST
 
     def rivals(self) -> dict[int, str]:
         """Return, by member, the other proposer that it considers alive."""
@@ -258,28 +266,38 @@ class Campaign:
         if self.membership.has_quorum(self.votes):
             if self.quorum_at is None:
                 self.quorum_at = now
-            all_answered = self.asked <= self.votes.keys() | self.refusals
+            all_answered = self.asked.keys() <= {safekeeper_id for safekeeper_id, _ in self.votes} | self.refusals
             grace_is_over = now - self.quorum_at >= self._config.timing.vote_grace_s
             return Outcome.WON if all_answered or grace_is_over else Outcome.OPEN
-        return Outcome.OPEN if self.membership.has_quorum(self.asked - self.refusals) else Outcome.LOST
+        return Outcome.OPEN if self._has_quorum(self.asked.keys() - self.refusals) else Outcome.LOST
+
+    def _has_quorum(self, ids: Iterable[int]) -> bool:
+        """Return whether these safekeepers, all of which were asked, are a quorum."""
+        return self.membership.has_quorum(self.asked[safekeeper_id] for safekeeper_id in ids)
 
     def possible_commit_lsn(self) -> Lsn:
         """Return M, the highest position that may have been committed (S9)."""
         past = self._candidacy
-        return highest_possible_commit(self.votes, self.donor, self.membership, past.held_term, past.held_commit_lsn)
+        donor, membership = self.asked[self.donor], self.membership
+        return highest_possible_commit(self.votes, donor, membership, past.held_term, past.held_commit_lsn)
 
     def _cannot_cut(self, lsn: Lsn) -> tuple[int, ...]:
         """Return the members without the WAL at the cut, if the others are not a quorum; else ()."""
-        lacking = {i for i, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
-        return () if self.membership.has_quorum(self.votes.keys() - lacking) else tuple(sorted(lacking))
+        lacking = {voter for voter, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
+        if self.membership.has_quorum(self.votes.keys() - lacking):
+            return ()
+        return tuple(sorted(safekeeper_id for safekeeper_id, _ in lacking))
 
     def elected(self) -> Elected:
         """Return the first message to the members of the term that is won (step 5)."""
         assert self.plan is not None and self.leader_id is not None  # by the outcome
-        vote, primary = self.votes[self.donor], self.primary
+        vote, primary = self.donor_vote, self.primary
         gives_up = self.verification is not None and self.verification.gives_up
         history, forgotten_term = shorten_history(
-            extend_history(vote.history, self.plan, self.leader_id, gives_up), self.votes, self.donor, self.membership
+            extend_history(vote.history, self.plan, self.leader_id, gives_up),
+            self.votes,
+            self.asked[self.donor],
+            self.membership,
         )
         return Elected(
             self.leader_id,
@@ -314,7 +332,7 @@ class Campaign:
         runs = ", ".join(sorted({run[:8] for run in rivals.values()}))
         if outcome is Outcome.WON:
             self._ask_for_votes(now)
-        elif self.membership.has_quorum(rivals) and self._candidacy.held_term:
+        elif self._has_quorum(rivals) and self._candidacy.held_term:
             self._fail(Fenced(f"a majority of safekeepers follows another proxy (run {runs})"))
         elif outcome is Outcome.LOST:
             if rivals and not self._candidacy.is_spare:
@@ -335,18 +353,19 @@ class Campaign:
         self._round_began_at = now
         # Members that have greeted since the pre-vote are asked too: with more votes M is more exact (S9). Others are
         # asked when they greet.
-        self.asked |= voters_of(peers, self.cluster)
+        self.asked.update(voters_of(peers, self.cluster))
         self.refusals = {i for i in self.asked if peers[i].greeting is None}
         self._stage.enter(Phase.VOTING)
-        for safekeeper_id in sorted(self.asked - self.refusals):
+        for safekeeper_id in sorted(self.asked.keys() - self.refusals):
             self._ask_for_vote(safekeeper_id, now)
 
     def _ask_for_vote(self, safekeeper_id: int, now: float) -> None:
         greeting = self._roster.peers[safekeeper_id].greeting
         assert self.leader_id is not None and greeting is not None  # by the callers
-        if safekeeper_id not in voters_of(self._roster.peers, self.cluster):
+        identity = voters_of(self._roster.peers, self.cluster).get(safekeeper_id)
+        if identity is None:
             return
-        self.asked.add(safekeeper_id)
+        self.asked[safekeeper_id] = identity
         self.refusals.discard(safekeeper_id)
         if greeting.membership is None:
             # It missed the end of the bootstrap; the membership lists it.
@@ -357,8 +376,8 @@ class Campaign:
         """Choose the donor, since a quorum has promised, and identify the primary again."""
         self._stage.enter(Phase.VERIFYING)
         self._candidacy.was_elected = True
-        self.donor = choose_donor(self.votes)
-        vote, stream = self.votes[self.donor], self._stream
+        self.donor, _ = choose_donor(self.votes)
+        vote, stream = self.donor_vote, self._stream
         if not stream.is_open:
             # Its identity from before the votes may be older than they are.
             self._out.append(IdentifyPrimary())

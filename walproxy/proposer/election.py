@@ -10,7 +10,7 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId, TliHistory
-from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.term_history import (
     HistoryEntry,
@@ -28,6 +28,9 @@ TLI_HISTORY_BYTES_MAX = 512 << 10
 # `Elected` repeats a vote's description of its log, has more fields, and must fit a frame of 2 MiB.
 VOTE_BYTES_MAX = 3 << 19
 _ENTRY_BYTES = 32
+
+# The granted votes, by data folder.
+Votes = Mapping[Identity, VoteResponse]
 
 
 def check_vote(vote: VoteResponse) -> None:
@@ -48,14 +51,14 @@ def check_vote(vote: VoteResponse) -> None:
         )
 
 
-def choose_donor(votes: Mapping[int, VoteResponse]) -> int:
-    """Return the id of the voter with the newest log (step 4); the lowest id among equals."""
-    return max(votes, key=lambda voter: (last_term(votes[voter].history), votes[voter].flush_lsn, -voter))
+def choose_donor(votes: Votes) -> Identity:
+    """Return the voter with the newest log (step 4); the lowest id among equals."""
+    return max(votes, key=lambda voter: (last_term(votes[voter].history), votes[voter].flush_lsn, -voter[0]))
 
 
 def highest_possible_commit(
-    votes: Mapping[int, VoteResponse],
-    donor: int,
+    votes: Votes,
+    donor: Identity,
     membership: Membership,
     held_term: int,
     held_commit_lsn: Lsn,
@@ -70,12 +73,12 @@ def highest_possible_commit(
     donor_term = last_term(vote.history)
     if donor_term and donor_term == held_term:
         return held_commit_lsn
-    if membership.ids() <= votes.keys():
+    if membership.identities() <= votes.keys():
         # All members have voted: WAL that no quorum of that term has was not committed in it, and WAL that older terms
         # committed is below its start.
         flush_lsns = {voter: v.flush_lsn for voter, v in votes.items() if last_term(v.history) == donor_term}
         start_lsn = vote.history[-1].start_lsn if vote.history else 0
-        return max(start_lsn, QuorumRule(membership, 0).lsn(flush_lsns))
+        return max(start_lsn, QuorumRule(membership, 0).possible_lsn(flush_lsns))
     return vote.flush_lsn
 
 
@@ -123,7 +126,7 @@ def collect_tli_histories(
 
 
 def shorten_history(
-    history: TermHistory, votes: Mapping[int, VoteResponse], donor: int, membership: Membership
+    history: TermHistory, votes: Votes, donor: Identity, membership: Membership
 ) -> tuple[TermHistory, int]:
     """Return the new term's history without what no member needs, and the highest term that was ever removed from it.
 
@@ -132,7 +135,7 @@ def shorten_history(
     """
     vote = votes[donor]
     forgotten_term = vote.forgotten_term
-    if membership.ids() <= votes.keys():
+    if membership.identities() <= votes.keys():
         begins = [vote.wal_begin_lsn for vote in votes.values() if vote.flush_lsn]
         history, forgotten_term = forget_front(history, forgotten_term, min(begins, default=0))
     # WAL that this term cuts is no longer committed (S9).

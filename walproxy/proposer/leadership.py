@@ -14,6 +14,7 @@ Every method is an event, or part of one: it appends actions to the list `out`, 
 
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import AppendResponse, ArchiveAssignment, ArchiveReport, Elected, Standby
 from walproxy.proposer.actions import Action, Disconnect, Level, Note, ReportStatus, SendMessage
 from walproxy.proposer.archiving import Archiving
@@ -40,9 +41,9 @@ class Leadership(Replication):
         self.write_lsn: Lsn = 0
         self.archiving = Archiving(elected.segment_size, now)
         self._standbys = standbys
-        self._voter_ids = elected.membership.ids()
+        self._voters = elected.membership.identities()
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
-        self._counted: tuple[tuple[int, Progress], ...] = ()
+        self._counted: tuple[Progress, ...] = ()
         self._with_readers: tuple[tuple[int, Progress], ...] = ()
         self._is_regrouped = False  # since the quorum's positions were computed: a member may have lower ones
         self._reported: tuple[Lsn, Lsn] = (0, 0)
@@ -77,9 +78,10 @@ class Leadership(Replication):
 
     # Connections of members.
 
-    def on_greeting(self, safekeeper_id: int, voter: bool, now: float) -> None:
+    def on_greeting(self, identity: Identity, now: float) -> None:
         """Send `Elected` to a safekeeper that has greeted. WAL that is durable in the same folder still counts."""
-        progress = Progress.of(voter, self.members.get(safekeeper_id))
+        safekeeper_id = identity[0]
+        progress = Progress.of(identity, identity in self._voters, self.members.get(safekeeper_id))
         self.members[safekeeper_id] = progress
         self._group()
         self._answered_until = now
@@ -197,7 +199,7 @@ class Leadership(Replication):
         moves = has_advanced = False
         if progress.flush_lsn > commit_lsn or progress.write_lsn > write_lsn:
             have_flushed = have_written = 0
-            for _, member in self._counted:
+            for member in self._counted:
                 if member.flush_lsn > commit_lsn:
                     have_flushed += 1
                 if member.write_lsn > write_lsn:
@@ -235,10 +237,10 @@ class Leadership(Replication):
     def _advance(self) -> bool:
         """Recompute the quorum's positions; return whether commit_lsn has advanced."""
         self._is_regrouped = False
-        flush_lsns: dict[int, Lsn] = {}
+        flush_lsns: dict[Identity, Lsn] = {}
         all_is_flushed = True
-        for safekeeper_id, progress in self._counted:
-            flush_lsns[safekeeper_id] = flush_lsn = progress.flush_lsn
+        for progress in self._counted:
+            flush_lsns[progress.identity] = flush_lsn = progress.flush_lsn
             if progress.write_lsn != flush_lsn:
                 all_is_flushed = False
         committed_lsn = self.rule.lsn(flush_lsns)
@@ -254,7 +256,7 @@ class Leadership(Replication):
     def _group(self) -> None:
         """Find the members whose positions count in this term (S4, S8), and those with readers."""
         self._is_regrouped = True
-        self._counted = tuple((i, p) for i, p in self.members.items() if p.voter and p.adopted)
+        self._counted = tuple(p for p in self.members.values() if p.voter and p.adopted)
         self._with_readers = tuple((i, p) for i, p in self.members.items() if p.has_readers)
 
     def update_truncate(self) -> None:
@@ -262,8 +264,8 @@ class Leadership(Replication):
 
         It follows commit_lsn at each tick, and when the window is to be trimmed.
         """
-        flush_lsns = {i: p.flush_lsn for i, p in self._counted}
-        if self._voter_ids <= flush_lsns.keys():
+        flush_lsns = {p.identity: p.flush_lsn for p in self._counted}
+        if self._voters <= flush_lsns.keys():
             self.truncate_lsn = max(self.truncate_lsn, min(self.commit_lsn, *flush_lsns.values()))
 
     def _update_write(self) -> None:
@@ -271,7 +273,7 @@ class Leadership(Replication):
         if not self.commit_lsn:
             self.write_lsn = 0
             return
-        self.write_lsn = max(self.commit_lsn, self.rule.lsn({i: p.write_lsn for i, p in self._counted}))
+        self.write_lsn = max(self.commit_lsn, self.rule.lsn({p.identity: p.write_lsn for p in self._counted}))
 
     def status(self) -> ReportStatus:
         """Return the positions to report to PostgreSQL (S1): 0 before it is known to have this log's bytes (S10)."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from safekeeper.consensus.commitment import QuorumRule
-from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.membership import Identity, Membership
 from walproxy.proposer.progress import Progress
 
 
@@ -58,7 +58,7 @@ class Liveness:
     def confirmed_since(self, sequence: int) -> bool:
         """Return whether a quorum has answered message number `sequence` or a later one, and still follows."""
         return self.membership.has_quorum(
-            i for i, p in self.members.items() if p.voter and p.follows and p.acked_sequence >= sequence
+            p.identity for p in self.members.values() if p.voter and p.follows and p.acked_sequence >= sequence
         )
 
     def answers(self, now: float) -> bool:
@@ -72,30 +72,32 @@ class Liveness:
             )
         return now < self._answered_until
 
-    def _answer_times(self) -> dict[int, float]:
-        members = self.members.items()
+    def _answer_times(self) -> dict[Identity, float]:
         return {
-            i: p.last_response_at for i, p in members if p.voter and p.is_connected and p.last_response_at is not None
+            p.identity: p.last_response_at
+            for p in self.members.values()
+            if p.voter and p.is_connected and p.last_response_at is not None
         }
 
     def is_served(self, now: float) -> bool:
         """Return whether a quorum of members that accept WAL answers: only then can a commit succeed."""
-        return self.membership.has_quorum(self.taking_part(now))
+        return self.membership.has_quorum(self._taking_part(now))
 
     def taking_part(self, now: float) -> set[int]:
         """Return the ids of the members that answer and accept WAL."""
-        members = self.members
-        return {
-            i for i in self._answering(now) if i not in members or not (members[i].refusal or members[i].is_doubted)
-        }
+        return {safekeeper_id for safekeeper_id, _ in self._taking_part(now)}
 
-    def _answering(self, now: float) -> Iterator[int]:
+    def _taking_part(self, now: float) -> set[Identity]:
+        refusing = {p.identity for p in self.members.values() if p.refusal or p.is_doubted}
+        return {each for each in self._answering(now) if each not in refusing}
+
+    def _answering(self, now: float) -> Iterator[Identity]:
         """Return the voters that have answered within the heartbeat timeout; at the term's beginning all of them."""
         timeout_s = self._timing.heartbeat_timeout_s
         if now - self._began_at < timeout_s:
-            yield from self.membership.ids()
+            yield from self.membership.identities()
             return
-        for safekeeper_id, progress in self.members.items():
+        for progress in self.members.values():
             answered_at = progress.last_response_at
             if progress.voter and progress.is_connected and answered_at is not None and now - answered_at < timeout_s:
-                yield safekeeper_id
+                yield progress.identity

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.membership import Identity
 
 
 class State(Enum):
@@ -58,6 +59,7 @@ class Progress:
     """One safekeeper in one term. All times are the proposer's monotonic clock, in seconds.
 
     Attributes:
+        identity: the data folder that has greeted.
         voter: whether it counts for the quorum; a learner receives WAL and does not.
         state: see `State`; changed by the `become_` methods only.
         follows: whether the state is STREAMING or FETCHING: it has answered `Elected` on this connection. It is stored
@@ -82,6 +84,7 @@ class Progress:
             have been lost with that connection.
     """
 
+    identity: Identity
     voter: bool
     state: State = State.ADOPTING
     follows: bool = False
@@ -105,15 +108,15 @@ class Progress:
     is_doubted: bool = False
 
     @classmethod
-    def of(cls, voter: bool, known: "Progress | None") -> "Progress":
+    def of(cls, identity: Identity, voter: bool, known: "Progress | None") -> "Progress":
         """Return the progress of a safekeeper that has greeted; `known` is that of its connection before, if any.
 
         WAL that was durable in the same folder still counts. A folder with another incarnation is not a voter (S8).
         """
-        progress = cls(voter)
+        progress = cls(identity, voter)
         if known is not None:
             progress.refusal, progress.is_doubted = known.refusal, known.is_doubted
-            if known.voter and voter:
+            if known.voter and voter and known.identity == identity:
                 progress.adopted = known.adopted
                 progress.write_lsn = progress.flush_lsn = known.flush_lsn
         return progress

@@ -369,8 +369,7 @@ class Proposer:
         elif greeting.membership and greeting.membership.generation > leadership.membership.generation:
             self._end_term(now, "a member has a newer membership")
         else:
-            voter = leadership.membership.is_voter(safekeeper_id, greeting.incarnation)
-            leadership.on_greeting(safekeeper_id, voter, now)
+            leadership.on_greeting((safekeeper_id, greeting.incarnation), now)
 
     def _try_to_begin(self, now: float, due: bool = False) -> None:
         """Start the bootstrap or an election, if that is possible."""

@@ -12,13 +12,14 @@ identified again, and the members have greeted again, two questions are answered
 Anything else is decided by an election. No primary is accepted here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from safekeeper.base.errors import PrimaryRefused
 from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import AcceptorGreeting, VoteResponse
 from safekeeper.consensus.term_history import last_term
+from walproxy.proposer.election import Votes
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.roster import Cluster, Peers, find_cluster, greetings_of, voters_of
 from walproxy.proposer.verification import plan_term
@@ -32,7 +33,7 @@ class RefusedPrimary:
         identity: the primary's, as it was refused.
         reason: why.
         cluster: the cluster whose members voted.
-        votes: their votes, by member.
+        votes: their votes, by data folder.
         wait_s: the time until its bytes may be compared again, in seconds; 0 if its lineage was refused.
         retry_at: when that wait ends.
     """
@@ -40,7 +41,7 @@ class RefusedPrimary:
     identity: PrimaryIdentity
     reason: str
     cluster: Cluster
-    votes: Mapping[int, VoteResponse]
+    votes: Votes
     wait_s: float
     retry_at: float
 
@@ -63,7 +64,7 @@ class Refusals:
         primary: PrimaryIdentity,
         reason: str,
         cluster: Cluster,
-        votes: Mapping[int, VoteResponse],
+        votes: Votes,
         *,
         by_bytes: bool,
         now: float,
@@ -105,8 +106,8 @@ class Refusals:
         if past is None or find_cluster(peers) != past.cluster:
             return ""
         greetings = greetings_of(peers)
-        voters = voters_of(peers, past.cluster)
-        if not all(i in past.votes and _is_unchanged(past.votes[i], greetings[i]) for i in voters):
+        voters = set(voters_of(peers, past.cluster).values())
+        if not all(voter in past.votes and _is_unchanged(past.votes[voter], greetings[voter[0]]) for voter in voters):
             return ""
         reason = _lineage_reason(past, voters, primary)
         is_same = _may_be_same(past.identity, primary)
@@ -117,12 +118,12 @@ class Refusals:
         return past.reason if is_same and is_waiting else ""
 
 
-def _lineage_reason(past: RefusedPrimary, voters: set[int], primary: PrimaryIdentity) -> str:
+def _lineage_reason(past: RefusedPrimary, voters: set[Identity], primary: PrimaryIdentity) -> str:
     """Return why each log that a quorum of these voters can choose refuses this primary, empty if one may not."""
     reason = ""
     for donor in sorted(voters):
         newest = _position(past.votes[donor])
-        if not past.cluster.membership.has_quorum({i for i in voters if _position(past.votes[i]) <= newest}):
+        if not past.cluster.membership.has_quorum(voter for voter in voters if _position(past.votes[voter]) <= newest):
             continue  # each quorum has a voter with a newer log
         refusal = _plan_refusal(past.votes[donor], primary)
         if not refusal:

@@ -261,7 +261,7 @@ class Replication(Liveness):
         if not self.members[safekeeper_id].voter:
             return False
         return not self.commit_lsn or not self.membership.has_quorum(
-            i
+            p.identity
             for i, p in self.members.items()
             if p.voter and p.follows and i != safekeeper_id and p.sent_lsn >= self.window_begin_lsn
         )

@@ -14,7 +14,7 @@ import msgspec
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.log_once import LogOnce
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
+from safekeeper.consensus.membership import Identity, Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
@@ -189,15 +189,15 @@ def find_cluster(peers: Peers) -> Cluster | None:
         if membership is None or (found is not None and membership.generation <= found.membership.generation):
             continue
         cluster = Cluster(greeting.cluster_id, membership)
-        if membership.has_quorum(voters_of(peers, cluster)):
+        if membership.has_quorum(voters_of(peers, cluster).values()):
             found = cluster
     return found
 
 
-def voters_of(peers: Peers, cluster: Cluster) -> set[int]:
-    """Return the ids of the greeted voters of a cluster; one that has not received its membership yet counts, too."""
+def voters_of(peers: Peers, cluster: Cluster) -> dict[int, Identity]:
+    """Return the greeted voters of a cluster, by id; one that has not received its membership yet counts, too."""
     return {
-        safekeeper_id
+        safekeeper_id: (safekeeper_id, greeting.incarnation)
         for safekeeper_id, greeting in greetings_of(peers).items()
         if greeting.cluster_id in ("", cluster.id) and cluster.membership.is_voter(safekeeper_id, greeting.incarnation)
     }

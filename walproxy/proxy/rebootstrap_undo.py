@@ -157,9 +157,7 @@ def _find_target(greetings: dict[int, AcceptorGreeting]) -> Replaced:
         raise ConfigurationError("no safekeeper keeps a cluster that a rebootstrap has replaced: nothing can be undone")
     for target in sorted(candidates, key=lambda replaced: replaced.membership.generation, reverse=True):
         membership = target.membership
-        if membership.has_quorum(
-            i for i, g in greetings.items() if membership.is_voter(i, g.incarnation) and _has(g, target.cluster_id)
-        ):
+        if membership.has_quorum((i, g.incarnation) for i, g in greetings.items() if _has(g, target.cluster_id)):
             return target
     held = ", ".join(
         f"safekeeper {i} keeps cluster {greeting.replaced.cluster_id[:8]}"

@@ -777,7 +777,9 @@ def test_a_history_that_had_outgrown_every_message_is_made_to_fit_at_the_start()
     # The next term's history is as long, and adopted without a cut.
     plan = LogPlan(answer.flush_lsn, 1, cuts=False)
     history = extend_history(answer.history, plan, answer.leader_id)
-    history, forgotten_term = shorten_history(history, {1: answer}, 1, Membership(1, MEMBERS.members[:1]))
+    alone = Membership(1, MEMBERS.members[:1])
+    voter = alone.members[0].identity
+    history, forgotten_term = shorten_history(history, {voter: answer}, voter, alone)
     message = msgspec.structs.replace(elected(answer.leader_id), history=history, forgotten_term=forgotten_term)
     assert sum(map(len, encode(message))) < CONTROL_BYTES_MAX // 4
     assert bench.tell(message).flush_lsn == answer.flush_lsn

@@ -32,18 +32,22 @@ def test_a_folder_with_another_incarnation_is_no_voter() -> None:
     assert JOINT.is_voter(3, "d" * 32)
 
 
-def test_a_quorum_of_ids() -> None:
-    assert THREE_MEMBERS.has_quorum([1, 3])
-    assert not THREE_MEMBERS.has_quorum([1])
-    assert not THREE_MEMBERS.has_quorum([1, 4, 5])
+def test_a_quorum_of_data_folders() -> None:
+    one, two, three = (member.identity for member in THREE_MEMBERS.members)
+    assert THREE_MEMBERS.has_quorum([one, three])
+    assert not THREE_MEMBERS.has_quorum([one])
+    assert not THREE_MEMBERS.has_quorum([one, (4, two[1]), (5, three[1])])
+    assert not THREE_MEMBERS.has_quorum([one, (3, "f" * 32)])
     assert THREE_MEMBERS.ids() == {1, 2, 3}
+    assert THREE_MEMBERS.identities() == {one, two, three}
 
 
 def test_a_joint_membership_needs_both_halves() -> None:
     joint = Membership(2, (ONE,), (TWO, THREE))
-    assert not joint.has_quorum([2, 3])
-    assert not joint.has_quorum([1, 2])
-    assert joint.has_quorum([1, 2, 3])
+    one, two, three = ONE.identity, TWO.identity, THREE.identity
+    assert not joint.has_quorum([two, three])
+    assert not joint.has_quorum([one, two])
+    assert joint.has_quorum([one, two, three])
 
 
 def test_a_repeated_bootstrap_makes_the_same_cluster() -> None:

@@ -16,6 +16,7 @@ from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 
 ASKED = LeaderId(9, "run")
 THREE = Membership(1, tuple(Member(i, f"{i:032x}") for i in (1, 2, 3)))
+ONE, TWO, THIRD = (member.identity for member in THREE.members)
 
 
 def vote(flush_lsn: int, *entries: tuple[int, int, int], commit_lsn: int = 0) -> VoteResponse:
@@ -25,36 +26,45 @@ def vote(flush_lsn: int, *entries: tuple[int, int, int], commit_lsn: int = 0) ->
 
 def test_the_donor_has_the_highest_last_term_and_then_the_longest_log() -> None:
     old_and_long, new_and_short = vote(900, (1, 100, 1)), vote(200, (1, 100, 1), (2, 150, 1))
-    assert choose_donor({1: old_and_long, 2: new_and_short}) == 2
-    assert choose_donor({1: vote(300, (1, 100, 1)), 2: old_and_long}) == 2
+    assert choose_donor({ONE: old_and_long, TWO: new_and_short}) == TWO
+    assert choose_donor({ONE: vote(300, (1, 100, 1)), TWO: old_and_long}) == TWO
 
 
 def test_among_equals_the_lowest_id_is_the_donor() -> None:
-    assert choose_donor({3: vote(300, (1, 100, 1)), 2: vote(300, (1, 100, 1))}) == 2
+    assert choose_donor({THIRD: vote(300, (1, 100, 1)), TWO: vote(300, (1, 100, 1))}) == TWO
 
 
 def test_whoever_held_the_term_knows_what_was_committed() -> None:
-    votes = {1: vote(300, (1, 100, 1), (4, 150, 1)), 2: vote(200, (1, 100, 1), (4, 150, 1))}
-    assert highest_possible_commit(votes, 1, THREE, held_term=4, held_commit_lsn=180) == 180
+    votes = {ONE: vote(300, (1, 100, 1), (4, 150, 1)), TWO: vote(200, (1, 100, 1), (4, 150, 1))}
+    assert highest_possible_commit(votes, ONE, THREE, held_term=4, held_commit_lsn=180) == 180
 
 
 def test_if_all_voted_what_a_quorum_lacks_was_not_committed() -> None:
     votes = {
-        1: vote(300, (1, 100, 1), (4, 150, 1)),
-        2: vote(200, (1, 100, 1), (4, 150, 1)),
-        3: vote(900, (1, 100, 1), (2, 120, 1)),
+        ONE: vote(300, (1, 100, 1), (4, 150, 1)),
+        TWO: vote(200, (1, 100, 1), (4, 150, 1)),
+        THIRD: vote(900, (1, 100, 1), (2, 120, 1)),
     }
-    assert highest_possible_commit(votes, 1, THREE, 0, 0) == 200
+    assert highest_possible_commit(votes, ONE, THREE, 0, 0) == 200
+
+
+def test_under_a_joint_membership_either_half_may_have_committed_alone() -> None:
+    new = Member(3, "f" * 32)
+    joint = Membership(2, THREE.members, (*THREE.members[:2], new))
+    term = ((1, 100, 1), (4, 150, 1))
+    votes = {ONE: vote(300, *term), TWO: vote(200, *term), THIRD: vote(280, *term), new.identity: vote(160, *term)}
+    # 1 and the old folder of 3 have 280; a quorum of the new half has 200.
+    assert highest_possible_commit(votes, ONE, joint, 0, 0) == 280
 
 
 def test_a_term_that_no_quorum_has_reached_has_committed_nothing_above_its_start() -> None:
-    votes = {1: vote(300, (1, 100, 1), (4, 150, 1)), 2: vote(140, (1, 100, 1)), 3: vote(140, (1, 100, 1))}
-    assert highest_possible_commit(votes, 1, THREE, 0, 0) == 150
+    votes = {ONE: vote(300, (1, 100, 1), (4, 150, 1)), TWO: vote(140, (1, 100, 1)), THIRD: vote(140, (1, 100, 1))}
+    assert highest_possible_commit(votes, ONE, THREE, 0, 0) == 150
 
 
 def test_if_a_vote_is_missing_all_of_the_donor_may_have_been_committed() -> None:
-    votes = {1: vote(300, (1, 100, 1), (4, 150, 1), commit_lsn=160), 2: vote(200, (1, 100, 1))}
-    assert highest_possible_commit(votes, 1, THREE, held_term=3, held_commit_lsn=170) == 300
+    votes = {ONE: vote(300, (1, 100, 1), (4, 150, 1), commit_lsn=160), TWO: vote(200, (1, 100, 1))}
+    assert highest_possible_commit(votes, ONE, THREE, held_term=3, held_commit_lsn=170) == 300
 
 
 def test_the_new_term_follows_the_donors_history() -> None:
@@ -106,17 +116,17 @@ def test_terms_that_come_to_nothing_do_not_make_the_history_longer() -> None:
 
 def test_what_lies_below_the_wal_of_every_member_is_forgotten_when_all_have_voted() -> None:
     entries = ((1, 100, 1), (2, 200, 1), (3, 300, 1), (4, 400, 1), (5, 500, 1))
-    votes = {voter: vote(900, *entries, commit_lsn=850) for voter in (1, 2, 3)}
-    for voter, begin_lsn in ((1, 350), (2, 450), (3, 800)):
+    votes = {voter: vote(900, *entries, commit_lsn=850) for voter in (ONE, TWO, THIRD)}
+    for voter, begin_lsn in ((ONE, 350), (TWO, 450), (THIRD, 800)):
         votes[voter] = msgspec.structs.replace(votes[voter], wal_begin_lsn=begin_lsn)
-    history = extend_history(votes[1].history, LogPlan(900, 1, cuts=False), ASKED)
-    assert shorten_history(history, votes, 1, THREE) == ((history[0], *history[2:]), 2)
+    history = extend_history(votes[ONE].history, LogPlan(900, 1, cuts=False), ASKED)
+    assert shorten_history(history, votes, ONE, THREE) == ((history[0], *history[2:]), 2)
     # One that has no WAL needs none of it.
-    votes[1] = msgspec.structs.replace(votes[1], flush_lsn=0, wal_begin_lsn=0)
-    assert shorten_history(history, votes, 2, THREE) == ((history[0], *history[3:]), 3)
+    votes[ONE] = msgspec.structs.replace(votes[ONE], flush_lsn=0, wal_begin_lsn=0)
+    assert shorten_history(history, votes, TWO, THREE) == ((history[0], *history[3:]), 3)
     # One that is away may need all of it.
-    del votes[1]
-    assert shorten_history(history, votes, 2, THREE) == (history, 0)
+    del votes[ONE]
+    assert shorten_history(history, votes, TWO, THREE) == (history, 0)
 
 
 def test_files_of_old_timelines_go_when_not_all_of_them_fit() -> None:

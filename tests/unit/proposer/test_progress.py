@@ -7,11 +7,12 @@ import pytest
 from safekeeper.base.errors import InvariantViolation
 from walproxy.proposer.progress import TRANSITIONS, Fetch, Progress, State
 
+FOLDER = (1, "a" * 32)
 END = 1000
 
 
 def streaming(sent_lsn: int = 900, write_lsn: int = 800, flush_lsn: int = 700) -> Progress:
-    progress = Progress(voter=True)
+    progress = Progress(FOLDER, voter=True)
     progress.become_streaming(flush_lsn)
     progress.sent_lsn, progress.write_lsn, progress.flush_lsn = sent_lsn, write_lsn, flush_lsn
     progress.check(END)
@@ -40,7 +41,7 @@ def disconnected() -> Progress:
 
 
 IN_STATE: dict[State, Callable[[], Progress]] = {
-    State.ADOPTING: lambda: Progress(voter=True),
+    State.ADOPTING: lambda: Progress(FOLDER, voter=True),
     State.STREAMING: streaming,
     State.FETCHING: fetching,
     State.SKIPPING: skipping,
@@ -82,11 +83,11 @@ def test_only_what_is_durable_outlives_a_connection() -> None:
     progress.become_disconnected()
     assert (progress.write_lsn, progress.fetch, progress.waiting_since) == (700, None, None)
     assert progress.is_doubted, "WAL was on its way"
-    again = Progress.of(True, progress)
+    again = Progress.of(FOLDER, True, progress)
     assert (again.state, again.adopted, again.flush_lsn, again.write_lsn) == (State.ADOPTING, True, 700, 700)
     assert again.is_doubted and again.sent_lsn == 0
     # Its folder came back with another incarnation.
-    wiped = Progress.of(False, progress)
+    wiped = Progress.of((1, "b" * 32), False, progress)
     assert (wiped.adopted, wiped.flush_lsn) == (False, 0)
 
 
