@@ -35,6 +35,7 @@ from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
     HEARTBEAT_TIMEOUT_S,
     PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
@@ -299,7 +300,7 @@ class Acceptor(AcceptorLog):
 
     def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
         control = self.control
-        if message.protocol_version != PROTOCOL_VERSION:
+        if not PROTOCOL_VERSION_MIN <= message.protocol_version <= PROTOCOL_VERSION:
             upgraded = "the proxy" if message.protocol_version < PROTOCOL_VERSION else "this safekeeper"
             reason = (
                 f"the proxy has protocol version {message.protocol_version}, this safekeeper has {PROTOCOL_VERSION}: "
@@ -323,7 +324,7 @@ class Acceptor(AcceptorLog):
         yield Send(
             connection,
             AcceptorGreeting(
-                protocol_version=PROTOCOL_VERSION,
+                protocol_version=message.protocol_version,
                 safekeeper_id=control.safekeeper_id,
                 incarnation=control.incarnation,
                 cluster_id=control.cluster_id,
@@ -399,12 +400,20 @@ class Acceptor(AcceptorLog):
         yield Send(connection, PreVoteResponse(granted, live_proposer_id))
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
-        membership = self.control.membership
-        if membership is None or not self.is_voter:
-            reason = f"incarnation {self.control.incarnation[:8]} is not a member of this cluster: it does not vote"
+        control = self.control
+        own = control.membership
+        # A proposer of protocol version 4 names the generation alone.
+        asked = message.membership or own
+        if own is None or asked is None or not asked.is_voter(control.safekeeper_id, control.incarnation):
+            reason = f"incarnation {control.incarnation[:8]} is not a member of this cluster: it does not vote"
             yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
             return
-        if message.generation != membership.generation:
+        if message.membership is None:
+            is_fit = message.generation == own.generation
+        else:
+            # A higher one is not stored: it decides this vote only (S8).
+            is_fit = message.cluster_id == control.cluster_id and asked.key >= own.key
+        if not is_fit:
             yield from self._refuse_generation(connection, message.generation)
             return
         promised = self.control.promised
@@ -449,17 +458,20 @@ class Acceptor(AcceptorLog):
             )
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason, close=True)
             return
-        theirs, ours = (message.system_id, message.segment_size), (control.system_id, control.segment_size)
-        if control.system_id and theirs != ours:
-            reason = f"the WAL here has system identifier and segment size {ours}, the proposer's log has {theirs}"
+        sent, kept = (message.system_id, message.segment_size), (control.system_id, control.segment_size)
+        if control.system_id and sent != kept:
+            reason = f"the WAL here has system identifier and segment size {kept}, the proposer's log has {sent}"
             yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
-            return
-        if control.membership is not None and message.membership.generation < control.membership.generation:
-            yield from self._refuse_generation(connection, message.membership.generation)
             return
         # A majority voted for it, so at an equal term no other candidate can have won: the promise follows (step 5).
         if message.leader_id.term < control.promised.term:
             yield from self._refuse_stale(connection, message.leader_id)
+            return
+        theirs, own = message.membership, control.membership
+        # The author's term says nothing about another cluster's membership.
+        is_same_cluster = message.cluster_id == control.cluster_id
+        if own is not None and (theirs.key < own.key if is_same_cluster else theirs.generation < own.generation):
+            yield from self._refuse_generation(connection, theirs.generation)
             return
         self.awaits_election = False
         if self.leader is not None and message.leader_id != self.leader:

@@ -56,11 +56,14 @@ class QuorumSizes(msgspec.Struct, frozen=True, array_like=True):
 class Membership(msgspec.Struct, frozen=True):
     """The members of a cluster.
 
+    Two memberships of one cluster are compared by their `key`: a safekeeper never returns to a lower one.
+
     Attributes:
-        generation: increases by one with every change; a message with a lower one is refused.
+        generation: increases by one with every change.
         members: the members, ordered by id.
         new_members: the members after the change, empty when no change is under way.
-        author: the term of the leader that wrote it, 0 for a bootstrap.
+        author: the term of the leader that wrote it or took it over, 0 for a bootstrap. Two leaders may give two
+            memberships the same generation.
         quorum_sizes, new_quorum_sizes: of `members` and of `new_members`.
     """
 
@@ -70,6 +73,16 @@ class Membership(msgspec.Struct, frozen=True):
     author: int = 0
     quorum_sizes: QuorumSizes = QuorumSizes()
     new_quorum_sizes: QuorumSizes = QuorumSizes()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The rank among the memberships of one cluster: author, then generation."""
+        return self.author, self.generation
+
+    @property
+    def label(self) -> str:
+        """The generation, and the term of its author, for the log."""
+        return f"generation {self.generation}" + (f" of term {self.author}" if self.author else "")
 
     def halves(self) -> tuple[tuple[Member, ...], ...]:
         """Return the member lists that each need a quorum: one, or two under a joint membership."""
@@ -81,8 +94,8 @@ class Membership(msgspec.Struct, frozen=True):
         return any(member.identity == identity for half in self.halves() for member in half)
 
     def is_same(self, other: "Membership | None") -> bool:
-        """Return whether both are the same membership: addresses of members make no difference."""
-        return other is not None and _without_addresses(self) == _without_addresses(other)
+        """Return whether both are the same membership: addresses and the author make no difference."""
+        return other is not None and _identifying(self) == _identifying(other)
 
     def ids(self) -> frozenset[int]:
         """Return the ids of all voters."""
@@ -117,10 +130,10 @@ def check_quorum_sizes(membership: Membership) -> None:
                 raise RemoteProtocolError(f"the {name} quorum {size[:64]!r} is not supported, only {MAJORITY!r} is")
 
 
-def _without_addresses(membership: Membership) -> Membership:
+def _identifying(membership: Membership) -> Membership:
     halves = (membership.members, membership.new_members)
     members, new_members = (tuple(Member(*member.identity) for member in half) for half in halves)
-    return msgspec.structs.replace(membership, members=members, new_members=new_members)
+    return msgspec.structs.replace(membership, members=members, new_members=new_members, author=0)
 
 
 def bootstrap_cluster_id(system_id: int, members: Iterable[Member]) -> str:

@@ -31,7 +31,9 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
 from safekeeper.waldecode.records import LogTail
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
+# A safekeeper also serves proxies of this version: safekeepers are upgraded first.
+PROTOCOL_VERSION_MIN = 4
 DIGEST_PAGE_SIZE = 8192
 # A proposer counts as live for so long after its last Elected or append (protocol step 2).
 HEARTBEAT_TIMEOUT_S = 1.0
@@ -145,10 +147,18 @@ class PreVoteResponse(msgspec.Struct, frozen=True, tag="pre_vote_response"):
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
-    """Promise to follow no candidate of a lower term."""
+    """Promise to follow no candidate of a lower term.
+
+    Attributes:
+        generation: of the membership whose quorum decides.
+        cluster_id, membership: that cluster and membership, as the candidate knows them. A proposer of protocol version
+            4 does not send them.
+    """
 
     leader_id: LeaderId
     generation: int
+    cluster_id: str = ""
+    membership: Membership | None = None
 
 
 class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):

@@ -85,7 +85,7 @@ class Checker:
         self._votes: dict[tuple[LeaderId, int], TermHistory] = {}
         self.given_up: dict[int, Lsn] = {}
         self._terms: dict[int, TermBytes] = {}
-        self._generations: dict[tuple[str, int], Membership] = {}
+        self._memberships: dict[tuple[str, tuple[int, int]], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
         self.readers = ReaderChecker(self)
         self.archive = ArchiveChecker(self)
@@ -381,7 +381,7 @@ class Checker:
         known.data += data[len(shared) :]
 
     def on_persist(self, safekeeper: "SimSafekeeper") -> None:
-        """The control file was replaced: it makes sense, and one generation is one membership."""
+        """The control file was replaced: it makes sense, and one key is one membership."""
         control = safekeeper.disk.control
         assert control is not None  # it was just written
         try:
@@ -389,8 +389,8 @@ class Checker:
         except RemoteProtocolError as error:
             raise Violation("LogIsMonotonic", f"{safekeeper.name}: {error}") from error
         if control.membership is not None:
-            key = (control.cluster_id, control.membership.generation)
-            if self._generations.setdefault(key, control.membership) != control.membership:
+            key = (control.cluster_id, control.membership.key)
+            if self._memberships.setdefault(key, control.membership) != control.membership:
                 raise Violation("OneConfigPerGeneration", f"{safekeeper.name} has another membership for {key}")
         self.archive.on_persist(safekeeper)
 

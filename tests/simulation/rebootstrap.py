@@ -31,7 +31,15 @@ def new_cluster(cluster_id: str, safekeepers: list["SimSafekeeper"]) -> Bootstra
 def old_cluster(remembered: ControlState, safekeepers: list["SimSafekeeper"]) -> Bootstrap:
     """Return the order to bring back the cluster that a rebootstrap has replaced, as one of its members keeps it."""
     assert remembered.membership is not None  # only clusters are replaced
-    membership = msgspec.structs.replace(remembered.membership, generation=_next_generation(safekeepers))
+    known = [state for control in _controls(safekeepers) for state in (control, control.replaced) if state is not None]
+    authors = [
+        state.membership.author
+        for state in known
+        if state.membership is not None and state.cluster_id == remembered.cluster_id
+    ]
+    membership = msgspec.structs.replace(
+        remembered.membership, generation=_next_generation(safekeepers), author=max(authors)
+    )
     return Bootstrap(remembered.cluster_id, SYSTEM_ID, SEGMENT_SIZE, SERVER_VERSION, membership, undo=True)
 
 

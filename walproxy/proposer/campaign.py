@@ -8,6 +8,8 @@ proposer acts.
 from collections.abc import Iterable
 from enum import Enum
 
+import msgspec
+
 from safekeeper.base.errors import Fenced, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import TERM_MAX, LeaderId
@@ -305,7 +307,7 @@ class Campaign:
             primary.system_id,
             primary.segment_size,
             primary.server_version,
-            self.membership,
+            msgspec.structs.replace(self.membership, author=self.leader_id.term),
             history,
             collect_tli_histories(history, primary, vote.tli_histories),
             vote.wal_begin_lsn if vote.history else self.plan.start_lsn,
@@ -370,7 +372,8 @@ class Campaign:
         if greeting.membership is None:
             # It missed the end of the bootstrap; the membership lists it.
             self._out.append(self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now))
-        self._out.append(self._roster.ask(safekeeper_id, VoteRequest(self.leader_id, self.membership.generation), now))
+        request = VoteRequest(self.leader_id, self.membership.generation, self.cluster.id, self.membership)
+        self._out.append(self._roster.ask(safekeeper_id, request, now))
 
     def _elect(self) -> None:
         """Choose the donor, since a quorum has promised, and identify the primary again."""

@@ -347,7 +347,7 @@ class Proposer:
         leadership = self.leadership
         if leadership is not None:
             later = find_cluster(self.peers)
-            if later is not None and later.membership.generation > leadership.membership.generation:
+            if later is not None and later.is_later_than(_cluster_of(leadership)):
                 self._end_term(now, "a quorum of members has a newer membership")
             else:
                 self._welcome(leadership, safekeeper_id, greeting, now)
@@ -358,7 +358,7 @@ class Proposer:
 
     def _welcome(self, leadership: Leadership, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         """Send `Elected` to a safekeeper, unless it belongs to another cluster."""
-        ours = Cluster(leadership.elected.cluster_id, leadership.membership)
+        ours = _cluster_of(leadership)
         later_reason = later_cluster_reason(greeting, ours)
         if later_reason:
             # Its greeting is kept: a quorum of that cluster ends the term.
@@ -366,7 +366,7 @@ class Proposer:
         elif greeting.cluster_id not in ("", ours.id) and not greeting.is_empty:
             reason = other_cluster_reason(greeting)
             self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason)
-        elif greeting.membership and greeting.membership.generation > leadership.membership.generation:
+        elif greeting.membership and Cluster(greeting.cluster_id, greeting.membership).is_later_than(ours):
             self._end_term(now, "a member has a newer membership")
         else:
             leadership.on_greeting((safekeeper_id, greeting.incarnation), now)
@@ -766,3 +766,7 @@ class Proposer:
             fits = phase is not Phase.LEADING and (self.campaign is not None) == is_campaign
         if not fits:
             raise InvariantViolation(f"a proposer that is {phase.value} has another phase's state")
+
+
+def _cluster_of(leadership: Leadership) -> Cluster:
+    return Cluster(leadership.elected.cluster_id, leadership.membership)

@@ -175,6 +175,12 @@ class Cluster(NamedTuple):
     id: str
     membership: Membership
 
+    def is_later_than(self, other: "Cluster") -> bool:
+        """Return whether this membership replaces the other one: by a change of members, or by a rebootstrap."""
+        if self.id == other.id:
+            return self.membership.key > other.membership.key
+        return self.membership.generation > other.membership.generation
+
 
 def greetings_of(peers: Peers) -> dict[int, AcceptorGreeting]:
     """Return the greetings of those that have greeted and are not refused."""
@@ -182,14 +188,14 @@ def greetings_of(peers: Peers) -> dict[int, AcceptorGreeting]:
 
 
 def find_cluster(peers: Peers) -> Cluster | None:
-    """Return the cluster of the highest generation that has a quorum among the greeted, None if there is none."""
+    """Return the latest cluster and membership that has a quorum among the greeted, None if there is none."""
     found: Cluster | None = None
     for greeting in greetings_of(peers).values():
-        membership = greeting.membership
-        if membership is None or (found is not None and membership.generation <= found.membership.generation):
+        if greeting.membership is None:
             continue
-        cluster = Cluster(greeting.cluster_id, membership)
-        if membership.has_quorum(voters_of(peers, cluster).values()):
+        cluster = Cluster(greeting.cluster_id, greeting.membership)
+        is_candidate = found is None or cluster.is_later_than(found)
+        if is_candidate and cluster.membership.has_quorum(voters_of(peers, cluster).values()):
             found = cluster
     return found
 
@@ -275,7 +281,7 @@ def misfit_reason(peers: Peers) -> str:
         return ""
     if not known or any(membership.ids() <= peers.keys() for membership in known):
         return ""
-    newest = max(known, key=lambda membership: membership.generation)
+    newest = max(known, key=lambda membership: (membership.generation, membership.author))
     return (
         f"the list of safekeepers ({_listed(peers)}) does not fit the membership (generation {newest.generation}: "
         f"{_listed(newest.ids())}): it lacks {_listed(newest.ids() - peers.keys())}; list all members in --safekeepers"

@@ -44,7 +44,7 @@ def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: 
 def known_membership(peers: Mapping[int, Peer]) -> Membership | None:
     """Return the newest membership that any greeted safekeeper has, None if none has one."""
     found = [p.greeting.membership for p in peers.values() if p.greeting is not None and not p.refused]
-    return max((m for m in found if m is not None), key=lambda m: m.generation, default=None)
+    return max((m for m in found if m is not None), key=lambda m: (m.generation, m.author), default=None)
 
 
 def lost_members(membership: Membership, peers: Mapping[int, Peer]) -> set[int]:

@@ -16,6 +16,7 @@ import msgspec
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AcceptorGreeting, Bootstrap, Replaced
 from walproxy.proxy.config import ProxyConfig
 from walproxy.proxy.rebootstrap import greet_all, next_generation, send_bootstrap
@@ -124,12 +125,24 @@ async def execute_undo(config: ProxyConfig, before: UndoSurvey) -> None:
             target.system_id,
             target.segment_size,
             target.server_version,
-            msgspec.structs.replace(target.membership, generation=next_generation(greetings)),
+            _restored(target, greetings),
             undo=True,
             discard=bool(before.since),
         )
 
     await send_bootstrap(config, before.greetings, bootstrap, order=_order(before))
+
+
+def _restored(target: Replaced, greetings: dict[int, AcceptorGreeting]) -> Membership:
+    """Return the membership of the restored cluster: later than every membership of it that a safekeeper has."""
+    known = [
+        described.membership
+        for greeting in greetings.values()
+        for described in (greeting, greeting.replaced)
+        if described is not None and described.cluster_id == target.cluster_id and described.membership is not None
+    ]
+    author = max((membership.author for membership in known), default=target.membership.author)
+    return msgspec.structs.replace(target.membership, generation=next_generation(greetings), author=author)
 
 
 def _order(before: UndoSurvey) -> list[int]:
@@ -155,7 +168,7 @@ def _find_target(greetings: dict[int, AcceptorGreeting]) -> Replaced:
     candidates = kept or _half_undone(greetings)
     if not candidates:
         raise ConfigurationError("no safekeeper keeps a cluster that a rebootstrap has replaced: nothing can be undone")
-    for target in sorted(candidates, key=lambda replaced: replaced.membership.generation, reverse=True):
+    for target in sorted(candidates, key=lambda replaced: replaced.membership.key, reverse=True):
         membership = target.membership
         if membership.has_quorum((i, g.incarnation) for i, g in greetings.items() if _has(g, target.cluster_id)):
             return target

@@ -462,6 +462,60 @@ def test_a_vote_of_another_generation_is_refused(generation: int) -> None:
     assert member().tell(VoteRequest(P1, generation)).code is RefusalCode.GENERATION
 
 
+def asks(leader_id: LeaderId, membership: Membership, cluster_id: str = CLUSTER) -> VoteRequest:
+    return VoteRequest(leader_id, membership.generation, cluster_id, membership)
+
+
+def test_a_vote_is_decided_under_the_membership_of_the_request_which_is_not_stored() -> None:
+    bench = following()
+    own = bench.control.membership
+    assert own is not None
+    without_it = Membership(2, own.members[1:], author=1)
+    assert bench.tell(asks(LeaderId(9, "run9"), without_it)).code is RefusalCode.NOT_A_MEMBER
+    later = msgspec.structs.replace(own, generation=own.generation + 1, author=7)
+    assert bench.tell(asks(LeaderId(9, "run9"), later)).granted
+    assert bench.control.membership == own
+
+
+def test_a_safekeeper_that_is_new_in_the_membership_of_the_request_votes() -> None:
+    own = Membership(1, MEMBERS.members[1:])
+    bench = Bench(msgspec.structs.replace(following().control, membership=own))
+    bench.greet()
+    assert bench.acceptor.state == "learner"
+    assert bench.tell(asks(P2, own)).code is RefusalCode.NOT_A_MEMBER
+    assert bench.tell(asks(P2, Membership(2, own.members, MEMBERS.members, author=1))).granted
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"), [((3, 2), (3, 1)), ((3, 2), (2, 9)), ((1, 1), (0, 1))], ids=lambda key: f"{key[0]}-{key[1]}"
+)
+def test_a_vote_under_an_older_membership_is_refused(own: tuple[int, int], asked: tuple[int, int]) -> None:
+    def of(key: tuple[int, int]) -> Membership:
+        return msgspec.structs.replace(MEMBERS, author=key[0], generation=key[1])
+
+    bench = Bench(msgspec.structs.replace(following().control, membership=of(own)))
+    bench.greet()
+    assert bench.tell(asks(LeaderId(9, "run9"), of(asked))).code is RefusalCode.GENERATION
+    bench.greet()
+    assert bench.tell(asks(LeaderId(9, "run9"), of(own))).granted
+
+
+def test_a_vote_for_a_candidate_of_another_cluster_is_refused_whatever_its_membership() -> None:
+    later = msgspec.structs.replace(MEMBERS, author=7, generation=9)
+    assert following().tell(asks(LeaderId(9, "run9"), later, NEW)).code is RefusalCode.GENERATION
+
+
+def test_a_history_under_an_older_membership_is_refused() -> None:
+    bench = following(100)
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)))
+    later = msgspec.structs.replace(MEMBERS, author=2, generation=1)
+    message = elected(P2, (1, BASE, 1), (2, BASE + 100, 1))
+    assert isinstance(bench.tell(msgspec.structs.replace(message, membership=later)), AppendResponse)
+    assert bench.control.membership == later
+    bench.greet()
+    assert bench.tell(message).code is RefusalCode.GENERATION
+
+
 def test_a_full_disk_promises_nothing() -> None:
     bench = member()
     bench.full = Persist

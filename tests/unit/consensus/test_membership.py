@@ -56,6 +56,13 @@ def test_a_repeated_bootstrap_makes_the_same_cluster() -> None:
     assert len({first, bootstrap_cluster_id(8, (ONE, TWO, THREE)), bootstrap_cluster_id(7, (ONE, TWO, NEW))}) == 3
 
 
+def test_a_leader_that_takes_a_membership_over_raises_its_key_and_changes_nothing_else() -> None:
+    later = Membership(1, THREE_MEMBERS.members, author=1)
+    assert later.key > THREE_MEMBERS.key and later.is_same(THREE_MEMBERS)
+    assert Membership(1, THREE_MEMBERS.members, author=2).key > Membership(9, THREE_MEMBERS.members, author=1).key
+    assert (THREE_MEMBERS.label, later.label) == ("generation 1", "generation 1 of term 1")
+
+
 def test_where_a_member_listens_is_no_part_of_its_identity() -> None:
     moved = Membership(1, (ONE, msgspec.structs.replace(TWO, address="db2:9001"), THREE))
     assert moved != THREE_MEMBERS and moved.is_same(THREE_MEMBERS)
@@ -68,12 +75,11 @@ def test_where_a_member_listens_is_no_part_of_its_identity() -> None:
     [
         None,
         Membership(2, THREE_MEMBERS.members),
-        Membership(1, THREE_MEMBERS.members, author=1),
         Membership(1, (ONE, TWO, NEW)),
         Membership(1, THREE_MEMBERS.members, (NEW,)),
     ],
 )
-def test_a_membership_is_the_same_only_with_the_same_author_generation_and_members(other: Membership | None) -> None:
+def test_a_membership_is_the_same_only_with_the_same_generation_and_members(other: Membership | None) -> None:
     assert not THREE_MEMBERS.is_same(other)
 
 
