@@ -52,6 +52,8 @@ from safekeeper.consensus.messages import (
     ProposerMessage,
     ReadRequest,
     ReadResponse,
+    Reconfigure,
+    Reconfigured,
     Refusal,
     RefusalCode,
     Replaced,
@@ -110,6 +112,7 @@ class Acceptor(AcceptorLog):
             VoteRequest: self._vote,
             Elected: self._elected,
             AppendRequest: self._append,
+            Reconfigure: self._reconfigure,
             ArchiveAssignment: self._archive_assignment,
             ReadRequest: self._read,
             DigestRequest: self._digest,
@@ -514,12 +517,7 @@ class Acceptor(AcceptorLog):
     # ------------------------------------------------------------------ streaming
 
     def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
-        if message.leader_id != self.leader or connection != self.leader_connection:
-            if message.leader_id.term < self.control.promised.term:
-                yield from self._refuse_stale(connection, message.leader_id)
-            else:
-                reason = f"the history of {message.leader_id} was not adopted on this connection"
-                yield from self._refuse(connection, RefusalCode.NOT_ADOPTED, reason, close=True)
+        if not (yield from self._is_adopted(connection, message.leader_id)):
             return
         membership = self.control.membership
         if membership is None or message.generation != membership.generation:
@@ -548,6 +546,31 @@ class Acceptor(AcceptorLog):
             yield from self._settle_forks()
         if answer is not None:
             yield Send(connection, answer)
+
+    def _reconfigure(self, connection: int, message: Reconfigure, now: float) -> Effects:
+        """Persist the next membership of the term that is followed (S8)."""
+        if not (yield from self._is_adopted(connection, message.leader_id)):
+            return
+        theirs, own = message.membership, self.control.membership
+        if theirs.author != message.leader_id.term:
+            raise RemoteProtocolError(f"{message.leader_id} sends a membership that is not its own: {theirs.label}")
+        if own is not None and theirs.key < own.key:
+            yield from self._refuse_generation(connection, theirs.generation)
+            return
+        if theirs != own:
+            yield from self._persist(membership=theirs)
+        yield Send(connection, Reconfigured(message.leader_id, theirs.generation))
+
+    def _is_adopted(self, connection: int, leader_id: LeaderId) -> EffectsThen[bool]:
+        """Return whether this leader's history was adopted on this connection; if not, the refusal was sent."""
+        if leader_id == self.leader and connection == self.leader_connection:
+            return True
+        if leader_id.term < self.control.promised.term:
+            yield from self._refuse_stale(connection, leader_id)
+        else:
+            reason = f"the history of {leader_id} was not adopted on this connection"
+            yield from self._refuse(connection, RefusalCode.NOT_ADOPTED, reason, close=True)
+        return False
 
     def accepts(self, connection: int, message: AppendRequest) -> bool:
         """Return whether the WAL of an append can be written at once: then write it, and call `wrote`, or `no_room`.

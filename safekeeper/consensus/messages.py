@@ -7,6 +7,7 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, e
     VoteRequest     -> VoteResponse       the promise, and the acceptor's state as of the promise (step 3)
     Elected         -> AppendResponse     the term's history, adopted (step 5)
     AppendRequest   -> AppendResponse     WAL, or a heartbeat if empty (step 7); pipelined
+    Reconfigure     -> Reconfigured       the next membership of the term, on disk (step 10)
     ReadRequest     -> ReadResponse       WAL for members that lag (step 6)
     DigestRequest   -> DigestResponse     checksums of WAL, to verify the primary (S10)
     TailRequest     -> TailResponse       the boundaries of records, for S9 and S10
@@ -289,6 +290,20 @@ class ArchiveReport(msgspec.Struct, frozen=True, tag="archive_report"):
     archive_id: str = ""
 
 
+class Reconfigure(msgspec.Struct, frozen=True, tag="reconfigure"):
+    """Persist the next membership of this term. In the order of the appends: those behind it have its generation."""
+
+    leader_id: LeaderId
+    membership: Membership
+
+
+class Reconfigured(msgspec.Struct, frozen=True, tag="reconfigured"):
+    """The membership is on disk."""
+
+    leader_id: LeaderId
+    generation: int
+
+
 class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
     """The archiver from now on, 0 for none, and the progress of its archive, 0 if unknown in this term."""
 
@@ -386,6 +401,7 @@ ProposerMessage = (
     | VoteRequest
     | Elected
     | AppendRequest
+    | Reconfigure
     | ArchiveAssignment
     | ReadRequest
     | DigestRequest
@@ -397,6 +413,7 @@ AcceptorMessage = (
     | PreVoteResponse
     | VoteResponse
     | AppendResponse
+    | Reconfigured
     | StandbyFeedback
     | ArchiveReport
     | ReadResponse

@@ -55,6 +55,8 @@ from safekeeper.consensus.messages import (
     ProposerMessage,
     ReadRequest,
     ReadResponse,
+    Reconfigure,
+    Reconfigured,
     Refusal,
     Standby,
     StandbyFeedback,
@@ -272,6 +274,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | PreVoteRequest
         | VoteRequest
         | Elected
+        | Reconfigure
         | ArchiveAssignment
         | ReadRequest
         | DigestRequest
@@ -290,6 +293,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | Bootstrapped
         | PreVoteResponse
         | VoteResponse
+        | Reconfigured
         | StandbyFeedback
         | ArchiveReport
         | DigestResponse

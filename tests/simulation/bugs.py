@@ -12,12 +12,14 @@ from typing import Any
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.consensus.commitment import QuorumRule
+from safekeeper.consensus.membership import Membership
 from tests.simulation import dropped_rules as dropped
 from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.world import World
+from walproxy.proposer import leadership as leadership_module
 from walproxy.proposer import refusals
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
@@ -430,6 +432,55 @@ BUGS: dict[str, Bug] = {
         "balanced",
         _acceptor(dropped.ComesBackWithoutItsLog),
         scenario="an_undo_finds_no_log",
+    ),
+    "new_members_at_once": Bug(
+        "S8a",
+        "a change goes through a joint membership",
+        "members",
+        ((leadership_module, "next_membership", dropped.next_membership_at_once),),
+    ),
+    "membership_not_on_a_quorum": Bug(
+        "S8a",
+        "a quorum has a membership on disk before the next one",
+        "members",
+        ((leadership_module, "next_membership", dropped.next_membership_not_persisted),),
+    ),
+    "change_before_term_start": Bug(
+        "S8b",
+        "the start of the term is committed before the members change",
+        "members",
+        ((leadership_module, "next_membership", dropped.next_membership_before_the_start),),
+    ),
+    "not_counted_again": Bug(
+        "S8c",
+        "what was committed is on a quorum of the joint members before the final ones",
+        "members",
+        ((leadership_module, "next_membership", dropped.next_membership_not_counted_again),),
+    ),
+    "older_membership_accepted": Bug(
+        "S8a",
+        "an acceptor refuses a membership older than its own",
+        "members",
+        _acceptor(dropped.AcceptsOlderMemberships),
+    ),
+    "lower_half_for_the_possible": Bug(
+        "S9",
+        "what either half holds may have been committed",
+        "members",
+        ((QuorumRule, "possible_lsn", dropped.possible_on_both_halves),),
+        weights={"promote": 15},
+    ),
+    "generation_without_its_author": Bug(
+        "S8a",
+        "memberships are compared by author, then generation",
+        "members",
+        ((Membership, "key", property(dropped.key_without_the_author)),),
+    ),
+    "ids_counted_for_folders": Bug(
+        "S8",
+        "a data folder does not count for another one of the same safekeeper",
+        "members",
+        ((Membership, "has_quorum", dropped.quorum_of_ids), (QuorumRule, "lsn", dropped.lsn_of_ids)),
     ),
     "promise_goes_back": Bug(
         "checks",

@@ -61,6 +61,7 @@ class Checker:
         committed: the committed log, from `base_lsn` on.
         acked_lsn: the end of the last record whose commit a client was told.
         acks: how many status updates released somebody.
+        membership: the latest that any leader has decided for, None before the first term.
         given_up: by term, where it begins and gives up what lay above.
         readers: looks at what readers see.
         archive: looks at what is archived, and removed.
@@ -81,6 +82,7 @@ class Checker:
         self.acked_lsn: Lsn = 0
         self.acks = 0
         self.won: dict[int, Won] = {}
+        self.membership: Membership | None = None
         self._before: dict[HistoryEntry, TermHistory] = {}
         self._votes: dict[tuple[LeaderId, int], TermHistory] = {}
         self.given_up: dict[int, Lsn] = {}
@@ -118,6 +120,11 @@ class Checker:
             raise Violation("ElectionSafety", f"term {leader_id.term} is won by {won.leader_id} and by {leader_id}")
         elif won.sent_history is not leadership.elected.history:
             raise Violation("ElectionSafety", f"{leader_id} has won its term twice")
+        if won.membership != leadership.membership:
+            self.world.counts.count("memberships decided")
+        won.membership = leadership.membership
+        if self.membership is None or won.membership.key > self.membership.key:
+            self.membership = won.membership
         if leadership.commit_lsn > won.commit_lsn:
             won.commit_lsn = leadership.commit_lsn
             self._on_committed(won, proxy.name)
@@ -261,10 +268,13 @@ class Checker:
             raise Violation("NeverOverReport", f"{proxy.name} reports {status}, committed is {won.commit_lsn}")
         if status.apply_lsn > self._replayed_lsn(status.flush_lsn):
             raise Violation("NeverOverReport", f"{proxy.name} reports {status}, the standbys have not replayed that")
-        received = sum(
-            self._received.get((member.incarnation, term), 0) >= status.write_lsn for member in won.membership.members
-        )
-        if received < quorum_size(len(won.membership.members)):
+        received = {
+            identity
+            for identity in won.membership.identities()
+            if self._received.get((identity[1], term), 0) >= status.write_lsn
+        }
+        # What was committed before a change of members need not be on a quorum of the joint ones yet.
+        if status.write_lsn > won.commit_lsn and not won.membership.has_quorum(received):
             raise Violation(
                 "NeverOverReport", f"{proxy.name} reports write {format_lsn(status.write_lsn)}, a quorum lacks it"
             )
@@ -433,13 +443,16 @@ class Checker:
 
     def _require_quorum(self, invariant: str, won: Won, lsn: Lsn, why: str) -> None:
         """No quorum of members may be formed without one that holds the term's log up to `lsn` on its disk."""
-        members = won.membership.members
-        without = [m.id for m in members if not self._is_lost(m.id, m.incarnation) and not self._holds(m.id, won, lsn)]
-        if len(without) >= quorum_size(len(members)):
-            raise Violation(
-                invariant,
-                f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.leader_id} on their disks: {why}",
-            )
+        for members in won.membership.halves():
+            without = [
+                m.id for m in members if not self._is_lost(m.id, m.incarnation) and not self._holds(m.id, won, lsn)
+            ]
+            if len(without) >= quorum_size(len(members)):
+                raise Violation(
+                    invariant,
+                    f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.leader_id} on their disks: "
+                    f"{why}",
+                )
 
     def may_be_given_up(self, history: TermHistory, lsn: Lsn) -> bool:
         """Tell whether a log with this history may have other bytes from `lsn` on than are committed now.
@@ -455,10 +468,10 @@ class Checker:
 
     def members(self) -> "list[SimSafekeeper]":
         """Return the safekeepers that are members, and whose disks are not lost."""
-        if not self.won:
+        if self.membership is None:
             return []
-        members = next(iter(self.won.values())).membership.members
-        return [self.world.safekeepers[m.id] for m in members if not self._is_lost(m.id, m.incarnation)]
+        identities = sorted(self.membership.identities())
+        return [self.world.safekeepers[i] for i, incarnation in identities if not self._is_lost(i, incarnation)]
 
     def _is_lost(self, safekeeper_id: int, incarnation: str) -> bool:
         control = self.world.safekeepers[safekeeper_id].disk.control
@@ -483,20 +496,24 @@ class Checker:
         """The committed bytes are on the disks of so many that no quorum can be formed without them."""
         if not self.committed:
             return
-        any_won = next(iter(self.won.values()))
-        members = any_won.membership.members
         # The last record may be incomplete, and then a fork may replace it on one disk before it does on another.
         end_lsn = self.committed_lsn
         checked_lsn = end_lsn
-        without = [m.id for m in members if not self._has_committed(m.id, m.incarnation, checked_lsn)]
-        if len(without) >= quorum_size(len(members)):
+        without = self._could_win_without(checked_lsn)
+        if without:
             checked_lsn = last_complete_end(self.committed, self.base_lsn, end_lsn)
-            without = [m.id for m in members if not self._has_committed(m.id, m.incarnation, checked_lsn)]
-            if len(without) >= quorum_size(len(members)):
+            without = self._could_win_without(checked_lsn)
+            if without:
                 raise Violation(
                     "CommittedNotOverwritten",
                     f"safekeepers {without} lack the committed WAL up to {format_lsn(checked_lsn)} on their disks",
                 )
+
+    def _could_win_without(self, lsn: Lsn) -> list[int]:
+        """Return the members without the committed bytes up to `lsn`, if they are a quorum; else []."""
+        assert self.membership is not None  # something is committed
+        without = [i for i in sorted(self.membership.identities()) if not self._has_committed(*i, lsn)]
+        return [safekeeper_id for safekeeper_id, _ in without] if self.membership.has_quorum(without) else []
 
     def _has_committed(self, safekeeper_id: int, incarnation: str, lsn: Lsn) -> bool:
         """Compare the bytes themselves, the last few KiB of them each time."""

@@ -14,6 +14,7 @@ FAULT_KINDS = (
     "stay_away",
     "hang",
     "wipe",
+    "change_members",
     "slow_disk",
     "fill_disk",
     "fail_disk",
@@ -74,6 +75,8 @@ REACHED = (
     "disk errors",
     "full disks met",
     "members wiped",
+    "memberships decided",
+    "changes of members refused",
     "minorities not missed",
     *(f"fault {kind}" for kind in FAULT_KINDS),
 )

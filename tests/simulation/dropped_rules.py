@@ -4,7 +4,8 @@ Subclasses of the state machines, and functions in the place of others. `tests/s
 that goes, and under which faults that is found.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Identity
+from safekeeper.consensus.membership import Identity, Member, Membership, quorum_size
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -44,6 +45,7 @@ from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
 from tests.simulation.world import World
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.member_change import ChangeFacts, next_membership
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
@@ -585,3 +587,67 @@ def nothing_required(*_: Any) -> None:
 
 def no_difference(*_: Any) -> None:
     return None
+
+
+def next_membership_at_once(
+    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
+) -> Membership | None:
+    joint = next_membership(membership, wanted, facts)
+    if joint is None or not joint.new_members:
+        return joint
+    return msgspec.structs.replace(joint, members=wanted, new_members=())
+
+
+def next_membership_not_persisted(
+    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
+) -> Membership | None:
+    return next_membership(membership, wanted, replace(facts, persisted=membership.identities()))
+
+
+def next_membership_before_the_start(
+    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
+) -> Membership | None:
+    known = replace(facts, commit_lsn=1, counted_lsn=max(1, facts.counted_lsn)) if not facts.commit_lsn else facts
+    return next_membership(membership, wanted, known)
+
+
+def next_membership_not_counted_again(
+    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
+) -> Membership | None:
+    return next_membership(membership, wanted, replace(facts, counted_lsn=facts.commit_lsn))
+
+
+class AcceptsOlderMemberships(Acceptor):
+    """Votes for a candidate that counts under older members, and follows a leader that does."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        own, asked = self.control.membership, message.membership
+        if own is not None and asked is not None and asked.key < own.key:
+            asked = msgspec.structs.replace(asked, author=own.author, generation=own.generation)
+            message = msgspec.structs.replace(message, membership=asked)
+        yield from super()._vote(connection, message, now)
+
+    def _elected(self, connection: int, message: Elected, now: float) -> Effects:
+        own = self.control.membership
+        if own is not None and message.membership.key < own.key:
+            self.control = msgspec.structs.replace(self.control, membership=message.membership)
+        yield from super()._elected(connection, message, now)
+
+
+def possible_on_both_halves(rule: QuorumRule, positions: Mapping[Identity, Lsn]) -> Lsn:
+    return _quorum_lsn(rule, positions)
+
+
+def key_without_the_author(membership: Membership) -> tuple[int, int]:
+    return 0, membership.generation
+
+
+def quorum_of_ids(membership: Membership, identities: Iterable[Identity]) -> bool:
+    present = {safekeeper_id for safekeeper_id, _ in identities}
+    return all(sum(m.id in present for m in half) >= quorum_size(len(half)) for half in membership.halves())
+
+
+def lsn_of_ids(rule: QuorumRule, positions: Mapping[Identity, Lsn]) -> Lsn:
+    by_id = {safekeeper_id: lsn for (safekeeper_id, _), lsn in positions.items()}
+    members = [identity for half, _ in [(rule._members, 0), *rule._second] for identity in half]
+    return _quorum_lsn(rule, {identity: by_id.get(identity[0], 0) for identity in members})

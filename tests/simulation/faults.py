@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from safekeeper.consensus.membership import Identity, Member, quorum_size
 from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
@@ -130,13 +131,36 @@ class Faults:
     def wipe(self) -> None:
         """Lose a disk: a minority in a run, and only of a cluster that has begun."""
         world = self.world
-        lost = sum(safekeeper.wiped > 0 for safekeeper in world.safekeepers.values())
-        if not world.checker.won or lost >= (len(world.safekeepers) - 1) // 2:
+        if not world.checker.won:
             return
         safekeeper = self._safekeeper()
+        if not world.may_lose(safekeeper):
+            return
         if safekeeper.acceptor is not None:
             safekeeper.crash(power_cut=True)
         safekeeper.wipe()
+
+    def change_members(self) -> None:
+        """An operator changes one member, or takes a change back that is under way."""
+        world = self.world
+        proxy = self._proxy()
+        leadership = proxy.proposer.leadership if proxy.proposer is not None else None
+        if leadership is None:
+            return
+        membership = leadership.membership
+        if membership.new_members:
+            options = [membership.members, membership.new_members]
+        else:
+            options = list(_other_members(membership.members, proxy.known_folders()))
+        # An operator does not ask for members whose disks are lost already, so many that commits would stop.
+        present = {i for i, safekeeper in world.safekeepers.items() if safekeeper.disk.control is not None}
+        options = [
+            members
+            for members in options
+            if sum(m.id in present and not world.is_lost(m.identity) for m in members) >= quorum_size(len(members))
+        ]
+        if options:
+            proxy.change_members(options[self.rng.randint(0, len(options) - 1)])
 
     def slow_disk(self) -> None:
         safekeeper = self._safekeeper()
@@ -428,3 +452,16 @@ class Faults:
                     proxy.start()
                 else:
                     proxy.lose_primary()
+
+
+def _other_members(members: tuple[Member, ...], folders: list[Identity]) -> Iterator[tuple[Member, ...]]:
+    """Yield all sets of members that differ in one: removed, added, or replaced by another data folder."""
+    present = {member.identity for member in members}
+    strangers = [Member(*identity) for identity in folders if identity not in present]
+    for left_out in (None, *members):
+        rest = tuple(member for member in members if member is not left_out)
+        if left_out is not None and rest:
+            yield rest
+        for stranger in strangers:
+            if all(member.id != stranger.id for member in rest):
+                yield tuple(sorted((*rest, stranger)))

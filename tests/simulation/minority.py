@@ -30,7 +30,10 @@ class Minority:
         self.rng = random.Random(f"{world.seed} minority")
         self.missing: frozenset[int] = frozenset()
         voters = [safekeeper.id for safekeeper in world.checker.members()]
-        spare = len(voters) - quorum_size(len(world.safekeepers))
+        membership = world.checker.membership
+        halves = membership.halves() if membership is not None else ()
+        # Of each half so many are left that a quorum of it is reached.
+        spare = min((len(set(voters) & {m.id for m in half}) - quorum_size(len(half)) for half in halves), default=0)
         if self.rng.random() < world.profile.minority and spare > 0:
             self.missing = frozenset(self.rng.sample(voters, spare))
 

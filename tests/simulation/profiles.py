@@ -147,6 +147,12 @@ PROFILES: dict[str, Profile] = {
         trims=1.0,
         archive=0.85,
     ),
+    "members": replace(
+        BALANCED,
+        weights=_with(change_members=40, wipe=8, restart_proxy=8, take_over=8, crash_safekeeper=10, block=8, unblock=8),
+        faults_s=4.0,
+        spare=0.8,
+    ),
     "refusals": replace(
         BALANCED,
         weights={

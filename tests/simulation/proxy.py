@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from safekeeper.base.errors import PrimaryRefused, WalproxyError
+from safekeeper.base.errors import ConfigurationError, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, segment_start
+from safekeeper.consensus.membership import Identity, Member
 from safekeeper.consensus.messages import AppendRequest, ArchiveAssignment, Elected, ProposerMessage
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
@@ -282,6 +283,29 @@ class SimProxy:
         """Take the rule that the operator has written down."""
         if self.proposer is not None:
             self._step(self.proposer.set_apply_rule(self.world.apply_rule))
+
+    @property
+    def changes_members(self) -> bool:
+        """Whether it leads a term in which the members are to change."""
+        leadership = self.proposer.leadership if self.proposer is not None else None
+        return leadership is not None and (
+            bool(leadership.membership.new_members) or leadership.wanted != leadership.membership.members
+        )
+
+    def known_folders(self) -> list[Identity]:
+        """Return the data folders that have greeted."""
+        peers = self.proposer.peers if self.proposer is not None else {}
+        return [(i, peer.greeting.incarnation) for i, peer in peers.items() if peer.greeting and not peer.refused]
+
+    def change_members(self, wanted: tuple[Member, ...]) -> None:
+        """Ask the leader for other members."""
+        if self.proposer is None:
+            return
+        self.world.note("operator", "wants the members", " ".join(f"S{member.id}" for member in wanted))
+        try:
+            self._step(self.proposer.change_members(wanted, self.clock.now))
+        except ConfigurationError:
+            self.world.counts.count("changes of members refused")
 
     def _finish(self, error: WalproxyError) -> None:
         self.refusal = error

@@ -16,6 +16,7 @@ from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.term_history import HistoryEntry, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation.archive import ModelArchive, SimArchiver
@@ -365,7 +366,7 @@ class World:
         for safekeeper in self.safekeepers.values():
             disk = safekeeper.disk
             control = disk.control
-            if safekeeper.id in without or control is None or not safekeeper_is_voter(safekeeper) or not disk.begin_lsn:
+            if safekeeper.id in without or control is None or not self._is_voter(safekeeper) or not disk.begin_lsn:
                 continue
             if safekeeper.acceptor is not None and not safekeeper.acceptor.flush_lsn:
                 continue  # For want of room it has not begun its log anew, and claims nothing.
@@ -384,6 +385,26 @@ class World:
             error = Violation("LogMatching", f"the newest log, up to {format_lsn(end_lsn)}, is no primary's (S10)")
             raise SimulationFailed(error, self.trace())
         return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
+
+    def is_lost(self, identity: Identity) -> bool:
+        """Return whether a data folder is gone."""
+        control = self.safekeepers[identity[0]].disk.control
+        return control is None or control.incarnation != identity[1]
+
+    def may_lose(self, safekeeper: SimSafekeeper) -> bool:
+        """Return whether the disk of a safekeeper may be lost: a minority of each half, and while no member changes."""
+        membership = self.checker.membership
+        if membership is None or any(proxy.changes_members for proxy in self.proxies):
+            return False
+        halves = [{member.identity for member in half} for half in membership.halves()]
+        lost = [sum(each[0] == safekeeper.id or self.is_lost(each) for each in half) for half in halves]
+        return all(2 * count < len(half) for count, half in zip(lost, halves, strict=True))
+
+    def _is_voter(self, safekeeper: SimSafekeeper) -> bool:
+        """Return whether this disk is a member's, whether or not the process runs, or knows."""
+        control, latest = safekeeper.disk.control, self.checker.membership
+        membership = latest if latest is not None or control is None else control.membership
+        return membership is not None and control is not None and membership.is_voter(safekeeper.id, control.incarnation)
 
     def converge(self) -> None:
         """Let time pass until everything has converged.
@@ -413,6 +434,9 @@ class World:
         leader = self.leader()
         primary = (leader.streams_from if leader is not None else None) or self.current
         end_lsn = primary.flush_lsn
+        membership = self.checker.membership
+        if membership is not None and membership.new_members:
+            return f"the members still change ({membership.label})"
         for safekeeper in self.safekeepers.values():
             disk = safekeeper.disk
             if safekeeper.acceptor is None:
@@ -451,13 +475,6 @@ class World:
         """Return a proxy that leads a term, the one of the highest term."""
         leading = [p for p in self.proxies if p.proposer is not None and p.proposer.phase is Phase.LEADING]
         return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
-
-
-def safekeeper_is_voter(safekeeper: SimSafekeeper) -> bool:
-    """Tell whether this disk is a member's, whether or not the process runs."""
-    control = safekeeper.disk.control
-    membership = control.membership if control is not None else None
-    return membership is not None and control is not None and membership.is_voter(safekeeper.id, control.incarnation)
 
 
 def _continues(primary: VirtualPrimary, begin_lsn: Lsn, wal: bytes, history: list[HistoryEntry]) -> bool:

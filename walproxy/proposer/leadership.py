@@ -14,11 +14,21 @@ Every method is an event, or part of one: it appends actions to the list `out`, 
 
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Identity
-from safekeeper.consensus.messages import AppendResponse, ArchiveAssignment, ArchiveReport, Elected, Standby
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    ArchiveAssignment,
+    ArchiveReport,
+    Elected,
+    Reconfigure,
+    Reconfigured,
+    Standby,
+)
 from walproxy.proposer.actions import Action, Disconnect, Level, Note, ReportStatus, SendMessage
 from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.liveness import Timing
+from walproxy.proposer.member_change import ChangeFacts, describe_change, next_membership
 from walproxy.proposer.progress import Progress, State
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.standbys import Standbys
@@ -31,6 +41,7 @@ class Leadership(Replication):
         donor: the safekeeper whose log is the log of the term below its start.
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and the archive's progress.
+        wanted: the members at the end of the change under way; the present ones without a change.
     """
 
     def __init__(
@@ -42,6 +53,8 @@ class Leadership(Replication):
         self.archiving = Archiving(elected.segment_size, now)
         self._standbys = standbys
         self._voters = elected.membership.identities()
+        # A joint membership is that of a change which an earlier leader has begun.
+        self.wanted = elected.membership.new_members or elected.membership.members
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
         self._counted: tuple[Progress, ...] = ()
         self._with_readers: tuple[tuple[int, Progress], ...] = ()
@@ -313,6 +326,58 @@ class Leadership(Replication):
         progress.refusal = reason
         self._out.append(Note(Level.WARNING, f"safekeeper {safekeeper_id} refuses WAL: {reason}"))
 
+    # The members.
+
+    def on_reconfigured(self, safekeeper_id: int, message: Reconfigured, now: float) -> None:
+        """Handle a member that has the membership on disk; decide for the next one if it is time."""
+        progress = self.members.get(safekeeper_id)
+        if progress is None or not progress.is_connected or message.leader_id != self.leader_id:
+            return
+        progress.waiting_since = None if progress.write_lsn >= progress.sent_lsn else now
+        progress.generation = max(progress.generation, message.generation)
+        self.continue_change(now)
+
+    def continue_change(self, now: float) -> None:
+        """Decide for the next membership of a change, if that is safe now (member_change.py)."""
+        membership = self.membership
+        if self.wanted == membership.members and not membership.new_members:
+            return
+        following = next_membership(membership, self.wanted, self._change_facts())
+        if following is None:
+            return
+        self.membership = following
+        self.rule = QuorumRule(following, self.term_start_lsn)
+        self._voters = following.identities()
+        self._answered_until = now
+        self._last_header = (None, 0.0, False)
+        message = Reconfigure(self.leader_id, following)
+        for safekeeper_id, progress in self.members.items():
+            progress.voter = progress.identity in self._voters
+            if progress.is_connected:
+                # In order behind `Elected`, if that is not answered yet, and before appends of the new generation.
+                if progress.waiting_since is None:
+                    progress.waiting_since = now
+                self._out.append(SendMessage(safekeeper_id, message))
+        self._group()
+        self._update_write()
+        self._out.append(Note(Level.INFO, describe_change(following)))
+
+    def _change_facts(self) -> ChangeFacts:
+        generation = self.membership.generation
+        members = self.members.values()
+        following = [p for p in members if p.follows and not (p.refusal or p.is_doubted)]
+        return ChangeFacts(
+            frozenset(p.identity for p in members if p.generation == generation),
+            self.rule.lsn({p.identity: p.flush_lsn for p in self._counted}),
+            self.commit_lsn,
+            frozenset(p.identity for p in following),
+            frozenset(
+                p.identity
+                for p in following
+                if p.sent_lsn >= self.window_begin_lsn and p.flush_lsn >= self.truncate_lsn
+            ),
+        )
+
     # The archive.
 
     def on_archive_report(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
@@ -345,6 +410,7 @@ class Leadership(Replication):
         """Send heartbeats, continue to send WAL, disconnect members that do not answer, and choose the archiver."""
         self.sequence += 1
         self.update_truncate()
+        self.continue_change(now)
         news = self.archiving.choose(self.commit_lsn, now)
         if news:
             self._out.append(Note(Level.INFO, news))

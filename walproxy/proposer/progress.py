@@ -77,6 +77,8 @@ class Progress:
         waiting_since: since when an answer is awaited, None if none is.
         fetch: while FETCHING, the outstanding request.
         fetch_allowed_at: when the rate of fetches for it allows the next one.
+        generation: the generation of the term's membership that it has on disk, as far as known; 0 for an older term's.
+        elected_generation: that of the membership in the last `Elected` to it.
         has_readers: replication clients stream from it, so commits are sent to it at once.
         refusal: the reason for which it refused WAL, or `Elected`; empty if it has not, or if an append has succeeded
             since.
@@ -103,6 +105,8 @@ class Progress:
     waiting_since: float | None = None
     fetch: Fetch | None = None
     fetch_allowed_at: float = 0.0
+    generation: int = 0
+    elected_generation: int = 0
     has_readers: bool = False
     refusal: str = ""
     is_doubted: bool = False
@@ -116,6 +120,8 @@ class Progress:
         progress = cls(identity, voter)
         if known is not None:
             progress.refusal, progress.is_doubted = known.refusal, known.is_doubted
+            if known.identity == identity:
+                progress.generation = known.generation
             if known.voter and voter and known.identity == identity:
                 progress.adopted = known.adopted
                 progress.write_lsn = progress.flush_lsn = known.flush_lsn
@@ -133,6 +139,7 @@ class Progress:
         self._enter(State.STREAMING)
         self.adopted = True
         self.adopted_lsn = log_end_lsn
+        self.generation = max(self.generation, self.elected_generation)
         self.skipped_to_lsn = 0
 
     def become_skipping(self, to_lsn: Lsn) -> None:

@@ -17,6 +17,7 @@ Pure: jitter is an argument of `tick`.
 
 from safekeeper.base.errors import ConfigurationError, InvariantViolation, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.membership import Member
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
@@ -25,6 +26,7 @@ from safekeeper.consensus.messages import (
     Bootstrap,
     Bootstrapped,
     ReadResponse,
+    Reconfigured,
     Refusal,
     RefusalCode,
     StandbyFeedback,
@@ -43,6 +45,7 @@ from walproxy.proposer.actions import (
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.member_change import refusal_of
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
@@ -165,6 +168,10 @@ class Proposer:
         elif isinstance(message, ReadResponse):
             if leadership is not None:
                 leadership.on_read_response(safekeeper_id, message, now)
+        elif isinstance(message, Reconfigured):
+            if leadership is not None:
+                leadership.on_reconfigured(safekeeper_id, message, now)
+                self._follow_leadership(now)
         elif isinstance(message, AcceptorGreeting):
             self._on_greeting(safekeeper_id, message, now)
         elif isinstance(message, Refusal):
@@ -329,6 +336,22 @@ class Proposer:
         self.standbys.set_rule(rule)
         if leadership is not None:
             leadership.report_apply(before_lsn)
+        return self._take()
+
+    def change_members(self, wanted: tuple[Member, ...], now: float) -> list[Action]:
+        """Change the members to `wanted`, in order of their ids, as soon as that is safe; or cancel such a change.
+
+        Raises:
+            ConfigurationError: the change is refused; it says why.
+        """
+        leadership = self.leadership
+        if leadership is None:
+            raise ConfigurationError("this proxy leads no term: only the leader changes the members")
+        refusal = refusal_of(leadership.membership, wanted)
+        if refusal:
+            raise ConfigurationError(refusal)
+        leadership.wanted = wanted
+        leadership.continue_change(now)
         return self._take()
 
     def forget_refusals(self) -> None:

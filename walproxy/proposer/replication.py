@@ -167,6 +167,7 @@ class Replication(Liveness):
         """Send a member the term's history; it is sent WAL once it has answered."""
         progress.sent_commit_lsn = self.commit_lsn
         progress.last_sent_at = progress.waiting_since = now
+        progress.elected_generation = self.membership.generation
         base_lsn = self._oldest_wal(safekeeper_id, progress)
         elected = Elected(
             self.leader_id,

@@ -30,6 +30,8 @@ from safekeeper.consensus.messages import (
     ProposerMessage,
     ReadRequest,
     ReadResponse,
+    Reconfigure,
+    Reconfigured,
     Refusal,
     RefusalCode,
     Standby,
@@ -91,7 +93,8 @@ proposer_messages = st.one_of(
     st.builds(ProposerGreeting, positive, words, positive, st.none() | positive, st.none() | segment_sizes),
     st.builds(Bootstrap, words, positive, segment_sizes, positive, memberships(), st.booleans()),
     st.builds(PreVoteRequest, words, st.booleans()),
-    st.builds(VoteRequest, leader_ids, positive),
+    st.builds(VoteRequest, leader_ids, positive, words, st.none() | memberships()),
+    st.builds(Reconfigure, leader_ids, memberships()),
     st.builds(
         Elected,
         leader_ids,
@@ -118,6 +121,7 @@ proposer_messages = st.one_of(
 standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]), lsns, lsns, lsns, numbers, numbers)
 problems = st.sampled_from(["", "no route to the store", "x" * PROBLEM_BYTES_MAX, "fichier non trouvé: ü"])
 acceptor_messages = st.one_of(
+    st.builds(Reconfigured, leader_ids, positive),
     st.builds(StandbyFeedback, st.lists(standbys, max_size=3).map(tuple)),
     st.builds(ArchiveReport, numbers, st.booleans(), st.booleans(), numbers, problems),
     st.builds(

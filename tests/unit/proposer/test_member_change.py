@@ -1,0 +1,93 @@
+import msgspec
+import pytest
+
+from safekeeper.consensus.membership import Member, Membership
+from walproxy.proposer.member_change import ChangeFacts, describe_change, next_membership, refusal_of
+
+ONE, TWO, THREE, FOUR, NEW = (Member(i, letter * 32) for i, letter in zip((1, 2, 3, 4, 3), "abcde", strict=True))
+OLD = (ONE, TWO, THREE)
+REPLACED = (ONE, TWO, NEW)
+PRESENT = Membership(5, OLD, author=7)
+JOINT = Membership(6, OLD, REPLACED, author=7)
+EVERYBODY = frozenset(member.identity for member in (ONE, TWO, THREE, FOUR, NEW))
+READY = ChangeFacts(EVERYBODY, 900, 900, EVERYBODY, EVERYBODY)
+
+
+def facts(**changes: object) -> ChangeFacts:
+    values = {field: getattr(READY, field) for field in ChangeFacts.__slots__}
+    return ChangeFacts(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def folders(*members: Member) -> frozenset[tuple[int, str]]:
+    return frozenset(member.identity for member in members)
+
+
+def test_a_change_goes_through_a_joint_membership() -> None:
+    assert next_membership(PRESENT, REPLACED, READY) == JOINT
+    assert next_membership(JOINT, REPLACED, READY) == Membership(7, REPLACED, author=7)
+    assert next_membership(Membership(7, REPLACED, author=7), REPLACED, READY) is None
+
+
+def test_a_change_that_is_cancelled_goes_back_through_the_same_joint_membership() -> None:
+    assert next_membership(JOINT, OLD, READY) == Membership(7, OLD, author=7)
+    assert next_membership(PRESENT, OLD, READY) is None
+
+
+@pytest.mark.parametrize("membership", [PRESENT, JOINT], ids=["present", "joint"])
+def test_a_membership_that_no_quorum_has_on_disk_stays(membership: Membership) -> None:
+    assert next_membership(membership, REPLACED, facts(persisted=folders(ONE))) is None
+    assert next_membership(membership, REPLACED, facts(persisted=folders(ONE, TWO))) is not None
+
+
+def test_a_joint_membership_stays_until_a_quorum_of_each_half_has_it() -> None:
+    joint = Membership(6, (ONE,), (ONE, TWO), author=7)
+    assert next_membership(joint, (ONE, TWO), facts(persisted=folders(ONE))) is None
+    assert next_membership(joint, (ONE, TWO), facts(persisted=folders(ONE, TWO))) is not None
+
+
+@pytest.mark.parametrize("membership", [PRESENT, JOINT], ids=["present", "joint"])
+def test_nothing_changes_before_the_start_of_the_term_is_committed(membership: Membership) -> None:
+    assert next_membership(membership, REPLACED, facts(commit_lsn=0)) is None
+
+
+def test_a_joint_membership_stays_until_a_quorum_of_it_has_what_was_committed() -> None:
+    assert next_membership(JOINT, REPLACED, facts(counted_lsn=899)) is None
+    assert next_membership(JOINT, OLD, facts(counted_lsn=899)) is None
+    # Only a joint membership can have a lower count than what was committed.
+    assert next_membership(PRESENT, REPLACED, facts(counted_lsn=899)) == JOINT
+
+
+def test_a_newcomer_that_lags_is_waited_for() -> None:
+    assert next_membership(PRESENT, REPLACED, facts(fed=folders(*OLD))) is None
+    assert next_membership(PRESENT, (ONE, TWO), facts(fed=frozenset())) is not None
+
+
+def test_members_are_not_removed_while_those_that_stay_have_no_quorum() -> None:
+    assert next_membership(PRESENT, (ONE, TWO), facts(following=folders(ONE, THREE))) is None
+    assert next_membership(PRESENT, (ONE, TWO), facts(following=folders(ONE, TWO))) is not None
+
+
+@pytest.mark.parametrize(
+    ("membership", "wanted", "refusal"),
+    [
+        (PRESENT, (*OLD, FOUR), ""),
+        (PRESENT, (ONE, TWO), ""),
+        (PRESENT, REPLACED, ""),
+        (PRESENT, (ONE, TWO, FOUR), ""),
+        (PRESENT, (), "a cluster needs a member"),
+        (PRESENT, (ONE,), "one member is changed at a time, not 2"),
+        (PRESENT, (ONE, NEW, FOUR), "one member is changed at a time, not 2"),
+        (JOINT, OLD, ""),
+        (JOINT, REPLACED, ""),
+        (JOINT, (ONE, TWO), "another change is under way (generation 6 of term 7): wait for its end, or cancel it"),
+    ],
+)
+def test_one_member_is_changed_at_a_time(membership: Membership, wanted: tuple[Member, ...], refusal: str) -> None:
+    assert refusal_of(membership, wanted) == refusal
+
+
+def test_the_line_of_a_change_names_the_members() -> None:
+    joint = msgspec.structs.replace(JOINT, new_members=(ONE, TWO, THREE, FOUR))
+    line = "the members change from 1, 2, 3 to 1, 2, 3, 4 (generation 6 of term 7): both need a quorum until all is on it"
+    assert describe_change(joint) == line
+    assert describe_change(PRESENT) == "the members are 1, 2, 3 (generation 5 of term 7)"
