@@ -44,6 +44,8 @@ from safekeeper.consensus.messages import (
     ProposerGreeting,
     ReadRequest,
     ReadResponse,
+    Reconfigure,
+    Reconfigured,
     Refusal,
     RefusalCode,
     VoteRequest,
@@ -514,6 +516,67 @@ def test_a_history_under_an_older_membership_is_refused() -> None:
     assert bench.control.membership == later
     bench.greet()
     assert bench.tell(message).code is RefusalCode.GENERATION
+
+
+# A change of the members.
+
+
+def next_members(generation: int = 2, author: int = 1) -> Membership:
+    return Membership(generation, MEMBERS.members, MEMBERS.members[:2], author=author)
+
+
+def test_a_membership_is_on_disk_before_it_is_said_to_be() -> None:
+    bench = following()
+    assert bench.tell(Reconfigure(P1, next_members())) == Reconfigured(P1, 2)
+    assert bench.kinds() == ["Persist", "Send"]
+    assert bench.control.membership == next_members()
+    assert bench.tell(Reconfigure(P1, next_members())) == Reconfigured(P1, 2)
+    assert bench.kinds() == ["Send"], "it is there already"
+
+
+def test_appends_behind_a_membership_have_its_generation() -> None:
+    bench = following()
+    bench.tell(Reconfigure(P1, next_members()))
+    assert isinstance(bench.append(BASE, b"x", generation=2), type(None))
+    assert bench.acceptor.write_lsn == BASE + 1
+    assert bench.append(BASE + 1, b"y").code is RefusalCode.GENERATION
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Reconfigure(P1, next_members(1, 1)), RefusalCode.GENERATION),
+        (Reconfigure(LeaderId(1, "run9"), next_members(3)), RefusalCode.NOT_ADOPTED),
+        (Reconfigure(P2, next_members(3, 2)), RefusalCode.NOT_ADOPTED),
+    ],
+    ids=["older", "another run", "not adopted"],
+)
+def test_a_membership_is_refused(message: Reconfigure, code: RefusalCode) -> None:
+    bench = following()
+    bench.tell(Reconfigure(P1, next_members()))
+    before = bench.control
+    assert bench.tell(message).code is code
+    assert bench.control == before
+
+
+def test_a_membership_of_a_deposed_leader_is_refused() -> None:
+    bench = following()
+    bench.tell(VoteRequest(P2, 1))
+    assert bench.tell(Reconfigure(P1, next_members())).code is RefusalCode.STALE_TERM
+
+
+def test_a_membership_that_is_not_the_senders_breaks_the_protocol() -> None:
+    with pytest.raises(RemoteProtocolError, match="a membership that is not its own: generation 2 of term 7"):
+        following().tell(Reconfigure(P1, next_members(author=7)))
+
+
+def test_who_is_no_member_any_more_follows_as_a_learner_and_does_not_vote() -> None:
+    bench = following()
+    bench.tell(Reconfigure(P1, Membership(3, MEMBERS.members[1:], author=1)))
+    assert bench.acceptor.state == "learner"
+    bench.append(BASE, b"x", generation=3)
+    assert bench.flush().flush_lsn == BASE + 1
+    assert bench.tell(asks(P2, Membership(3, MEMBERS.members[1:], author=1))).code is RefusalCode.NOT_A_MEMBER
 
 
 def test_a_full_disk_promises_nothing() -> None:

@@ -1,0 +1,194 @@
+"""A leader changes the members of its cluster: what it sends, under what it counts, and what it waits for."""
+
+import msgspec
+import pytest
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    DigestResponse,
+    Elected,
+    PreVoteResponse,
+    Reconfigure,
+    Reconfigured,
+    VoteRequest,
+)
+from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, Table
+from walproxy.proposer.actions import ReportStatus, SendAppend
+from walproxy.proposer.roster import Peer
+
+FOUR = Member(4, "4" * 32)
+NEW = Member(3, "f" * 32)
+
+
+class Leading(Table):
+    """Leads a term of three members; a fourth safekeeper follows as a learner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proposer.roster.peers[4] = Peer()
+        self.leader_id: LeaderId = self.leads()
+        self.flushed = {1: END, 2: END, 3: END}
+        for safekeeper_id in (1, 2, 3):
+            self.answers(safekeeper_id)
+        self.connects(4, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
+        self.flushed[4] = END
+        self.answers(4)
+
+    @property
+    def membership(self) -> Membership:
+        leadership = self.proposer.leadership
+        assert leadership is not None
+        return leadership.membership
+
+    def answers(self, safekeeper_id: int, lsn: int | None = None) -> None:
+        lsn = self.flushed[safekeeper_id] = self.flushed.get(safekeeper_id, END) if lsn is None else lsn
+        self.hears(safekeeper_id, AppendResponse(self.leader_id, lsn, lsn, 0))
+
+    def receives(self, lsn: int) -> None:
+        self.event(self.proposer.wal_received(lsn, self.now))
+
+    def wants(self, *members: Member) -> None:
+        self.event(self.proposer.change_members(tuple(members), self.now))
+
+    def persists(self, *safekeeper_ids: int) -> None:
+        for safekeeper_id in safekeeper_ids:
+            self.hears(safekeeper_id, Reconfigured(self.leader_id, self.membership.generation))
+
+    def reported(self) -> list[int]:
+        return [status.flush_lsn for status in self.did(ReportStatus)]
+
+
+def test_a_new_term_takes_the_membership_over_under_its_own_name() -> None:
+    table = Table()
+    leader_id = table.leads()
+    later = msgspec.structs.replace(MEMBERS, author=leader_id.term)
+    assert {message.membership for message in table.sent(Elected).values()} == {later}
+
+
+def test_votes_are_asked_for_under_the_membership_that_counts_them() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = LeaderId(table.proposer.term, "run1")
+    assert set(table.sent(VoteRequest).values()) == {VoteRequest(leader_id, 1, CLUSTER, MEMBERS)}
+
+
+def test_a_member_is_added_through_a_joint_membership() -> None:
+    table = Leading()
+    old, new = MEMBERS.members, (*MEMBERS.members, FOUR)
+    table.wants(*new)
+    joint = Membership(2, old, new, author=table.leader_id.term)
+    assert table.membership == joint
+    assert table.sent(Reconfigure) == {i: Reconfigure(table.leader_id, joint) for i in (1, 2, 3, 4)}
+    table.persists(1, 2)
+    assert table.membership == joint, "three of the four new members must have it"
+    table.persists(3)
+    final = Membership(3, new, author=table.leader_id.term)
+    assert table.membership == final
+    assert table.sent(Reconfigure) == {i: Reconfigure(table.leader_id, final) for i in (1, 2, 3, 4)}
+
+
+def test_appends_behind_a_membership_have_its_generation() -> None:
+    table = Leading()
+    table.wants(*MEMBERS.members, FOUR)
+    table.receives(END + 100)
+    assert {action.header.generation for action in table.did(SendAppend)} == {2}
+
+
+def test_a_joint_membership_commits_what_both_halves_have() -> None:
+    table = Leading()
+    table.wants(*MEMBERS.members[:2])
+    table.receives(END + 100)
+    table.answers(1, END + 100)
+    table.answers(3, END + 100)
+    assert table.reported() == [], "a quorum of the old members alone"
+    table.answers(2, END + 100)
+    assert table.reported() == [END + 100]
+
+
+def test_what_the_old_members_committed_is_counted_again_before_they_go() -> None:
+    table = Leading()
+    table.receives(END + 100)
+    table.answers(1, END + 100)
+    table.answers(3, END + 100)
+    assert table.reported() == [END + 100]
+    table.wants(*MEMBERS.members[:2])
+    table.persists(1, 2, 3)
+    assert table.membership.new_members, "safekeeper 2 lacks what was committed"
+    table.answers(2, END + 100)
+    table.ticks(0.05)
+    assert table.membership.members == MEMBERS.members[:2] and not table.membership.new_members
+
+
+def test_a_data_folder_that_replaces_another_one_of_its_safekeeper_counts_for_its_half_only() -> None:
+    table = Leading()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.connects(3, incarnation=NEW.incarnation, membership=None, cluster_id="", last_term=0, flush_lsn=0, commit_lsn=0)
+    table.answers(3, END)
+    table.wants(*MEMBERS.members[:2], NEW)
+    table.receives(END + 100)
+    table.answers(1, END + 100)
+    table.answers(3, END + 100)
+    assert table.reported() == [], "1 and the new 3 are no quorum of the old members"
+    table.answers(2, END + 100)
+    assert table.reported() == [END + 100]
+
+
+def test_a_newcomer_that_is_away_is_waited_for_and_becomes_a_member_by_itself() -> None:
+    table = Leading()
+    table.event(table.proposer.disconnected(4, table.now))
+    table.wants(*MEMBERS.members, FOUR)
+    assert table.membership.members == MEMBERS.members and not table.membership.new_members
+    table.connects(4, flush_lsn=END)
+    table.answers(4)
+    table.ticks(0.05)
+    assert table.membership.new_members == (*MEMBERS.members, FOUR)
+
+
+def test_a_change_is_cancelled() -> None:
+    table = Leading()
+    table.wants(*MEMBERS.members, FOUR)
+    table.wants(*MEMBERS.members)
+    table.persists(1, 2, 3)
+    assert table.membership == Membership(3, MEMBERS.members, author=table.leader_id.term)
+
+
+def test_a_leader_that_finds_a_joint_membership_goes_on_by_itself() -> None:
+    joint = Membership(2, MEMBERS.members, MEMBERS.members[:2], author=4)
+    table = Table()
+    table.connects(1, 2, 3, membership=joint)
+    table.sees()
+    leader_id = table.votes()
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.ticks(0.05)
+    final = Membership(3, MEMBERS.members[:2], author=leader_id.term)
+    assert set(table.sent(Reconfigure).values()) == {Reconfigure(leader_id, final)}
+
+
+def test_two_changes_at_once_are_refused() -> None:
+    table = Leading()
+    table.wants(*MEMBERS.members, FOUR)
+    with pytest.raises(ConfigurationError, match="another change is under way"):
+        table.proposer.change_members(MEMBERS.members[:2], table.now)
+
+
+def test_who_leads_no_term_changes_no_members() -> None:
+    with pytest.raises(ConfigurationError, match="leads no term"):
+        Table().proposer.change_members(MEMBERS.members[:2], 10.0)
+
+
+def test_a_learner_is_not_counted_before_it_is_a_member() -> None:
+    table = Leading()
+    table.receives(END + 100)
+    table.answers(1, END + 100)
+    table.answers(4, END + 100)
+    assert table.reported() == []
