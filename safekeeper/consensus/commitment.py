@@ -8,8 +8,8 @@ ascending order. Two conditions make it safe to call that position *committed*:
 - a position below term_start_lsn counts as 0 (S4): bytes of an older term are committed only together with the start of
   a term that a quorum has (Raft's figure 8).
 
-Under a joint membership both halves must agree: the minimum of the two. What *may* have been committed is the maximum: a
-leader may have counted under either half alone, before it wrote the joint membership or after it wrote the final one.
+Under a joint membership both halves must agree: the minimum of the two. What *may* have been committed is the maximum:
+a leader may have counted under either half alone, before it wrote the joint membership or after it wrote the final one.
 """
 
 from collections.abc import Mapping

@@ -404,7 +404,9 @@ class World:
         """Return whether this disk is a member's, whether or not the process runs, or knows."""
         control, latest = safekeeper.disk.control, self.checker.membership
         membership = latest if latest is not None or control is None else control.membership
-        return membership is not None and control is not None and membership.is_voter(safekeeper.id, control.incarnation)
+        if membership is None or control is None:
+            return False
+        return membership.is_voter(safekeeper.id, control.incarnation)
 
     def converge(self) -> None:
         """Let time pass until everything has converged.

@@ -86,7 +86,7 @@ def describe_change(membership: Membership) -> str:
     """Return the log line of a leader that has decided for this membership."""
     old, new = (", ".join(str(member.id) for member in half) for half in (membership.members, membership.new_members))
     if membership.new_members:
-        return f"the members change from {old} to {new} ({membership.label}): both need a quorum until all is on it"
+        return f"the members change from {old} to {new} ({membership.label}): both need a quorum until then"
     return f"the members are {old} ({membership.label})"
 
 

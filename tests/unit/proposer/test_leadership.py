@@ -34,7 +34,7 @@ class Table:
         self.now = 10.0
         self.leadership.streaming = True
         for safekeeper_id in (1, 2, 3):
-            self.leadership.on_greeting(safekeeper_id, True, self.now)
+            self.leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), self.now)
             self.take()
             if answers:
                 self.acks(safekeeper_id, START)
@@ -109,7 +109,7 @@ def test_wal_that_a_member_had_only_received_before_it_reconnected_is_not_report
         table.acks(safekeeper_id, START + 100, flush_lsn=START)
     assert table.reports() == [ReportStatus(START + 100, START, START)]
     # The end of its connection was not seen before it greets again.
-    table.leadership.on_greeting(2, True, table.now)
+    table.leadership.on_greeting((2, "2" * 32), table.now)
     table.take()
     table.acks(1, START + 100, flush_lsn=START + 50)
     assert table.reports() == [ReportStatus(START, START, START)]
@@ -161,7 +161,7 @@ def test_a_commit_that_came_between_elected_and_its_answer_is_told_with_the_answ
     table.acks(1, START + 50)
     table.leadership.disconnected(3, table.now)
     table.take()
-    table.leadership.on_greeting(3, True, table.now)
+    table.leadership.on_greeting((3, "3" * 32), table.now)
     table.take()
     table.acks(2, START + 50)
     assert table.leadership.commit_lsn == START + 50
@@ -256,7 +256,7 @@ def test_nothing_is_reported_while_the_primary_does_not_stream() -> None:
 def test_feedback_of_a_safekeeper_that_has_not_adopted_the_term_says_nothing_of_its_log() -> None:
     table = Table("a")
     table.leadership.disconnected(1, table.now)
-    table.leadership.on_greeting(1, True, table.now)
+    table.leadership.on_greeting((1, "1" * 32), table.now)
     table.hears(1, at(START))
     assert table.standbys.rows() == [] and table.reports() == []
 
@@ -267,7 +267,7 @@ def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
     table.hears(1, at(START), at(START, "other"))
     table.standbys.disconnected(1)
     table.leadership.disconnected(1, table.now)
-    table.leadership.on_greeting(1, True, table.now)
+    table.leadership.on_greeting((1, "1" * 32), table.now)
     table.hears(2, at(START, "b"))
     table.acks(1, START)
     # They are gone, and what the designated one had replayed stays replayed.
@@ -280,7 +280,7 @@ def test_elected_carries_the_commit_that_is_known_by_then() -> None:
     table.receives(START + 50)
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START + 50)
-    table.leadership.on_greeting(3, True, table.now)
+    table.leadership.on_greeting((3, "3" * 32), table.now)
     table.take()
     (action,) = table.said
     expected = msgspec.structs.replace(ELECTED, commit_lsn=START + 50)
@@ -340,7 +340,7 @@ def test_members_that_refuse_wal_are_no_quorum_until_an_append_has_succeeded() -
     assert not leadership.is_served(table.now)
     # Each attempt begins well: it greets, adopts the term and answers.
     leadership.disconnected(2, table.now)
-    leadership.on_greeting(2, True, table.now)
+    leadership.on_greeting((2, "2" * 32), table.now)
     table.take()
     table.acks(2, START)
     assert leadership.answers(table.now) and not leadership.is_served(table.now)
@@ -353,7 +353,7 @@ def test_a_member_that_had_no_room_to_adopt_takes_part_again_once_it_lacks_nothi
     table.acks(1, START)
     table.leadership.on_storage_full(2, "No space left on device")
     table.take()
-    table.leadership.on_greeting(2, True, table.now)
+    table.leadership.on_greeting((2, "2" * 32), table.now)
     table.take()
     table.acks(2, START)
     assert table.leadership.members[2].refusal == ""
@@ -377,7 +377,7 @@ def test_a_member_whose_connection_broke_with_wal_on_its_way_takes_part_once_an_
     for safekeeper_id in (2, 3):
         # Its refusal is lost with the connection that it closes.
         table.leadership.disconnected(safekeeper_id, table.now)
-        table.leadership.on_greeting(safekeeper_id, True, table.now)
+        table.leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), table.now)
         table.acks(safekeeper_id, START)
     assert table.leadership.answers(table.now) and not table.leadership.is_served(table.now)
     table.acks(2, START + 10)
@@ -390,7 +390,7 @@ def test_a_member_that_lacked_nothing_when_its_connection_broke_takes_part_at_on
     table.leadership.disconnected(3, table.now)
     table.now += 2.0
     for safekeeper_id in (1, 2):
-        table.leadership.on_greeting(safekeeper_id, True, table.now)
+        table.leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), table.now)
         table.receives(START + 50)
         table.acks(safekeeper_id, START)
     assert table.leadership.is_served(table.now)

@@ -40,7 +40,7 @@ class Table:
         self.out.clear()
 
     def welcomes(self, safekeeper_id: int) -> Elected:
-        self.leadership.on_greeting(safekeeper_id, True, self.now)
+        self.leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), self.now)
         self.take()
         return self.elected(safekeeper_id)[0]
 

@@ -88,6 +88,6 @@ def test_one_member_is_changed_at_a_time(membership: Membership, wanted: tuple[M
 
 def test_the_line_of_a_change_names_the_members() -> None:
     joint = msgspec.structs.replace(JOINT, new_members=(ONE, TWO, THREE, FOUR))
-    line = "the members change from 1, 2, 3 to 1, 2, 3, 4 (generation 6 of term 7): both need a quorum until all is on it"
+    line = "the members change from 1, 2, 3 to 1, 2, 3, 4 (generation 6 of term 7): both need a quorum until then"
     assert describe_change(joint) == line
     assert describe_change(PRESENT) == "the members are 1, 2, 3 (generation 5 of term 7)"
