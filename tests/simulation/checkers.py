@@ -42,6 +42,7 @@ class Won:
     sent_history: TermHistory
     membership: Membership
     commit_lsn: Lsn = 0
+    write_said_lsn: Lsn = 0
     # Below it this log was found to be the committed one: neither changes there, unless the committed one is cut.
     compared_lsn: Lsn = 0
 
@@ -273,11 +274,13 @@ class Checker:
             for identity in won.membership.identities()
             if self._received.get((identity[1], term), 0) >= status.write_lsn
         }
-        # What was committed before a change of members need not be on a quorum of the joint ones yet.
-        if status.write_lsn > won.commit_lsn and not won.membership.has_quorum(received):
+        # What was committed or said before a change of members need not be on a quorum of the joint ones yet.
+        said_lsn = max(won.commit_lsn, won.write_said_lsn)
+        if status.write_lsn > said_lsn and not won.membership.has_quorum(received):
             raise Violation(
                 "NeverOverReport", f"{proxy.name} reports write {format_lsn(status.write_lsn)}, a quorum lacks it"
             )
+        won.write_said_lsn = max(won.write_said_lsn, status.write_lsn)
         # What a later term has given up is released on the old primary, if its proxy does not know yet, and is gone.
         limits = [lsn for given_up_in, lsn in self.given_up.items() if given_up_in > term]
         self._on_acked(primary, min([status.flush_lsn, *limits]))
