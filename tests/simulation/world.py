@@ -392,9 +392,21 @@ class World:
         return control is None or control.incarnation != identity[1]
 
     def may_lose(self, safekeeper: SimSafekeeper) -> bool:
-        """Return whether the disk of a safekeeper may be lost: a minority of each half, and while no member changes."""
+        """Return whether the disk of a safekeeper may be lost: a minority of each half, and while no member changes.
+
+        A change ends when a quorum has the last membership on disk: before that the operator was not told.
+        """
         membership = self.checker.membership
         if membership is None or any(proxy.changes_members for proxy in self.proxies):
+            return False
+        informed = [
+            (each.id, control.incarnation)
+            for each in self.safekeepers.values()
+            if (control := each.disk.control) is not None
+            and control.membership is not None
+            and control.membership.halves() == membership.halves()
+        ]
+        if not membership.has_quorum(informed):
             return False
         halves = [{member.identity for member in half} for half in membership.halves()]
         lost = [sum(each[0] == safekeeper.id or self.is_lost(each) for each in half) for half in halves]
