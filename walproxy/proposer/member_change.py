@@ -13,7 +13,7 @@ before stays committed. It decides for the next one only if
   an older one (S8a);
 - commit_lsn is known in this term: then each later leader has the log under which this one counted (S4, S8b);
 - for (1), a newcomer is fed from the window and has all WAL below truncate_lsn, and the new members have a quorum that
-  follows. Otherwise commits would wait, for its old WAL or for ever: a joint membership cannot be left without both;
+  follows. Otherwise commits would wait, for its old WAL or indefinitely: a joint membership cannot be left without both;
 - for (2), what a quorum of the joint one has on disk reaches the highest commit_lsn of this term: what was committed by
   the old members alone is then also on a quorum of the new ones (S8c).
 

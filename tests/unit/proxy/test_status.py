@@ -241,7 +241,7 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900, re
     proxy.proposer.leadership, proxy.proposer.candidacy.term = leadership, 4
     proxy.proposer._stage.phase = Phase.LEADING
     for safekeeper_id in (1, 2, 3):
-        leadership.on_greeting(safekeeper_id, True, 1.0)
+        leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), 1.0)
         answer = AppendResponse(elected.leader_id, commit_lsn, commit_lsn, 0, has_readers=True)
         leadership.on_append_response(safekeeper_id, answer, 1.0)
     archiver = Standby("pg_receivewal", 900, 900, 0)

@@ -72,7 +72,7 @@ def test_a_member_that_needs_wal_below_the_window_is_not_left_waiting_for_a_stea
     async def story() -> None:
         proxy, leadership, *_ = leading()
         for safekeeper_id in (1, 2, 3):
-            leadership.on_greeting(safekeeper_id, True, 1.0)
+            leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), 1.0)
             answer = AppendResponse(leadership.leader_id, START, START, 0, False)
             leadership.on_append_response(safekeeper_id, answer, 1.0)
         proxy.proposer._steady = dict(leadership.members)
