@@ -15,6 +15,8 @@ Pure: time is an argument, the bytes of WAL are not interpreted.
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from safekeeper.acceptor.acceptor_log import AcceptorLog, cluster_fields
 from safekeeper.acceptor.effects import (
     Close,
@@ -43,9 +45,11 @@ from safekeeper.consensus.messages import (
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
+    ChangeMembers,
     DigestRequest,
     DigestResponse,
     Elected,
+    MembersAnswer,
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
@@ -101,7 +105,7 @@ class Acceptor(AcceptorLog):
         self._sequence = 0
         self._told_write_lsn: Lsn = 0
         self._told_sequence = 0
-        self._greeted: dict[int, str] = {}
+        self._versions: dict[int, int] = {}  # of the connections that have greeted
         self._checked = control
         self._checked_logs_adopted = self.logs_adopted
         self._checked_commit_lsn = self.commit_lsn
@@ -113,6 +117,8 @@ class Acceptor(AcceptorLog):
             Elected: self._elected,
             AppendRequest: self._append,
             Reconfigure: self._reconfigure,
+            ChangeMembers: self._relay_change,
+            MembersAnswer: self._relay_answer,
             ArchiveAssignment: self._archive_assignment,
             ReadRequest: self._read,
             DigestRequest: self._digest,
@@ -138,7 +144,7 @@ class Acceptor(AcceptorLog):
                 yield from self.start()
             if isinstance(message, ProposerGreeting):
                 yield from self._greeting(connection, message)
-            elif connection not in self._greeted:
+            elif connection not in self._versions:
                 raise RemoteProtocolError(f"{type(message).__name__} before the greeting")
             else:
                 yield from self._handlers[type(message)](connection, message, now)
@@ -155,7 +161,7 @@ class Acceptor(AcceptorLog):
 
     def disconnected(self, connection: int) -> None:
         """Forget a closed connection; if it was the leader's, the leader no longer counts as alive."""
-        self._greeted.pop(connection, None)
+        self._versions.pop(connection, None)
         if connection == self.leader_connection:
             self._forget_leader()
 
@@ -323,7 +329,7 @@ class Acceptor(AcceptorLog):
                 reason = f"the WAL here has {name} {ours}, the primary has {theirs}: it is another PostgreSQL server"
                 yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
                 return
-        self._greeted[connection] = message.proposer_id
+        self._versions[connection] = message.protocol_version
         yield Send(
             connection,
             AcceptorGreeting(
@@ -560,6 +566,23 @@ class Acceptor(AcceptorLog):
         if theirs != own:
             yield from self._persist(membership=theirs)
         yield Send(connection, Reconfigured(message.leader_id, theirs.generation))
+
+    def _relay_change(self, connection: int, message: ChangeMembers, now: float) -> Effects:
+        """Relay a command's change of the members to the leader: the acceptor decides nothing about it."""
+        leader_connection = self.leader_connection
+        if leader_connection is None or self._versions.get(leader_connection, 0) < PROTOCOL_VERSION:
+            reason = (
+                f"safekeeper {self.control.safekeeper_id} follows no proxy that can change the members: "
+                "start walproxy run, or upgrade it"
+            )
+            yield from self._refuse(connection, RefusalCode.NO_LEADER, reason)
+        else:
+            yield Send(leader_connection, msgspec.structs.replace(message, request_id=connection))
+
+    def _relay_answer(self, connection: int, message: MembersAnswer, now: float) -> Effects:
+        """Relay the leader's answer to the command that is still connected."""
+        if connection == self.leader_connection and message.request_id in self._versions:
+            yield Send(message.request_id, msgspec.structs.replace(message, request_id=0))
 
     def _is_adopted(self, connection: int, leader_id: LeaderId) -> EffectsThen[bool]:
         """Return whether this leader's history was adopted on this connection; if not, the refusal was sent."""

@@ -131,6 +131,7 @@ def load(
     command_line: Mapping[str, Any],
     environment: Mapping[str, str],
     file: Path | None,
+    file_of: type | None = None,
 ) -> _Settings:
     """Return the settings, each from the first place that has it: command line, environment, file, default.
 
@@ -140,12 +141,14 @@ def load(
         command_line: by option name; None, or an empty tuple, means that it was not given.
         environment: all variables; those without the prefix are ignored.
         file: a TOML file, or None.
+        file_of: the file may be that of another program, and has its options, too; None: it is this one's.
 
     Raises:
         ConfigurationError: the file cannot be read or has an unknown key, or an option is missing or not valid.
     """
     options = options_of(settings_type)
-    in_file = _read_file(file, options) if file is not None else {}
+    in_file_options = options if file_of is None else {**options_of(file_of), **options}
+    in_file = _read_file(file, in_file_options) if file is not None else {}
     values = {}
     for name, declared in options.items():
         names = declared.names(name)

@@ -11,10 +11,11 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, e
     ReadRequest     -> ReadResponse       WAL for members that lag (step 6)
     DigestRequest   -> DigestResponse     checksums of WAL, to verify the primary (S10)
     TailRequest     -> TailResponse       the boundaries of records, for S9 and S10
+    ChangeMembers   -> MembersAnswer      an operator's change of the members, relayed to the leader (step 10)
 
 Without a request, the acceptor sends its standbys' positions, `StandbyFeedback`, and the progress of its archiving,
 `ArchiveReport`, to the proposer that it follows; the proposer sends all acceptors the archiver and the progress of the
-archive, `ArchiveAssignment`.
+archive, `ArchiveAssignment`. A `ChangeMembers` of a command is relayed to that proposer, its `MembersAnswer` back.
 
 Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, ignoring
 everything that was pipelined after the refused message, and the proposer connects and greets again.
@@ -28,7 +29,7 @@ import msgspec
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId, TliHistory
-from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.term_history import TermHistory
 from safekeeper.waldecode.records import LogTail
 
@@ -51,6 +52,7 @@ class RefusalCode(StrEnum):
     OTHER_SYSTEM = "other_system"  # counts it as missing: its WAL belongs to another PostgreSQL
     NOT_EMPTY = "not_empty"  # does not bootstrap: the acceptor has WAL or a promise
     NOT_A_MEMBER = "not_a_member"  # sends it WAL as a learner
+    NO_LEADER = "no_leader"  # is no proposer: a command asks another acceptor
     GENERATION = "generation"  # greets again and receives the newer membership
     STALE_TERM = "stale_term"  # ends the term if it is its own (step 8)
     POSITION = "position"  # greets again and resends from `wanted_lsn` (S6)
@@ -304,6 +306,30 @@ class Reconfigured(msgspec.Struct, frozen=True, tag="reconfigured"):
     generation: int
 
 
+class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members"):
+    """Change the members to `wanted`; the acceptor relays it to the proposer that it follows.
+
+    Attributes:
+        request_id: of the relaying acceptor, which finds by it whom to answer; 0 from a command.
+        cluster_id, generation: of the membership that the operator has seen: another one is not changed.
+        wanted: the members at the end, in the order of their ids. One half of a joint membership ends that change.
+        force: even if too few of the new members follow, so that commits wait until more do.
+    """
+
+    request_id: int
+    cluster_id: str
+    generation: int
+    wanted: tuple[Member, ...]
+    force: bool = False
+
+
+class MembersAnswer(msgspec.Struct, frozen=True, tag="members_answer"):
+    """The leader's answer to `ChangeMembers`: it makes that change from now on, or `refusal` is why it does not."""
+
+    request_id: int
+    refusal: str = ""
+
+
 class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
     """The archiver from now on, 0 for none, and the progress of its archive, 0 if unknown in this term."""
 
@@ -402,6 +428,8 @@ ProposerMessage = (
     | Elected
     | AppendRequest
     | Reconfigure
+    | ChangeMembers
+    | MembersAnswer
     | ArchiveAssignment
     | ReadRequest
     | DigestRequest
@@ -414,6 +442,8 @@ AcceptorMessage = (
     | VoteResponse
     | AppendResponse
     | Reconfigured
+    | ChangeMembers
+    | MembersAnswer
     | StandbyFeedback
     | ArchiveReport
     | ReadResponse

@@ -36,7 +36,7 @@ import msgspec
 from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
 from safekeeper.consensus.control_state import NOBODY, LeaderId
-from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Membership, check_quorum_sizes
+from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, check_quorum_sizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
@@ -46,9 +46,11 @@ from safekeeper.consensus.messages import (
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
+    ChangeMembers,
     DigestRequest,
     DigestResponse,
     Elected,
+    MembersAnswer,
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
@@ -275,6 +277,8 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | VoteRequest
         | Elected
         | Reconfigure
+        | ChangeMembers
+        | MembersAnswer
         | ArchiveAssignment
         | ReadRequest
         | DigestRequest
@@ -294,6 +298,8 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | PreVoteResponse
         | VoteResponse
         | Reconfigured
+        | ChangeMembers
+        | MembersAnswer
         | StandbyFeedback
         | ArchiveReport
         | DigestResponse
@@ -722,13 +728,17 @@ def _check_membership(membership: Membership) -> None:
     if not membership.members:
         raise RemoteProtocolError("it has no members")
     for half in membership.halves():
-        ids = [member.id for member in half]
-        if ids != sorted(set(ids)) or ids[0] <= 0:
-            raise RemoteProtocolError(f"the ids {str(ids)[:_QUOTED_CHARACTERS_MAX]} are not positive and ascending")
-        for member in half:
-            _check_word(member.incarnation)
-            if len(member.address.encode()) > ADDRESS_BYTES_MAX or not member.address.isprintable():
-                raise RemoteProtocolError(f"{member.address[:64]!r} is not the address of a member")
+        _check_members(half)
+
+
+def _check_members(members: tuple[Member, ...]) -> None:
+    ids = [member.id for member in members]
+    if ids != sorted(set(ids)) or ids[0] <= 0:
+        raise RemoteProtocolError(f"the ids {str(ids)[:_QUOTED_CHARACTERS_MAX]} are not positive and ascending")
+    for member in members:
+        _check_word(member.incarnation)
+        if len(member.address.encode()) > ADDRESS_BYTES_MAX or not member.address.isprintable():
+            raise RemoteProtocolError(f"{member.address[:64]!r} is not the address of a member")
 
 
 def _check_term_history(history: TermHistory) -> None:
@@ -776,9 +786,12 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "log_tail": _check_log_tail,
     "standbys": _check_standbys,
     "problem": _check_problem,
+    "wanted": _check_members,
+    "refusal": _check_problem,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),
     Bootstrapped: ("cluster_id",),
+    ChangeMembers: ("cluster_id", "wanted"),
     Elected: ("cluster_id", "system_id", "segment_size", "server_version", "history"),
 }

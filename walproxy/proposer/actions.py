@@ -54,6 +54,22 @@ class Disconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class Dial:
+    """Connect to a safekeeper at this address, too: --safekeepers lacks it, or lists it at another one."""
+
+    safekeeper_id: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close the connection to a safekeeper for good: it was removed, and --safekeepers lacks it. No event follows."""
+
+    safekeeper_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class IdentifyPrimary:
     """Identify the primary again: the answer must be newer than the votes."""
 
@@ -126,6 +142,8 @@ Action = (
     SendMessage
     | SendAppend
     | Disconnect
+    | Dial
+    | HangUp
     | IdentifyPrimary
     | StartReplication
     | StopReplication

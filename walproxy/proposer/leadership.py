@@ -15,7 +15,7 @@ Every method is an event, or part of one: it appends actions to the list `out`, 
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.commitment import QuorumRule
-from safekeeper.consensus.membership import Identity
+from safekeeper.consensus.membership import Identity, Member
 from safekeeper.consensus.messages import (
     AppendResponse,
     ArchiveAssignment,
@@ -28,7 +28,14 @@ from safekeeper.consensus.messages import (
 from walproxy.proposer.actions import Action, Disconnect, Level, Note, ReportStatus, SendMessage
 from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.liveness import Timing
-from walproxy.proposer.member_change import ChangeFacts, describe_change, next_membership
+from walproxy.proposer.member_change import (
+    ChangeFacts,
+    absence_reason,
+    describe_change,
+    describe_wish,
+    next_membership,
+    refusal_of,
+)
 from walproxy.proposer.progress import Progress, State
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.standbys import Standbys
@@ -42,6 +49,7 @@ class Leadership(Replication):
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and the archive's progress.
         wanted: the members at the end of the change under way; the present ones without a change.
+        is_forced: whether that change goes on although too few of them follow.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class Leadership(Replication):
         self._voters = elected.membership.identities()
         # A joint membership is that of a change which an earlier leader has begun.
         self.wanted = elected.membership.new_members or elected.membership.members
+        self.is_forced = False
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
         self._counted: tuple[Progress, ...] = ()
         self._with_readers: tuple[tuple[int, Progress], ...] = ()
@@ -337,6 +346,27 @@ class Leadership(Replication):
         progress.generation = max(progress.generation, message.generation)
         self.continue_change(now)
 
+    def refusal_of_change(self, wanted: tuple[Member, ...], force: bool) -> str:
+        """Return why the members cannot be changed to `wanted`, empty if they can be."""
+        return refusal_of(self.membership, self.wanted, wanted) or (
+            "" if force else absence_reason(self.membership, wanted, self._change_facts())
+        )
+
+    def begin_change(self, wanted: tuple[Member, ...], force: bool, now: float) -> None:
+        """Change the members to `wanted` from now on, which `refusal_of_change` does not refuse."""
+        if (wanted, force) != (self.wanted, self.is_forced):
+            self.wanted, self.is_forced = wanted, force
+            note = describe_wish(self.membership, wanted)
+            if note:
+                self._out.append(Note(Level.INFO, note))
+        self.continue_change(now)
+
+    def forget(self, safekeeper_id: int, now: float) -> None:
+        """Forget a safekeeper that is no member."""
+        self.disconnected(safekeeper_id, now)
+        if self.members.pop(safekeeper_id, None) is not None:
+            self._group()
+
     def continue_change(self, now: float) -> None:
         """Decide for the next membership of a change, if that is safe now (member_change.py)."""
         membership = self.membership
@@ -376,6 +406,7 @@ class Leadership(Replication):
                 for p in following
                 if p.sent_lsn >= self.window_begin_lsn and p.flush_lsn >= self.truncate_lsn
             ),
+            self.is_forced,
         )
 
     # The archive.

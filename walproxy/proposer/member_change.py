@@ -13,7 +13,7 @@ before stays committed. It decides for the next one only if
   an older one (S8a);
 - commit_lsn is known in this term: then each later leader has the log under which this one counted (S4, S8b);
 - for (1), a newcomer is fed from the window and has all WAL below truncate_lsn, and the new members have a quorum that
-  follows. Otherwise commits would wait, for its old WAL or indefinitely: a joint membership cannot be left without both;
+  follows. Otherwise commits would wait, for its old WAL or indefinitely: a joint membership ends only with both;
 - for (2), what a quorum of the joint one has on disk reaches the highest commit_lsn of this term: what was committed by
   the old members alone is then also on a quorum of the new ones (S8c).
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import msgspec
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.membership import Identity, Member, Membership
+from safekeeper.consensus.membership import Identity, Member, Membership, quorum_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class ChangeFacts:
         commit_lsn: the highest position that was committed in this term, 0 before its start is.
         following: the data folders that follow this leader and accept WAL.
         fed: those of them that have all WAL below truncate_lsn, and need none below the window.
+        forced: whether the operator accepts that commits wait until a quorum of the new members follows.
     """
 
     persisted: frozenset[Identity]
@@ -48,6 +49,7 @@ class ChangeFacts:
     commit_lsn: Lsn
     following: frozenset[Identity]
     fed: frozenset[Identity]
+    forced: bool = False
 
 
 def may_be_followed(membership: Membership, facts: ChangeFacts) -> bool:
@@ -73,7 +75,9 @@ def next_membership(membership: Membership, wanted: tuple[Member, ...], facts: C
     if membership.new_members:
         return msgspec.structs.replace(membership, generation=generation, members=wanted, new_members=())
     following = msgspec.structs.replace(membership, generation=generation, new_members=wanted)
-    is_ready = newcomers(membership.members, wanted) <= facts.fed and following.has_quorum(facts.following)
+    is_ready = newcomers(membership.members, wanted) <= facts.fed and (
+        facts.forced or following.has_quorum(facts.following)
+    )
     return following if is_ready else None
 
 
@@ -84,23 +88,60 @@ def newcomers(members: Iterable[Member], wanted: Iterable[Member]) -> frozenset[
 
 def describe_change(membership: Membership) -> str:
     """Return the log line of a leader that has decided for this membership."""
-    old, new = (", ".join(str(member.id) for member in half) for half in (membership.members, membership.new_members))
+    old, new = _listed(membership.members), _listed(membership.new_members)
     if membership.new_members:
         return f"the members change from {old} to {new} ({membership.label}): both need a quorum until then"
     return f"the members are {old} ({membership.label})"
 
 
-def refusal_of(membership: Membership, wanted: tuple[Member, ...]) -> str:
-    """Return why the members cannot be changed to `wanted`, empty if they can be."""
+def describe_wish(membership: Membership, wanted: tuple[Member, ...]) -> str:
+    """Return the log line of a leader that was asked for these members, and not for those that it has or changes to."""
+    if wanted == membership.members:
+        return f"the change of the members is cancelled: they stay {_listed(wanted)}"
+    if membership.new_members:
+        return f"the change of the members goes on: they become {_listed(wanted)}"
+    joined = sorted(newcomers(membership.members, wanted))
+    until = f" as soon as safekeeper {joined[0][0]} has the WAL that the others have" if joined else ""
+    return f"the members are to become {_listed(wanted)}{until}"
+
+
+def absence_reason(membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts) -> str:
+    """Return why commits would wait during the change or after it, empty if they would not, and for a change's end.
+
+    A newcomer follows before the change begins, so it counts as one that follows.
+    """
+    if membership.new_members or wanted == membership.members:
+        return ""
+    following = facts.following | newcomers(membership.members, wanted)
+    for half in (membership.members, wanted):
+        present = sum(member.identity in following for member in half)
+        needed = quorum_size(len(half))
+        if present < needed:
+            return (
+                f"of the members {_listed(half)} only {present} would follow, and commits need {needed}: start the "
+                "others first (--force: commits wait until they follow)"
+            )
+    return ""
+
+
+def refusal_of(membership: Membership, present: tuple[Member, ...], wanted: tuple[Member, ...]) -> str:
+    """Return why the members cannot be changed to `wanted`, empty if they can be.
+
+    Args:
+        present: the members that the change under way leads to; the members without one.
+    """
     if membership.new_members and wanted not in (membership.members, membership.new_members):
         return f"another change is under way ({membership.label}): wait for its end, or cancel it"
+    if wanted not in (present, membership.members) and present != membership.members and not membership.new_members:
+        return f"another change is under way, to the members {_listed(present)}: wait for its end, or cancel it"
     if not wanted:
         return "a cluster needs a member"
-    ids = [member.id for member in wanted]
-    if ids != sorted(set(ids)):
-        raise ValueError(f"the members {ids} are not in order")
     joined = newcomers(membership.members, wanted)
     left = newcomers(wanted, membership.members)
     if not membership.new_members and (len(joined) > 1 or len(left) > 1):
         return f"one member is changed at a time, not {max(len(joined), len(left))}"
     return ""
+
+
+def _listed(members: Iterable[Member]) -> str:
+    return ", ".join(str(member.id) for member in members)

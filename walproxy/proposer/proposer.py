@@ -25,6 +25,8 @@ from safekeeper.consensus.messages import (
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
+    ChangeMembers,
+    MembersAnswer,
     ReadResponse,
     Reconfigured,
     Refusal,
@@ -40,12 +42,12 @@ from walproxy.proposer.actions import (
     Note,
     RefusePrimary,
     ReportStatus,
+    SendMessage,
     StopReplication,
 )
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.leadership import Leadership
-from walproxy.proposer.member_change import refusal_of
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
@@ -58,6 +60,7 @@ from walproxy.proposer.roster import (
     later_cluster_reason,
     majority_against,
     misfit_reason,
+    newest_membership,
     other_cluster_reason,
     plan_bootstrap,
     repeated_bootstrap_reason,
@@ -88,7 +91,7 @@ class Proposer:
         self.config = config
         self.timing = config.timing
         self._out: list[Action] = []
-        self.roster = Roster(config.proposer_id, config.safekeeper_ids, self._out)
+        self.roster = Roster(config.proposer_id, config.safekeeper_ids, config.addresses, self._out)
         self.peers = self.roster.peers
         self.candidacy = Candidacy()
         self._stage = Stage()
@@ -172,6 +175,8 @@ class Proposer:
             if leadership is not None:
                 leadership.on_reconfigured(safekeeper_id, message, now)
                 self._follow_leadership(now)
+        elif isinstance(message, ChangeMembers):
+            self._on_change_members(safekeeper_id, message, now)
         elif isinstance(message, AcceptorGreeting):
             self._on_greeting(safekeeper_id, message, now)
         elif isinstance(message, Refusal):
@@ -316,6 +321,7 @@ class Proposer:
         self.roster.give_up_on_silent(now, self.timing.response_timeout_s)
         if self.leadership is not None:
             self.leadership.tick(now)
+            self._hang_up_removed(self.leadership, now)
             self._follow_leadership(now)
         elif self.campaign is not None:
             self.campaign.tick(now)
@@ -338,21 +344,72 @@ class Proposer:
             leadership.report_apply(before_lsn)
         return self._take()
 
-    def change_members(self, wanted: tuple[Member, ...], now: float) -> list[Action]:
+    def change_members(self, wanted: tuple[Member, ...], now: float, force: bool = False) -> list[Action]:
         """Change the members to `wanted`, in order of their ids, as soon as that is safe; or cancel such a change.
+
+        Args:
+            force: even if too few of the new members follow, so that commits wait until more do.
 
         Raises:
             ConfigurationError: the change is refused; it says why.
         """
-        leadership = self.leadership
-        if leadership is None:
-            raise ConfigurationError("this proxy leads no term: only the leader changes the members")
-        refusal = refusal_of(leadership.membership, wanted)
+        refusal = self._begin_change(wanted, force, now)
         if refusal:
             raise ConfigurationError(refusal)
-        leadership.wanted = wanted
-        leadership.continue_change(now)
         return self._take()
+
+    def _begin_change(self, wanted: tuple[Member, ...], force: bool, now: float) -> str:
+        """Begin a change of the members; return why it is refused, empty if it is not."""
+        leadership = self.leadership
+        if leadership is None:
+            return "this proxy leads no term, and only the leader changes the members: repeat the command"
+        refusal = leadership.refusal_of_change(wanted, force)
+        if not refusal:
+            leadership.begin_change(wanted, force, now)
+            self._dial_members()
+        return refusal
+
+    def _on_change_members(self, safekeeper_id: int, message: ChangeMembers, now: float) -> None:
+        """Handle the change that an operator wants, relayed by a safekeeper, which relays the answer back."""
+        leadership = self.leadership
+        if leadership is not None and message.cluster_id != leadership.elected.cluster_id:
+            refusal = f"this proxy leads cluster {leadership.elected.cluster_id[:8]}, not {message.cluster_id[:8]}"
+        elif leadership is not None and message.generation != leadership.membership.generation:
+            refusal = (
+                f"the membership has changed meanwhile, from generation {message.generation} to "
+                f"{leadership.membership.generation}: repeat the command"
+            )
+        else:
+            refusal = self._begin_change(message.wanted, message.force, now)
+        if refusal:
+            self._note(Level.WARNING, f"a change of the members is refused: {refusal}")
+        self._out.append(SendMessage(safekeeper_id, MembersAnswer(message.request_id, refusal)))
+        self._follow_leadership(now)
+
+    def _dial_members(self) -> None:
+        """Dial the members that are known, each at the address of the data folder that is to be one."""
+        leadership = self.leadership
+        membership = leadership.membership if leadership is not None else newest_membership(self.peers)
+        if membership is None:
+            return
+        wanted = leadership.wanted if leadership is not None else membership.new_members or membership.members
+        others = {member.id: member for half in membership.halves() for member in half}
+        members = list({**others, **{member.id: member for member in wanted}}.values())
+        self.roster.dial(members)
+        self.roster.redirect(members)
+
+    def _hang_up_removed(self, leadership: Leadership, now: float) -> None:
+        """Close the connections to safekeepers that were removed, once they know it, and are not configured."""
+        membership = leadership.membership
+        if membership.new_members:
+            return
+        needed = membership.ids() | {member.id for member in leadership.wanted}
+        for safekeeper_id in self.roster.removed(needed):
+            progress = leadership.members.get(safekeeper_id)
+            if progress is None or not progress.is_connected or progress.generation == membership.generation:
+                leadership.forget(safekeeper_id, now)
+                self.standbys.disconnected(safekeeper_id)
+                self.roster.hang_up(safekeeper_id)
 
     def forget_refusals(self) -> None:
         """Forget refusals, since an operator may have repaired a host: elections decide about all of them again."""
@@ -362,6 +419,10 @@ class Proposer:
 
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         self.roster.on_greeting(safekeeper_id, greeting)
+        if not self.peers[safekeeper_id].refused:
+            self._dial_members()
+            if self.peers[safekeeper_id].greeting is None:
+                return  # It is disconnected, to be dialled at another address.
         if self._bootstrap is not None and safekeeper_id not in self._bootstrapped:
             # A second greeting that was sent before is not an answer to the bootstrap.
             self.peers[safekeeper_id].waiting_since = now

@@ -1,4 +1,4 @@
-"""The configured safekeepers of one proposer, and the decisions that follow from their greetings alone.
+"""The safekeepers of one proposer, and the decisions that follow from their greetings alone.
 
 Which cluster they are, which of them vote, whether they may be bootstrapped, whether one belongs to another cluster:
 each is a function of the peers; the proposer acts on the result. `Roster` holds the peers: which are connected, have
@@ -23,7 +23,7 @@ from safekeeper.consensus.messages import (
     ProposerMessage,
     RefusalCode,
 )
-from walproxy.proposer.actions import Action, Disconnect, Level, Note, SendMessage
+from walproxy.proposer.actions import Action, Dial, Disconnect, HangUp, Level, Note, SendMessage
 from walproxy.proposer.primary import PrimaryIdentity
 
 
@@ -38,6 +38,7 @@ class Peer:
         refused: why it counts as missing, empty if it does not.
         problem: why it counts as missing although its connection stays, empty if it does not.
         log: the last logged reason, so that it is not logged again after a reconnect.
+        addresses: where it is dialled, one after the other until its folder answers there.
     """
 
     connected: bool = False
@@ -47,27 +48,86 @@ class Peer:
     refused_code: RefusalCode | None = None
     problem: str = ""
     log: LogOnce = field(default_factory=LogOnce)
+    addresses: tuple[str, ...] = ()
 
 
 Peers = Mapping[int, Peer]
 
 
 class Roster:
-    """Every configured safekeeper, and the messages to it that do not depend on the term.
+    """Every safekeeper that is dialled, and the messages to it that do not depend on the term.
+
+    These are the configured ones and, as soon as a membership names them, the members that the configuration lacks.
 
     Attributes:
         peers: by id.
     """
 
-    def __init__(self, proposer_id: str, safekeeper_ids: tuple[int, ...], out: list[Action]) -> None:
-        self.peers: dict[int, Peer] = {i: Peer() for i in safekeeper_ids}
+    def __init__(
+        self, proposer_id: str, safekeeper_ids: tuple[int, ...], addresses: Mapping[int, str], out: list[Action]
+    ) -> None:
+        self.peers: dict[int, Peer] = {
+            i: Peer(addresses=tuple(filter(None, [addresses.get(i)]))) for i in safekeeper_ids
+        }
+        self._configured = frozenset(safekeeper_ids)
         self._proposer_id = proposer_id
         self._out = out
 
     def connect(self, safekeeper_id: int) -> None:
         """Handle a connection that is open now; keep the reason of a refusal until the safekeeper greets again."""
         known = self.peers[safekeeper_id]
-        self.peers[safekeeper_id] = Peer(True, refused=known.refused, refused_code=known.refused_code, log=known.log)
+        self.peers[safekeeper_id] = Peer(
+            True, refused=known.refused, refused_code=known.refused_code, log=known.log, addresses=known.addresses
+        )
+
+    def dial(self, members: Iterable[Member]) -> None:
+        """Dial the members that the configuration lacks, and those that it lists at another address also there."""
+        for member in members:
+            peer = self.peers.get(member.id)
+            if not member.address or (peer is not None and member.address in peer.addresses):
+                continue
+            if peer is None:
+                peer = self.peers[member.id] = Peer()
+                difference = "lacks it"
+            else:
+                difference = f"lists it at {', '.join(peer.addresses)}"
+            peer.addresses += (member.address,)
+            text = f"safekeeper {member.id} is a member at {member.address}, and --safekeepers {difference}"
+            self._out.append(Note(Level.WARNING, f"{text}: correct --safekeepers"))
+            self._out.append(Dial(member.id, member.address))
+
+    def redirect(self, members: Iterable[Member]) -> bool:
+        """Disconnect those that answer at one of several addresses with another folder than the member's.
+
+        Returns:
+            Whether there is one: the next attempt is at the next address.
+        """
+        found = False
+        for member in members:
+            peer = self.peers.get(member.id)
+            greeting = peer.greeting if peer is not None else None
+            if (
+                peer is None
+                or greeting is None
+                or len(peer.addresses) < 2
+                or greeting.incarnation == member.incarnation
+            ):
+                continue
+            peer.greeting, found = None, True
+            reason = f"data folder {greeting.incarnation[:8]} answers, and the member is {member.incarnation[:8]}"
+            self._out.append(Disconnect(member.id, reason))
+        return found
+
+    def hang_up(self, safekeeper_id: int) -> None:
+        """Close the connection to a safekeeper for good, and forget it."""
+        del self.peers[safekeeper_id]
+        reason = "it was removed from the members"
+        self._out.append(Note(Level.INFO, f"safekeeper {safekeeper_id} is no longer connected to: {reason}"))
+        self._out.append(HangUp(safekeeper_id, reason))
+
+    def removed(self, members: frozenset[int]) -> list[int]:
+        """Return those that are neither configured nor in `members`."""
+        return [i for i in self.peers if i not in members and i not in self._configured]
 
     def disconnect(self, safekeeper_id: int) -> None:
         """Handle the end of a connection."""
@@ -281,11 +341,22 @@ def misfit_reason(peers: Peers) -> str:
         return ""
     if not known or any(membership.ids() <= peers.keys() for membership in known):
         return ""
-    newest = max(known, key=lambda membership: (membership.generation, membership.author))
+    newest = max(known, key=_age)
     return (
         f"the list of safekeepers ({_listed(peers)}) does not fit the membership (generation {newest.generation}: "
         f"{_listed(newest.ids())}): it lacks {_listed(newest.ids() - peers.keys())}; list all members in --safekeepers"
     )
+
+
+def newest_membership(peers: Peers) -> Membership | None:
+    """Return the newest membership that any greeted safekeeper has, None if none has one."""
+    found = [greeting.membership for greeting in greetings_of(peers).values() if greeting.membership is not None]
+    return max(found, key=_age, default=None)
+
+
+def _age(membership: Membership) -> tuple[int, int]:
+    """Return the rank among memberships that may be of several clusters: a rebootstrap raises the generation."""
+    return membership.generation, membership.author
 
 
 def _listed(ids: Iterable[int]) -> str:

@@ -69,6 +69,29 @@ def heartbeat_seconds(written: Any) -> float:
     return interval_s
 
 
+_TLS_CA_HELP = "CAs that sign the safekeepers' certificates; if set, the proxy connects to safekeepers over TLS only"
+_TLS_KEY_HELP = "The private key of --tls-cert, without a passphrase"
+_SECRET_FILE_HELP = "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET"
+
+
+@dataclass(frozen=True)
+class MembersConfig:
+    """The settings of a command that speaks with the safekeepers and not with PostgreSQL."""
+
+    safekeepers: tuple[tuple[int, Address], ...] = option(
+        "The safekeepers, separated by commas",
+        parse=safekeeper_addresses,
+        metavar="ID=HOST:PORT,...",
+    )
+    tls_ca: Path | None = file_option(_TLS_CA_HELP)
+    tls_cert: Path | None = file_option(
+        "TLS certificate of this command, with its chain, in PEM format: for safekeepers that require one"
+    )
+    tls_key: Path | None = file_option(_TLS_KEY_HELP)
+    secret_file: Path | None = file_option(_SECRET_FILE_HELP)
+    secret: Secret | None = secret_option()
+
+
 @dataclass(frozen=True)
 class ProxyConfig:
     """The settings of `walproxy run`."""
@@ -174,16 +197,12 @@ class ProxyConfig:
         metavar="LEVEL",
         reloadable=True,
     )
-    tls_ca: Path | None = file_option(
-        "CAs that sign the safekeepers' certificates; if set, the proxy connects to safekeepers over TLS only"
-    )
+    tls_ca: Path | None = file_option(_TLS_CA_HELP)
     tls_cert: Path | None = file_option(
         "TLS certificate of this proxy, with its chain, in PEM format: for safekeepers that require one, and --http-tls"
     )
-    tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
-    secret_file: Path | None = file_option(
-        "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET"
-    )
+    tls_key: Path | None = file_option(_TLS_KEY_HELP)
+    secret_file: Path | None = file_option(_SECRET_FILE_HELP)
     secret: Secret | None = secret_option()
     http_tls: bool = http_tls_option()
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")

@@ -6,7 +6,7 @@ from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.peers.shared_secret import read_shared_secret
 from safekeeper.process.credential_files import Reloadable, reload_files, require_pair, say_changes
-from walproxy.proxy.config import ProxyConfig
+from walproxy.proxy.config import MembersConfig, ProxyConfig
 from walproxy.proxy.safekeeper_connection import Credentials
 
 
@@ -16,11 +16,20 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     Raises:
         ConfigurationError: a file cannot be used, or an option requires another one.
     """
-    require_pair(config.tls_cert, config.tls_key)
     if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
         raise ConfigurationError("--tls-cert has no effect without --tls-ca or --http-tls: give one of them, too")
     if config.http_tls and config.tls_cert is None:
         raise ConfigurationError("--http-tls has no effect without --tls-cert and --tls-key: give them, too")
+    return read_peer_credentials(config)
+
+
+def read_peer_credentials(config: ProxyConfig | MembersConfig) -> Credentials:
+    """Return the credentials for the safekeepers; for commands that do not serve HTTP.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or an option requires another one.
+    """
+    require_pair(config.tls_cert, config.tls_key)
     tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
     secret = read_shared_secret(config.secret_file, config.secret, "WALPROXY_SECRET")
     proves_by_certificate = config.tls_ca is not None and config.tls_cert is not None

@@ -19,6 +19,8 @@ from typing import Any
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import ProblemLog, RateLimits
 from safekeeper.base.lsn import Lsn
+from safekeeper.base.settings import Address
+from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import quorum_size
 from safekeeper.consensus.messages import AcceptorMessage
@@ -27,8 +29,10 @@ from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.proposer.actions import (
     Action,
+    Dial,
     Disconnect,
     Finish,
+    HangUp,
     IdentifyPrimary,
     Level,
     Note,
@@ -129,6 +133,7 @@ class Proxy:
         self._has_failed = False
         self._stopping = False
         self._next_tick: asyncio.TimerHandle | None = None
+        self._link_tasks: dict[int, asyncio.Task[None]] = {}
         self._next_observation_at = 0.0
         self._finished: asyncio.Future[WalproxyError | None]
         self._loop: asyncio.AbstractEventLoop
@@ -151,10 +156,12 @@ class Proxy:
                 count - 1,
             )
         self._log_apply_rule(self.config.remote_apply_standbys)
-        tasks = [asyncio.create_task(link.run()) for link in self.links.values()]
-        tasks.append(asyncio.create_task(self.feed.run()))
-        tasks.append(asyncio.create_task(self.quorum_watch.run()))
-        tasks.append(asyncio.create_task(SubscriberWatch(self, self.config.slot).run()))
+        for link in self.links.values():
+            self._run_link(link)
+        tasks = [
+            asyncio.create_task(task)
+            for task in (self.feed.run(), self.quorum_watch.run(), SubscriberWatch(self, self.config.slot).run())
+        ]
         for task in tasks:
             task.add_done_callback(self._task_ended)
         try:
@@ -163,6 +170,7 @@ class Proxy:
         finally:
             if self._next_tick is not None:
                 self._next_tick.cancel()
+            tasks += self._link_tasks.values()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -191,6 +199,28 @@ class Proxy:
             logger.warning(
                 "no standby is designated (--remote-apply-standbys): remote_apply behaves like synchronous_commit = on"
             )
+
+    def _run_link(self, link: SafekeeperLink) -> None:
+        task = self._link_tasks[link.safekeeper_id] = asyncio.create_task(link.run())
+        task.add_done_callback(self._task_ended)
+
+    def _dial(self, safekeeper_id: int, address: Address) -> None:
+        """Connect to a safekeeper at this address, too."""
+        link = self.links.get(safekeeper_id)
+        if link is not None:
+            link.addresses.append(address)
+            return
+        link = self.links[safekeeper_id] = SafekeeperLink(safekeeper_id, address, self, self.credentials)
+        self._member_problems[safekeeper_id] = ProblemLog(logger)
+        self._run_link(link)
+
+    def _hang_up(self, safekeeper_id: int, reason: str) -> None:
+        """Close the connection to a safekeeper for good."""
+        link = self.links.pop(safekeeper_id, None)
+        if link is not None:  # Else its address was not one.
+            link.hang_up(reason)
+            self._link_tasks.pop(safekeeper_id).cancel()
+            del self._member_problems[safekeeper_id]
 
     def _finish(self, error: WalproxyError | None) -> None:
         if not self._finished.done():
@@ -450,6 +480,14 @@ class Proxy:
     def _execute_rare(self, action: Action) -> None:
         if isinstance(action, Disconnect):
             self.links[action.safekeeper_id].disconnect(action.reason)
+        elif isinstance(action, Dial):
+            try:
+                self._dial(action.safekeeper_id, parse_address(action.address))
+            except ValueError as error:
+                # The membership has it, as an operator gave it once.
+                logger.warning("safekeeper %d cannot be dialled: %s", action.safekeeper_id, error)
+        elif isinstance(action, HangUp):
+            self._hang_up(action.safekeeper_id, action.reason)
         elif isinstance(action, IdentifyPrimary):
             self.feed.identify()
         elif isinstance(action, StartReplication):

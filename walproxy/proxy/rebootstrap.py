@@ -11,33 +11,25 @@ The new cluster has a random id and a higher generation, so messages and members
 crash, repeat the command.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, WalproxyError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.base.settings import Address
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
     AcceptorGreeting,
-    AcceptorMessage,
     Bootstrap,
     Bootstrapped,
     PreVoteRequest,
     PreVoteResponse,
-    ProposerGreeting,
-    ProposerMessage,
     ReadRequest,
     ReadResponse,
-    Refusal,
     TailRequest,
     TailResponse,
 )
-from safekeeper.peers.codec import encode
 from safekeeper.waldecode.format import PAGE_HEADER, PAGE_HEADER_SIZE, PAGE_SIZE
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity
@@ -46,10 +38,7 @@ from walproxy.postgres.sql import SlotState, read_slot
 from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proxy.config import ProxyConfig
 from walproxy.proxy.credentials import read_credentials
-from walproxy.proxy.safekeeper_connection import Credentials, SafekeeperConnection
-
-_TIMEOUT_S = 10.0
-_Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped, ReadResponse, TailResponse)
+from walproxy.proxy.safekeeper_requests import SafekeeperRequests, SafekeeperUnreachable
 
 
 class GivenUp(NamedTuple):
@@ -189,7 +178,7 @@ async def survey(config: ProxyConfig) -> Survey:
     )
 
 
-async def _given_up(connection: "SafekeeperRequests", primary: PrimaryFacts) -> GivenUp | None:
+async def _given_up(connection: SafekeeperRequests, primary: PrimaryFacts) -> GivenUp | None:
     """Return which WAL of a safekeeper the primary does not have, None if it has all complete records."""
     greeting = connection.greeting
     begin_lsn, end_lsn = greeting.wal_begin_lsn, greeting.flush_lsn
@@ -197,7 +186,7 @@ async def _given_up(connection: "SafekeeperRequests", primary: PrimaryFacts) -> 
         return None
     if greeting.system_id != primary.system_id:
         return GivenUp(begin_lsn, end_lsn, greeting.system_id, 0)
-    tli = await connection.last_tli()
+    tli = await _last_tli(connection)
     common_lsn = _common_lsn(primary, tli)
     if common_lsn >= end_lsn:
         return None
@@ -327,7 +316,7 @@ def _held(greeting: AcceptorGreeting) -> tuple[str, int, Lsn]:
     return greeting.cluster_id, greeting.system_id, greeting.flush_lsn
 
 
-async def greet_all(config: ProxyConfig) -> dict[int, "SafekeeperRequests"]:
+async def greet_all(config: ProxyConfig) -> dict[int, SafekeeperRequests]:
     """Connect to every safekeeper and receive its greeting.
 
     Raises:
@@ -340,9 +329,7 @@ async def greet_all(config: ProxyConfig) -> dict[int, "SafekeeperRequests"]:
         for safekeeper_id, address in config.safekeepers:
             connections[safekeeper_id] = connection = SafekeeperRequests(safekeeper_id, address, credentials)
             await connection.connect()
-            connection.greeting = await connection.ask(
-                ProposerGreeting(PROTOCOL_VERSION, run, safekeeper_id, None, None), AcceptorGreeting
-            )
+            await connection.greet(run)
             live_proposer_id = (
                 await connection.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)
             ).live_proposer_id
@@ -350,90 +337,27 @@ async def greet_all(config: ProxyConfig) -> dict[int, "SafekeeperRequests"]:
                 raise ConfigurationError(
                     f"a proxy serves on safekeeper {safekeeper_id} (run {live_proposer_id[:8]}): stop it first"
                 )
-    except BaseException:
+    except BaseException as error:
         for connection in connections.values():
             await connection.close()
+        if isinstance(error, SafekeeperUnreachable):
+            raise ConfigurationError(
+                f"{error}: a rebootstrap needs every safekeeper; replace a lost one with an empty one first"
+            ) from None
         raise
     return connections
 
 
-class SafekeeperRequests:
-    """A connection to one safekeeper: one request at a time, then its reply. `greeting` is the first reply."""
-
-    greeting: AcceptorGreeting
-
-    def __init__(self, safekeeper_id: int, address: Address, credentials: Credentials) -> None:
-        self._who = f"safekeeper {safekeeper_id} at {address}"
-        self._address = address
-        self._credentials = credentials
-        self._answers: asyncio.Queue[AcceptorMessage] = asyncio.Queue()
-        self._connection = SafekeeperConnection(
-            safekeeper_id,
-            credentials,
-            opened=lambda: None,
-            received=self._answers.put_nowait,
-            lost=lambda: None,
-        )
-
-    async def connect(self) -> None:
-        """Connect.
-
-        Raises:
-            ConfigurationError: there is no reply, or not from this cluster's safekeeper.
-        """
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await self._connection.connect(self._address, self._credentials.tls)
-        except RemoteProtocolError as error:
-            raise ConfigurationError(f"could not connect to {self._who}: {error}") from None
-        except (OSError, TimeoutError) as error:
-            reason = str(error) or "timeout"
-            raise ConfigurationError(
-                f"{self._who} cannot be reached ({reason}): a rebootstrap needs every safekeeper; replace a lost "
-                "one with an empty one first"
-            ) from None
-
-    async def ask(self, question: ProposerMessage, expected: type[_Answer]) -> _Answer:
-        """Send a request, and return the reply.
-
-        Raises:
-            WalproxyError: there is none before the timeout, or not one of type `expected`, for example a refusal.
-        """
-        connection = self._connection
-        if connection.is_open:
-            connection.writelines(encode(question))
-        arrived = asyncio.ensure_future(self._answers.get())
-        try:
-            waited: set[asyncio.Future[Any]] = {arrived, connection.closed}
-            await asyncio.wait(waited, timeout=_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            if not arrived.done():
-                if connection.closed.done():
-                    raise WalproxyError(f"{self._who}: {connection.reason}; see its log")
-                raise WalproxyError(f"{self._who} did not reply within {_TIMEOUT_S:.0f} s; see its log")
-        finally:
-            arrived.cancel()
-        answer = arrived.result()
-        if isinstance(answer, Refusal):
-            raise WalproxyError(f"{self._who} refuses: {answer.reason}")
-        if not isinstance(answer, expected):
-            raise WalproxyError(f"{self._who} replied with {type(answer).__name__}")
-        return answer
-
-    async def last_tli(self) -> int:
-        """Return the timeline of the last page of the safekeeper's WAL."""
-        greeting = self.greeting
-        page_lsn = (greeting.flush_lsn - 1) // PAGE_SIZE * PAGE_SIZE
-        if greeting.flush_lsn - page_lsn < PAGE_HEADER_SIZE and page_lsn > greeting.wal_begin_lsn:
-            page_lsn -= PAGE_SIZE
-        # A safekeeper serves reads to the promised LeaderId only. A read changes nothing, so using that id is safe.
-        end_lsn = min(page_lsn + PAGE_HEADER_SIZE, greeting.flush_lsn)
-        page = await self.ask(ReadRequest(greeting.promised, 1, page_lsn, end_lsn), ReadResponse)
-        if len(page.payload) < PAGE_HEADER_SIZE:
-            raise WalproxyError(f"{self._who} has no whole WAL page at {format_lsn(page_lsn)}")
-        _, _, tli, _, _ = PAGE_HEADER.unpack_from(page.payload)
-        return int(tli)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        self._connection.abort("the rebootstrap has ended")
-        await self._connection.closed
+async def _last_tli(connection: SafekeeperRequests) -> int:
+    """Return the timeline of the last page of the safekeeper's WAL."""
+    greeting = connection.greeting
+    page_lsn = (greeting.flush_lsn - 1) // PAGE_SIZE * PAGE_SIZE
+    if greeting.flush_lsn - page_lsn < PAGE_HEADER_SIZE and page_lsn > greeting.wal_begin_lsn:
+        page_lsn -= PAGE_SIZE
+    # A safekeeper serves reads to the promised LeaderId only. A read changes nothing, so using that id is safe.
+    end_lsn = min(page_lsn + PAGE_HEADER_SIZE, greeting.flush_lsn)
+    page = await connection.ask(ReadRequest(greeting.promised, 1, page_lsn, end_lsn), ReadResponse)
+    if len(page.payload) < PAGE_HEADER_SIZE:
+        raise WalproxyError(f"{connection.name} has no whole WAL page at {format_lsn(page_lsn)}")
+    _, _, tli, _, _ = PAGE_HEADER.unpack_from(page.payload)
+    return int(tli)

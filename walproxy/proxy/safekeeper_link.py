@@ -43,7 +43,9 @@ class SafekeeperLink:
     """The link to one safekeeper.
 
     Attributes:
-        safekeeper_id, address: the safekeeper.
+        safekeeper_id: the safekeeper.
+        addresses: where it may listen. Each attempt to connect is at the next one.
+        address: that of the last attempt.
         problem: why there is no connection, empty if there is one.
         is_reachable: whether the last attempt to connect succeeded.
         send: sends the buffers of a frame, without a copy; drops them if there is no connection (`link_down` reports
@@ -54,6 +56,7 @@ class SafekeeperLink:
         self, safekeeper_id: int, address: Address, owner: LinkOwner, credentials: Credentials | None = None
     ) -> None:
         self.safekeeper_id = safekeeper_id
+        self.addresses = [address]
         self.address = address
         self.problem = "not connected yet"
         self._owner = owner
@@ -74,9 +77,12 @@ class SafekeeperLink:
         """Keep connecting until cancelled."""
         loop = asyncio.get_running_loop()
         pause_s = PAUSE_MIN_S
+        attempt = 0
         try:
             while True:
                 connection = self._new_connection()
+                self.address = self.addresses[attempt % len(self.addresses)]
+                attempt += 1
                 try:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await connection.connect(self.address, self._credentials.tls)
@@ -97,6 +103,13 @@ class SafekeeperLink:
         finally:
             self._stops = True
             self.disconnect("the proxy stops")
+
+    def hang_up(self, reason: str) -> None:
+        """Close the connection for good, without an event; then cancel `run`."""
+        connection, self._connection = self._connection, None
+        self.send = _drop
+        if connection is not None:
+            connection.abort(reason)
 
     def disconnect(self, reason: str) -> None:
         """Close the connection, if there is one, and reconnect."""

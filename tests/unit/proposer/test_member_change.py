@@ -2,7 +2,14 @@ import msgspec
 import pytest
 
 from safekeeper.consensus.membership import Member, Membership
-from walproxy.proposer.member_change import ChangeFacts, describe_change, next_membership, refusal_of
+from walproxy.proposer.member_change import (
+    ChangeFacts,
+    absence_reason,
+    describe_change,
+    describe_wish,
+    next_membership,
+    refusal_of,
+)
 
 ONE, TWO, THREE, FOUR, NEW = (Member(i, letter * 32) for i, letter in zip((1, 2, 3, 4, 3), "abcde", strict=True))
 OLD = (ONE, TWO, THREE)
@@ -83,7 +90,7 @@ def test_members_are_not_removed_while_those_that_stay_have_no_quorum() -> None:
     ],
 )
 def test_one_member_is_changed_at_a_time(membership: Membership, wanted: tuple[Member, ...], refusal: str) -> None:
-    assert refusal_of(membership, wanted) == refusal
+    assert refusal_of(membership, membership.members, wanted) == refusal
 
 
 def test_the_line_of_a_change_names_the_members() -> None:
@@ -91,3 +98,60 @@ def test_the_line_of_a_change_names_the_members() -> None:
     line = "the members change from 1, 2, 3 to 1, 2, 3, 4 (generation 6 of term 7): both need a quorum until then"
     assert describe_change(joint) == line
     assert describe_change(PRESENT) == "the members are 1, 2, 3 (generation 5 of term 7)"
+
+
+def test_a_change_that_waits_for_its_newcomer_is_not_replaced_but_cancelled() -> None:
+    present = (*OLD, FOUR)
+    assert refusal_of(PRESENT, present, (ONE, TWO)) == (
+        "another change is under way, to the members 1, 2, 3, 4: wait for its end, or cancel it"
+    )
+    assert refusal_of(PRESENT, present, present) == refusal_of(PRESENT, present, OLD) == ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "following", "reason"),
+    [
+        ((ONE, TWO), (ONE, TWO), ""),
+        ((ONE, TWO), (ONE, TWO, THREE), ""),
+        ((ONE, TWO), (ONE, THREE), "of the members 1, 2 only 1 would follow, and commits need 2"),
+        ((*OLD, FOUR), (ONE, TWO), ""),  # The newcomer follows before the change begins.
+        (REPLACED, (ONE, TWO), ""),
+        (REPLACED, (ONE,), "of the members 1, 2, 3 only 1 would follow, and commits need 2"),
+        (OLD, (ONE,), ""),  # The cancellation of a change needs nobody.
+    ],
+)
+def test_members_that_would_not_be_a_quorum_are_refused(
+    wanted: tuple[Member, ...], following: tuple[Member, ...], reason: str
+) -> None:
+    assert absence_reason(PRESENT, wanted, facts(following=folders(*following))).startswith(reason)
+    assert bool(absence_reason(PRESENT, wanted, facts(following=folders(*following)))) == bool(reason)
+    nobody = facts(following=frozenset())
+    # The end of a change that is under way, in either direction, is never refused.
+    assert absence_reason(JOINT, REPLACED, nobody) == absence_reason(JOINT, OLD, nobody) == ""
+
+
+def test_a_forced_change_begins_without_a_quorum_of_the_new_members_and_never_before_its_newcomer_is_fed() -> None:
+    ready = facts(following=folders(ONE), fed=folders(ONE))
+    assert next_membership(PRESENT, (ONE, TWO), ready) is None
+    forced = facts(following=folders(ONE), fed=folders(ONE), forced=True)
+    following = next_membership(PRESENT, (ONE, TWO), forced)
+    assert following is not None and following.new_members == (ONE, TWO)
+    assert next_membership(PRESENT, (*OLD, FOUR), forced) is None
+
+
+@pytest.mark.parametrize(
+    ("membership", "wanted", "line"),
+    [
+        (PRESENT, OLD, "the change of the members is cancelled: they stay 1, 2, 3"),
+        (JOINT, OLD, "the change of the members is cancelled: they stay 1, 2, 3"),
+        (JOINT, REPLACED, "the change of the members goes on: they become 1, 2, 3"),
+        (PRESENT, (ONE, TWO), "the members are to become 1, 2"),
+        (
+            PRESENT,
+            (*OLD, FOUR),
+            "the members are to become 1, 2, 3, 4 as soon as safekeeper 4 has the WAL that the others have",
+        ),
+    ],
+)
+def test_the_log_says_what_the_operator_wants(membership: Membership, wanted: tuple[Member, ...], line: str) -> None:
+    assert describe_wish(membership, wanted) == line

@@ -8,15 +8,17 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     AppendResponse,
+    ChangeMembers,
     DigestResponse,
     Elected,
+    MembersAnswer,
     PreVoteResponse,
     Reconfigure,
     Reconfigured,
     VoteRequest,
 )
 from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, Table
-from walproxy.proposer.actions import ReportStatus, SendAppend
+from walproxy.proposer.actions import Dial, Disconnect, HangUp, ReportStatus, SendAppend
 from walproxy.proposer.roster import Peer
 
 FOUR = Member(4, "4" * 32)
@@ -28,12 +30,15 @@ class Leading(Table):
 
     def __init__(self) -> None:
         super().__init__()
-        self.proposer.roster.peers[4] = Peer()
+        roster = self.proposer.roster
+        roster.peers[4], roster._configured = Peer(), frozenset({1, 2, 3, 4})
         self.leader_id: LeaderId = self.leads()
         self.flushed = {1: END, 2: END, 3: END}
         for safekeeper_id in (1, 2, 3):
             self.answers(safekeeper_id)
-        self.connects(4, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
+        self.connects(
+            4, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0
+        )
         self.flushed[4] = END
         self.answers(4)
 
@@ -128,7 +133,9 @@ def test_what_the_old_members_committed_is_counted_again_before_they_go() -> Non
 def test_a_data_folder_that_replaces_another_one_of_its_safekeeper_counts_for_its_half_only() -> None:
     table = Leading()
     table.event(table.proposer.disconnected(3, table.now))
-    table.connects(3, incarnation=NEW.incarnation, membership=None, cluster_id="", last_term=0, flush_lsn=0, commit_lsn=0)
+    table.connects(
+        3, incarnation=NEW.incarnation, membership=None, cluster_id="", last_term=0, flush_lsn=0, commit_lsn=0
+    )
     table.answers(3, END)
     table.wants(*MEMBERS.members[:2], NEW)
     table.receives(END + 100)
@@ -192,3 +199,100 @@ def test_a_learner_is_not_counted_before_it_is_a_member() -> None:
     table.answers(1, END + 100)
     table.answers(4, END + 100)
     assert table.reported() == []
+
+
+# The operator's command, relayed by a safekeeper.
+
+
+def change(*wanted: Member, generation: int = 1, force: bool = False) -> ChangeMembers:
+    return ChangeMembers(17, CLUSTER, generation, tuple(wanted), force)
+
+
+def test_a_relayed_change_is_made_and_answered() -> None:
+    table = Leading()
+    table.hears(2, change(*MEMBERS.members, FOUR))
+    assert table.sent(MembersAnswer) == {2: MembersAnswer(17)}
+    assert table.membership.new_members == (*MEMBERS.members, FOUR)
+
+
+@pytest.mark.parametrize(
+    ("message", "refusal"),
+    [
+        (change(*MEMBERS.members[:1]), "one member is changed at a time, not 2"),
+        (
+            change(FOUR, generation=9),
+            "the membership has changed meanwhile, from generation 9 to 1: repeat the command",
+        ),
+        (
+            ChangeMembers(17, "e" * 32, 1, MEMBERS.members),
+            f"this proxy leads cluster {CLUSTER[:8]}, not eeeeeeee",
+        ),
+    ],
+)
+def test_a_relayed_change_that_cannot_be_is_answered_with_the_reason(message: ChangeMembers, refusal: str) -> None:
+    table = Leading()
+    table.hears(2, message)
+    assert table.sent(MembersAnswer) == {2: MembersAnswer(17, refusal)}
+    assert table.membership.new_members == ()
+
+
+def test_a_removal_that_leaves_too_few_is_refused_unless_it_is_forced() -> None:
+    table = Leading()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.hears(1, change(MEMBERS.members[0], MEMBERS.members[2]))
+    assert table.sent(MembersAnswer)[1].refusal.startswith("of the members 1, 3 only 1 would follow")
+    table.hears(1, change(MEMBERS.members[0], MEMBERS.members[2], force=True))
+    assert table.sent(MembersAnswer)[1] == MembersAnswer(17)
+    assert table.membership.new_members == (MEMBERS.members[0], MEMBERS.members[2])
+
+
+def test_a_member_that_the_list_lacks_is_dialled_at_its_address() -> None:
+    table = Leading()
+    five = Member(5, "5" * 32, "db5:5454")
+    table.hears(2, change(*MEMBERS.members, five))
+    assert table.did(Dial) == [Dial(5, "db5:5454")]
+    assert table.membership.new_members == ()  # It is a learner first.
+    table.connects(5, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
+    table.answers(5, END)
+    table.ticks()
+    assert table.membership.new_members == (*MEMBERS.members, five)
+
+
+def test_a_member_that_another_host_replaces_is_dialled_there_and_the_old_one_is_disconnected() -> None:
+    table = Leading()
+    table.proposer.peers[3].addresses = ("old:5454",)
+    moved = Member(3, "f" * 32, "new:5454")
+    table.hears(2, change(*MEMBERS.members[:2], moved))
+    assert table.did(Dial) == [Dial(3, "new:5454")]
+    assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]
+    table.event(table.proposer.disconnected(3, table.now))
+    table.connects(3, incarnation="3" * 32)  # The next attempt was at the old address again.
+    assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]
+    table.event(table.proposer.disconnected(3, table.now))
+    table.connects(
+        3, incarnation="f" * 32, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0
+    )
+    assert table.did(Disconnect) == []
+    assert 3 in table.sent(Elected)
+
+
+def test_a_removed_member_that_the_list_lacks_is_told_and_then_disconnected() -> None:
+    table = Leading()
+    five = Member(5, "5" * 32, "db5:5454")
+    table.hears(2, change(*MEMBERS.members, five))
+    table.connects(5, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
+    table.answers(5, END)
+    table.persists(1, 2, 3, 4, 5)
+    table.ticks()
+    table.persists(1, 2, 3, 4, 5)
+    table.persists(1, 2, 3, 4, 5)
+    assert table.membership.members == (*MEMBERS.members, five)
+    table.hears(2, change(*MEMBERS.members, generation=table.membership.generation))
+    table.persists(1, 2, 3, 4)
+    table.persists(1, 2, 3, 4)
+    table.ticks()
+    assert table.membership.members == MEMBERS.members and table.did(HangUp) == []
+    table.persists(5)
+    table.ticks()
+    assert [each.safekeeper_id for each in table.did(HangUp)] == [5]
+    assert 5 not in table.proposer.peers and 4 in table.proposer.peers  # The list has safekeeper 4.

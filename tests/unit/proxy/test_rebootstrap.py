@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import walproxy.proxy.rebootstrap
+import walproxy.proxy.safekeeper_requests
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
@@ -206,7 +207,7 @@ def test_nobody_is_told_anything_unless_all_are_fit(
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(walproxy.proxy.rebootstrap, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(walproxy.proxy.safekeeper_requests, "_TIMEOUT_S", 0.3)
     safekeepers = FakeSafekeeper(1), FakeSafekeeper(2), FakeSafekeeper(3)
 
     @on_the_loop
@@ -225,7 +226,7 @@ def test_nobody_is_told_anything_unless_all_are_fit(
 def test_what_breaks_off_in_the_middle_is_to_be_done_again(
     answer: AcceptorMessage | bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walproxy.proxy.rebootstrap, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(walproxy.proxy.safekeeper_requests, "_TIMEOUT_S", 0.3)
     safekeepers = FakeSafekeeper(1), FakeSafekeeper(2), FakeSafekeeper(3)
 
     @on_the_loop
