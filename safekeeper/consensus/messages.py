@@ -314,6 +314,7 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members"):
         cluster_id, generation: of the membership that the operator has seen: another one is not changed.
         wanted: the members at the end, in the order of their ids. One half of a joint membership ends that change.
         force: even if too few of the new members follow, so that commits wait until more do.
+        is_repeated: a leader has accepted it before; another one, or none, may lead now.
     """
 
     request_id: int
@@ -321,6 +322,7 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members"):
     generation: int
     wanted: tuple[Member, ...]
     force: bool = False
+    is_repeated: bool = False
 
 
 class MembersAnswer(msgspec.Struct, frozen=True, tag="members_answer"):

@@ -49,6 +49,7 @@ class Leadership(Replication):
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and the archive's progress.
         wanted: the members at the end of the change under way; the present ones without a change.
+        cancelled: the members that an operator wanted before the last change was cancelled, None if none was.
         is_forced: whether that change goes on although too few of them follow.
     """
 
@@ -63,6 +64,7 @@ class Leadership(Replication):
         self._voters = elected.membership.identities()
         # A joint membership is that of a change which an earlier leader has begun.
         self.wanted = elected.membership.new_members or elected.membership.members
+        self.cancelled: tuple[Member, ...] | None = None
         self.is_forced = False
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
         self._counted: tuple[Progress, ...] = ()
@@ -355,6 +357,8 @@ class Leadership(Replication):
     def begin_change(self, wanted: tuple[Member, ...], force: bool, now: float) -> None:
         """Change the members to `wanted` from now on, which `refusal_of_change` does not refuse."""
         if (wanted, force) != (self.wanted, self.is_forced):
+            if wanted != self.wanted:
+                self.cancelled = self.wanted if wanted == self.membership.members else None
             self.wanted, self.is_forced = wanted, force
             note = describe_wish(self.membership, wanted)
             if note:

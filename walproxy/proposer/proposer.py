@@ -374,7 +374,10 @@ class Proposer:
         leadership = self.leadership
         if leadership is not None and message.cluster_id != leadership.elected.cluster_id:
             refusal = f"this proxy leads cluster {leadership.elected.cluster_id[:8]}, not {message.cluster_id[:8]}"
-        elif leadership is not None and message.generation != leadership.membership.generation:
+        elif leadership is not None and message.is_repeated and message.wanted == leadership.cancelled:
+            refusal = "the change was cancelled"
+        elif leadership is not None and not 0 <= leadership.membership.generation - message.generation <= 1:
+            # The joint membership of this change is one above; the next one ends it.
             refusal = (
                 f"the membership has changed meanwhile, from generation {message.generation} to "
                 f"{leadership.membership.generation}: repeat the command"

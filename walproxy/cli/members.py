@@ -1,0 +1,330 @@
+"""`walproxy members`: show the safekeepers that are members of the cluster, and change them while commits go on."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from safekeeper.base import settings
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.base.settings import Address
+from safekeeper.base.settings import address as parse_address
+from safekeeper.consensus.membership import Member, quorum_size
+from walproxy.cli.parameters import Parameter
+from walproxy.proposer.roster import Cluster
+from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
+from walproxy.proxy.credentials import read_peer_credentials
+from walproxy.proxy.members import Fleet, change_members
+from walproxy.proxy.members_plan import (
+    Add,
+    Cancel,
+    Headway,
+    MemberRow,
+    Remove,
+    Replace,
+    Seen,
+    Wish,
+    member_rows,
+    present_cluster,
+)
+
+_Result = TypeVar("_Result")
+_LINE_INTERVAL_S = 5.0
+EXIT_INTERRUPTED = 130
+
+
+def _place(text: str) -> tuple[int, Address | None]:
+    safekeeper_id, equals, address = text.partition("=")
+    if not safekeeper_id.isascii() or not safekeeper_id.isdecimal() or int(safekeeper_id) < 1:
+        raise ValueError(f"{text!r} is not ID or ID=HOST:PORT, for example 4=10.0.0.4:5454")
+    return int(safekeeper_id), parse_address(address) if equals else None
+
+
+_PLACE: Final = Parameter("ID[=HOST:PORT]", _place)
+_ID: Final = click.IntRange(min=1)
+_options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_force = click.option("--force", is_flag=True, help="Change them although commits wait until more of them follow.")
+
+
+@click.group()
+def members() -> None:
+    """Show the safekeepers that are members of the cluster, and change them while commits go on.
+
+    One member is changed at a time. A new one receives the WAL first and counts when it has caught up, so no commit
+    waits for it. The commands wait for the end of the change and can be repeated after any interruption: they go on
+    where the change is. They need the same --safekeepers, certificates and secret as walproxy run.
+    """
+
+
+@members.command("list")
+@_json
+@_options
+def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
+    """Show the members, their data folders and positions.
+
+    \b
+    Example:
+      walproxy members list --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+    """
+
+    async def look(fleet: Fleet) -> dict[int, Seen]:
+        return await fleet.look()
+
+    sight = _with_fleet(_load(config, command_line), look)
+    cluster = present_cluster(sight)
+    rows = member_rows(cluster, sight)
+    if as_json:
+        click.echo(json.dumps({**_cluster_as_json(cluster), "safekeepers": [_row_as_json(row) for row in rows]}))
+    else:
+        _print_table(cluster, rows)
+
+
+@members.command()
+@click.argument("safekeeper", type=_PLACE)
+@_json
+@_force
+@_options
+def add(
+    config: Path | None, safekeeper: tuple[int, Address | None], as_json: bool, force: bool, **command_line: Any
+) -> None:
+    """Add a safekeeper, whose data folder is empty, to the members.
+
+    Start it first. Then add it to --safekeepers of the proxies; until then they connect to the address given here.
+
+    \b
+    Example:
+      walproxy members add 4=sk4:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+    """
+    _change(Add(safekeeper[0]), safekeeper, _load(config, command_line), as_json, force)
+
+
+@members.command()
+@click.argument("safekeeper", type=_ID, metavar="ID")
+@_json
+@_force
+@_options
+def remove(config: Path | None, safekeeper: int, as_json: bool, force: bool, **command_line: Any) -> None:
+    """Remove a safekeeper from the members, whether it runs or not.
+
+    Remove it from --safekeepers of the proxies afterwards; as long as it is listed, it receives WAL and does not count.
+
+    \b
+    Example:
+      walproxy members remove 3 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+    """
+    _change(Remove(safekeeper), (safekeeper, None), _load(config, command_line), as_json, force)
+
+
+@members.command()
+@click.argument("safekeeper", type=_PLACE)
+@click.option("--by", type=_PLACE, help="The safekeeper that replaces it, if that has another id.")
+@_json
+@_force
+@_options
+def replace(
+    config: Path | None,
+    safekeeper: tuple[int, Address | None],
+    by: tuple[int, Address | None] | None,
+    as_json: bool,
+    force: bool,
+    **command_line: Any,
+) -> None:
+    """Replace a member's data folder, which is lost or is to be retired, by an empty one.
+
+    Start a safekeeper with an empty data folder under the same id first, at its address or at another one. With --by
+    the new one has an id of its own; then a member that still works counts until the new one has caught up.
+
+    \b
+    Examples:
+      walproxy members replace 3 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members replace 3=new3:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members replace 3 --by 4=sk4:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+    """
+    if by is not None and safekeeper[1] is not None:
+        raise ConfigurationError("give the new address with --by ID=HOST:PORT, or with ID=HOST:PORT, not both")
+    newcomer = safekeeper if by is None else by
+    _change(Replace(safekeeper[0], newcomer[0]), newcomer, _load(config, command_line), as_json, force)
+
+
+@members.command()
+@_json
+@_options
+def cancel(config: Path | None, as_json: bool, **command_line: Any) -> None:
+    """Cancel the change that is under way: the members are again those before it.
+
+    \b
+    Example:
+      walproxy members cancel --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+    """
+    _change(Cancel(), (0, None), _load(config, command_line), as_json, force=False)
+
+
+def _load(config: Path | None, command_line: dict[str, Any]) -> MembersConfig:
+    # The file may be that of walproxy run.
+    return settings.load(
+        MembersConfig,
+        ENVIRONMENT_PREFIX,
+        command_line=command_line,
+        environment=os.environ,
+        file=config,
+        file_of=ProxyConfig,
+    )
+
+
+def _with_fleet(config: MembersConfig, use: Callable[[Fleet], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Return the result of `use` with the connections to the safekeepers, which are closed afterwards."""
+
+    async def run() -> _Result:
+        fleet = Fleet(config.safekeepers, read_peer_credentials(config))
+        try:
+            return await use(fleet)
+        finally:
+            await fleet.close()
+
+    return asyncio.run(run())
+
+
+def _change(wish: Wish, place: tuple[int, Address | None], config: MembersConfig, as_json: bool, force: bool) -> None:
+    """Make a change, with its progress on stderr, and print its end."""
+    began_at = time.monotonic()
+    safekeeper_id, address = place
+
+    async def run(fleet: Fleet) -> Cluster:
+        if address is not None:
+            fleet.dial(safekeeper_id, address)
+        with _ProgressOfChange() as progress:
+            changed = await change_members(fleet, wish, force=force, begun=progress.begin, show=progress.show)
+        if not changed.changed and not as_json:
+            click.echo("nothing is to be done")
+        return changed.cluster
+
+    try:
+        cluster = _with_fleet(config, run)
+    except KeyboardInterrupt:
+        click.echo(
+            "interrupted: the change may go on; repeat the command to follow it, or run walproxy members cancel",
+            err=True,
+        )
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    if as_json:
+        seconds = round(time.monotonic() - began_at, 3)
+        click.echo(json.dumps({**_cluster_as_json(cluster), "seconds": seconds}))
+    else:
+        listed = ", ".join(str(member.id) for member in cluster.membership.members)
+        click.echo(f"the members are {listed} ({cluster.membership.label})")
+
+
+class _ProgressOfChange:
+    """The progress of a change on stderr: a bar on a terminal, otherwise a line when it changes, and every 5 s."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn())
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("", total=None)
+        self._stage = ""
+        self._line_at = 0.0
+        self._begin_lsn: int | None = None
+
+    def __enter__(self) -> "_ProgressOfChange":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, cluster: Cluster, wanted: tuple[Member, ...]) -> None:
+        """Show what is to change."""
+        present = cluster.membership.members
+        if wanted == present:
+            return
+        before, after = (", ".join(str(member.id) for member in each) for each in (present, wanted))
+        self._say(f"members {before} -> {after}: commits need {quorum_size(len(wanted))} of {len(wanted)}")
+        if len(wanted) % 2 == 0:
+            self._say(
+                f"warning: {len(wanted)} members tolerate the loss of {(len(wanted) - 1) // 2}, as {len(wanted) - 1} "
+                "would: an odd number is better"
+            )
+
+    def show(self, headway: Headway) -> None:
+        """Show how far it is."""
+        if headway.commit_lsn and headway.flush_lsn:
+            if self._begin_lsn is None:
+                self._begin_lsn = headway.flush_lsn
+            self._bar.update(
+                self._task,
+                description=headway.what,
+                total=max(1, headway.commit_lsn - self._begin_lsn),
+                completed=max(0, headway.flush_lsn - self._begin_lsn),
+            )
+        else:
+            self._bar.update(self._task, description=headway.what, total=None)
+        if self._console.is_terminal:
+            return
+        stage, now = headway.what.partition(":")[0], time.monotonic()
+        if stage != self._stage or now >= self._line_at:
+            self._stage, self._line_at = stage, now + _LINE_INTERVAL_S
+            self._say(headway.what)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _cluster_as_json(cluster: Cluster) -> dict[str, Any]:
+    membership = cluster.membership
+    return {
+        "cluster_id": cluster.id,
+        "generation": membership.generation,
+        "author_term": membership.author,
+        "members": [_member_as_json(member) for member in membership.members],
+        "new_members": [_member_as_json(member) for member in membership.new_members],
+    }
+
+
+def _member_as_json(member: Member) -> dict[str, Any]:
+    return {"id": member.id, "incarnation": member.incarnation, "address": member.address or None}
+
+
+def _row_as_json(row: MemberRow) -> dict[str, Any]:
+    return {
+        "id": row.safekeeper_id,
+        "address": row.address or None,
+        "role": row.role,
+        "incarnation": row.incarnation or None,
+        "flush_lsn": format_lsn(row.flush_lsn) if row.flush_lsn is not None else None,
+        "lag_bytes": row.lag_bytes,
+        "generation": row.generation,
+        "problem": row.problem or None,
+    }
+
+
+def _print_table(cluster: Cluster, rows: list[MemberRow]) -> None:
+    console, membership = Console(), cluster.membership
+    console.print(f"cluster {cluster.id[:8]}, {membership.label}", highlight=False, soft_wrap=True)
+    if membership.new_members:
+        old, new = (", ".join(str(m.id) for m in half) for half in membership.halves())
+        console.print(
+            f"a change is under way, from {old} to {new}: both need a quorum", highlight=False, soft_wrap=True
+        )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("safekeeper", "address", "role", "folder", "flush", "lag"):
+        table.add_column(name, justify="right" if name == "lag" else "left", no_wrap=True)
+    for row in rows:
+        flush = format_lsn(row.flush_lsn) if row.flush_lsn is not None else "-"
+        lag = "-" if row.lag_bytes is None else str(row.lag_bytes)
+        table.add_row(str(row.safekeeper_id), row.address or "-", row.role, row.incarnation[:8] or "-", flush, lag)
+    console.print(table)
+    for row in rows:
+        if row.problem:
+            console.print(row.problem, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,192 @@
+"""`walproxy members`: look at the members, and change them, through the safekeepers.
+
+The command connects to every safekeeper as a proxy does, with the same protection, and reads its state from its
+greeting. It hands the change to any safekeeper that follows a leader, which relays it; the leader makes the change
+(walproxy/proposer/member_change.py). The leader keeps the wish in its memory only: the command repeats it until a
+quorum has the last membership on disk. So every process may be killed at any time, and the command be repeated.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.settings import Address
+from safekeeper.base.settings import address as parse_address
+from safekeeper.consensus.membership import Member
+from safekeeper.consensus.messages import ChangeMembers, MembersAnswer, RefusalCode
+from walproxy.proposer.roster import Cluster
+from walproxy.proxy.members_plan import (
+    Cancel,
+    Headway,
+    Seen,
+    Wish,
+    headway,
+    is_settled,
+    present_cluster,
+    wanted_members,
+)
+from walproxy.proxy.safekeeper_connection import Credentials
+from walproxy.proxy.safekeeper_requests import RequestRefused, SafekeeperRequests
+
+_POLL_S = 0.2
+_REPEAT_S = 1.0
+# An election may be under way when the command begins, or take place meanwhile.
+_NO_LEADER_S = 15.0
+
+
+class Changed(NamedTuple):
+    """The end of a change.
+
+    Attributes:
+        changed: whether the leader was asked for it; else nothing was to do.
+    """
+
+    cluster: Cluster
+    changed: bool
+
+
+class Fleet:
+    """The safekeepers of a command: the listed ones, and the members that the list lacks."""
+
+    def __init__(self, safekeepers: tuple[tuple[int, Address], ...], credentials: Credentials) -> None:
+        self._addresses = dict(safekeepers)
+        self._credentials = credentials
+        self._run = secrets.token_hex(16)
+        self._connections: dict[int, SafekeeperRequests] = {}
+
+    def dial(self, safekeeper_id: int, address: Address) -> None:
+        """Take this address for a safekeeper from now on."""
+        if self._addresses.get(safekeeper_id) != address:
+            self._addresses[safekeeper_id] = address
+            self._connections.pop(safekeeper_id, None)
+
+    async def look(self) -> dict[int, Seen]:
+        """Greet all safekeepers at once, also the members that they name, and return what was found."""
+        sight: dict[int, Seen] = {}
+        while lacking := sorted(self._addresses.keys() - sight.keys()):
+            sight.update(zip(lacking, await asyncio.gather(*map(self._see, lacking)), strict=True))
+            for seen in list(sight.values()):
+                membership = seen.greeting.membership if seen.greeting is not None else None
+                for half in membership.halves() if membership is not None else ():
+                    self._learn(half)
+        return sight
+
+    def _learn(self, members: tuple[Member, ...]) -> None:
+        for member in members:
+            if member.id not in self._addresses and member.address:
+                self._addresses[member.id] = parse_address(member.address)
+
+    async def _see(self, safekeeper_id: int) -> Seen:
+        address = self._addresses[safekeeper_id]
+        connection = self._connections.get(safekeeper_id)
+        try:
+            if connection is None:
+                connection = SafekeeperRequests(safekeeper_id, address, self._credentials)
+                await connection.connect()
+                self._connections[safekeeper_id] = connection
+            return Seen(str(address), await connection.greet(self._run))
+        except WalproxyError as error:
+            await self._drop(safekeeper_id)
+            return Seen(str(address), None, str(error))
+
+    async def request(self, change: ChangeMembers) -> str | None:
+        """Hand a change to the leader, through a safekeeper that follows it.
+
+        Returns:
+            Why the leader refuses it, empty if it makes it; None if no safekeeper follows a leader.
+        """
+        for safekeeper_id, connection in sorted(self._connections.items()):
+            try:
+                answer = await connection.ask(change, MembersAnswer)
+            except RequestRefused as refused:
+                if refused.code is not RefusalCode.NO_LEADER:
+                    raise
+            except WalproxyError:
+                # Its proxy may have been lost with the request. The change is repeated in any case.
+                await self._drop(safekeeper_id)
+            else:
+                return answer.refusal
+        return None
+
+    async def _drop(self, safekeeper_id: int) -> None:
+        connection = self._connections.pop(safekeeper_id, None)
+        if connection is not None:
+            await connection.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for safekeeper_id in list(self._connections):
+            await self._drop(safekeeper_id)
+
+
+async def change_members(
+    fleet: Fleet,
+    wish: Wish,
+    *,
+    force: bool = False,
+    begun: Callable[[Cluster, tuple[Member, ...]], None],
+    show: Callable[[Headway], None],
+) -> Changed:
+    """Fulfil a wish, and return when a quorum of the wanted members has that on disk.
+
+    Args:
+        force: begin even if commits wait then.
+        begun: is called once, with the present cluster and the wanted members, before anything is changed.
+        show: is called with the headway at each look.
+
+    Raises:
+        ConfigurationError: the wish cannot be fulfilled.
+        WalproxyError: the leader refuses it, or there is no leader for 15 s.
+    """
+    loop = asyncio.get_running_loop()
+    sight = await fleet.look()
+    first = present_cluster(sight)
+    wanted = wanted_members(wish, first, sight)
+    begun(first, wanted)
+    led_at, request_at = loop.time(), 0.0
+    is_handed_over = False
+    while True:
+        cluster = present_cluster(sight)
+        # Before the change has begun, nothing shows a wish that is to be cancelled.
+        if is_settled(cluster, wanted, sight) and (is_handed_over or not isinstance(wish, Cancel)):
+            return Changed(cluster, is_handed_over)
+        _check_newcomer(cluster, wanted, sight)
+        if loop.time() >= request_at:
+            request_at = loop.time() + _REPEAT_S
+            change = ChangeMembers(0, first.id, first.membership.generation, wanted, force, is_handed_over)
+            refusal = await fleet.request(change)
+            if refusal is not None:
+                led_at = loop.time()
+            elif loop.time() - led_at > _NO_LEADER_S:
+                raise WalproxyError(
+                    f"no safekeeper follows a proxy for {_NO_LEADER_S:.0f} s, and only a proxy that leads changes the "
+                    f"members: start walproxy run, and repeat the command{_problems(sight)}"
+                )
+            if refusal:
+                sight = await fleet.look()
+                if is_settled(present_cluster(sight), wanted, sight):
+                    continue
+                raise WalproxyError(f"the leader refuses: {refusal}")
+            is_handed_over = is_handed_over or refusal == ""
+        show(headway(cluster, wanted, sight))
+        await asyncio.sleep(_POLL_S)
+        sight = await fleet.look()
+
+
+def _check_newcomer(cluster: Cluster, wanted: tuple[Member, ...], sight: Mapping[int, Seen]) -> None:
+    """Refuse to wait for a data folder that another one has replaced since the command began."""
+    present = cluster.membership.identities()
+    for member in wanted:
+        greeting = sight[member.id].greeting if member.id in sight else None
+        if member.identity not in present and greeting is not None and greeting.incarnation != member.incarnation:
+            raise WalproxyError(
+                f"safekeeper {member.id} has another data folder than when the command began: run walproxy members "
+                "cancel, and repeat the command"
+            )
+
+
+def _problems(sight: Mapping[int, Seen]) -> str:
+    found = [f"safekeeper {i}: {seen.problem}" for i, seen in sorted(sight.items()) if seen.problem]
+    return f" ({'; '.join(found)})" if found else ""

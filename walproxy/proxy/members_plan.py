@@ -1,0 +1,293 @@
+"""What a command wants of the members: the list at the end of a change, and how far the change is.
+
+Theory of operation. A command is a function of the present membership and of the greetings of the safekeepers: it
+yields the members that the operator wants, always the same ones until the change has ended. So it is resumed by
+repeating it, by any process, and there is no state of a change but the membership itself and the wish of the leader.
+While a change is under way, the old half of the joint membership is what the command changes.
+
+Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.membership import Identity, Member, Membership
+from safekeeper.consensus.messages import AcceptorGreeting
+from walproxy.proposer.roster import Cluster
+
+MEMBERS_MAX = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One safekeeper as a command has found it.
+
+    Attributes:
+        address: where it was dialled.
+        greeting: None if it did not reply.
+        problem: why not, empty if it did.
+    """
+
+    address: str
+    greeting: AcceptorGreeting | None
+    problem: str = ""
+
+
+Sight = Mapping[int, Seen]
+
+
+class Add(NamedTuple):
+    """Add a safekeeper to the members."""
+
+    safekeeper_id: int
+
+
+class Remove(NamedTuple):
+    """Remove a member."""
+
+    safekeeper_id: int
+
+
+class Replace(NamedTuple):
+    """Replace a member by another data folder: one under the same id, or safekeeper `by`."""
+
+    safekeeper_id: int
+    by: int
+
+
+class Cancel(NamedTuple):
+    """End the change under way with the members before it."""
+
+
+Wish = Add | Remove | Replace | Cancel
+
+
+def present_cluster(sight: Sight) -> Cluster:
+    """Return the newest cluster and membership that a safekeeper has.
+
+    Raises:
+        ConfigurationError: none has one.
+    """
+    found: Cluster | None = None
+    for seen in sight.values():
+        if seen.greeting is not None and seen.greeting.membership is not None:
+            cluster = Cluster(seen.greeting.cluster_id, seen.greeting.membership)
+            if found is None or cluster.is_later_than(found):
+                found = cluster
+    if found is None:
+        problems = "; ".join(f"safekeeper {i}: {seen.problem}" for i, seen in sorted(sight.items()) if seen.problem)
+        raise ConfigurationError(
+            f"no safekeeper has a membership: start walproxy run first{f' ({problems})' if problems else ''}"
+        )
+    return found
+
+
+def wanted_members(wish: Wish, cluster: Cluster, sight: Sight) -> tuple[Member, ...]:
+    """Return the members at the end of the change; the present ones if the wish is fulfilled.
+
+    Raises:
+        ConfigurationError: the wish cannot be fulfilled; it says why.
+    """
+    membership = cluster.membership
+    final = membership.new_members or membership.members
+    old = {member.id: member for member in membership.members}
+    if isinstance(wish, Cancel):
+        return membership.members
+    wanted = dict(old)
+    if isinstance(wish, Remove):
+        wanted.pop(wish.safekeeper_id, None)
+        if not wanted:
+            raise ConfigurationError(f"safekeeper {wish.safekeeper_id} is the only member: a cluster needs one")
+    else:
+        newcomer_id = wish.safekeeper_id if isinstance(wish, Add) else wish.by
+        newcomer = _newcomer(newcomer_id, cluster, sight)
+        if any(newcomer.identity == member.identity for member in final):
+            # Repeated: the change to it is under way, or has ended.
+            newcomer = next(member for member in final if member.identity == newcomer.identity)
+        if isinstance(wish, Add):
+            if newcomer_id in old and old[newcomer_id].identity != newcomer.identity:
+                raise ConfigurationError(
+                    f"safekeeper {newcomer_id} is a member with another data folder than this one: "
+                    f"if the member's folder is lost, run walproxy members replace {newcomer_id}"
+                )
+        else:
+            _check_replaced(wish, membership, newcomer)
+            wanted.pop(wish.safekeeper_id, None)
+        wanted[newcomer_id] = newcomer
+        if len(wanted) > MEMBERS_MAX:
+            raise ConfigurationError(f"a cluster has at most {MEMBERS_MAX} members")
+    members = tuple(member for _, member in sorted(wanted.items()))
+    return final if _identities(members) == _identities(final) else members
+
+
+def _check_replaced(wish: Replace, membership: Membership, newcomer: Member) -> None:
+    """Refuse a member to be replaced that is none, unless the newcomer has replaced it already."""
+    ids = {member.id for member in membership.members}
+    is_done = any(newcomer.identity == member.identity for member in membership.new_members or membership.members)
+    if wish.safekeeper_id not in ids and not is_done:
+        members = ", ".join(map(str, sorted(ids)))
+        raise ConfigurationError(f"safekeeper {wish.safekeeper_id} is not a member (members: {members})")
+    if wish.by != wish.safekeeper_id and wish.by in ids and wish.safekeeper_id in ids:
+        raise ConfigurationError(
+            f"safekeeper {wish.by} is a member already: walproxy members remove {wish.safekeeper_id}"
+        )
+
+
+def _newcomer(safekeeper_id: int, cluster: Cluster, sight: Sight) -> Member:
+    """Return the data folder that answers for this id.
+
+    Raises:
+        ConfigurationError: none answers, or it has another cluster's WAL.
+    """
+    seen = sight.get(safekeeper_id)
+    if seen is None:
+        raise ConfigurationError(
+            f"the address of safekeeper {safekeeper_id} is unknown: write {safekeeper_id}=HOST:PORT"
+        )
+    greeting = seen.greeting
+    if greeting is None:
+        raise ConfigurationError(seen.problem)
+    if greeting.cluster_id not in ("", cluster.id) and not greeting.is_empty:
+        raise ConfigurationError(
+            f"safekeeper {safekeeper_id} at {seen.address} holds WAL of cluster {greeting.cluster_id[:8]}, and this is "
+            f"cluster {cluster.id[:8]}: wipe its data folder, or correct the address"
+        )
+    for half in cluster.membership.halves():
+        for member in half:
+            if member.incarnation == greeting.incarnation and member.id != safekeeper_id:
+                raise ConfigurationError(
+                    f"the data folder of safekeeper {safekeeper_id} at {seen.address} is a copy of safekeeper "
+                    f"{member.id}'s: wipe it"
+                )
+    return Member(safekeeper_id, greeting.incarnation, seen.address)
+
+
+def _identities(members: tuple[Member, ...]) -> frozenset[Identity]:
+    return frozenset(member.identity for member in members)
+
+
+def is_settled(cluster: Cluster, wanted: tuple[Member, ...], sight: Sight) -> bool:
+    """Return whether the change has ended: the members are the wanted ones, and a quorum of them has that on disk."""
+    membership = cluster.membership
+    if membership.new_members or _identities(membership.members) != _identities(wanted):
+        return False
+    having = (
+        (i, seen.greeting.incarnation)
+        for i, seen in sight.items()
+        if seen.greeting is not None
+        and seen.greeting.cluster_id == cluster.id
+        and seen.greeting.membership is not None
+        and seen.greeting.membership.key >= membership.key
+    )
+    return membership.has_quorum(having)
+
+
+class Headway(NamedTuple):
+    """How far a change is.
+
+    Attributes:
+        what: a line for the operator.
+        flush_lsn: the end of the newcomer's WAL; 0 without a newcomer, or if that is unknown.
+        commit_lsn: what it needs, the end of the committed WAL; 0 if unknown.
+    """
+
+    what: str
+    flush_lsn: Lsn = 0
+    commit_lsn: Lsn = 0
+
+
+def headway(cluster: Cluster, wanted: tuple[Member, ...], sight: Sight) -> Headway:
+    """Return how far the change to `wanted` is."""
+    membership = cluster.membership
+    if membership.new_members:
+        return Headway(f"both the old and the new members need a quorum now ({membership.label})")
+    joined = sorted(_identities(wanted) - _identities(membership.members))
+    if _identities(wanted) == _identities(membership.members):
+        return Headway(f"the members are decided ({membership.label}); waiting until a quorum has them on disk")
+    if not joined:
+        return Headway("waiting until the proxy can begin the change")
+    newcomer_id = joined[0][0]
+    seen = sight.get(newcomer_id)
+    greetings = [each.greeting for each in sight.values() if each.greeting is not None]
+    commit_lsn = max((each.commit_lsn for each in greetings if each.cluster_id == cluster.id), default=0)
+    greeting = seen.greeting if seen is not None else None
+    if greeting is None:
+        return Headway(f"safekeeper {newcomer_id} does not reply: {seen.problem if seen is not None else 'unknown'}")
+    if greeting.cluster_id != cluster.id:
+        return Headway(f"safekeeper {newcomer_id} has not been reached by the proxy yet", 0, commit_lsn)
+    lag_bytes = max(0, commit_lsn - greeting.flush_lsn)
+    return Headway(f"safekeeper {newcomer_id} receives WAL: {lag_bytes} bytes left", greeting.flush_lsn, commit_lsn)
+
+
+class MemberRow(NamedTuple):
+    """One safekeeper in the list of the members.
+
+    Attributes:
+        role: `voter`; `joining` or `leaving` under a joint membership; `learner`: it receives WAL and does not count;
+            `lost`: a member whose id another data folder has; `unknown`: a member that does not reply.
+        incarnation: of the data folder that answers; of the member's if none does.
+        flush_lsn, generation: the end of its WAL, and the generation of its membership; None if unknown.
+        lag_bytes: the committed WAL that it lacks, as far as the others know.
+        problem: what is wrong with it, empty if nothing is.
+    """
+
+    safekeeper_id: int
+    address: str
+    role: str
+    incarnation: str
+    flush_lsn: Lsn | None
+    generation: int | None
+    lag_bytes: int | None
+    problem: str
+
+
+def member_rows(cluster: Cluster, sight: Sight) -> list[MemberRow]:
+    """Return the members and the other safekeepers, by their ids."""
+    membership = cluster.membership
+    members = {member.id: member for half in membership.halves() for member in half}
+    greetings = [seen.greeting for seen in sight.values() if seen.greeting is not None]
+    commit_lsn = max((each.commit_lsn for each in greetings if each.cluster_id == cluster.id), default=0)
+    rows = []
+    for safekeeper_id in sorted(sight.keys() | members.keys()):
+        seen, member = sight.get(safekeeper_id), members.get(safekeeper_id)
+        greeting = seen.greeting if seen is not None else None
+        address = seen.address if seen is not None else member.address if member is not None else ""
+        if greeting is None:
+            problem = seen.problem if seen is not None else f"safekeeper {safekeeper_id}: its address is unknown"
+            incarnation = member.incarnation if member is not None else ""
+            rows.append(MemberRow(safekeeper_id, address, "unknown", incarnation, None, None, None, problem))
+            continue
+        identity = safekeeper_id, greeting.incarnation
+        role, problem = _role(membership, identity), ""
+        if greeting.cluster_id not in ("", cluster.id):
+            problem = f"safekeeper {safekeeper_id} belongs to cluster {greeting.cluster_id[:8]}, not {cluster.id[:8]}"
+        elif role == "learner" and member is not None:
+            role = "lost"
+            problem = (
+                f"safekeeper {safekeeper_id} has another data folder than the member: run walproxy members replace "
+                f"{safekeeper_id}"
+            )
+        rows.append(
+            MemberRow(
+                safekeeper_id,
+                address,
+                role,
+                greeting.incarnation,
+                greeting.flush_lsn,
+                greeting.membership.generation if greeting.membership is not None else None,
+                max(0, commit_lsn - greeting.flush_lsn),
+                problem,
+            )
+        )
+    return rows
+
+
+def _role(membership: Membership, identity: Identity) -> str:
+    is_old, is_new = (
+        any(member.identity == identity for member in half)
+        for half in (membership.members, membership.new_members or membership.members)
+    )
+    return {(True, True): "voter", (True, False): "leaving", (False, True): "joining"}.get((is_old, is_new), "learner")
