@@ -235,7 +235,7 @@ class LocalCluster:
     @property
     def safekeepers_option(self) -> str:
         """The value of --safekeepers."""
-        return ",".join(f"{i}=127.0.0.1:{port}" for i, port in self._reached_ports.items())
+        return ",".join(self.place_of(i) for i in sorted(self._reached_ports))
 
     def safekeeper_directory(self, safekeeper_id: int) -> Path:
         """Return the data folder of a safekeeper."""
@@ -253,6 +253,24 @@ class LocalCluster:
         ]
         log_path = self.directory / f"safekeeper-{safekeeper_id}.log"
         return self.process_type(f"safekeeper {safekeeper_id}", arguments, http_port, log_path, self.outlives_us)
+
+    def add_safekeeper(self, safekeeper_id: int) -> LocalProcess:
+        """Make another safekeeper, not started: one that the proxies' --safekeepers lacks until they are made again."""
+        self._listen_ports[safekeeper_id] = port = free_port()
+        self._pg_listen_ports[safekeeper_id] = free_port()
+        self._reached_ports[safekeeper_id] = port
+        self.safekeepers[safekeeper_id] = process = self._make_safekeeper(safekeeper_id)
+        return process
+
+    def drop_safekeeper(self, safekeeper_id: int) -> None:
+        """End a safekeeper, and forget it; its data folder stays."""
+        self.safekeepers.pop(safekeeper_id).kill9()
+        for ports in (self._listen_ports, self._pg_listen_ports, self._reached_ports):
+            del ports[safekeeper_id]
+
+    def place_of(self, safekeeper_id: int) -> str:
+        """Return a safekeeper as --safekeepers names it: ID=HOST:PORT."""
+        return f"{safekeeper_id}=127.0.0.1:{self._reached_ports[safekeeper_id]}"
 
     def standby_conninfo(self, *safekeeper_ids: int) -> str:
         """Return a connection string for these safekeepers, by default all, which are tried one after the other."""
