@@ -4,7 +4,7 @@ Subclasses of the state machines, and functions in the place of others. `tests/s
 that goes, and under which faults that is found.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Identity, Member, Membership, quorum_size
+from safekeeper.consensus.membership import Identity, Member, Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -604,13 +604,6 @@ def next_membership_not_persisted(
     return next_membership(membership, wanted, replace(facts, persisted=membership.identities()))
 
 
-def next_membership_before_the_start(
-    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
-) -> Membership | None:
-    known = replace(facts, commit_lsn=1, counted_lsn=max(1, facts.counted_lsn)) if not facts.commit_lsn else facts
-    return next_membership(membership, wanted, known)
-
-
 def next_membership_not_counted_again(
     membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
 ) -> Membership | None:
@@ -640,14 +633,3 @@ def possible_on_both_halves(rule: QuorumRule, positions: Mapping[Identity, Lsn])
 
 def key_without_the_author(membership: Membership) -> tuple[int, int]:
     return 0, membership.generation
-
-
-def quorum_of_ids(membership: Membership, identities: Iterable[Identity]) -> bool:
-    present = {safekeeper_id for safekeeper_id, _ in identities}
-    return all(sum(m.id in present for m in half) >= quorum_size(len(half)) for half in membership.halves())
-
-
-def lsn_of_ids(rule: QuorumRule, positions: Mapping[Identity, Lsn]) -> Lsn:
-    by_id = {safekeeper_id: lsn for (safekeeper_id, _), lsn in positions.items()}
-    members = [identity for half, _ in [(rule._members, 0), *rule._second] for identity in half]
-    return _quorum_lsn(rule, {identity: by_id.get(identity[0], 0) for identity in members})
