@@ -310,7 +310,7 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members"):
     """Change the members to `wanted`; the acceptor relays it to the proposer that it follows.
 
     Attributes:
-        request_id: of the relaying acceptor, which finds by it whom to answer; 0 from a command.
+        request_id: the number of the relaying acceptor for its connection to the command; 0 from a command.
         cluster_id, generation: of the membership that the operator has seen: another one is not changed.
         wanted: the members at the end, in the order of their ids. One half of a joint membership ends that change.
         force: even if too few of the new members follow, so that commits wait until more do.

@@ -35,6 +35,7 @@ from walproxy.proposer.member_change import (
     describe_wish,
     next_membership,
     refusal_of,
+    replacement_of_lost,
 )
 from walproxy.proposer.progress import Progress, State
 from walproxy.proposer.replication import Replication
@@ -364,6 +365,15 @@ class Leadership(Replication):
             if note:
                 self._out.append(Note(Level.INFO, note))
         self.continue_change(now)
+
+    def replace_lost(self, now: float) -> None:
+        """Replace a member by a learner with its id, without an operator: never while that would make commits wait."""
+        if self.membership.new_members or self.wanted != self.membership.members:
+            return
+        learners = [p.identity for p in self.members.values() if p.follows and not p.voter]
+        wanted = replacement_of_lost(self.membership, learners)
+        if wanted is not None and wanted != self.cancelled and not self.refusal_of_change(wanted, force=False):
+            self.begin_change(wanted, force=False, now=now)
 
     def forget(self, safekeeper_id: int, now: float) -> None:
         """Forget a safekeeper that is no member."""

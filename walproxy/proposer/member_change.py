@@ -86,6 +86,20 @@ def newcomers(members: Iterable[Member], wanted: Iterable[Member]) -> frozenset[
     return frozenset(member.identity for member in wanted) - {member.identity for member in members}
 
 
+def replacement_of_lost(membership: Membership, learners: Iterable[Identity]) -> tuple[Member, ...] | None:
+    """Return the members after the replacement of one whose id a learner has, with another data folder; or None.
+
+    A safekeeper has one data folder: the member's is lost, or lies elsewhere, if another one answers in its place.
+    """
+    members = {member.id: member for member in membership.members}
+    for safekeeper_id, incarnation in sorted(learners):
+        lost = members.get(safekeeper_id)
+        if lost is not None and lost.incarnation != incarnation:
+            replaced = msgspec.structs.replace(lost, incarnation=incarnation)
+            return tuple(replaced if member is lost else member for member in membership.members)
+    return None
+
+
 def describe_change(membership: Membership) -> str:
     """Return the log line of a leader that has decided for this membership."""
     old, new = _listed(membership.members), _listed(membership.new_members)

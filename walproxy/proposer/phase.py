@@ -67,6 +67,7 @@ class ProposerConfig:
         bootstrap: begin a new cluster on empty safekeepers although the slot exists on the primary already.
         allow_unverified_primary: accept a primary that has recycled WAL which would have to be compared (S10).
         several_primaries: other hosts can be tried, so that a primary that is refused does not end the process.
+        replace_lost: replace a member by another data folder that answers under its id.
         apply_rule: the standbys that must have replayed all WAL below the `apply` position.
     """
 
@@ -77,6 +78,7 @@ class ProposerConfig:
     bootstrap: bool = False
     allow_unverified_primary: bool = False
     several_primaries: bool = False
+    replace_lost: bool = False
     apply_rule: ApplyRule = field(default_factory=ApplyRule)
     addresses: Mapping[int, str] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)

@@ -322,6 +322,8 @@ class Proposer:
         if self.leadership is not None:
             self.leadership.tick(now)
             self._hang_up_removed(self.leadership, now)
+            if self.config.replace_lost:
+                self.leadership.replace_lost(now)
             self._follow_leadership(now)
         elif self.campaign is not None:
             self.campaign.tick(now)

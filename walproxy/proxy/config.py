@@ -184,6 +184,12 @@ class ProxyConfig:
         default="false",
         metavar="BOOL",
     )
+    replace_lost: bool = option(
+        "Replace a member by itself when its safekeeper comes back with another, empty data folder",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+    )
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the quorum to acknowledge the last WAL",
         parse=seconds,

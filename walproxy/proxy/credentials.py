@@ -16,6 +16,7 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     Raises:
         ConfigurationError: a file cannot be used, or an option requires another one.
     """
+    require_pair(config.tls_cert, config.tls_key)
     if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
         raise ConfigurationError("--tls-cert has no effect without --tls-ca or --http-tls: give one of them, too")
     if config.http_tls and config.tls_cert is None:

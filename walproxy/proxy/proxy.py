@@ -109,6 +109,7 @@ class Proxy:
                 allow_unverified_primary=config.allow_unverified_primary,
                 apply_rule=config.remote_apply_standbys,
                 several_primaries=len(hosts) > 1,
+                replace_lost=config.replace_lost,
                 timing=timing,
             )
         )

@@ -9,6 +9,7 @@ from walproxy.proposer.member_change import (
     describe_wish,
     next_membership,
     refusal_of,
+    replacement_of_lost,
 )
 
 ONE, TWO, THREE, FOUR, NEW = (Member(i, letter * 32) for i, letter in zip((1, 2, 3, 4, 3), "abcde", strict=True))
@@ -155,3 +156,8 @@ def test_a_forced_change_begins_without_a_quorum_of_the_new_members_and_never_be
 )
 def test_the_log_says_what_the_operator_wants(membership: Membership, wanted: tuple[Member, ...], line: str) -> None:
     assert describe_wish(membership, wanted) == line
+
+
+def test_a_learner_with_the_id_of_a_member_replaces_it() -> None:
+    assert replacement_of_lost(PRESENT, [FOUR.identity, NEW.identity]) == REPLACED
+    assert replacement_of_lost(PRESENT, [FOUR.identity, THREE.identity]) is None

@@ -28,8 +28,8 @@ NEW = Member(3, "f" * 32)
 class Leading(Table):
     """Leads a term of three members; a fourth safekeeper follows as a learner."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **config: bool) -> None:
+        super().__init__(**config)
         roster = self.proposer.roster
         roster.peers[4], roster._configured = Peer(), frozenset({1, 2, 3, 4})
         self.leader_id: LeaderId = self.leads()
@@ -296,3 +296,44 @@ def test_a_removed_member_that_the_list_lacks_is_told_and_then_disconnected() ->
     table.ticks()
     assert [each.safekeeper_id for each in table.did(HangUp)] == [5]
     assert 5 not in table.proposer.peers and 4 in table.proposer.peers  # The list has safekeeper 4.
+
+
+# --replace-lost.
+
+
+def lost_disk(table: Leading) -> None:
+    table.event(table.proposer.disconnected(3, table.now))
+    nothing = {"membership": None, "cluster_id": "", "promised": LeaderId(0, ""), "last_term": 0, "flush_lsn": 0}
+    table.connects(3, incarnation=NEW.incarnation, commit_lsn=0, **nothing)
+    table.answers(3, END)
+    table.ticks()
+
+
+def test_a_member_whose_disk_was_lost_is_replaced_only_where_the_operator_has_asked_for_it() -> None:
+    table = Leading()
+    lost_disk(table)
+    assert table.membership.new_members == ()
+    table = Leading(replace_lost=True)
+    lost_disk(table)
+    assert table.membership.new_members == (*MEMBERS.members[:2], NEW)
+
+
+def test_a_lost_member_is_not_replaced_without_a_quorum_of_the_others() -> None:
+    table = Leading(replace_lost=True)
+    table.event(table.proposer.disconnected(2, table.now))
+    lost_disk(table)
+    assert table.membership.new_members == ()
+    table.connects(2)
+    table.answers(2)
+    table.ticks()
+    assert table.membership.new_members == (*MEMBERS.members[:2], NEW)
+
+
+def test_a_replacement_that_an_operator_has_cancelled_is_not_begun_again() -> None:
+    table = Leading(replace_lost=True)
+    lost_disk(table)
+    table.wants(*MEMBERS.members)
+    table.persists(1, 2, 3)
+    table.persists(1, 2, 3)
+    table.ticks()
+    assert table.membership.members == MEMBERS.members and table.membership.new_members == ()
