@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.membership import Member, Membership
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import PrimaryIdentity
@@ -59,6 +59,7 @@ class TermView:
 
     Attributes:
         cluster_id, membership, tli, term_start_lsn: of the term.
+        wanted: the members at the end of the change under way; the present ones without a change.
         received_lsn, commit_lsn, truncate_lsn: see `Leadership`; 0 if unknown.
         streaming: whether a primary that was verified streams.
         answers: whether a quorum has answered within the heartbeat timeout.
@@ -70,6 +71,7 @@ class TermView:
 
     cluster_id: str
     membership: Membership
+    wanted: tuple[Member, ...]
     tli: int
     term_start_lsn: Lsn
     received_lsn: Lsn
@@ -150,6 +152,7 @@ def _term(leadership: Leadership, now: float) -> TermView:
     return TermView(
         leadership.elected.cluster_id,
         leadership.membership,
+        leadership.wanted,
         leadership.tli,
         leadership.term_start_lsn,
         leadership.received_lsn,

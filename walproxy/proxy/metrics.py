@@ -57,6 +57,8 @@ class ProxyCollector(Collector):
         if status["members"] is not None:
             yield _gauge("members", "Number of voting safekeepers; absent if unknown", len(status["members"]))
         yield _gauge("members_streaming", "Number of members that stream", status["members_streaming"])
+        yield _gauge("learners", "Number of safekeepers that receive WAL and do not count", status["learners"])
+        yield _gauge("members_change", "1 while a change of the members is under way", bool(status["members_change"]))
         lost = status["quorum_lost"]
         yield _gauge(
             "quorum_lost_seconds",

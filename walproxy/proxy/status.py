@@ -50,6 +50,8 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "members_streaming": sum(
             each["state"] == "streaming" and each["id"] in (members or ()) for each in safekeepers
         ),
+        "learners": sum(each["state"] == "learner" for each in safekeepers),
+        "members_change": members_change(led),
         "generation": membership.generation if membership is not None else None,
         "cluster_id": led.cluster_id if led is not None else None,
         "term_start_lsn": format_lsn(led.term_start_lsn) if led is not None else None,
@@ -108,6 +110,14 @@ def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
         "waiting_problem": watch.waiting_problem or None,
         "missing": [{"id": i, "problem": problem} for i, problem in sorted(attendance.missing.items())],
     }
+
+
+def members_change(led: TermView | None) -> dict[str, Any] | None:
+    """Return the change of the members under way, None if there is none: whether both halves need a quorum already."""
+    if led is None or (not led.membership.new_members and led.wanted == led.membership.members):
+        return None
+    present, wanted = ([member.id for member in half] for half in (led.membership.members, led.wanted))
+    return {"from": present, "to": wanted, "joint": bool(led.membership.new_members)}
 
 
 def archive_status(led: TermView | None) -> dict[str, Any] | None:

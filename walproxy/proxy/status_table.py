@@ -70,10 +70,13 @@ def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
 
 def _quorum(content: dict[str, Any]) -> str:
     """Return the size of a quorum, the number of members, and the number of those that stream."""
-    members = content.get("members")
+    members, change = content.get("members"), content.get("members_change")
     if members is None:
         return f"quorum {content['quorum']} of {len(content['safekeepers'])}, no membership is known yet"
-    return f"quorum {content['quorum']} of {len(members)} members, {content['members_streaming']} streaming"
+    learners = f", {content['learners']} learning" if content.get("learners") else ""
+    changing = f"; members change to {', '.join(map(str, change['to']))}" if change else ""
+    streaming = content["members_streaming"]
+    return f"quorum {content['quorum']} of {len(members)} members, {streaming} streaming{learners}{changing}"
 
 
 def _standbys(content: dict[str, Any]) -> list[Table | Text]:

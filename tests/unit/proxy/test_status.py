@@ -219,6 +219,7 @@ def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> 
     assert shown(proxy_status(proxy, 1.0))[0].endswith("quorum 2 of 3, no membership is known yet")
     leadership = a_term_with_standbys(proxy)
     leadership.membership = Membership(2, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3, 4, 5)))
+    leadership.wanted = leadership.membership.members
     for safekeeper_id in (1, 2):
         proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)
         proxy.links[safekeeper_id]._connection = cast("SafekeeperConnection", object())
@@ -226,6 +227,21 @@ def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> 
     assert (status["quorum"], status["members"], status["members_streaming"]) == (3, [1, 2, 3, 4, 5], 2)
     assert [each["member"] for each in status["safekeepers"]] == [True, True, True]
     assert shown(status)[0].endswith("quorum 3 of 5 members, 2 streaming")
+    assert (status["learners"], status["members_change"]) == (0, None)
+
+
+def test_a_change_of_the_members_is_shown(proxy: Proxy) -> None:
+    leadership = a_term_with_standbys(proxy)
+    leadership.wanted = MEMBERS.members[:2]
+    for safekeeper_id, progress in leadership.members.items():
+        progress.voter = safekeeper_id != 3
+        proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)
+        proxy.links[safekeeper_id]._connection = cast("SafekeeperConnection", object())
+    status = proxy_status(proxy, 1.5)
+    assert (status["learners"], status["members_change"]) == (1, {"from": [1, 2, 3], "to": [1, 2], "joint": False})
+    assert shown(status)[0].endswith("quorum 2 of 3 members, 2 streaming, 1 learning; members change to 1, 2")
+    leadership.membership = Membership(2, MEMBERS.members, MEMBERS.members[:2])
+    assert proxy_status(proxy, 1.5)["members_change"] == {"from": [1, 2, 3], "to": [1, 2], "joint": True}
 
 
 # Standbys: what would be lost if one of them were promoted.
