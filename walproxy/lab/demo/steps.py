@@ -4,6 +4,7 @@ The cluster under load, its standby (standby_steps.py), the books, the bytes, th
 (loss_steps.py), and the tables made from it (pipeline_steps.py).
 """
 
+import shutil
 import time
 
 from safekeeper.base.lsn import format_lsn
@@ -26,6 +27,7 @@ from walproxy.proxy.status_table import format_bytes
 
 _SHUTDOWN_S_MAX = 10.0
 _WATCH_S = 2.0
+_LOST = 3
 
 
 def _start(stage: Stage) -> str:
@@ -89,6 +91,21 @@ def _start_other_safekeeper(stage: Stage) -> str:
         lambda: stage.safekeeper_lsns("flush_lsn")[1] >= target_lsn, "safekeeper 1 has caught up", CATCH_UP_S_MAX
     )
     return f"it was fed the {format_bytes(missed_bytes)} that it had missed within {seconds:.2f} s, under load"
+
+
+def _replace_lost_disk(stage: Stage) -> str:
+    cluster = stage.cluster
+    begin = time.monotonic()
+    stage.kill_safekeeper(_LOST)
+    shutil.rmtree(cluster.safekeeper_directory(_LOST))
+    cluster.safekeepers[_LOST].start()
+    stage.wait_until(lambda: cluster.safekeepers[_LOST].status() is not None, "it answers", RESUME_S_MAX)
+    printed = stage.command("members", "replace", str(_LOST), "--safekeepers", cluster.safekeepers_option)
+    end = time.monotonic()
+    pause_s = stage.history.longest_pause_s(begin, end)
+    stage.require(pause_s < SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
+    members = printed.splitlines()[-1]
+    return f"{members} after {end - begin:.1f} s; the longest pause of commits was {pause_s * 1000:.0f} ms"
 
 
 def _restart_proxy(stage: Stage) -> str:
@@ -184,6 +201,7 @@ STEPS = (
     Step("kill -9 a second one: commits wait", _kill_second_safekeeper),
     Step("start one of them: commits resume", _start_one_safekeeper),
     Step("start the other one: it catches up", _start_other_safekeeper),
+    Step("delete a safekeeper's disk: replaced", _replace_lost_disk),
     Step("kill -9 the proxy, start it again", _restart_proxy),
     Step("kill -9 the proxy: a spare takes over", _take_over),
     Step("kill -9 PostgreSQL, start it again", _crash_postgres),
