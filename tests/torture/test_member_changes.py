@@ -104,8 +104,12 @@ class Operator:
         if victim == "command":
             command.kill()
         elif victim == "leader":
-            self.cluster.proxy.kill9()
-            self.cluster.proxy.start()
+            proxy = self.cluster.proxy
+            proxy.kill9()
+            # As an operator would: after its restart, at the latest, the list has the members of the last change.
+            place = proxy.arguments.index("--safekeepers") + 1
+            proxy.arguments[place] = ",".join(map(self.cluster.place_of, self.ids))
+            proxy.start()
         elif victim == "member":
             # A disk of three is lost already, or none: then one may be away for a moment.
             process = self.cluster.safekeepers[lost or self.random.choice(self.ids)]
