@@ -122,11 +122,14 @@ def describe_wish(membership: Membership, wanted: tuple[Member, ...]) -> str:
 def absence_reason(membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts) -> str:
     """Return why commits would wait during the change or after it, empty if they would not, and for a change's end.
 
-    A newcomer follows before the change begins, so it counts as one that follows.
+    A newcomer follows before the change begins, so it counts as one that follows. There is one connection to each id: a
+    member of the newcomer's id is disconnected by then.
     """
     if membership.new_members or wanted == membership.members:
         return ""
-    following = facts.following | newcomers(membership.members, wanted)
+    joined = newcomers(membership.members, wanted)
+    ids = {safekeeper_id for safekeeper_id, _ in joined}
+    following = {identity for identity in facts.following if identity[0] not in ids} | joined
     for half in (membership.members, wanted):
         present = sum(member.identity in following for member in half)
         needed = quorum_size(len(half))

@@ -118,6 +118,9 @@ def test_a_change_that_waits_for_its_newcomer_is_not_replaced_but_cancelled() ->
         ((*OLD, FOUR), (ONE, TWO), ""),  # The newcomer follows before the change begins.
         (REPLACED, (ONE, TWO), ""),
         (REPLACED, (ONE,), "of the members 1, 2, 3 only 1 would follow, and commits need 2"),
+        # Its old folder answers until the proxy connects to the new one.
+        (REPLACED, (ONE, THREE), "of the members 1, 2, 3 only 1 would follow, and commits need 2"),
+        ((ONE, TWO, FOUR), (ONE, THREE), ""),
         (OLD, (ONE,), ""),  # The cancellation of a change needs nobody.
     ],
 )
