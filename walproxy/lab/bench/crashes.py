@@ -6,8 +6,11 @@
     proxy killed        kill -9, and it is started again at once, as a supervisor does
     spare takes over    kill -9 while another proxy waits with the same options; the first stays away
     spare, proxy hung   the same with SIGSTOP: its connections stay, as those of a machine that lost its power do
+    nobody, 8 clients   as the first, with eight clients
+    disk replaced       kill -9 of one of three, its data folder is deleted, it starts again, and `walproxy members
+                        replace` runs to its end, with eight clients: no commit should take longer
 
-One client commits all the time. The clock starts with what happens, and runs until the proxy that serves then reports
+One client commits all the time, in the last two cases eight. The clock starts with what happens, and runs until the proxy that serves then reports
 in its /status that it streams, and until the first commit is acknowledged that was begun since. A commit that was in
 progress does not count, because its acknowledgement may have been on its way. A proxy that starts spends most of the
 time on the CPU, with its imports: its CPU time distinguishes a slow proxy from a machine that is busy with something
@@ -15,6 +18,9 @@ else.
 """
 
 import math
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +31,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from safekeeper.base.errors import WalproxyError
 from walproxy.lab.bench.arms import make_server
 from walproxy.lab.bench.members import wait_until_caught_up
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
@@ -33,19 +40,23 @@ from walproxy.lab.load.transactions import SingleStatement
 from walproxy.lab.process_resources import cpu_seconds
 from walproxy.postgres.binaries import ServerBinaries
 
-NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG = (
+NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG, BUSY, REPLACED = (
     "nobody",
     "safekeeper killed",
     "proxy started",
     "proxy killed",
     "spare takes over",
     "spare, proxy hung",
+    "nobody, 8 clients",
+    "disk replaced",
 )
-CASES = (NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG)
+CASES = (NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG, BUSY, REPLACED)
 START_GOAL_S = 1.0
 COMMIT_GOAL_S = 2.0
 _WITH_SPARE = (SPARE, HUNG)
+_CLIENTS = {BUSY: 8, REPLACED: 8}
 _VICTIM = 2
+_REPLACED_WITHIN_S = 60.0
 _COMMITS_BEFORE_S = 0.3
 _TABLE = "CREATE TABLE IF NOT EXISTS steady_commits (payload text)"
 _INSERT = SingleStatement("INSERT INTO steady_commits VALUES (repeat('x', 100))")
@@ -108,7 +119,7 @@ class CrashSite:
         """
         self._settle(case)
         postgres = self.cluster.postgres
-        with Clients(postgres.conninfo, 1, lambda client: _INSERT, measures_s=math.inf) as commits:
+        with Clients(postgres.conninfo, _CLIENTS.get(case, 1), lambda client: _INSERT, measures_s=math.inf) as commits:
             if case != START:
                 commits.wait_for_commit(monotonic() + _COMMITS_BEFORE_S)
             cpu_before_s = self._spare_cpu_s()
@@ -119,6 +130,8 @@ class CrashSite:
                 self.cluster.wait_for_state("streaming", proxy=server)
                 streaming_s = monotonic() - began_at
                 cpu_s = cpu_seconds([server.pid or 0]) - cpu_before_s
+            if case == REPLACED:
+                self._replace()
             commit_s = commits.wait_for_commit(began_at).ended_at - began_at
             commits.wait_for_commit(began_at + seconds)
             longest_s = commits.history.longest_since(began_at)
@@ -155,7 +168,7 @@ class CrashSite:
     def _strike(self, case: str) -> LocalProcess | None:
         """Let it happen; return the proxy that has to begin then, None if the one that serves goes on."""
         cluster = self.cluster
-        if case == SAFEKEEPER:
+        if case in (SAFEKEEPER, REPLACED):
             cluster.safekeepers[_VICTIM].kill9()
         elif case == START:
             return cluster.start_proxy()
@@ -169,6 +182,23 @@ class CrashSite:
             cluster.proxy.pause()
             return self.spare
         return None
+
+    def _replace(self) -> None:
+        """Give the safekeeper that was killed an empty disk, and make that a member."""
+        cluster = self.cluster
+        shutil.rmtree(cluster.safekeeper_directory(_VICTIM))
+        replacement = cluster.safekeepers[_VICTIM].start()
+        cluster.wait_until(lambda: replacement.status() is not None, "it replies", process=replacement)
+        command = [sys.executable, "-m", "walproxy", "members", "replace", cluster.place_of(_VICTIM)]
+        ended = subprocess.run(
+            [*command, "--safekeepers", cluster.safekeepers_option],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_REPLACED_WITHIN_S,
+        )
+        if ended.returncode != 0:
+            raise WalproxyError(f"walproxy members replace failed: {ended.stderr.strip()[-500:]}")
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import pytest
 
 from walproxy.lab.bench.crashes import (
     CASES,
-    HUNG,
     NOBODY,
+    REPLACED,
     SPARE,
     START,
     CrashResult,
@@ -40,7 +40,7 @@ def test_the_figures_of_each_case_are_the_median_and_the_range_over_the_rounds()
         CrashResult(START, began_s, commit_s, longest_s, began_s),
         CrashResult(SPARE, began_s, commit_s, longest_s, began_s),
     ]
-    assert (CASES[0], CASES[-1]) == (NOBODY, HUNG)
+    assert (CASES[0], CASES[-1]) == (NOBODY, REPLACED)
 
 
 def test_memory_is_the_median_over_the_rounds_and_the_most_in_any() -> None:
