@@ -225,3 +225,46 @@ def test_without_a_leader_the_command_says_so(new_gated: NewGated) -> None:
     ended = members(cluster, "remove", "3")
     assert ended.returncode == 1
     assert "no safekeeper follows a proxy for 15 s" in ended.stderr.splitlines()[-1]
+
+
+def test_without_the_secret_nobody_changes_the_members_also_on_loopback(
+    cluster: Gated, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another user of this machine has another secret of their own.
+    (folder / "state").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    for arguments in (("list",), ("remove", "3")):
+        ended = members(cluster, *arguments)
+        assert ended.returncode != 0
+        assert "secret" in only_line(ended.stderr)
+    wrong = folder / "secret"
+    wrong.write_text("0" * 32)
+    wrong.chmod(0o600)
+    ended = members(cluster, "remove", "3", "--secret-file", str(wrong))
+    assert ended.returncode != 0
+    assert "secret" in only_line(ended.stderr)
+    assert [each["id"] for each in cluster.status()["safekeepers"]] == [1, 2, 3]
+
+
+def test_an_even_number_is_warned_of_and_a_removed_member_that_comes_back_does_not_count(new_gated: NewGated) -> None:
+    cluster = new_gated().start_gated()
+    with cluster.load() as load:
+        cluster.add_safekeeper(4).start()
+        ended = members(cluster, "add", cluster.place_of(4))
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.splitlines()[:2] == [
+            "members 1, 2, 3 -> 1, 2, 3, 4: commits need 3 of 4",
+            "warning: 4 members tolerate the loss of 1, as 3 would: an odd number is better",
+        ]
+        # The removed member that comes back with its folder receives WAL, and does not count.
+        assert change(cluster, "remove", "1") == [2, 3, 4]
+        cluster.safekeepers[1].kill9()
+        cluster.safekeepers[1].start()
+        wait_for(lambda: cluster.member(1)["state"] == "learner", "safekeeper 1 is a learner")
+        load.wait_for_commits(5)
+        cluster.safekeepers[2].kill9()
+        cluster.safekeepers[3].kill9()
+        load.assert_stalled()
+        cluster.safekeepers[2].start()
+        load.wait_for_commits(5)
+        cluster.safekeepers[3].start()

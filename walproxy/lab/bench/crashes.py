@@ -10,11 +10,11 @@
     disk replaced       kill -9 of one of three, its data folder is deleted, it starts again, and `walproxy members
                         replace` runs to its end, with eight clients: no commit should take longer
 
-One client commits all the time, in the last two cases eight. The clock starts with what happens, and runs until the proxy that serves then reports
-in its /status that it streams, and until the first commit is acknowledged that was begun since. A commit that was in
-progress does not count, because its acknowledgement may have been on its way. A proxy that starts spends most of the
-time on the CPU, with its imports: its CPU time distinguishes a slow proxy from a machine that is busy with something
-else.
+One client commits all the time, in the last two cases eight. The clock starts with what happens, and runs until the
+proxy that serves then reports in its /status that it streams, and until the first commit is acknowledged that was begun
+since. A commit that was in progress does not count, because its acknowledgement may have been on its way. A proxy that
+starts spends most of the time on the CPU, with its imports: its CPU time distinguishes a slow proxy from a machine that
+is busy with something else.
 """
 
 import math
