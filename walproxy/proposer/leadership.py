@@ -28,7 +28,7 @@ from safekeeper.consensus.messages import (
 from walproxy.proposer.actions import Action, Disconnect, Level, Note, ReportStatus, SendMessage
 from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.liveness import Timing
-from walproxy.proposer.member_change import ChangeFacts, describe_change, next_membership
+from walproxy.proposer.member_change import ChangeFacts, describe_change, halves_of, is_settled, next_membership
 from walproxy.proposer.progress import Progress, State
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.standbys import Standbys
@@ -41,7 +41,7 @@ class Leadership(Replication):
         donor: the safekeeper whose log is the log of the term below its start.
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and the archive's progress.
-        wanted: the members at the end of the change under way; the present ones without a change.
+        wanted: the members and their quorums at the end of the change under way; the present ones without a change.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Leadership(Replication):
         self._standbys = standbys
         self._voters = elected.membership.identities()
         # A joint membership is that of a change which an earlier leader has begun.
-        self.wanted = elected.membership.new_members or elected.membership.members
+        self.wanted = halves_of(elected.membership)[-1]
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
         self._counted: tuple[Progress, ...] = ()
         self._with_readers: tuple[tuple[int, Progress], ...] = ()
@@ -231,13 +231,17 @@ class Leadership(Replication):
             # After the positions, which the append carries; before the report, after which the window may shrink.
             self._send_wal(safekeeper_id, progress, now)
         if moves:
-            write_lsn, commit_lsn = reported = self.write_lsn, self.commit_lsn
-            if self.streaming and reported != self._reported:
-                self._reported = reported
-                self._out.append(ReportStatus(write_lsn, commit_lsn, self._standbys.apply_lsn(commit_lsn)))
-            if has_advanced:
-                for reader_id, reader in self._with_readers:
-                    self._send_commit(reader_id, reader, now)
+            self._report(has_advanced, now)
+
+    def _report(self, has_advanced: bool, now: float) -> None:
+        """Report the quorum's positions to PostgreSQL if they have changed, and a new commit_lsn to the readers."""
+        write_lsn, commit_lsn = reported = self.write_lsn, self.commit_lsn
+        if self.streaming and reported != self._reported:
+            self._reported = reported
+            self._out.append(ReportStatus(write_lsn, commit_lsn, self._standbys.apply_lsn(commit_lsn)))
+        if has_advanced:
+            for reader_id, reader in self._with_readers:
+                self._send_commit(reader_id, reader, now)
 
     def _trust_again(self, safekeeper_id: int, progress: Progress) -> None:
         """Let a member take part again if an append has succeeded on this connection, or if it lacks nothing."""
@@ -340,7 +344,7 @@ class Leadership(Replication):
     def continue_change(self, now: float) -> None:
         """Decide for the next membership of a change, if that is safe now (member_change.py)."""
         membership = self.membership
-        if self.wanted == membership.members and not membership.new_members:
+        if is_settled(membership, self.wanted):
             return
         following = next_membership(membership, self.wanted, self._change_facts())
         if following is None:
@@ -359,8 +363,10 @@ class Leadership(Replication):
                     progress.waiting_since = now
                 self._out.append(SendMessage(safekeeper_id, message))
         self._group()
-        self._update_write()
         self._out.append(Note(Level.INFO, describe_change(following)))
+        # More may be committed under this one, e.g. with a smaller quorum: nothing else would tell so before an answer.
+        has_advanced = self._advance()
+        self._report(has_advanced, now)
 
     def _change_facts(self) -> ChangeFacts:
         generation = self.membership.generation

@@ -1,7 +1,8 @@
 """A change of the members of a cluster, made by the leader of a term: which membership may follow the present one.
 
-Theory of operation. At most one member differs: one is added, removed, or replaced by another data folder. The leader
-goes through three memberships, each with a higher key (author, generation) than the one before:
+Theory of operation. At most one member differs: one is added, removed, or replaced by another data folder. The sizes of
+the quorums change in the same way, with or without a member. The leader goes through three memberships, each with a
+higher key (author, generation) than the one before:
 
     the present one --(1)--> joint: the old and the new members --(2)--> final: the new members
                                                                 \\-(2)--> the old members: the change is cancelled
@@ -9,15 +10,16 @@ goes through three memberships, each with a higher key (author, generation) than
 From the decision for a membership on, the leader counts under it, and sends it to every safekeeper; what was committed
 before stays committed. It decides for the next one only if
 
-- a quorum of the present one has it on disk: no candidate can win without a vote of somebody that knows it, and refuses
-  an older one (S8a);
+- a commit quorum of the present one has it on disk: no candidate can win without a vote of somebody that knows it, and
+  refuses an older one (S8a);
 - commit_lsn is known in this term: then each later leader has the log under which this one counted (S4, S8b);
-- for (1), a newcomer is fed from the window and has all WAL below truncate_lsn, and the new members have a quorum that
-  follows. Otherwise commits would wait, for its old WAL or indefinitely: a joint membership cannot be left without both;
-- for (2), what a quorum of the joint one has on disk reaches the highest commit_lsn of this term: what was committed by
-  the old members alone is then also on a quorum of the new ones (S8c).
+- for (1), a newcomer is fed from the window and has all WAL below truncate_lsn, and of the new members a commit quorum
+  follows, and an elect quorum if one of the present members does. Otherwise commits would wait, for its old WAL or
+  indefinitely, or no later leader could be elected: a joint membership cannot be left without both;
+- for (2), what a commit quorum of the joint one has on disk reaches the highest commit_lsn of this term: what was
+  committed by the old members alone is then also on a commit quorum of the new ones (S8c).
 
-A leader that finds a joint membership goes on by itself.
+Each half counts by its own sizes. A leader that finds a joint membership goes on by itself.
 
 Pure: each function here looks at its arguments only.
 """
@@ -28,7 +30,20 @@ from dataclasses import dataclass
 import msgspec
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.membership import Identity, Member, Membership
+from safekeeper.consensus.membership import Identity, Member, Membership, QuorumSizes, quorum_problem
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The end of a change.
+
+    Attributes:
+        members: in order of their ids.
+        sizes: of their quorums.
+    """
+
+    members: tuple[Member, ...]
+    sizes: QuorumSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +52,7 @@ class ChangeFacts:
 
     Attributes:
         persisted: the data folders that have the present membership on disk.
-        counted_lsn: what a quorum of the present membership has on disk in this term; 0 below the term's start.
+        counted_lsn: what a commit quorum of the present membership has on disk in this term; 0 below the term's start.
         commit_lsn: the highest position that was committed in this term, 0 before its start is.
         following: the data folders that follow this leader and accept WAL.
         fed: those of them that have all WAL below truncate_lsn, and need none below the window.
@@ -54,26 +69,50 @@ def may_be_followed(membership: Membership, facts: ChangeFacts) -> bool:
     """Return whether the leader may decide for another membership after this one (S8a, S8b, S8c)."""
     return (
         facts.commit_lsn > 0
-        and membership.has_quorum(facts.persisted)
+        and membership.has_commit_quorum(facts.persisted)
         and (not membership.new_members or facts.counted_lsn >= facts.commit_lsn)
     )
 
 
-def next_membership(membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts) -> Membership | None:
+def halves_of(membership: Membership) -> tuple[Target, ...]:
+    """Return the members and the sizes of each half: one, or two under a joint membership."""
+    return tuple(Target(*half) for half in zip(membership.halves(), membership.half_sizes(), strict=True))
+
+
+def is_settled(membership: Membership, wanted: Target) -> bool:
+    """Return whether no change is under way, and none is wanted."""
+    return halves_of(membership) == (wanted,)
+
+
+def next_membership(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
     """Return the membership to decide for now, None as long as the present one stays.
 
     Args:
-        wanted: the members at the end of the change: those of one half, if the present membership is a joint one.
+        wanted: the end of the change: one half, if the present membership is a joint one.
     """
-    if wanted == membership.members and not membership.new_members:
+    if is_settled(membership, wanted):
         return None
     if not may_be_followed(membership, facts):
         return None
     generation = membership.generation + 1
     if membership.new_members:
-        return msgspec.structs.replace(membership, generation=generation, members=wanted, new_members=())
-    following = msgspec.structs.replace(membership, generation=generation, new_members=wanted)
-    is_ready = newcomers(membership.members, wanted) <= facts.fed and following.has_quorum(facts.following)
+        return msgspec.structs.replace(
+            membership,
+            generation=generation,
+            members=wanted.members,
+            quorum_sizes=wanted.sizes,
+            new_members=(),
+            new_quorum_sizes=QuorumSizes(),
+        )
+    following = msgspec.structs.replace(
+        membership, generation=generation, new_members=wanted.members, new_quorum_sizes=wanted.sizes
+    )
+    is_ready = (
+        newcomers(membership.members, wanted.members) <= facts.fed
+        and following.has_commit_quorum(facts.following)
+        # Where the present members have none, it is this change that may help: a lost member is replaced.
+        and membership.has_elect_quorum(facts.following) <= following.has_elect_quorum(facts.following)
+    )
     return following if is_ready else None
 
 
@@ -85,22 +124,38 @@ def newcomers(members: Iterable[Member], wanted: Iterable[Member]) -> frozenset[
 def describe_change(membership: Membership) -> str:
     """Return the log line of a leader that has decided for this membership."""
     old, new = (", ".join(str(member.id) for member in half) for half in (membership.members, membership.new_members))
-    if membership.new_members:
-        return f"the members change from {old} to {new} ({membership.label}): both need a quorum until then"
-    return f"the members are {old} ({membership.label})"
+    sizes, new_sizes = membership.quorum_sizes, membership.new_quorum_sizes
+    if not membership.new_members:
+        quorums = f", their quorums {sizes}" if sizes != QuorumSizes() else ""
+        return f"the members are {old}{quorums} ({membership.label})"
+    changes = [f"the members change from {old} to {new}"] if old != new or sizes == new_sizes else []
+    if sizes != new_sizes:
+        changes.append(f"the quorums change from {sizes} to {new_sizes}")
+    return f"{', '.join(changes)} ({membership.label}): both need a quorum until then"
 
 
-def refusal_of(membership: Membership, wanted: tuple[Member, ...]) -> str:
-    """Return why the members cannot be changed to `wanted`, empty if they can be."""
-    if membership.new_members and wanted not in (membership.members, membership.new_members):
+def refusal_of(membership: Membership, wanted: Target) -> str:
+    """Return why the members, or the sizes of their quorums, cannot be changed to `wanted`, empty if they can be."""
+    if membership.new_members and wanted not in halves_of(membership):
         return f"another change is under way ({membership.label}): wait for its end, or cancel it"
-    if not wanted:
+    if not wanted.members:
         return "a cluster needs a member"
-    ids = [member.id for member in wanted]
+    ids = [member.id for member in wanted.members]
     if ids != sorted(set(ids)):
         raise ValueError(f"the members {ids} are not in order")
-    joined = newcomers(membership.members, wanted)
-    left = newcomers(wanted, membership.members)
+    problem = quorum_problem(len(wanted.members), wanted.sizes)
+    if problem:
+        return problem
+    joined = newcomers(membership.members, wanted.members)
+    left = newcomers(wanted.members, membership.members)
     if not membership.new_members and (len(joined) > 1 or len(left) > 1):
         return f"one member is changed at a time, not {max(len(joined), len(left))}"
     return ""
+
+
+def target_of(membership: Membership, wanted: tuple[Member, ...], sizes: QuorumSizes | None) -> Target:
+    """Return the end of a change to these members; without `sizes`, with the present ones of the same members."""
+    if sizes is None:
+        present = [half.sizes for half in halves_of(membership) if half.members == wanted]
+        sizes = present[0] if present else membership.quorum_sizes
+    return Target(wanted, sizes)

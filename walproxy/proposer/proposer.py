@@ -17,7 +17,7 @@ Pure: jitter is an argument of `tick`.
 
 from safekeeper.base.errors import ConfigurationError, InvariantViolation, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.membership import Member
+from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
@@ -45,7 +45,7 @@ from walproxy.proposer.actions import (
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.leadership import Leadership
-from walproxy.proposer.member_change import refusal_of
+from walproxy.proposer.member_change import refusal_of, target_of
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
@@ -338,8 +338,11 @@ class Proposer:
             leadership.report_apply(before_lsn)
         return self._take()
 
-    def change_members(self, wanted: tuple[Member, ...], now: float) -> list[Action]:
+    def change_members(self, wanted: tuple[Member, ...], now: float, sizes: QuorumSizes | None = None) -> list[Action]:
         """Change the members to `wanted`, in order of their ids, as soon as that is safe; or cancel such a change.
+
+        Args:
+            sizes: of their quorums; the present ones if None.
 
         Raises:
             ConfigurationError: the change is refused; it says why.
@@ -347,10 +350,11 @@ class Proposer:
         leadership = self.leadership
         if leadership is None:
             raise ConfigurationError("this proxy leads no term: only the leader changes the members")
-        refusal = refusal_of(leadership.membership, wanted)
+        target = target_of(leadership.membership, wanted, sizes)
+        refusal = refusal_of(leadership.membership, target)
         if refusal:
             raise ConfigurationError(refusal)
-        leadership.wanted = wanted
+        leadership.wanted = target
         leadership.continue_change(now)
         return self._take()
 

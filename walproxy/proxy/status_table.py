@@ -69,11 +69,13 @@ def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
 
 
 def _quorum(content: dict[str, Any]) -> str:
-    """Return the size of a quorum, the number of members, and the number of those that stream."""
+    """Return the sizes of the quorums, the number of members, and the number of those that stream."""
     members = content.get("members")
     if members is None:
         return f"quorum {content['quorum']} of {len(content['safekeepers'])}, no membership is known yet"
-    return f"quorum {content['quorum']} of {len(members)} members, {content['members_streaming']} streaming"
+    elect = content.get("elect_quorum", content["quorum"])
+    to_elect = f" ({elect} to elect a leader)" if elect != content["quorum"] else ""
+    return f"quorum {content['quorum']} of {len(members)} members{to_elect}, {content['members_streaming']} streaming"
 
 
 def _standbys(content: dict[str, Any]) -> list[Table | Text]:

@@ -5,7 +5,7 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AppendResponse,
     DigestResponse,
@@ -50,8 +50,8 @@ class Leading(Table):
     def receives(self, lsn: int) -> None:
         self.event(self.proposer.wal_received(lsn, self.now))
 
-    def wants(self, *members: Member) -> None:
-        self.event(self.proposer.change_members(tuple(members), self.now))
+    def wants(self, *members: Member, sizes: QuorumSizes | None = None) -> None:
+        self.event(self.proposer.change_members(tuple(members), self.now, sizes))
 
     def persists(self, *safekeeper_ids: int) -> None:
         for safekeeper_id in safekeeper_ids:
@@ -192,3 +192,41 @@ def test_a_learner_is_not_counted_before_it_is_a_member() -> None:
     table.answers(1, END + 100)
     table.answers(4, END + 100)
     assert table.reported() == []
+
+
+def test_what_waited_for_a_larger_quorum_is_committed_when_the_smaller_one_is_decided() -> None:
+    table = Leading()
+    table.receives(END + 100)
+    table.hears(1, AppendResponse(table.leader_id, END + 100, END + 100, 0, True))
+    table.wants(*MEMBERS.members, sizes=QuorumSizes("1", "N"))
+    table.persists(1)
+    assert table.reported() == [] and table.membership.new_members
+    table.persists(2)
+    final = Membership(3, MEMBERS.members, author=table.leader_id.term, quorum_sizes=QuorumSizes("1", "N"))
+    assert table.membership == final
+    assert table.reported() == [END + 100], "no append and no answer was needed"
+    sent = [a.header.commit_lsn for a in table.did(SendAppend) if 1 in a.safekeeper_ids]
+    assert sent[-1] == END + 100, "the readers of safekeeper 1 need not wait for a heartbeat"
+
+
+def test_what_a_small_quorum_has_committed_is_counted_again_before_the_large_one() -> None:
+    table = Leading()
+    table.wants(*MEMBERS.members, sizes=QuorumSizes("1", "N"))
+    table.persists(1, 2, 3)
+    table.persists(1, 2, 3)
+    table.receives(END + 100)
+    table.answers(1, END + 100)
+    assert table.reported() == [END + 100]
+    table.wants(*MEMBERS.members, sizes=QuorumSizes("N", "N/2+1"))
+    table.persists(1, 2, 3)
+    table.answers(2, END + 100)
+    table.ticks(0.05)
+    assert table.membership.new_members, "safekeeper 3 lacks what was committed"
+    table.answers(3, END + 100)
+    table.ticks(0.05)
+    assert table.membership.quorum_sizes == QuorumSizes("N", "N/2+1") and not table.membership.new_members
+
+
+def test_sizes_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"the commit quorum 'N/2' is 0 for N = 1: it must be from 1 to N"):
+        Leading().wants(*MEMBERS.members, sizes=QuorumSizes("N/2", "N/2+1"))

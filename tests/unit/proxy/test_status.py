@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
@@ -226,6 +227,15 @@ def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> 
     assert (status["quorum"], status["members"], status["members_streaming"]) == (3, [1, 2, 3, 4, 5], 2)
     assert [each["member"] for each in status["safekeepers"]] == [True, True, True]
     assert shown(status)[0].endswith("quorum 3 of 5 members, 2 streaming")
+    quick = QuorumSizes("N/3+1", "N-N/3")
+    leadership.membership = msgspec.structs.replace(leadership.membership, quorum_sizes=quick)
+    status = proxy_status(proxy, 1.5)
+    assert (status["quorum"], status["elect_quorum"]) == (2, 4)
+    assert shown(status)[0].endswith("quorum 2 of 5 members (4 to elect a leader), 2 streaming")
+    assert proxy.attendance(1.5).needed == 2
+    proxy.proposer.leadership = None
+    proxy.proposer.peers[1].greeting = greeting(1, membership=leadership.membership)
+    assert proxy.attendance(1.5).needed == 4, "before a commit, they have to elect a leader"
 
 
 # Standbys: what would be lost if one of them were promoted.
