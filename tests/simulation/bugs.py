@@ -446,17 +446,13 @@ BUGS: dict[str, Bug] = {
         "members",
         ((leadership_module, "next_membership", dropped.next_membership_not_persisted),),
     ),
-    "change_before_term_start": Bug(
-        "S8b",
-        "the start of the term is committed before the members change",
-        "members",
-        ((leadership_module, "next_membership", dropped.next_membership_before_the_start),),
-    ),
     "not_counted_again": Bug(
         "S8c",
         "what was committed is on a quorum of the joint members before the final ones",
         "members",
         ((leadership_module, "next_membership", dropped.next_membership_not_counted_again),),
+        weights={"slow_disk": 15, "cut_power": 12, "wipe": 15},
+        rates={"record_every_s": 0.03, "faults_s": 6.0, "minority": 0.0, "trims": 0.0},
     ),
     "older_membership_accepted": Bug(
         "S8a",

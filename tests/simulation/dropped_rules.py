@@ -603,11 +603,6 @@ def next_membership_not_persisted(membership: Membership, wanted: Target, facts:
     return next_membership(membership, wanted, replace(facts, persisted=membership.identities()))
 
 
-def next_membership_before_the_start(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
-    known = replace(facts, commit_lsn=1, counted_lsn=max(1, facts.counted_lsn)) if not facts.commit_lsn else facts
-    return next_membership(membership, wanted, known)
-
-
 def next_membership_not_counted_again(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
     return next_membership(membership, wanted, replace(facts, counted_lsn=facts.commit_lsn))
 

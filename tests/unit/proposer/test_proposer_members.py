@@ -33,7 +33,9 @@ class Leading(Table):
         self.flushed = {1: END, 2: END, 3: END}
         for safekeeper_id in (1, 2, 3):
             self.answers(safekeeper_id)
-        self.connects(4, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
+        self.connects(
+            4, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0
+        )
         self.flushed[4] = END
         self.answers(4)
 
@@ -128,7 +130,9 @@ def test_what_the_old_members_committed_is_counted_again_before_they_go() -> Non
 def test_a_data_folder_that_replaces_another_one_of_its_safekeeper_counts_for_its_half_only() -> None:
     table = Leading()
     table.event(table.proposer.disconnected(3, table.now))
-    table.connects(3, incarnation=NEW.incarnation, membership=None, cluster_id="", last_term=0, flush_lsn=0, commit_lsn=0)
+    table.connects(
+        3, incarnation=NEW.incarnation, membership=None, cluster_id="", last_term=0, flush_lsn=0, commit_lsn=0
+    )
     table.answers(3, END)
     table.wants(*MEMBERS.members[:2], NEW)
     table.receives(END + 100)
