@@ -8,15 +8,21 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AppendResponse,
+    DigestRequest,
     DigestResponse,
     Elected,
+    PreVoteRequest,
     PreVoteResponse,
     Reconfigure,
     Reconfigured,
+    Refusal,
+    RefusalCode,
+    TailResponse,
     VoteRequest,
 )
-from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, Table
-from walproxy.proposer.actions import ReportStatus, SendAppend
+from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, PRIMARY, Table, greeting, vote
+from walproxy.proposer.actions import Finish, IdentifyPrimary, ReportStatus, SendAppend
+from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.roster import Peer
 
 FOUR = Member(4, "4" * 32)
@@ -234,3 +240,99 @@ def test_what_a_small_quorum_has_committed_is_counted_again_before_the_large_one
 def test_sizes_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"the commit quorum 'N/2' is 0 for N = 1: it must be from 1 to N"):
         Leading().wants(*MEMBERS.members, sizes=QuorumSizes("N/2", "N/2+1"))
+
+
+# Which size each decision needs: of three members a commit needs 1 and an election 3, or the reverse.
+
+QUICK = msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes("1", "N"))
+LARGE = msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes("N", "N/2+1"))
+
+
+def leading(membership: Membership) -> tuple[Table, LeaderId]:
+    """Return a leader that no member has answered since the votes."""
+    table = Table()
+    table.connects(1, 2, 3, membership=membership)
+    table.sees()
+    leader_id = table.votes()
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.proposer.leadership is not None
+    return table, leader_id
+
+
+@pytest.mark.parametrize(("membership", "needed"), [(QUICK, 3), (LARGE, 2)], ids=["quick", "large"])
+def test_an_elect_quorum_is_needed_to_ask_for_votes_and_to_win(membership: Membership, needed: int) -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        assert not table.proposer.campaign
+        table.connects(safekeeper_id, membership=membership)
+        if safekeeper_id == needed:
+            break
+    assert table.sent(PreVoteRequest).keys() == set(range(1, needed + 1))
+    for safekeeper_id in range(1, needed + 1):
+        assert not table.sent(VoteRequest)
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    for safekeeper_id in range(1, needed + 1):
+        assert not table.did(IdentifyPrimary)
+        table.hears(safekeeper_id, vote(leader_id))
+    assert table.did(IdentifyPrimary)
+
+
+@pytest.mark.parametrize(("membership", "fenced"), [(QUICK, False), (LARGE, True)], ids=["quick", "large"])
+def test_an_elect_quorum_that_follows_another_run_fences_this_one(membership: Membership, fenced: bool) -> None:
+    table, _ = leading(membership)
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id, membership=membership, promised=LeaderId(9, "other")))
+    done = []
+    for answer in (PreVoteResponse(False, "other"), PreVoteResponse(False, "other"), PreVoteResponse(False, "")) * 2:
+        safekeeper_id = len(done) % 3 + 1
+        table.hears(safekeeper_id, answer)
+        done += [bool(table.did(Finish))]
+        if table.proposer.campaign is None and not table.proposer.refusal:
+            table.sees()
+            table.ticks()
+    assert any(done) == fenced
+
+
+@pytest.mark.parametrize(("membership", "needed"), [(QUICK, 1), (LARGE, 3)], ids=["quick", "large"])
+def test_a_commit_quorum_commits_keeps_the_term_and_confirms_it(membership: Membership, needed: int) -> None:
+    table, leader_id = leading(membership)
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    table.ticks(1.5)
+    assert not leadership.answers(table.now) and not leadership.is_served(table.now)
+    leadership.probe(table.now)
+    for safekeeper_id in range(1, needed + 1):
+        assert leadership.commit_lsn == 0 and not leadership.confirmed_since(leadership.sequence)
+        assert not leadership.answers(table.now) and not leadership.is_served(table.now)
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, leadership.sequence))
+        table.ticks(0.0)
+    assert leadership.commit_lsn == END and leadership.answers(table.now) and leadership.is_served(table.now)
+
+
+@pytest.mark.parametrize(
+    ("membership", "lacking", "refused"),
+    [(QUICK, (2, 3), False), (LARGE, (), False), (LARGE, (2,), True)],
+)
+def test_what_no_commit_quorum_could_cut_is_not_given_up(
+    membership: Membership, lacking: tuple[int, ...], refused: bool
+) -> None:
+    table = Table(allow_data_loss=True)
+    table.connects(1, 2, 3, membership=membership)
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            leader_id = table.sent(VoteRequest)[1].leader_id
+    fork_lsn = END - 100
+    for safekeeper_id in (1, 2, 3):
+        begin_lsn = fork_lsn + 1 if safekeeper_id in lacking else BASE
+        table.hears(safekeeper_id, vote(leader_id, wal_begin_lsn=begin_lsn))
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    assert bool(table.did(Finish)) == refused
+    assert bool(table.sent(DigestRequest)) != refused

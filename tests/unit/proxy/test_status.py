@@ -199,6 +199,13 @@ def test_one_lost_disk_is_fed_and_two_take_a_rebootstrap() -> None:
         assert "walproxy rebootstrap" in member_problem(safekeeper_id, known, "")
 
 
+@pytest.mark.parametrize("sizes", [QuorumSizes("1", "N"), QuorumSizes("N", "N/2+1")], ids=["elect", "commit"])
+def test_one_lost_disk_takes_a_rebootstrap_where_all_are_needed(sizes: QuorumSizes) -> None:
+    membership = msgspec.structs.replace(MEMBERS, quorum_sizes=sizes)
+    known = peers(greeting(1, membership=membership), greeting(2, membership=membership), empty(3))
+    assert "walproxy rebootstrap" in member_problem(3, known, "")
+
+
 def test_a_folder_that_was_replaced_by_one_with_promises_is_told_apart_from_an_empty_one() -> None:
     known = peers(greeting(1), greeting(2), greeting(3, incarnation="f" * 32))
     assert "has been replaced" in member_problem(3, known, "")
