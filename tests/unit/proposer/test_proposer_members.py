@@ -306,12 +306,24 @@ def test_a_commit_quorum_commits_keeps_the_term_and_confirms_it(membership: Memb
     table.ticks(1.5)
     assert not leadership.answers(table.now) and not leadership.is_served(table.now)
     leadership.probe(table.now)
+    probed = leadership.sequence
     for safekeeper_id in range(1, needed + 1):
-        assert leadership.commit_lsn == 0 and not leadership.confirmed_since(leadership.sequence)
+        assert leadership.commit_lsn == 0 and not leadership.confirmed_since(probed)
         assert not leadership.answers(table.now) and not leadership.is_served(table.now)
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, leadership.sequence))
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, probed))
         table.ticks(0.0)
-    assert leadership.commit_lsn == END and leadership.answers(table.now) and leadership.is_served(table.now)
+    assert leadership.commit_lsn == END and leadership.confirmed_since(probed)
+    assert leadership.answers(table.now) and leadership.is_served(table.now)
+
+
+@pytest.mark.parametrize(("membership", "needed"), [(QUICK, False), (LARGE, True)], ids=["quick", "large"])
+def test_commits_wait_for_a_member_that_a_commit_quorum_needs(membership: Membership, needed: bool) -> None:
+    table, leader_id = leading(membership)
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    assert leadership._quorum_needs(3) == needed
 
 
 @pytest.mark.parametrize(
