@@ -241,9 +241,43 @@ class Checker:
     def _on_decided(self, won: Won, membership: Membership) -> None:
         if won.membership != membership:
             self.world.counts.count("memberships decided")
+            self._require_on_disk(won)
+            if won.membership.new_members and not membership.new_members:
+                self._require_counted_again(won, membership)
         won.membership = membership
         if self.membership is None or membership.key > self.membership.key:
             self.membership = membership
+
+    def _require_on_disk(self, won: Won) -> None:
+        """A membership that is left is on the disks of a commit quorum: no leader is elected under an older one."""
+        left = (won.membership.author, won.membership.generation)
+        for members, sizes in quorums.halves(won.membership):
+            having = [m.id for m in members if self._is_lost(m.id, m.incarnation) or self._key_of(m.id) >= left]
+            if len(having) < quorums.commit_size(members, sizes):
+                raise Violation(
+                    "MembershipIsOnAQuorum",
+                    f"{won.leader_id} leaves the membership of {won.membership.label}, which only safekeepers {having} "
+                    "of its members have on disk",
+                )
+
+    def _key_of(self, safekeeper_id: int) -> tuple[int, int]:
+        control = self.world.safekeepers[safekeeper_id].disk.control
+        known = control.membership if control is not None else None
+        return (known.author, known.generation) if known is not None else (-1, -1)
+
+    def _require_counted_again(self, won: Won, membership: Membership) -> None:
+        """What was committed is on a commit quorum of the final members: a later leader computes M from so many."""
+        if any(term > won.leader_id.term for term in self.won):
+            return  # A deposed leader may decide late; what it decides for reaches no quorum.
+        lsn = won.commit_lsn
+        for members, sizes in quorums.halves(membership):
+            holding = [m.id for m in members if self._is_lost(m.id, m.incarnation) or self._holds(m.id, won, lsn)]
+            if len(holding) < quorums.commit_size(members, sizes):
+                raise Violation(
+                    "CommittedIsCountedAgain",
+                    f"{won.leader_id} leaves a joint membership, and only safekeepers {holding} of the final members "
+                    f"hold the WAL up to {format_lsn(lsn)}",
+                )
 
     def on_membership_said(self, leader_id: LeaderId, membership: Membership) -> None:
         """A leader tells a safekeeper for which membership it has decided: the same event may have ended its term."""

@@ -25,13 +25,6 @@ CHOICES = (
     QuorumSizes("1", "N"),
     QuorumSizes("N", "N/2+1"),
 )
-# Nearly all of them: where a commit quorum is far larger than what each elect quorum has a member of.
-LARGE_COMMITS = (
-    QuorumSizes("1", "N"),
-    QuorumSizes("N", "N/2+1"),
-    QuorumSizes("N-N/4", "N-N/4"),
-    QuorumSizes("N-N/4", "N/2+1"),
-)
 # What the code refuses: of three, five, six and seven members both together are N; or less than half can elect.
 WITHOUT_OVERLAP = (QuorumSizes("(N+2)/3", "N/2+1"),)
 SMALL_ELECTIONS = (QuorumSizes("N", "N/3+1"),)
