@@ -8,6 +8,7 @@ effects in order. The normative text is docs/design/protocol.md; the rules S1-S1
 messages        the messages between proposers and acceptors
 control_state   the state that an acceptor persists
 membership      the members and their quorums
+quorum_expression  the size of a quorum, as an expression in the number of members
 term_history    which term wrote which part of a log, and where two logs diverge
 commitment      the position that a quorum has reached
 """

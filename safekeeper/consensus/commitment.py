@@ -1,15 +1,16 @@
 """Computes the quorum's position from the members' positions.
 
-With N members and a majority Q, the position that at least Q members have reached is element [N-Q] of the positions in
-ascending order. Two conditions make it safe to call that position *committed*:
+With N members and a commit quorum of Q, the position that at least Q members have reached is element [N-Q] of the
+positions in ascending order. Two conditions make it safe to call that position *committed*:
 
 - a member that has not adopted the present term's history counts as 0, at every level (S4): its log may contain
   another log's bytes;
 - a position below term_start_lsn counts as 0 (S4): bytes of an older term are committed only together with the start of
   a term that a quorum has (Raft's figure 8).
 
-Under a joint membership both halves must agree: the minimum of the two. What *may* have been committed is the maximum:
-a leader may have counted under either half alone, before it wrote the joint membership or after it wrote the final one.
+Under a joint membership both halves must agree, each with its own size: the minimum of the two. What *may* have been
+committed is the maximum: a leader may have counted under either half alone, before it wrote the joint membership or
+after it wrote the final one.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from itertools import repeat
 from math import inf
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.membership import Identity, Membership, quorum_size
+from safekeeper.consensus.membership import Identity, Membership
 
 
 class QuorumRule:
@@ -33,12 +34,13 @@ class QuorumRule:
 
     def __init__(self, membership: Membership, term_start_lsn: Lsn) -> None:
         self._term_start_lsn = term_start_lsn
+        sizes = membership.commit_sizes()
         (self._members, self._rank), *second = [
-            (tuple(member.identity for member in half), len(half) - quorum_size(len(half)))
-            for half in membership.halves()
+            (tuple(member.identity for member in half), len(half) - size)
+            for half, size in zip(membership.halves(), sizes, strict=True)
         ]
         self._second = second
-        self.members_needed = max(len(members) - rank for members, rank in [(self._members, self._rank), *second])
+        self.members_needed = max(sizes)
 
     def lsn(self, positions: Mapping[Identity, Lsn]) -> Lsn:
         """Return the position that a quorum holds in this term, 0 if it has not reached the term's start.

@@ -4,8 +4,9 @@ A member is a safekeeper id together with the *incarnation* of its data folder (
 with another incarnation, and is then not a member and has promised nothing, although its id is the same.
 `new_members` is the second half of a joint membership; while it is set, both halves need a quorum.
 
-The sizes of the quorums are part of the membership, as expressions in the number of members. This release supports
-only a majority.
+The sizes of the quorums are part of the membership, as expressions in the number of members (quorum_expression.py), of
+each half its own. A *commit quorum* commits WAL, and has what must not be lost; an *elect quorum* wins a term. Each of
+either kind has a member of each elect quorum.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.consensus.quorum_expression import MEMBERS_MAX, problem_of_sizes, size_of
 
 # One data folder: the safekeeper's id, and the folder's incarnation.
 Identity = tuple[int, str]
@@ -45,12 +47,15 @@ class QuorumSizes(msgspec.Struct, frozen=True, array_like=True):
     """The number of members, of N, that each decision needs, as expressions in N.
 
     Attributes:
-        commit: to commit WAL.
+        commit: to commit WAL, and to have a membership on disk.
         elect: to win a term.
     """
 
     commit: str = MAJORITY
     elect: str = MAJORITY
+
+    def __str__(self) -> str:
+        return f"commit {self.commit}, elect {self.elect}"
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -105,29 +110,58 @@ class Membership(msgspec.Struct, frozen=True):
         """Return the data folders of all voters."""
         return frozenset(member.identity for half in self.halves() for member in half)
 
-    def has_quorum(self, identities: Iterable[Identity]) -> bool:
-        """Return whether these data folders include a majority of each half."""
+    def half_sizes(self) -> tuple[QuorumSizes, ...]:
+        """Return the quorum sizes of each of the `halves`."""
+        return (self.quorum_sizes, self.new_quorum_sizes) if self.new_members else (self.quorum_sizes,)
+
+    def commit_sizes(self) -> tuple[int, ...]:
+        """Return the number of members in a commit quorum of each half."""
+        pairs = zip(self.halves(), self.half_sizes(), strict=True)
+        return tuple(size_of(sizes.commit, len(half)) for half, sizes in pairs)
+
+    def elect_sizes(self) -> tuple[int, ...]:
+        """Return the number of members in an elect quorum of each half."""
+        pairs = zip(self.halves(), self.half_sizes(), strict=True)
+        return tuple(size_of(sizes.elect, len(half)) for half, sizes in pairs)
+
+    def members_needed(self, *, elect: bool) -> int:
+        """Return the number of members without which no WAL is committed, with `elect` also no leader elected."""
+        return max(*self.commit_sizes(), *(self.elect_sizes() if elect else (1,)))
+
+    def has_commit_quorum(self, identities: Iterable[Identity]) -> bool:
+        """Return whether these data folders can commit WAL, and together have what was committed: of each half."""
+        return self._has(self.commit_sizes(), identities)
+
+    def has_elect_quorum(self, identities: Iterable[Identity]) -> bool:
+        """Return whether these data folders can elect a leader: of each half."""
+        return self._has(self.elect_sizes(), identities)
+
+    def _has(self, sizes: tuple[int, ...], identities: Iterable[Identity]) -> bool:
         present = frozenset(identities)
         return all(
-            sum(member.identity in present for member in half) >= quorum_size(len(half)) for half in self.halves()
+            sum(member.identity in present for member in half) >= size
+            for half, size in zip(self.halves(), sizes, strict=True)
         )
 
 
-def quorum_size(member_count: int) -> int:
-    """Return the size of a majority of `member_count` members."""
-    return member_count // 2 + 1
-
-
 def check_quorum_sizes(membership: Membership) -> None:
-    """Refuse a membership whose quorum sizes this release does not support.
+    """Refuse a membership whose quorum sizes cannot be.
 
     Raises:
-        RemoteProtocolError: one of its expressions is not that of a majority.
+        RemoteProtocolError: one of its expressions is not valid, or two of them do not fit each other.
     """
-    for sizes in (membership.quorum_sizes, membership.new_quorum_sizes):
-        for name, size in (("commit", sizes.commit), ("elect", sizes.elect)):
-            if size != MAJORITY:
-                raise RemoteProtocolError(f"the {name} quorum {size[:64]!r} is not supported, only {MAJORITY!r} is")
+    halves = ((membership.members, membership.quorum_sizes), (membership.new_members, membership.new_quorum_sizes))
+    for members, sizes in halves:
+        problem = quorum_problem(len(members), sizes)
+        if problem:
+            raise RemoteProtocolError(problem)
+
+
+def quorum_problem(count: int, sizes: QuorumSizes) -> str:
+    """Return why `count` members cannot have quorums of these sizes, empty if they can."""
+    if count > MEMBERS_MAX and sizes != QuorumSizes():
+        return f"{count} members can only have quorums of {MAJORITY}: other sizes are checked for {MEMBERS_MAX}"
+    return problem_of_sizes(sizes.commit, sizes.elect)
 
 
 def _identifying(membership: Membership) -> Membership:

@@ -29,7 +29,7 @@ import msgspec
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId, TliHistory
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.term_history import TermHistory
 from safekeeper.waldecode.records import LogTail
 
@@ -313,6 +313,7 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members"):
         request_id: the number of the relaying acceptor for its connection to the command; 0 from a command.
         cluster_id, generation: of the membership that the operator has seen: another one is not changed.
         wanted: the members at the end, in the order of their ids. One half of a joint membership ends that change.
+        quorum_sizes: of their quorums; None: the present ones.
         force: even if too few of the new members follow, so that commits wait until more do.
         is_repeated: a leader has accepted it before; another one, or none, may lead now.
     """
@@ -321,6 +322,7 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members"):
     cluster_id: str
     generation: int
     wanted: tuple[Member, ...]
+    quorum_sizes: QuorumSizes | None = None
     force: bool = False
     is_repeated: bool = False
 

@@ -270,7 +270,7 @@ class DataFolder:
             try:
                 check_quorum_sizes(control.membership)
             except RemoteProtocolError as error:
-                raise ConfigurationError(f"{self.directory} has a membership of a newer release: {error}") from None
+                raise ConfigurationError(f"{self.directory} has a membership that is not valid: {error}") from None
         if control.safekeeper_id != safekeeper_id:
             raise ConfigurationError(
                 f"{self.directory} belongs to safekeeper {control.safekeeper_id}, not {safekeeper_id}: "

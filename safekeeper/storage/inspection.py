@@ -120,11 +120,10 @@ def _described(membership: Membership) -> str:
         ", ".join(f"{m.id}={m.incarnation[:8]}{f' at {m.address}' if m.address else ''}" for m in half)
         for half in membership.halves()
     ]
-    sizes = membership.quorum_sizes
     author = f" of term {membership.author}" if membership.author else ""
     return (
         f"generation {membership.generation}{author}: {' to '.join(halves)}; "
-        f"quorums: commit {sizes.commit}, elect {sizes.elect}"
+        f"quorums: {' to '.join(str(sizes) for sizes in membership.half_sizes())}"
     )
 
 

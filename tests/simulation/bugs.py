@@ -14,13 +14,14 @@ from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Membership
 from tests.simulation import dropped_rules as dropped
+from tests.simulation import quorums
 from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.world import World
+from walproxy.proposer import election, refusals, replication
 from walproxy.proposer import leadership as leadership_module
-from walproxy.proposer import refusals
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.primary_stream import PrimaryStream
@@ -471,6 +472,92 @@ BUGS: dict[str, Bug] = {
         "memberships are compared by author, then generation",
         "members",
         ((Membership, "key", property(dropped.key_without_the_author)),),
+    ),
+    "ids_counted_for_folders": Bug(
+        "S8",
+        "a data folder does not count for another one of the same safekeeper",
+        "members",
+        (
+            (Membership, "has_commit_quorum", dropped.commit_quorum_of_ids),
+            (Membership, "has_elect_quorum", dropped.elect_quorum_of_ids),
+            (QuorumRule, "lsn", dropped.lsn_of_ids),
+        ),
+    ),
+    "counted_again_over_too_few": Bug(
+        "S8d",
+        "a commit quorum of each half has what was committed before the final members, not a smaller one",
+        "sizes",
+        ((Leadership, "_change_facts", dropped.facts_over_n_minus_elect_plus_one),),
+    ),
+    "possible_over_elect": Bug(
+        "S8d",
+        "what a commit quorum holds may have been committed, not only what an elect quorum holds",
+        "sizes",
+        ((election, "QuorumRule", dropped.rule_over_elect),),
+        weights={"promote": 40, "slow_disk": 20},
+        rates={"trims": 0.0, "low_fork": 0.8, "record_every_s": 0.05},
+    ),
+    "possible_over_a_majority": Bug(
+        "S8d",
+        "what a commit quorum holds may have been committed, not only what a majority holds",
+        "sizes",
+        ((election, "QuorumRule", dropped.rule_over_a_majority),),
+        weights={"promote": 40, "slow_disk": 20},
+        rates={"trims": 0.0, "low_fork": 0.8, "record_every_s": 0.05},
+    ),
+    "votes_over_commit": Bug(
+        "S8d",
+        "an elect quorum elects a leader, not a commit quorum",
+        "sizes",
+        ((Membership, "has_elect_quorum", dropped.commit_quorum_votes),),
+    ),
+    "votes_over_a_majority": Bug(
+        "S8d",
+        "an elect quorum elects a leader, not a majority",
+        "sizes",
+        ((Membership, "has_elect_quorum", dropped.majority_votes),),
+    ),
+    "commit_over_a_majority": Bug(
+        "S8d",
+        "a commit quorum commits, not a majority",
+        "sizes",
+        tuple((module, "QuorumRule", dropped.rule_over_a_majority) for module in (leadership_module, replication)),
+    ),
+    "new_sizes_of_both_halves": Bug(
+        "S8d",
+        "each half counts by its own sizes",
+        "sizes",
+        (
+            (Membership, "commit_sizes", dropped.new_commit_sizes_of_both),
+            (Membership, "elect_sizes", dropped.new_elect_sizes_of_both),
+        ),
+    ),
+    "sizes_changed_at_once": Bug(
+        "S8d",
+        "the sizes change through a joint membership",
+        "sizes",
+        ((leadership_module, "next_membership", dropped.sizes_at_once),),
+    ),
+    "commit_and_elect_without_overlap": Bug(
+        "S8d",
+        "commit + elect is more than N",
+        "sizes",
+        (
+            *_everywhere("quorum_problem", dropped.any_sizes),
+            (World, "quorum_choices", quorums.WITHOUT_OVERLAP),
+        ),
+    ),
+    "elections_without_overlap": Bug(
+        "S8d",
+        "elect is more than N/2",
+        "sizes",
+        (*_everywhere("quorum_problem", dropped.any_sizes), (World, "quorum_choices", quorums.SMALL_ELECTIONS)),
+    ),
+    "sizes_on_too_few": Bug(
+        "S8d",
+        "a commit quorum has a membership on disk before the next one, not a smaller one",
+        "sizes",
+        ((leadership_module, "next_membership", dropped.persisted_on_n_minus_elect),),
     ),
     "promise_goes_back": Bug(
         "checks",

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import ControlState, LeaderId
-from safekeeper.consensus.membership import Membership, quorum_size
+from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, tli_at
+from tests.simulation import quorums
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.synthetic_wal import last_complete_end, records
@@ -121,11 +122,7 @@ class Checker:
             raise Violation("ElectionSafety", f"term {leader_id.term} is won by {won.leader_id} and by {leader_id}")
         elif won.sent_history is not leadership.elected.history:
             raise Violation("ElectionSafety", f"{leader_id} has won its term twice")
-        if won.membership != leadership.membership:
-            self.world.counts.count("memberships decided")
-        won.membership = leadership.membership
-        if self.membership is None or won.membership.key > self.membership.key:
-            self.membership = won.membership
+        self._on_decided(won, leadership.membership)
         if leadership.commit_lsn > won.commit_lsn:
             won.commit_lsn = leadership.commit_lsn
             self._on_committed(won, proxy.name)
@@ -241,6 +238,53 @@ class Checker:
             )
         self._require_fork(lsn, f"{won.leader_id} commits them, {later.leader_id} lacks them")
 
+    def _on_decided(self, won: Won, membership: Membership) -> None:
+        if won.membership != membership:
+            self.world.counts.count("memberships decided")
+            self._require_on_disk(won)
+            if won.membership.new_members and not membership.new_members:
+                self._require_counted_again(won, membership)
+        won.membership = membership
+        if self.membership is None or membership.key > self.membership.key:
+            self.membership = membership
+
+    def _require_on_disk(self, won: Won) -> None:
+        """A membership that is left is on the disks of a commit quorum: no leader is elected under an older one."""
+        left = (won.membership.author, won.membership.generation)
+        for members, sizes in quorums.halves(won.membership):
+            having = [m.id for m in members if self._is_lost(m.id, m.incarnation) or self._key_of(m.id) >= left]
+            if len(having) < quorums.commit_size(members, sizes):
+                raise Violation(
+                    "MembershipIsOnAQuorum",
+                    f"{won.leader_id} leaves the membership of {won.membership.label}, which only safekeepers {having} "
+                    "of its members have on disk",
+                )
+
+    def _key_of(self, safekeeper_id: int) -> tuple[int, int]:
+        control = self.world.safekeepers[safekeeper_id].disk.control
+        known = control.membership if control is not None else None
+        return (known.author, known.generation) if known is not None else (-1, -1)
+
+    def _require_counted_again(self, won: Won, membership: Membership) -> None:
+        """What was committed is on a commit quorum of the final members: a later leader computes M from so many."""
+        if any(term > won.leader_id.term for term in self.won):
+            return  # A deposed leader may decide late; what it decides for reaches no quorum.
+        lsn = won.commit_lsn
+        for members, sizes in quorums.halves(membership):
+            holding = [m.id for m in members if self._is_lost(m.id, m.incarnation) or self._holds(m.id, won, lsn)]
+            if len(holding) < quorums.commit_size(members, sizes):
+                raise Violation(
+                    "CommittedIsCountedAgain",
+                    f"{won.leader_id} leaves a joint membership, and only safekeepers {holding} of the final members "
+                    f"hold the WAL up to {format_lsn(lsn)}",
+                )
+
+    def on_membership_said(self, leader_id: LeaderId, membership: Membership) -> None:
+        """A leader tells a safekeeper for which membership it has decided: the same event may have ended its term."""
+        won = self.won.get(leader_id.term)
+        if won is not None and won.leader_id == leader_id and membership.key > won.membership.key:
+            self._on_decided(won, membership)
+
     def on_commit_said(self, proxy: "SimProxy", leader_id: LeaderId, commit_lsn: Lsn) -> None:
         """A proposer tells a safekeeper what is committed."""
         won = self.won.get(leader_id.term)
@@ -276,7 +320,7 @@ class Checker:
         }
         # What was committed or said before a change of members need not be on a quorum of the joint ones yet.
         said_lsn = max(won.commit_lsn, won.write_said_lsn)
-        if status.write_lsn > said_lsn and not won.membership.has_quorum(received):
+        if status.write_lsn > said_lsn and not quorums.can_commit(won.membership, received):
             raise Violation(
                 "NeverOverReport", f"{proxy.name} reports write {format_lsn(status.write_lsn)}, a quorum lacks it"
             )
@@ -446,12 +490,12 @@ class Checker:
         return b"".join(pieces)
 
     def _require_quorum(self, invariant: str, won: Won, lsn: Lsn, why: str) -> None:
-        """No quorum of members may be formed without one that holds the term's log up to `lsn` on its disk."""
-        for members in won.membership.halves():
+        """No leader may be elected without one that holds the term's log up to `lsn` on its disk."""
+        for members, sizes in quorums.halves(won.membership):
             without = [
                 m.id for m in members if not self._is_lost(m.id, m.incarnation) and not self._holds(m.id, won, lsn)
             ]
-            if len(without) >= quorum_size(len(members)):
+            if len(without) >= quorums.elect_size(members, sizes):
                 raise Violation(
                     invariant,
                     f"safekeepers {without} lack the WAL up to {format_lsn(lsn)} of {won.leader_id} on their disks: "
@@ -514,10 +558,10 @@ class Checker:
                 )
 
     def _could_win_without(self, lsn: Lsn) -> list[int]:
-        """Return the members without the committed bytes up to `lsn`, if they are a quorum; else []."""
+        """Return the members without the committed bytes up to `lsn`, if they are an elect quorum; else []."""
         assert self.membership is not None  # something is committed
         without = [i for i in sorted(self.membership.identities()) if not self._has_committed(*i, lsn)]
-        return [safekeeper_id for safekeeper_id, _ in without] if self.membership.has_quorum(without) else []
+        return [safekeeper_id for safekeeper_id, _ in without] if quorums.can_elect(self.membership, without) else []
 
     def _has_committed(self, safekeeper_id: int, incarnation: str, lsn: Lsn) -> bool:
         """Compare the bytes themselves, the last few KiB of them each time."""

@@ -15,6 +15,7 @@ FAULT_KINDS = (
     "hang",
     "wipe",
     "change_members",
+    "change_sizes",
     "slow_disk",
     "fill_disk",
     "fail_disk",

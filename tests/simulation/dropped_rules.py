@@ -4,7 +4,7 @@ Subclasses of the state machines, and functions in the place of others. `tests/s
 that goes, and under which faults that is found.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Identity, Member, Membership
+from safekeeper.consensus.membership import Identity, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -37,6 +37,7 @@ from safekeeper.consensus.term_history import (
     divergence,
     tli_at,
 )
+from tests.simulation import quorums
 from tests.simulation.archive import SimArchiver
 from tests.simulation.disk import ModelDisk, page_crcs
 from tests.simulation.primary import SYSTEM_ID
@@ -45,7 +46,7 @@ from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
 from tests.simulation.world import World
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
-from walproxy.proposer.member_change import ChangeFacts, next_membership
+from walproxy.proposer.member_change import ChangeFacts, Target, next_membership
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
@@ -589,24 +590,20 @@ def no_difference(*_: Any) -> None:
     return None
 
 
-def next_membership_at_once(
-    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
-) -> Membership | None:
+def next_membership_at_once(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
     joint = next_membership(membership, wanted, facts)
     if joint is None or not joint.new_members:
         return joint
-    return msgspec.structs.replace(joint, members=wanted, new_members=())
+    return msgspec.structs.replace(
+        joint, members=wanted.members, quorum_sizes=wanted.sizes, new_members=(), new_quorum_sizes=QuorumSizes()
+    )
 
 
-def next_membership_not_persisted(
-    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
-) -> Membership | None:
+def next_membership_not_persisted(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
     return next_membership(membership, wanted, replace(facts, persisted=membership.identities()))
 
 
-def next_membership_not_counted_again(
-    membership: Membership, wanted: tuple[Member, ...], facts: ChangeFacts
-) -> Membership | None:
+def next_membership_not_counted_again(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
     return next_membership(membership, wanted, replace(facts, counted_lsn=facts.commit_lsn))
 
 
@@ -633,3 +630,94 @@ def possible_on_both_halves(rule: QuorumRule, positions: Mapping[Identity, Lsn])
 
 def key_without_the_author(membership: Membership) -> tuple[int, int]:
     return 0, membership.generation
+
+
+def _of_ids(membership: Membership, identities: Iterable[Identity]) -> list[Identity]:
+    present = {safekeeper_id for safekeeper_id, _ in identities}
+    return [identity for identity in membership.identities() if identity[0] in present]
+
+
+def commit_quorum_of_ids(membership: Membership, identities: Iterable[Identity]) -> bool:
+    return quorums.can_commit(membership, _of_ids(membership, identities))
+
+
+def elect_quorum_of_ids(membership: Membership, identities: Iterable[Identity]) -> bool:
+    return quorums.can_elect(membership, _of_ids(membership, identities))
+
+
+def lsn_of_ids(rule: QuorumRule, positions: Mapping[Identity, Lsn]) -> Lsn:
+    by_id = {safekeeper_id: lsn for (safekeeper_id, _), lsn in positions.items()}
+    members = [identity for half, _ in [(rule._members, 0), *rule._second] for identity in half]
+    return _quorum_lsn(rule, {identity: by_id.get(identity[0], 0) for identity in members})
+
+
+def ranked(size: Callable[[int, int, int], int], membership: Membership, term_start_lsn: Lsn) -> QuorumRule:
+    """Return a rule that counts over other sizes: `size` of N, commit and elect."""
+    rule = QuorumRule(membership, term_start_lsn)
+    ranks = [
+        len(half) - size(len(half), quorums.commit_size(half, sizes), quorums.elect_size(half, sizes))
+        for half, sizes in quorums.halves(membership)
+    ]
+    rule._rank = ranks[0]
+    rule._second = [(members, rank) for (members, _), rank in zip(rule._second, ranks[1:], strict=True)]
+    rule.members_needed = min(len(half) - rank for half, rank in zip(membership.halves(), ranks, strict=True))
+    return rule
+
+
+def rule_over_a_majority(membership: Membership, term_start_lsn: Lsn) -> QuorumRule:
+    return ranked(lambda n, commit, elect: n // 2 + 1, membership, term_start_lsn)
+
+
+def rule_over_elect(membership: Membership, term_start_lsn: Lsn) -> QuorumRule:
+    return ranked(lambda n, commit, elect: elect, membership, term_start_lsn)
+
+
+def facts_over_n_minus_elect_plus_one(leadership: Leadership) -> ChangeFacts:
+    """Count again over as many as each later leader has a vote of, one at least."""
+    rule = ranked(lambda n, commit, elect: n - elect + 1, leadership.membership, leadership.term_start_lsn)
+    counted_lsn = rule.lsn({p.identity: p.flush_lsn for p in leadership._counted})
+    return replace(_change_facts(leadership), counted_lsn=counted_lsn)
+
+
+_change_facts = Leadership._change_facts
+
+
+def persisted_on_n_minus_elect(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
+    enough = all(
+        sum(m.identity in facts.persisted for m in half) >= len(half) - quorums.elect_size(half, sizes)
+        for half, sizes in quorums.halves(membership)
+    )
+    known = replace(facts, persisted=membership.identities()) if enough else facts
+    return next_membership(membership, wanted, known)
+
+
+def commit_quorum_votes(membership: Membership, identities: Iterable[Identity]) -> bool:
+    return quorums.can_commit(membership, identities)
+
+
+def majority_votes(membership: Membership, identities: Iterable[Identity]) -> bool:
+    sizes = {"quorum_sizes": QuorumSizes(), "new_quorum_sizes": QuorumSizes()}
+    return quorums.can_elect(msgspec.structs.replace(membership, **sizes), identities)
+
+
+def new_commit_sizes_of_both(membership: Membership) -> tuple[int, ...]:
+    """Let both halves have the sizes of the new one."""
+    halves = quorums.halves(membership)
+    return tuple(quorums.commit_size(half, halves[-1][1]) for half, _ in halves)
+
+
+def new_elect_sizes_of_both(membership: Membership) -> tuple[int, ...]:
+    halves = quorums.halves(membership)
+    return tuple(quorums.elect_size(half, halves[-1][1]) for half, _ in halves)
+
+
+def sizes_at_once(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
+    """Change the sizes without a joint membership, as if they were no part of it."""
+    following = next_membership(membership, wanted, facts)
+    if following is None or not following.new_members or wanted.members != membership.members:
+        return following
+    return msgspec.structs.replace(following, quorum_sizes=wanted.sizes, new_members=(), new_quorum_sizes=QuorumSizes())
+
+
+def any_sizes(*_: Any) -> str:
+    return ""

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from safekeeper.consensus.membership import Identity, Member, quorum_size
+from safekeeper.consensus.membership import Identity, Member, QuorumSizes
+from tests.simulation import quorums
 from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
@@ -142,25 +143,43 @@ class Faults:
 
     def change_members(self) -> None:
         """An operator changes one member, or takes a change back that is under way."""
-        world = self.world
         proxy = self._proxy()
         leadership = proxy.proposer.leadership if proxy.proposer is not None else None
         if leadership is None:
             return
         membership = leadership.membership
         if membership.new_members:
-            options = [membership.members, membership.new_members]
+            options = quorums.halves(membership)
         else:
-            options = list(_other_members(membership.members, proxy.known_folders()))
-        # An operator does not ask for members whose disks are lost already, so many that commits would stop.
+            others = _other_members(membership.members, proxy.known_folders())
+            options = [(members, membership.quorum_sizes) for members in others]
+        self._change_to(proxy, options)
+
+    def change_sizes(self) -> None:
+        """An operator changes the sizes of the quorums, or takes a change back that is under way."""
+        proxy = self._proxy()
+        leadership = proxy.proposer.leadership if proxy.proposer is not None else None
+        if leadership is None:
+            return
+        membership = leadership.membership
+        if membership.new_members:
+            options = quorums.halves(membership)
+        else:
+            choices = [sizes for sizes in self.world.quorum_choices if sizes != membership.quorum_sizes]
+            options = [(membership.members, sizes) for sizes in choices]
+        self._change_to(proxy, options)
+
+    def _change_to(self, proxy: "SimProxy", options: list[tuple[tuple[Member, ...], QuorumSizes]]) -> None:
+        # An operator does not ask for members whose disks are lost already, so many that a quorum is out of reach.
+        world = self.world
         present = {i for i, safekeeper in world.safekeepers.items() if safekeeper.disk.control is not None}
         options = [
-            members
-            for members in options
-            if sum(m.id in present and not world.is_lost(m.identity) for m in members) >= quorum_size(len(members))
+            (members, sizes)
+            for members, sizes in options
+            if sum(m.id not in present or world.is_lost(m.identity) for m in members) <= quorums.spare(members, sizes)
         ]
         if options:
-            proxy.change_members(options[self.rng.randint(0, len(options) - 1)])
+            proxy.change_members(*options[self.rng.randint(0, len(options) - 1)])
 
     def slow_disk(self) -> None:
         safekeeper = self._safekeeper()

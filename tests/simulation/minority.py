@@ -9,7 +9,7 @@ It has a source of chance of its own, so that the other runs go as if there were
 
 import random
 
-from safekeeper.consensus.membership import quorum_size
+from tests.simulation import quorums
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.violation import Violation
 from tests.simulation.world import SimulationFailed, World
@@ -29,11 +29,17 @@ class Minority:
         self.world = world
         self.rng = random.Random(f"{world.seed} minority")
         self.missing: frozenset[int] = frozenset()
-        voters = [safekeeper.id for safekeeper in world.checker.members()]
-        membership = world.checker.membership
-        halves = membership.halves() if membership is not None else ()
-        # Of each half so many are left that a quorum of it is reached.
-        spare = min((len(set(voters) & {m.id for m in half}) - quorum_size(len(half)) for half in halves), default=0)
+        members = world.checker.members()
+        voters = [safekeeper.id for safekeeper in members]
+        # A membership that a leader has decided for may be lost with it, and the one before go on.
+        controls = [control for safekeeper in members if (control := safekeeper.disk.control) is not None]
+        if len({control.cluster_id for control in controls}) > 1:
+            return  # One holds another cluster, from a bootstrap that was interrupted: it takes no part already.
+        known = [world.checker.membership, *(control.membership for control in controls)]
+        halves = [half for each in known if each is not None for half in quorums.halves(each)]
+        # Of each half so many are left that both its quorums are reached.
+        lost = [len(half) - len(set(voters) & {m.id for m in half}) for half, _ in halves]
+        spare = min((quorums.spare(*half) - count for half, count in zip(halves, lost, strict=True)), default=0)
         if self.rng.random() < world.profile.minority and spare > 0:
             self.missing = frozenset(self.rng.sample(voters, spare))
 

@@ -153,6 +153,14 @@ PROFILES: dict[str, Profile] = {
         faults_s=4.0,
         spare=0.8,
     ),
+    "sizes": replace(
+        BALANCED,
+        weights=_with(
+            change_sizes=50, change_members=15, wipe=4, restart_proxy=8, take_over=8, crash_safekeeper=10, promote=8
+        ),
+        faults_s=4.0,
+        spare=0.8,
+    ),
     "refusals": replace(
         BALANCED,
         weights={

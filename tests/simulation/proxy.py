@@ -11,8 +11,8 @@ import msgspec
 
 from safekeeper.base.errors import ConfigurationError, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, segment_start
-from safekeeper.consensus.membership import Identity, Member
-from safekeeper.consensus.messages import AppendRequest, ArchiveAssignment, Elected, ProposerMessage
+from safekeeper.consensus.membership import Identity, Member, QuorumSizes
+from safekeeper.consensus.messages import AppendRequest, ArchiveAssignment, Elected, ProposerMessage, Reconfigure
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
@@ -30,6 +30,7 @@ from walproxy.proposer.actions import (
     StartReplication,
     StopReplication,
 )
+from walproxy.proposer.member_change import is_settled
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
@@ -288,22 +289,21 @@ class SimProxy:
     def changes_members(self) -> bool:
         """Whether it leads a term in which the members are to change."""
         leadership = self.proposer.leadership if self.proposer is not None else None
-        return leadership is not None and (
-            bool(leadership.membership.new_members) or leadership.wanted != leadership.membership.members
-        )
+        return leadership is not None and not is_settled(leadership.membership, leadership.wanted)
 
     def known_folders(self) -> list[Identity]:
         """Return the data folders that have greeted."""
         peers = self.proposer.peers if self.proposer is not None else {}
         return [(i, peer.greeting.incarnation) for i, peer in peers.items() if peer.greeting and not peer.refused]
 
-    def change_members(self, wanted: tuple[Member, ...]) -> None:
-        """Ask the leader for other members."""
+    def change_members(self, wanted: tuple[Member, ...], sizes: QuorumSizes) -> None:
+        """Ask the leader for other members, or for quorums of another size."""
         if self.proposer is None:
             return
-        self.world.note("operator", "wants the members", " ".join(f"S{member.id}" for member in wanted))
+        names = " ".join(f"S{member.id}" for member in wanted)
+        self.world.note("operator", "wants the members", f"{names}, quorums {sizes}")
         try:
-            self._step(self.proposer.change_members(wanted, self.clock.now))
+            self._step(self.proposer.change_members(wanted, self.clock.now, sizes))
         except ConfigurationError:
             self.world.counts.count("changes of members refused")
 
@@ -333,6 +333,8 @@ class SimProxy:
         if isinstance(message, (AppendRequest, Elected)):
             self.world.checker.on_commit_said(self, message.leader_id, message.commit_lsn)
             self.told_commit_lsn[safekeeper_id] = message.commit_lsn
+        elif isinstance(message, Reconfigure):
+            self.world.checker.on_membership_said(message.leader_id, message.membership)
         elif isinstance(message, ArchiveAssignment):
             self._order_archiver(message)
         self.world.note(self.name, "says", message, connection.number)

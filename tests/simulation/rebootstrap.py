@@ -78,7 +78,7 @@ class Rebootstrap:
     def has_quorum(self) -> bool:
         """Whether a quorum of the cluster's members belongs to it: no other cluster can commit any more."""
         controls = _controls(list(self.world.safekeepers.values()))
-        return self.bootstrap.membership.has_quorum(
+        return self.bootstrap.membership.has_elect_quorum(
             (control.safekeeper_id, control.incarnation)
             for control in controls
             if control.cluster_id == self.bootstrap.cluster_id

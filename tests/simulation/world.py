@@ -19,6 +19,7 @@ from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.term_history import HistoryEntry, last_term
 from safekeeper.peers import codec as wire_module
+from tests.simulation import quorums
 from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
@@ -92,12 +93,14 @@ class World:
         digest: of all that happens, None if nobody compares two versions of the code.
         archiver_named: who archives.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
+        quorum_choices: the sizes that an operator chooses from.
     """
 
     acceptor_class: type[Acceptor] = Acceptor
     proposer_class: type[Proposer] = Proposer
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
+    quorum_choices = quorums.CHOICES
 
     def __init__(
         self,
@@ -392,7 +395,7 @@ class World:
         return control is None or control.incarnation != identity[1]
 
     def may_lose(self, safekeeper: SimSafekeeper) -> bool:
-        """Return whether the disk of a safekeeper may be lost: a minority of each half, and while no member changes.
+        """Return whether the disk of a safekeeper may be lost: the quorums of each half remain, and no member changes.
 
         A change ends when a quorum has the last membership on disk: before that the operator was not told.
         """
@@ -406,11 +409,12 @@ class World:
             and control.membership is not None
             and control.membership.halves() == membership.halves()
         ]
-        if not membership.has_quorum(informed):
+        if not quorums.can_commit(membership, informed):
             return False
-        halves = [{member.identity for member in half} for half in membership.halves()]
-        lost = [sum(each[0] == safekeeper.id or self.is_lost(each) for each in half) for half in halves]
-        return all(2 * count < len(half) for count, half in zip(lost, halves, strict=True))
+        return all(
+            sum(each.id == safekeeper.id or self.is_lost(each.identity) for each in half) <= quorums.spare(half, sizes)
+            for half, sizes in quorums.halves(membership)
+        )
 
     def _is_voter(self, safekeeper: SimSafekeeper) -> bool:
         """Return whether this disk is a member's, whether or not the process runs, or knows."""

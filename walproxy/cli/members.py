@@ -19,8 +19,10 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
-from safekeeper.consensus.membership import Member, quorum_size
+from safekeeper.consensus.membership import Member, QuorumSizes
+from safekeeper.consensus.quorum_expression import size_of
 from walproxy.cli.parameters import Parameter
+from walproxy.proposer.member_change import Target, halves_of
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
 from walproxy.proxy.credentials import read_peer_credentials
@@ -30,6 +32,7 @@ from walproxy.proxy.members_plan import (
     Cancel,
     Headway,
     MemberRow,
+    Quorum,
     Remove,
     Replace,
     Seen,
@@ -158,6 +161,31 @@ def replace(
 
 
 @members.command()
+@click.option("--commit", metavar="EXPRESSION", help="Number of members that must have WAL on disk for a commit.")
+@click.option("--elect", metavar="EXPRESSION", help="Number of members that elect the proxy that leads.")
+@_json
+@_force
+@_options
+def quorum(
+    config: Path | None, commit: str | None, elect: str | None, as_json: bool, force: bool, **command_line: Any
+) -> None:
+    """Change how many of N members a commit and an election need.
+
+    An expression has digits, N, + - * / and parentheses; / rounds down. For each N from 1 to 31 both together must be
+    more than N, and an election more than half of N. N/2+1 each by default. With the first example below, commits of
+    five members wait for two disks only, and a new leader needs four of the members; a commit is lost with two disks.
+
+    \b
+    Examples:
+      walproxy members quorum --commit '(N+2)/3' --elect 'N-(N+2)/3+1' --config walproxy.toml
+      walproxy members quorum --commit 'N/2+1' --elect 'N/2+1' --config walproxy.toml
+    """
+    if commit is None and elect is None:
+        raise click.UsageError("give --commit, --elect or both")
+    _change(Quorum(commit, elect), (0, None), _load(config, command_line), as_json, force)
+
+
+@members.command()
 @_json
 @_options
 def cancel(config: Path | None, as_json: bool, **command_line: Any) -> None:
@@ -244,17 +272,19 @@ class _ProgressOfChange:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, cluster: Cluster, wanted: tuple[Member, ...]) -> None:
+    def begin(self, cluster: Cluster, wanted: Target) -> None:
         """Show what is to change."""
-        present = cluster.membership.members
+        present, count = halves_of(cluster.membership)[0], len(wanted.members)
         if wanted == present:
             return
-        before, after = (", ".join(str(member.id) for member in each) for each in (present, wanted))
-        self._say(f"members {before} -> {after}: commits need {quorum_size(len(wanted))} of {len(wanted)}")
-        if len(wanted) % 2 == 0:
+        before, after = (", ".join(str(member.id) for member in each.members) for each in (present, wanted))
+        commit, elect = (size_of(size, count) for size in (wanted.sizes.commit, wanted.sizes.elect))
+        elections = f", elections {elect}" if elect != commit else ""
+        self._say(f"members {before} -> {after}: commits need {commit} of {count}{elections}")
+        if count % 2 == 0 and wanted.sizes == QuorumSizes():
             self._say(
-                f"warning: {len(wanted)} members tolerate the loss of {(len(wanted) - 1) // 2}, as {len(wanted) - 1} "
-                "would: an odd number is better"
+                f"warning: {count} members tolerate the loss of {(count - 1) // 2}, as {count - 1} would: an odd "
+                "number is better"
             )
 
     def show(self, headway: Headway) -> None:
@@ -289,6 +319,7 @@ def _cluster_as_json(cluster: Cluster) -> dict[str, Any]:
         "author_term": membership.author,
         "members": [_member_as_json(member) for member in membership.members],
         "new_members": [_member_as_json(member) for member in membership.new_members],
+        "quorum_sizes": {"commit": membership.quorum_sizes.commit, "elect": membership.quorum_sizes.elect},
     }
 
 
@@ -311,7 +342,13 @@ def _row_as_json(row: MemberRow) -> dict[str, Any]:
 
 def _print_table(cluster: Cluster, rows: list[MemberRow]) -> None:
     console, membership = Console(), cluster.membership
-    console.print(f"cluster {cluster.id[:8]}, {membership.label}", highlight=False, soft_wrap=True)
+    commit, elect = membership.commit_sizes()[-1], membership.elect_sizes()[-1]
+    elections = f", elections {elect}" if elect != commit else ""
+    console.print(
+        f"cluster {cluster.id[:8]}, {membership.label}; commits need {commit} members{elections}",
+        highlight=False,
+        soft_wrap=True,
+    )
     if membership.new_members:
         old, new = (", ".join(str(m.id) for m in half) for half in membership.halves())
         console.print(

@@ -265,7 +265,7 @@ class Campaign:
         With a quorum it stays open for a short time in which others may still answer: their votes make M exact (S9),
         and the donor may be a better one.
         """
-        if self.membership.has_quorum(self.votes):
+        if self.membership.has_elect_quorum(self.votes):
             if self.quorum_at is None:
                 self.quorum_at = now
             all_answered = self.asked.keys() <= {safekeeper_id for safekeeper_id, _ in self.votes} | self.refusals
@@ -274,8 +274,8 @@ class Campaign:
         return Outcome.OPEN if self._has_quorum(self.asked.keys() - self.refusals) else Outcome.LOST
 
     def _has_quorum(self, ids: Iterable[int]) -> bool:
-        """Return whether these safekeepers, all of which were asked, are a quorum."""
-        return self.membership.has_quorum(self.asked[safekeeper_id] for safekeeper_id in ids)
+        """Return whether these safekeepers, all of which were asked, are an elect quorum."""
+        return self.membership.has_elect_quorum(self.asked[safekeeper_id] for safekeeper_id in ids)
 
     def possible_commit_lsn(self) -> Lsn:
         """Return M, the highest position that may have been committed (S9)."""
@@ -284,9 +284,12 @@ class Campaign:
         return highest_possible_commit(self.votes, donor, membership, past.held_term, past.held_commit_lsn)
 
     def _cannot_cut(self, lsn: Lsn) -> tuple[int, ...]:
-        """Return the members without the WAL at the cut, if the others are not a quorum; else ()."""
+        """Return the members without the WAL at the cut if the other voters are no commit quorum; else ().
+
+        The others can cut their logs there. When so many hold the new log, it is committed, and the rest drop theirs.
+        """
         lacking = {voter for voter, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
-        if self.membership.has_quorum(self.votes.keys() - lacking):
+        if self.membership.has_commit_quorum(self.votes.keys() - lacking):
             return ()
         return tuple(sorted(safekeeper_id for safekeeper_id, _ in lacking))
 

@@ -15,7 +15,7 @@ Every method is an event, or part of one: it appends actions to the list `out`, 
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.commitment import QuorumRule
-from safekeeper.consensus.membership import Identity, Member
+from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import (
     AppendResponse,
     ArchiveAssignment,
@@ -30,9 +30,12 @@ from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.member_change import (
     ChangeFacts,
+    Target,
     absence_reason,
     describe_change,
     describe_wish,
+    halves_of,
+    is_settled,
     next_membership,
     refusal_of,
     replacement_of_lost,
@@ -49,8 +52,8 @@ class Leadership(Replication):
         donor: the safekeeper whose log is the log of the term below its start.
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and the archive's progress.
-        wanted: the members at the end of the change under way; the present ones without a change.
-        cancelled: the members that an operator wanted before the last change was cancelled, None if none was.
+        wanted: the members and their quorums at the end of the change under way; the present ones without a change.
+        cancelled: those that an operator wanted before the last change was cancelled, None if none was.
         is_forced: whether that change goes on although too few of them follow.
     """
 
@@ -64,8 +67,8 @@ class Leadership(Replication):
         self._standbys = standbys
         self._voters = elected.membership.identities()
         # A joint membership is that of a change which an earlier leader has begun.
-        self.wanted = elected.membership.new_members or elected.membership.members
-        self.cancelled: tuple[Member, ...] | None = None
+        self.wanted = halves_of(elected.membership)[-1]
+        self.cancelled: Target | None = None
         self.is_forced = False
         # The voters that have adopted the term, and the members with readers, as `_group` has found them last.
         self._counted: tuple[Progress, ...] = ()
@@ -243,13 +246,17 @@ class Leadership(Replication):
             # After the positions, which the append carries; before the report, after which the window may shrink.
             self._send_wal(safekeeper_id, progress, now)
         if moves:
-            write_lsn, commit_lsn = reported = self.write_lsn, self.commit_lsn
-            if self.streaming and reported != self._reported:
-                self._reported = reported
-                self._out.append(ReportStatus(write_lsn, commit_lsn, self._standbys.apply_lsn(commit_lsn)))
-            if has_advanced:
-                for reader_id, reader in self._with_readers:
-                    self._send_commit(reader_id, reader, now)
+            self._report(has_advanced, now)
+
+    def _report(self, has_advanced: bool, now: float) -> None:
+        """Report the quorum's positions to PostgreSQL if they have changed, and a new commit_lsn to the readers."""
+        write_lsn, commit_lsn = reported = self.write_lsn, self.commit_lsn
+        if self.streaming and reported != self._reported:
+            self._reported = reported
+            self._out.append(ReportStatus(write_lsn, commit_lsn, self._standbys.apply_lsn(commit_lsn)))
+        if has_advanced:
+            for reader_id, reader in self._with_readers:
+                self._send_commit(reader_id, reader, now)
 
     def _trust_again(self, safekeeper_id: int, progress: Progress) -> None:
         """Let a member take part again if an append has succeeded on this connection, or if it lacks nothing."""
@@ -349,26 +356,24 @@ class Leadership(Replication):
         progress.generation = max(progress.generation, message.generation)
         self.continue_change(now)
 
-    def refusal_of_change(self, wanted: tuple[Member, ...], force: bool) -> str:
+    def refusal_of_change(self, wanted: Target, force: bool) -> str:
         """Return why the members cannot be changed to `wanted`, empty if they can be."""
         return refusal_of(self.membership, self.wanted, wanted) or (
             "" if force else absence_reason(self.membership, wanted, self._change_facts())
         )
 
-    def begin_change(self, wanted: tuple[Member, ...], force: bool, now: float) -> None:
+    def begin_change(self, wanted: Target, force: bool, now: float) -> None:
         """Change the members to `wanted` from now on, which `refusal_of_change` does not refuse."""
         if (wanted, force) != (self.wanted, self.is_forced):
             if wanted != self.wanted:
-                self.cancelled = self.wanted if wanted == self.membership.members else None
+                self.cancelled = self.wanted if wanted == halves_of(self.membership)[0] else None
             self.wanted, self.is_forced = wanted, force
-            note = describe_wish(self.membership, wanted)
-            if note:
-                self._out.append(Note(Level.INFO, note))
+            self._out.append(Note(Level.INFO, describe_wish(self.membership, wanted)))
         self.continue_change(now)
 
     def replace_lost(self, now: float) -> None:
         """Replace a member by a learner with its id, without an operator: never while that would make commits wait."""
-        if self.membership.new_members or self.wanted != self.membership.members:
+        if not is_settled(self.membership, self.wanted):
             return
         learners = [p.identity for p in self.members.values() if p.follows and not p.voter]
         wanted = replacement_of_lost(self.membership, learners)
@@ -384,7 +389,7 @@ class Leadership(Replication):
     def continue_change(self, now: float) -> None:
         """Decide for the next membership of a change, if that is safe now (member_change.py)."""
         membership = self.membership
-        if self.wanted == membership.members and not membership.new_members:
+        if is_settled(membership, self.wanted):
             return
         following = next_membership(membership, self.wanted, self._change_facts())
         if following is None:
@@ -403,8 +408,10 @@ class Leadership(Replication):
                     progress.waiting_since = now
                 self._out.append(SendMessage(safekeeper_id, message))
         self._group()
-        self._update_write()
         self._out.append(Note(Level.INFO, describe_change(following)))
+        # More may be committed under this one, e.g. with a smaller quorum: nothing else would tell so before an answer.
+        has_advanced = self._advance()
+        self._report(has_advanced, now)
 
     def _change_facts(self) -> ChangeFacts:
         generation = self.membership.generation

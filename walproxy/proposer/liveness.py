@@ -1,7 +1,7 @@
 """The members of a term, and which of them answer.
 
-A leader is alive while a quorum has answered within the heartbeat timeout: only then do other candidates not depose
-it, and only then do commits succeed. A member that answers and refuses WAL does not take part.
+A leader is alive while a commit quorum has answered within the heartbeat timeout: only then do other candidates not
+depose it, and only then do commits succeed. A member that answers and refuses WAL does not take part.
 
 Pure.
 """
@@ -41,7 +41,7 @@ class Liveness:
 
     Attributes:
         membership: which of them count.
-        rule: what a quorum of them is.
+        rule: what a commit quorum of them is.
         members: by safekeeper id; learners too.
         sequence: the number of the last round of messages; an answer repeats it.
     """
@@ -56,8 +56,11 @@ class Liveness:
         self._answered_until = now  # Until then a quorum has answered in time, unless one of them is disconnected.
 
     def confirmed_since(self, sequence: int) -> bool:
-        """Return whether a quorum has answered message number `sequence` or a later one, and still follows."""
-        return self.membership.has_quorum(
+        """Return whether a commit quorum has answered message number `sequence` or a later one, and still follows.
+
+        Then no other leader was elected when they answered: its votes would include one of them.
+        """
+        return self.membership.has_commit_quorum(
             p.identity for p in self.members.values() if p.voter and p.follows and p.acked_sequence >= sequence
         )
 
@@ -80,8 +83,8 @@ class Liveness:
         }
 
     def is_served(self, now: float) -> bool:
-        """Return whether a quorum of members that accept WAL answers: only then can a commit succeed."""
-        return self.membership.has_quorum(self._taking_part(now))
+        """Return whether a commit quorum of members that accept WAL answers: only then can a commit succeed."""
+        return self.membership.has_commit_quorum(self._taking_part(now))
 
     def taking_part(self, now: float) -> set[int]:
         """Return the ids of the members that answer and accept WAL."""

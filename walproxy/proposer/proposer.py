@@ -17,7 +17,7 @@ Pure: jitter is an argument of `tick`.
 
 from safekeeper.base.errors import ConfigurationError, InvariantViolation, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.membership import Member
+from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
@@ -48,6 +48,7 @@ from walproxy.proposer.actions import (
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.member_change import Target, halves_of, target_of
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
@@ -346,25 +347,28 @@ class Proposer:
             leadership.report_apply(before_lsn)
         return self._take()
 
-    def change_members(self, wanted: tuple[Member, ...], now: float, force: bool = False) -> list[Action]:
+    def change_members(
+        self, wanted: tuple[Member, ...], now: float, sizes: QuorumSizes | None = None, force: bool = False
+    ) -> list[Action]:
         """Change the members to `wanted`, in order of their ids, as soon as that is safe; or cancel such a change.
 
         Args:
+            sizes: of their quorums; the present ones if None.
             force: even if too few of the new members follow, so that commits wait until more do.
 
         Raises:
             ConfigurationError: the change is refused; it says why.
         """
-        refusal = self._begin_change(wanted, force, now)
+        leadership = self.leadership
+        if leadership is None:
+            raise ConfigurationError("this proxy leads no term: only the leader changes the members")
+        refusal = self._begin_change(leadership, target_of(leadership.membership, wanted, sizes), force, now)
         if refusal:
             raise ConfigurationError(refusal)
         return self._take()
 
-    def _begin_change(self, wanted: tuple[Member, ...], force: bool, now: float) -> str:
+    def _begin_change(self, leadership: Leadership, wanted: Target, force: bool, now: float) -> str:
         """Begin a change of the members; return why it is refused, empty if it is not."""
-        leadership = self.leadership
-        if leadership is None:
-            return "this proxy leads no term, and only the leader changes the members: repeat the command"
         refusal = leadership.refusal_of_change(wanted, force)
         if not refusal:
             leadership.begin_change(wanted, force, now)
@@ -374,22 +378,29 @@ class Proposer:
     def _on_change_members(self, safekeeper_id: int, message: ChangeMembers, now: float) -> None:
         """Handle the change that an operator wants, relayed by a safekeeper, which relays the answer back."""
         leadership = self.leadership
-        if leadership is not None and message.cluster_id != leadership.elected.cluster_id:
-            refusal = f"this proxy leads cluster {leadership.elected.cluster_id[:8]}, not {message.cluster_id[:8]}"
-        elif leadership is not None and message.is_repeated and message.wanted == leadership.cancelled:
-            refusal = "the change was cancelled"
-        elif leadership is not None and not 0 <= leadership.membership.generation - message.generation <= 1:
-            # The joint membership of this change is one above; the next one ends it.
-            refusal = (
-                f"the membership has changed meanwhile, from generation {message.generation} to "
-                f"{leadership.membership.generation}: repeat the command"
-            )
+        if leadership is None:
+            refusal = "this proxy leads no term, and only the leader changes the members: repeat the command"
         else:
-            refusal = self._begin_change(message.wanted, message.force, now)
+            refusal = self._refusal_or_begin(leadership, message, now)
         if refusal:
             self._note(Level.WARNING, f"a change of the members is refused: {refusal}")
         self._out.append(SendMessage(safekeeper_id, MembersAnswer(message.request_id, refusal)))
         self._follow_leadership(now)
+
+    def _refusal_or_begin(self, leadership: Leadership, message: ChangeMembers, now: float) -> str:
+        cluster_id, generation = leadership.elected.cluster_id, leadership.membership.generation
+        wanted = target_of(leadership.membership, message.wanted, message.quorum_sizes)
+        if message.cluster_id != cluster_id:
+            return f"this proxy leads cluster {cluster_id[:8]}, not {message.cluster_id[:8]}"
+        if message.is_repeated and wanted == leadership.cancelled:
+            return "the change was cancelled"
+        if not 0 <= generation - message.generation <= 1:
+            # The joint membership of this change is one above; the next one ends it.
+            return (
+                f"the membership has changed meanwhile, from generation {message.generation} to {generation}: repeat "
+                "the command"
+            )
+        return self._begin_change(leadership, wanted, message.force, now)
 
     def _dial_members(self) -> None:
         """Dial the members that are known, each at the address of the data folder that is to be one."""
@@ -397,9 +408,9 @@ class Proposer:
         membership = leadership.membership if leadership is not None else newest_membership(self.peers)
         if membership is None:
             return
-        wanted = leadership.wanted if leadership is not None else membership.new_members or membership.members
+        wanted = leadership.wanted if leadership is not None else halves_of(membership)[-1]
         others = {member.id: member for half in membership.halves() for member in half}
-        members = list({**others, **{member.id: member for member in wanted}}.values())
+        members = list({**others, **{member.id: member for member in wanted.members}}.values())
         self.roster.dial(members)
         self.roster.redirect(members)
 
@@ -408,7 +419,7 @@ class Proposer:
         membership = leadership.membership
         if membership.new_members:
             return
-        needed = membership.ids() | {member.id for member in leadership.wanted}
+        needed = membership.ids() | {member.id for member in leadership.wanted.members}
         for safekeeper_id in self.roster.removed(needed):
             progress = leadership.members.get(safekeeper_id)
             if progress is None or not progress.is_connected or progress.generation == membership.generation:

@@ -123,8 +123,9 @@ def _lineage_reason(past: RefusedPrimary, voters: set[Identity], primary: Primar
     reason = ""
     for donor in sorted(voters):
         newest = _position(past.votes[donor])
-        if not past.cluster.membership.has_quorum(voter for voter in voters if _position(past.votes[voter]) <= newest):
-            continue  # each quorum has a voter with a newer log
+        not_newer = {voter for voter in voters if _position(past.votes[voter]) <= newest}
+        if not past.cluster.membership.has_elect_quorum(not_newer):
+            continue  # each elect quorum has a voter with a newer log
         refusal = _plan_refusal(past.votes[donor], primary)
         if not refusal:
             return ""

@@ -261,7 +261,7 @@ class Replication(Liveness):
         """Return whether commits wait for this member: without it, the members that are up to date are not a quorum."""
         if not self.members[safekeeper_id].voter:
             return False
-        return not self.commit_lsn or not self.membership.has_quorum(
+        return not self.commit_lsn or not self.membership.has_commit_quorum(
             p.identity
             for i, p in self.members.items()
             if p.voter and p.follows and i != safekeeper_id and p.sent_lsn >= self.window_begin_lsn

@@ -230,7 +230,7 @@ class Roster:
 
 
 class Cluster(NamedTuple):
-    """A cluster with a quorum of its members among the greeted."""
+    """A cluster with an elect quorum of its members among the greeted: it can have a leader."""
 
     id: str
     membership: Membership
@@ -248,14 +248,14 @@ def greetings_of(peers: Peers) -> dict[int, AcceptorGreeting]:
 
 
 def find_cluster(peers: Peers) -> Cluster | None:
-    """Return the latest cluster and membership that has a quorum among the greeted, None if there is none."""
+    """Return the latest cluster and membership that has an elect quorum among the greeted, None if none has."""
     found: Cluster | None = None
     for greeting in greetings_of(peers).values():
         if greeting.membership is None:
             continue
         cluster = Cluster(greeting.cluster_id, greeting.membership)
         is_candidate = found is None or cluster.is_later_than(found)
-        if is_candidate and cluster.membership.has_quorum(voters_of(peers, cluster).values()):
+        if is_candidate and cluster.membership.has_elect_quorum(voters_of(peers, cluster).values()):
             found = cluster
     return found
 

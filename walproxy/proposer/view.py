@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Membership
 from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.member_change import Target, is_settled
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
@@ -59,7 +60,7 @@ class TermView:
 
     Attributes:
         cluster_id, membership, tli, term_start_lsn: of the term.
-        wanted: the members at the end of the change under way; the present ones without a change.
+        wanted: the members and their quorums at the end of the change under way; the present ones without a change.
         received_lsn, commit_lsn, truncate_lsn: see `Leadership`; 0 if unknown.
         streaming: whether a primary that was verified streams.
         answers: whether a quorum has answered within the heartbeat timeout.
@@ -71,7 +72,7 @@ class TermView:
 
     cluster_id: str
     membership: Membership
-    wanted: tuple[Member, ...]
+    wanted: Target
     tli: int
     term_start_lsn: Lsn
     received_lsn: Lsn
@@ -83,6 +84,11 @@ class TermView:
     taking_part: frozenset[int]
     members: Mapping[int, MemberView]
     archive: ArchiveView | None
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change of the members, or of the sizes of their quorums, is under way or wanted."""
+        return not is_settled(self.membership, self.wanted)
 
 
 @dataclass(frozen=True, slots=True)

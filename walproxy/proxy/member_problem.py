@@ -36,7 +36,8 @@ def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: 
         )
     folder = "its data folder is empty" if peer.greeting.is_empty else "its data folder has been replaced"
     lost = lost_members(membership, peers)
-    if membership.has_quorum(identity for identity in membership.identities() if identity[0] not in lost):
+    left = {identity for identity in membership.identities() if identity[0] not in lost}
+    if membership.has_commit_quorum(left) and membership.has_elect_quorum(left):
         return f"{folder}, so it receives WAL as a learner and does not vote"
     return f"{folder}, so it does not vote; {_REBOOTSTRAP}"
 

@@ -16,16 +16,17 @@ from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member
 from safekeeper.consensus.messages import ChangeMembers, MembersAnswer, RefusalCode
+from walproxy.proposer.member_change import Target
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.members_plan import (
     Cancel,
     Headway,
     Seen,
     Wish,
+    has_ended,
     headway,
-    is_settled,
     present_cluster,
-    wanted_members,
+    target_of_wish,
 )
 from walproxy.proxy.safekeeper_connection import Credentials
 from walproxy.proxy.safekeeper_requests import RequestRefused, SafekeeperRequests
@@ -126,7 +127,7 @@ async def change_members(
     wish: Wish,
     *,
     force: bool = False,
-    begun: Callable[[Cluster, tuple[Member, ...]], None],
+    begun: Callable[[Cluster, Target], None],
     show: Callable[[Headway], None],
 ) -> Changed:
     """Fulfil a wish, and return when a quorum of the wanted members has that on disk.
@@ -143,19 +144,21 @@ async def change_members(
     loop = asyncio.get_running_loop()
     sight = await fleet.look()
     first = present_cluster(sight)
-    wanted = wanted_members(wish, first, sight)
+    wanted = target_of_wish(wish, first, sight)
     begun(first, wanted)
     led_at, request_at = loop.time(), 0.0
     is_handed_over = False
     while True:
         cluster = present_cluster(sight)
         # Before the change has begun, nothing shows a wish that is to be cancelled.
-        if is_settled(cluster, wanted, sight) and (is_handed_over or not isinstance(wish, Cancel)):
+        if has_ended(cluster, wanted, sight) and (is_handed_over or not isinstance(wish, Cancel)):
             return Changed(cluster, is_handed_over)
         _check_newcomer(cluster, wanted, sight)
         if loop.time() >= request_at:
             request_at = loop.time() + _REPEAT_S
-            change = ChangeMembers(0, first.id, first.membership.generation, wanted, force, is_handed_over)
+            change = ChangeMembers(
+                0, first.id, first.membership.generation, wanted.members, wanted.sizes, force, is_handed_over
+            )
             refusal = await fleet.request(change)
             if refusal is not None:
                 led_at = loop.time()
@@ -166,7 +169,7 @@ async def change_members(
                 )
             if refusal:
                 sight = await fleet.look()
-                if is_settled(present_cluster(sight), wanted, sight):
+                if has_ended(present_cluster(sight), wanted, sight):
                     continue
                 raise WalproxyError(f"the leader refuses: {refusal}")
             is_handed_over = is_handed_over or refusal == ""
@@ -175,10 +178,10 @@ async def change_members(
         sight = await fleet.look()
 
 
-def _check_newcomer(cluster: Cluster, wanted: tuple[Member, ...], sight: Mapping[int, Seen]) -> None:
+def _check_newcomer(cluster: Cluster, wanted: Target, sight: Mapping[int, Seen]) -> None:
     """Refuse to wait for a data folder that another one has replaced since the command began."""
     present = cluster.membership.identities()
-    for member in wanted:
+    for member in wanted.members:
         greeting = sight[member.id].greeting if member.id in sight else None
         if member.identity not in present and greeting is not None and greeting.incarnation != member.incarnation:
             raise WalproxyError(

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.membership import Identity, Member, Membership
+from safekeeper.consensus.membership import Identity, Member, Membership, QuorumSizes, quorum_problem
 from safekeeper.consensus.messages import AcceptorGreeting
+from safekeeper.consensus.quorum_expression import MEMBERS_MAX
+from walproxy.proposer.member_change import Target, halves_of, is_settled
 from walproxy.proposer.roster import Cluster
-
-MEMBERS_MAX = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,14 @@ class Cancel(NamedTuple):
     """End the change under way with the members before it."""
 
 
-Wish = Add | Remove | Replace | Cancel
+class Quorum(NamedTuple):
+    """Change the sizes of the quorums, as expressions in N; None: it stays."""
+
+    commit: str | None
+    elect: str | None
+
+
+Wish = Add | Remove | Replace | Quorum | Cancel
 
 
 def present_cluster(sight: Sight) -> Cluster:
@@ -85,7 +92,25 @@ def present_cluster(sight: Sight) -> Cluster:
     return found
 
 
-def wanted_members(wish: Wish, cluster: Cluster, sight: Sight) -> tuple[Member, ...]:
+def target_of_wish(wish: Wish, cluster: Cluster, sight: Sight) -> Target:
+    """Return the members and their quorums at the end of the change; the present ones if the wish is fulfilled.
+
+    Raises:
+        ConfigurationError: the wish cannot be fulfilled; it says why.
+    """
+    old, *new = halves_of(cluster.membership)
+    if isinstance(wish, Cancel):
+        return old
+    if isinstance(wish, Quorum):
+        sizes = QuorumSizes(wish.commit or old.sizes.commit, wish.elect or old.sizes.elect)
+        problem = quorum_problem(len(old.members), sizes)
+        if problem:
+            raise ConfigurationError(problem)
+        return Target(old.members, sizes)
+    return Target(_wanted_members(wish, cluster, sight), (new or [old])[0].sizes)
+
+
+def _wanted_members(wish: Add | Remove | Replace, cluster: Cluster, sight: Sight) -> tuple[Member, ...]:
     """Return the members at the end of the change; the present ones if the wish is fulfilled.
 
     Raises:
@@ -94,8 +119,6 @@ def wanted_members(wish: Wish, cluster: Cluster, sight: Sight) -> tuple[Member, 
     membership = cluster.membership
     final = membership.new_members or membership.members
     old = {member.id: member for member in membership.members}
-    if isinstance(wish, Cancel):
-        return membership.members
     wanted = dict(old)
     if isinstance(wish, Remove):
         wanted.pop(wish.safekeeper_id, None)
@@ -169,10 +192,10 @@ def _identities(members: tuple[Member, ...]) -> frozenset[Identity]:
     return frozenset(member.identity for member in members)
 
 
-def is_settled(cluster: Cluster, wanted: tuple[Member, ...], sight: Sight) -> bool:
+def has_ended(cluster: Cluster, wanted: Target, sight: Sight) -> bool:
     """Return whether the change has ended: the members are the wanted ones, and a quorum of them has that on disk."""
     membership = cluster.membership
-    if membership.new_members or _identities(membership.members) != _identities(wanted):
+    if not is_settled(membership, wanted):
         return False
     having = (
         (i, seen.greeting.incarnation)
@@ -182,7 +205,7 @@ def is_settled(cluster: Cluster, wanted: tuple[Member, ...], sight: Sight) -> bo
         and seen.greeting.membership is not None
         and seen.greeting.membership.key >= membership.key
     )
-    return membership.has_quorum(having)
+    return membership.has_commit_quorum(having)
 
 
 class Headway(NamedTuple):
@@ -199,13 +222,13 @@ class Headway(NamedTuple):
     commit_lsn: Lsn = 0
 
 
-def headway(cluster: Cluster, wanted: tuple[Member, ...], sight: Sight) -> Headway:
-    """Return how far the change to `wanted` is."""
-    membership = cluster.membership
+def headway(cluster: Cluster, target: Target, sight: Sight) -> Headway:
+    """Return how far the change to `target` is."""
+    membership, wanted = cluster.membership, target.members
     if membership.new_members:
         return Headway(f"both the old and the new members need a quorum now ({membership.label})")
     joined = sorted(_identities(wanted) - _identities(membership.members))
-    if _identities(wanted) == _identities(membership.members):
+    if is_settled(membership, target):
         return Headway(f"the members are decided ({membership.label}); waiting until a quorum has them on disk")
     if not joined:
         return Headway("waiting until the proxy can begin the change")

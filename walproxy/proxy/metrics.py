@@ -53,7 +53,8 @@ class ProxyCollector(Collector):
         yield _gauge("ready", "1 if commits go through this proxy", not self._not_ready_reason())
         yield _gauge("spare", "1 if another proxy serves", status["spare"])
         yield _gauge("term", "The term that it leads or last requested", status["term"])
-        yield _gauge("quorum", "Number of safekeepers in a quorum", status["quorum"])
+        yield _gauge("quorum", "Number of members that a commit needs", status["quorum"])
+        yield _gauge("elect_quorum", "Number of members that elect a leader", status["elect_quorum"])
         if status["members"] is not None:
             yield _gauge("members", "Number of voting safekeepers; absent if unknown", len(status["members"]))
         yield _gauge("members_streaming", "Number of members that stream", status["members_streaming"])

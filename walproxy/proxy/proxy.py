@@ -22,8 +22,9 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import quorum_size
+from safekeeper.consensus.membership import MAJORITY
 from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.consensus.quorum_expression import size_of
 from safekeeper.peers.codec import AppendEncoder, encode
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
@@ -151,7 +152,8 @@ class Proxy:
         count = len(self.links)
         if count % 2 == 0:
             logger.warning(
-                "%d safekeepers tolerate the loss of %d, as %d would: an odd number is better",
+                "%d safekeepers tolerate the loss of %d, as %d would, with quorums of a majority: an odd number is "
+                "better",
                 count,
                 (count - 1) // 2,
                 count - 1,
@@ -335,7 +337,9 @@ class Proxy:
         elif view.state == "waiting_for_quorum":
             is_quorum = False
         missing = {i: self._absence(view, i, now) for i in ids - present}
-        return Attendance(is_quorum, view.is_spare, len(present), len(ids), quorum_size(len(ids)), missing)
+        # Without a leader, one has to be elected first.
+        needed = known.members_needed(elect=led is None) if known is not None else size_of(MAJORITY, len(ids))
+        return Attendance(is_quorum, view.is_spare, len(present), len(ids), needed, missing)
 
     def _absence(self, view: ProposerView, safekeeper_id: int, now: float) -> str:
         """Return why a member does not take part."""

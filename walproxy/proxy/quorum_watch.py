@@ -29,9 +29,10 @@ class Attendance:
     """The members of the cluster, or the listed safekeepers while no membership is known.
 
     Attributes:
-        is_quorum: whether those that take part are a quorum; None during an election, and without a primary.
+        is_quorum: whether those that take part are a commit quorum; None during an election, and without a primary.
         is_spare: another proxy serves, so this one has no information about the members.
-        present, count, needed: how many take part, of how many members, and how many are a quorum.
+        present, count, needed: how many take part, of how many members, and how many a commit needs; without a leader,
+            how many it needs and elect one.
         missing: why each of the others does not take part, by id.
     """
 

@@ -170,7 +170,9 @@ def _find_target(greetings: dict[int, AcceptorGreeting]) -> Replaced:
         raise ConfigurationError("no safekeeper keeps a cluster that a rebootstrap has replaced: nothing can be undone")
     for target in sorted(candidates, key=lambda replaced: replaced.membership.key, reverse=True):
         membership = target.membership
-        if membership.has_quorum((i, g.incarnation) for i, g in greetings.items() if _has(g, target.cluster_id)):
+        keeping = {(i, g.incarnation) for i, g in greetings.items() if _has(g, target.cluster_id)}
+        # They can elect a leader, and one of them has each committed byte.
+        if membership.has_elect_quorum(keeping):
             return target
     held = ", ".join(
         f"safekeeper {i} keeps cluster {greeting.replaced.cluster_id[:8]}"

@@ -7,7 +7,8 @@ prints them, times are in seconds.
 from typing import Any
 
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.membership import quorum_size
+from safekeeper.consensus.membership import MAJORITY
+from safekeeper.consensus.quorum_expression import size_of
 from walproxy.proposer.standbys import StandbyRow
 from walproxy.proposer.view import ProposerView, TermView
 from walproxy.proxy.member_problem import known_membership
@@ -29,6 +30,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     members = known.ids() if known is not None else None
     safekeepers = [_safekeeper_status(proxy, view, i, received_lsn, members, now) for i in sorted(proxy.links)]
     needed_lsn = promotable_lsn(led)
+    majority = size_of(MAJORITY, len(proxy.links))
     not_ready_s = proxy.readiness.not_ready_s(now)
     return {
         "state": proxy.public_state(view),
@@ -40,7 +42,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "flush_lsn": format_lsn(proxy.status.flush_lsn),
         "apply_lsn": format_lsn(proxy.status.apply_lsn),
         "commit_lsn": format_lsn(led.commit_lsn if led is not None else 0),
-        "quorum": quorum_size(len(members if members is not None else proxy.links)),
+        "quorum": max(known.commit_sizes()) if known is not None else majority,
         "safekeepers": safekeepers,
         "run": proxy.proposer.config.proposer_id,
         "spare": view.is_spare,
@@ -52,6 +54,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         ),
         "learners": sum(each["state"] == "learner" for each in safekeepers),
         "members_change": members_change(led),
+        "elect_quorum": max(known.elect_sizes()) if known is not None else majority,
         "generation": membership.generation if membership is not None else None,
         "cluster_id": led.cluster_id if led is not None else None,
         "term_start_lsn": format_lsn(led.term_start_lsn) if led is not None else None,
@@ -114,9 +117,9 @@ def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
 
 def members_change(led: TermView | None) -> dict[str, Any] | None:
     """Return the change of the members under way, None if there is none: whether both halves need a quorum already."""
-    if led is None or (not led.membership.new_members and led.wanted == led.membership.members):
+    if led is None or not led.is_changing:
         return None
-    present, wanted = ([member.id for member in half] for half in (led.membership.members, led.wanted))
+    present, wanted = ([member.id for member in half] for half in (led.membership.members, led.wanted.members))
     return {"from": present, "to": wanted, "joint": bool(led.membership.new_members)}
 
 

@@ -69,14 +69,16 @@ def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
 
 
 def _quorum(content: dict[str, Any]) -> str:
-    """Return the size of a quorum, the number of members, and the number of those that stream."""
+    """Return the sizes of the quorums, the number of members, and the number of those that stream."""
     members, change = content.get("members"), content.get("members_change")
     if members is None:
         return f"quorum {content['quorum']} of {len(content['safekeepers'])}, no membership is known yet"
+    elect = content.get("elect_quorum", content["quorum"])
+    to_elect = f" ({elect} to elect a leader)" if elect != content["quorum"] else ""
     learners = f", {content['learners']} learning" if content.get("learners") else ""
     changing = f"; members change to {', '.join(map(str, change['to']))}" if change else ""
     streaming = content["members_streaming"]
-    return f"quorum {content['quorum']} of {len(members)} members, {streaming} streaming{learners}{changing}"
+    return f"quorum {content['quorum']} of {len(members)} members{to_elect}, {streaming} streaming{learners}{changing}"
 
 
 def _standbys(content: dict[str, Any]) -> list[Table | Text]:

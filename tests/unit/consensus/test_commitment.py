@@ -1,7 +1,7 @@
 import pytest
 
 from safekeeper.consensus.commitment import QuorumRule
-from safekeeper.consensus.membership import Identity, Member, Membership
+from safekeeper.consensus.membership import Identity, Member, Membership, QuorumSizes
 
 
 def membership(count: int) -> Membership:
@@ -68,3 +68,28 @@ def test_what_either_half_holds_may_have_been_committed() -> None:
     assert QuorumRule(Membership(2, new), 1).possible_lsn(positions) == 50
     assert QuorumRule(Membership(2, old, new), 1).possible_lsn(positions) == 100
     assert QuorumRule(Membership(2, new, old), 1).possible_lsn(positions) == 100
+
+
+@pytest.mark.parametrize(
+    ("commit", "committed"), [("1", 500), ("N/3+1", 400), ("N/2+1", 300), ("N-N/4", 200), ("N", 100)]
+)
+def test_the_commit_quorum_decides_how_many_must_have_it(commit: str, committed: int) -> None:
+    rule = QuorumRule(membership_with(QuorumSizes(commit, "N")), 1)
+    positions = of({1: 500, 2: 300, 3: 400, 4: 100, 5: 200})
+    assert rule.lsn(positions) == rule.possible_lsn(positions) == committed
+    assert rule.time({identity: float(lsn) for identity, lsn in positions.items()}) == committed
+    assert rule.members_needed == 6 - committed // 100
+
+
+def test_each_half_of_a_joint_membership_counts_by_its_own_size() -> None:
+    five = membership(5).members
+    joint = Membership(
+        2, five, five, quorum_sizes=QuorumSizes("N/3+1", "N-N/3"), new_quorum_sizes=QuorumSizes("N", "N")
+    )
+    positions = of({1: 500, 2: 400, 3: 300, 4: 200, 5: 100})
+    rule = QuorumRule(joint, 1)
+    assert (rule.lsn(positions), rule.possible_lsn(positions), rule.members_needed) == (100, 400, 5)
+
+
+def membership_with(sizes: QuorumSizes) -> Membership:
+    return Membership(1, membership(5).members, quorum_sizes=sizes)

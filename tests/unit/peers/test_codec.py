@@ -569,7 +569,7 @@ def test_the_longest_payload_fits_and_one_byte_more_is_our_own_mistake() -> None
     [
         (
             Membership(1, (Member(1, "a"),), quorum_sizes=QuorumSizes(elect="2")),
-            "the elect quorum '2' is not supported",
+            "the elect quorum '2' is 2 for N = 1",
         ),
         (Membership(1, (Member(1, "a", "two\nlines"),)), "is not the address of a member"),
         (Membership(1, (Member(1, "a", "x" * (ADDRESS_BYTES_MAX + 1)),)), "is not the address of a member"),

@@ -1,7 +1,8 @@
 import msgspec
+import pytest
 
 from safekeeper.consensus.control_state import LeaderId, TliHistory
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry
 from walproxy.proposer.election import (
@@ -55,6 +56,13 @@ def test_under_a_joint_membership_either_half_may_have_committed_alone() -> None
     votes = {ONE: vote(300, *term), TWO: vote(200, *term), THIRD: vote(280, *term), new.identity: vote(160, *term)}
     # 1 and the old folder of 3 have 280; a quorum of the new half has 200.
     assert highest_possible_commit(votes, ONE, joint, 0, 0) == 280
+
+
+@pytest.mark.parametrize(("sizes", "possible_lsn"), [(("1", "N"), 300), (("N/2+1", "N"), 200), (("N", "N/2+1"), 180)])
+def test_what_a_commit_quorum_has_may_have_been_committed(sizes: tuple[str, str], possible_lsn: int) -> None:
+    membership = msgspec.structs.replace(THREE, quorum_sizes=QuorumSizes(*sizes))
+    votes = {who: vote(lsn, (4, 150, 1)) for who, lsn in ((ONE, 300), (TWO, 180), (THIRD, 200))}
+    assert highest_possible_commit(votes, ONE, membership, 0, 0) == possible_lsn
 
 
 def test_a_term_that_no_quorum_has_reached_has_committed_nothing_above_its_start() -> None:

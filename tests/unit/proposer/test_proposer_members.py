@@ -5,20 +5,26 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AppendResponse,
     ChangeMembers,
+    DigestRequest,
     DigestResponse,
     Elected,
     MembersAnswer,
+    PreVoteRequest,
     PreVoteResponse,
     Reconfigure,
     Reconfigured,
+    Refusal,
+    RefusalCode,
+    TailResponse,
     VoteRequest,
 )
-from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, Table
-from walproxy.proposer.actions import Dial, Disconnect, HangUp, ReportStatus, SendAppend
+from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, PRIMARY, Table, greeting, vote
+from walproxy.proposer.actions import Dial, Disconnect, Finish, HangUp, IdentifyPrimary, ReportStatus, SendAppend
+from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.roster import Peer
 
 FOUR = Member(4, "4" * 32)
@@ -55,8 +61,8 @@ class Leading(Table):
     def receives(self, lsn: int) -> None:
         self.event(self.proposer.wal_received(lsn, self.now))
 
-    def wants(self, *members: Member) -> None:
-        self.event(self.proposer.change_members(tuple(members), self.now))
+    def wants(self, *members: Member, sizes: QuorumSizes | None = None) -> None:
+        self.event(self.proposer.change_members(tuple(members), self.now, sizes))
 
     def persists(self, *safekeeper_ids: int) -> None:
         for safekeeper_id in safekeeper_ids:
@@ -205,7 +211,7 @@ def test_a_learner_is_not_counted_before_it_is_a_member() -> None:
 
 
 def change(*wanted: Member, generation: int = 1, force: bool = False) -> ChangeMembers:
-    return ChangeMembers(17, CLUSTER, generation, tuple(wanted), force)
+    return ChangeMembers(17, CLUSTER, generation, tuple(wanted), force=force)
 
 
 def test_a_relayed_change_is_made_and_answered() -> None:
@@ -337,3 +343,149 @@ def test_a_replacement_that_an_operator_has_cancelled_is_not_begun_again() -> No
     table.persists(1, 2, 3)
     table.ticks()
     assert table.membership.members == MEMBERS.members and table.membership.new_members == ()
+
+
+def test_what_waited_for_a_larger_quorum_is_committed_when_the_smaller_one_is_decided() -> None:
+    table = Leading()
+    table.receives(END + 100)
+    table.hears(1, AppendResponse(table.leader_id, END + 100, END + 100, 0, True))
+    table.wants(*MEMBERS.members, sizes=QuorumSizes("1", "N"))
+    table.persists(1)
+    assert table.reported() == [] and table.membership.new_members
+    table.persists(2)
+    final = Membership(3, MEMBERS.members, author=table.leader_id.term, quorum_sizes=QuorumSizes("1", "N"))
+    assert table.membership == final
+    assert table.reported() == [END + 100], "no append and no answer was needed"
+    sent = [a.header.commit_lsn for a in table.did(SendAppend) if 1 in a.safekeeper_ids]
+    assert sent[-1] == END + 100, "the readers of safekeeper 1 need not wait for a heartbeat"
+
+
+def test_what_a_small_quorum_has_committed_is_counted_again_before_the_large_one() -> None:
+    table = Leading()
+    table.wants(*MEMBERS.members, sizes=QuorumSizes("1", "N"))
+    table.persists(1, 2, 3)
+    table.persists(1, 2, 3)
+    table.receives(END + 100)
+    table.answers(1, END + 100)
+    assert table.reported() == [END + 100]
+    table.wants(*MEMBERS.members, sizes=QuorumSizes("N", "N/2+1"))
+    table.persists(1, 2, 3)
+    table.answers(2, END + 100)
+    table.ticks(0.05)
+    assert table.membership.new_members, "safekeeper 3 lacks what was committed"
+    table.answers(3, END + 100)
+    table.ticks(0.05)
+    assert table.membership.quorum_sizes == QuorumSizes("N", "N/2+1") and not table.membership.new_members
+
+
+def test_sizes_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"the commit quorum 'N/2' is 0 for N = 1: it must be from 1 to N"):
+        Leading().wants(*MEMBERS.members, sizes=QuorumSizes("N/2", "N/2+1"))
+
+
+# Which size each decision needs: of three members a commit needs 1 and an election 3, or the reverse.
+
+QUICK = msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes("1", "N"))
+LARGE = msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes("N", "N/2+1"))
+
+
+def leading(membership: Membership) -> tuple[Table, LeaderId]:
+    """Return a leader that no member has answered since the votes."""
+    table = Table()
+    table.connects(1, 2, 3, membership=membership)
+    table.sees()
+    leader_id = table.votes()
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.proposer.leadership is not None
+    return table, leader_id
+
+
+@pytest.mark.parametrize(("membership", "needed"), [(QUICK, 3), (LARGE, 2)], ids=["quick", "large"])
+def test_an_elect_quorum_is_needed_to_ask_for_votes_and_to_win(membership: Membership, needed: int) -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        assert not table.proposer.campaign
+        table.connects(safekeeper_id, membership=membership)
+        if safekeeper_id == needed:
+            break
+    assert table.sent(PreVoteRequest).keys() == set(range(1, needed + 1))
+    for safekeeper_id in range(1, needed + 1):
+        assert not table.sent(VoteRequest)
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    for safekeeper_id in range(1, needed + 1):
+        assert not table.did(IdentifyPrimary)
+        table.hears(safekeeper_id, vote(leader_id))
+    assert table.did(IdentifyPrimary)
+
+
+@pytest.mark.parametrize(("membership", "fenced"), [(QUICK, False), (LARGE, True)], ids=["quick", "large"])
+def test_an_elect_quorum_that_follows_another_run_fences_this_one(membership: Membership, fenced: bool) -> None:
+    table, _ = leading(membership)
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id, membership=membership, promised=LeaderId(9, "other")))
+    done = []
+    for answer in (PreVoteResponse(False, "other"), PreVoteResponse(False, "other"), PreVoteResponse(False, "")) * 2:
+        safekeeper_id = len(done) % 3 + 1
+        table.hears(safekeeper_id, answer)
+        done += [bool(table.did(Finish))]
+        if table.proposer.campaign is None and not table.proposer.refusal:
+            table.sees()
+            table.ticks()
+    assert any(done) == fenced
+
+
+@pytest.mark.parametrize(("membership", "needed"), [(QUICK, 1), (LARGE, 3)], ids=["quick", "large"])
+def test_a_commit_quorum_commits_keeps_the_term_and_confirms_it(membership: Membership, needed: int) -> None:
+    table, leader_id = leading(membership)
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    table.ticks(1.5)
+    assert not leadership.answers(table.now) and not leadership.is_served(table.now)
+    leadership.probe(table.now)
+    probed = leadership.sequence
+    for safekeeper_id in range(1, needed + 1):
+        assert leadership.commit_lsn == 0 and not leadership.confirmed_since(probed)
+        assert not leadership.answers(table.now) and not leadership.is_served(table.now)
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, probed))
+        table.ticks(0.0)
+    assert leadership.commit_lsn == END and leadership.confirmed_since(probed)
+    assert leadership.answers(table.now) and leadership.is_served(table.now)
+
+
+@pytest.mark.parametrize(("membership", "needed"), [(QUICK, False), (LARGE, True)], ids=["quick", "large"])
+def test_commits_wait_for_a_member_that_a_commit_quorum_needs(membership: Membership, needed: bool) -> None:
+    table, leader_id = leading(membership)
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    assert leadership._quorum_needs(3) == needed
+
+
+@pytest.mark.parametrize(
+    ("membership", "lacking", "refused"),
+    [(QUICK, (2, 3), False), (LARGE, (), False), (LARGE, (2,), True)],
+)
+def test_what_no_commit_quorum_could_cut_is_not_given_up(
+    membership: Membership, lacking: tuple[int, ...], refused: bool
+) -> None:
+    table = Table(allow_data_loss=True)
+    table.connects(1, 2, 3, membership=membership)
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            leader_id = table.sent(VoteRequest)[1].leader_id
+    fork_lsn = END - 100
+    for safekeeper_id in (1, 2, 3):
+        begin_lsn = fork_lsn + 1 if safekeeper_id in lacking else BASE
+        table.hears(safekeeper_id, vote(leader_id, wal_begin_lsn=begin_lsn))
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    assert bool(table.did(Finish)) == refused
+    assert bool(table.sent(DigestRequest)) != refused

@@ -8,6 +8,7 @@ import pytest
 
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.membership import QuorumSizes
 from safekeeper.consensus.messages import (
     AppendResponse,
     DigestRequest,
@@ -19,7 +20,19 @@ from safekeeper.consensus.messages import (
     VoteRequest,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, SEGMENT, Table, greeting, vote
+from tests.unit.proposer.test_proposer import (
+    BASE,
+    CLUSTER,
+    CRCS,
+    END,
+    LOG,
+    MEMBERS,
+    PRIMARY,
+    SEGMENT,
+    Table,
+    greeting,
+    vote,
+)
 from walproxy.proposer.actions import (
     Disconnect,
     Finish,
@@ -32,6 +45,8 @@ from walproxy.proposer.actions import (
 )
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
+from walproxy.proposer.refusals import RefusedPrimary, _lineage_reason
+from walproxy.proposer.roster import Cluster
 
 SWITCHED = (*LOG, HistoryEntry(4, END - 200, 2))
 PROMOTED = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 200),))
@@ -231,6 +246,7 @@ def test_refusals_do_not_make_the_next_primary_wait() -> None:
 
 OLD = msgspec.structs.replace(PRIMARY, host="old")
 AS_SWITCHED = {"last_term": 4}
+LEADER = LeaderId(6, "run1")
 RETRY_S = 10.0
 
 
@@ -346,6 +362,16 @@ def test_a_quorum_whose_newest_log_fits_is_asked_for_its_votes() -> None:
     table.event(table.proposer.disconnected(1, table.now))
     comes_back(table, OLD, 2, 3, last_term=3)
     assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
+
+
+@pytest.mark.parametrize(("elect", "refused"), [("N", True), ("N/2+1", False)])
+def test_a_host_is_refused_again_by_each_donor_that_an_elect_quorum_can_choose(elect: str, refused: bool) -> None:
+    membership = msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes("N", elect))
+    newest = {1: vote(LEADER, history=SWITCHED), 2: vote(LEADER, history=LOG), 3: vote(LEADER, history=LOG)}
+    votes = {(i, str(i) * 32): each for i, each in newest.items()}
+    past = RefusedPrimary(OLD, "why", Cluster(CLUSTER, membership), votes, 0.0, 0.0)
+    # Without member 1 another log can be chosen, with which this host could go on.
+    assert bool(_lineage_reason(past, set(votes), OLD)) == refused
 
 
 def test_a_member_that_does_not_greet_holds_nothing_up_for_long() -> None:

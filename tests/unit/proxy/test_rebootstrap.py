@@ -14,7 +14,7 @@ import walproxy.proxy.safekeeper_requests
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
@@ -372,6 +372,10 @@ MEMBERS = tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))
 KEPT = Replaced(OLD, SYSTEM_ID, MIB, 180000, Membership(1, MEMBERS), MIB, 4 * MIB)
 
 
+# Of which every member must vote.
+OF_ALL = msgspec.structs.replace(KEPT, membership=Membership(1, MEMBERS, quorum_sizes=QuorumSizes("1", "N")))
+
+
 def replaced(
     safekeeper_id: int, *, flush_lsn: int = 0, kept: Replaced | None = KEPT, cluster_id: str = NEW
 ) -> FakeSafekeeper:
@@ -471,6 +475,10 @@ async def test_an_undo_that_broke_off_before_those_who_had_not_left_were_told_is
         (
             lambda: [replaced(1), replaced(2, kept=None), FakeSafekeeper(3, flush_lsn=0)],
             r"no quorum of a cluster's members keeps it \(safekeeper 1 keeps cluster cccccccc\): the",
+        ),
+        (
+            lambda: [replaced(1, kept=OF_ALL), replaced(2, kept=OF_ALL), replaced(3, kept=None)],
+            "no quorum of a cluster's members keeps it",
         ),
         (
             lambda: [replaced(1), replaced(2), replaced(3, kept=None)],

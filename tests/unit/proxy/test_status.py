@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
@@ -29,6 +30,7 @@ from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.archiving import INCUMBENT_GRACE_S
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.liveness import Timing
+from walproxy.proposer.member_change import Target, halves_of
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.roster import Peer
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
@@ -198,6 +200,13 @@ def test_one_lost_disk_is_fed_and_two_take_a_rebootstrap() -> None:
         assert "walproxy rebootstrap" in member_problem(safekeeper_id, known, "")
 
 
+@pytest.mark.parametrize("sizes", [QuorumSizes("1", "N"), QuorumSizes("N", "N/2+1")], ids=["elect", "commit"])
+def test_one_lost_disk_takes_a_rebootstrap_where_all_are_needed(sizes: QuorumSizes) -> None:
+    membership = msgspec.structs.replace(MEMBERS, quorum_sizes=sizes)
+    known = peers(greeting(1, membership=membership), greeting(2, membership=membership), empty(3))
+    assert "walproxy rebootstrap" in member_problem(3, known, "")
+
+
 def test_a_folder_that_was_replaced_by_one_with_promises_is_told_apart_from_an_empty_one() -> None:
     known = peers(greeting(1), greeting(2), greeting(3, incarnation="f" * 32))
     assert "has been replaced" in member_problem(3, known, "")
@@ -219,7 +228,7 @@ def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> 
     assert shown(proxy_status(proxy, 1.0))[0].endswith("quorum 2 of 3, no membership is known yet")
     leadership = a_term_with_standbys(proxy)
     leadership.membership = Membership(2, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3, 4, 5)))
-    leadership.wanted = leadership.membership.members
+    leadership.wanted = halves_of(leadership.membership)[0]
     for safekeeper_id in (1, 2):
         proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)
         proxy.links[safekeeper_id]._connection = cast("SafekeeperConnection", object())
@@ -228,11 +237,21 @@ def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> 
     assert [each["member"] for each in status["safekeepers"]] == [True, True, True]
     assert shown(status)[0].endswith("quorum 3 of 5 members, 2 streaming")
     assert (status["learners"], status["members_change"]) == (0, None)
+    quick = QuorumSizes("N/3+1", "N-N/3")
+    leadership.membership = msgspec.structs.replace(leadership.membership, quorum_sizes=quick)
+    leadership.wanted = halves_of(leadership.membership)[0]
+    status = proxy_status(proxy, 1.5)
+    assert (status["quorum"], status["elect_quorum"]) == (2, 4)
+    assert shown(status)[0].endswith("quorum 2 of 5 members (4 to elect a leader), 2 streaming")
+    assert proxy.attendance(1.5).needed == 2
+    proxy.proposer.leadership = None
+    proxy.proposer.peers[1].greeting = greeting(1, membership=leadership.membership)
+    assert proxy.attendance(1.5).needed == 4, "before a commit, they have to elect a leader"
 
 
 def test_a_change_of_the_members_is_shown(proxy: Proxy) -> None:
     leadership = a_term_with_standbys(proxy)
-    leadership.wanted = MEMBERS.members[:2]
+    leadership.wanted = Target(MEMBERS.members[:2], QuorumSizes())
     for safekeeper_id, progress in leadership.members.items():
         progress.voter = safekeeper_id != 3
         proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)

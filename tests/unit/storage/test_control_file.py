@@ -78,11 +78,11 @@ def test_a_control_file_of_the_format_before_is_read_and_rewritten(tmp_path: Pat
     assert (control.promised, control.commit_lsn, control.archive_id) == (LeaderId(9, "r" * 32), 0x3000200, "a" * 32)
 
 
-def test_a_membership_with_quorums_of_another_size_is_of_a_newer_release(tmp_path: Path) -> None:
+def test_a_membership_with_quorums_that_cannot_be_is_refused(tmp_path: Path) -> None:
     membership = Membership(1, (Member(2, "2" * 32),), quorum_sizes=QuorumSizes(commit="2"))
     state = ControlState(safekeeper_id=2, incarnation="2" * 32, membership=membership)
     ControlFile(RealFileSystem(), tmp_path).store(state)
-    with pytest.raises(ConfigurationError, match="newer release: the commit quorum '2' is not supported"):
+    with pytest.raises(ConfigurationError, match="that is not valid: the commit quorum '2' is 2 for N = 1"):
         DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)
 
 

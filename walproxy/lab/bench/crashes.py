@@ -6,7 +6,7 @@
     proxy killed        kill -9, and it is started again at once, as a supervisor does
     spare takes over    kill -9 while another proxy waits with the same options; the first stays away
     spare, proxy hung   the same with SIGSTOP: its connections stay, as those of a machine that lost its power do
-    nobody, 8 clients   as the first, with eight clients
+    eight clients       nothing happens, with eight clients
     disk replaced       kill -9 of one of three, its data folder is deleted, it starts again, and `walproxy members
                         replace` runs to its end, with eight clients: no commit should take longer
 
@@ -47,7 +47,7 @@ NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG, BUSY, REPLACED = (
     "proxy killed",
     "spare takes over",
     "spare, proxy hung",
-    "nobody, 8 clients",
+    "eight clients",
     "disk replaced",
 )
 CASES = (NOBODY, SAFEKEEPER, START, RESTART, SPARE, HUNG, BUSY, REPLACED)
