@@ -268,3 +268,44 @@ def test_an_even_number_is_warned_of_and_a_removed_member_that_comes_back_does_n
         cluster.safekeepers[2].start()
         load.wait_for_commits(5)
         cluster.safekeepers[3].start()
+
+
+def test_the_sizes_of_the_quorums_change_and_commits_wait_for_fewer_disks(new_gated: NewGated) -> None:
+    cluster = new_gated().start_gated()
+    with cluster.load() as load:
+        for safekeeper_id in (4, 5):
+            cluster.add_safekeeper(safekeeper_id).start()
+            change(cluster, "add", cluster.place_of(safekeeper_id))
+        ended = members(cluster, "quorum", "--commit", "(N+2)/3", "--elect", "N-(N+2)/3+1")
+        assert ended.returncode == 0, ended.stderr
+        assert "commits need 2 of 5, elections 4" in ended.stderr
+        assert (cluster.status()["quorum"], cluster.status()["elect_quorum"]) == (2, 4)
+        # The term that is led goes on with two of five.
+        for safekeeper_id in (3, 4, 5):
+            cluster.safekeepers[safekeeper_id].kill9()
+        load.wait_for_commits(20)
+        # But nobody is elected by two, nor by three.
+        cluster.safekeepers[3].start()
+        cluster.proxy.kill9()
+        cluster.proxy.start()
+        load.assert_stalled(2.0)
+        cluster.safekeepers[4].start()
+        load.wait_for_commits(20)
+        cluster.safekeepers[5].start()
+        assert change(cluster, "quorum", "--commit", "N/2+1", "--elect", "N/2+1") == [1, 2, 3, 4, 5]
+        assert (cluster.status()["quorum"], cluster.status()["elect_quorum"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("size", "line"),
+    [
+        ("aaa", "'aaa' is not valid"),
+        ("N+1", "the commit quorum 'N+1' is 2 for N = 1"),
+        ("2^32+1", "'2^32+1' is not valid"),
+        ("N/2", "the commit quorum 'N/2' is 0 for N = 1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(cluster: Gated, size: str, line: str) -> None:
+    ended = members(cluster, "quorum", "--commit", size)
+    assert ended.returncode == 3
+    assert line in only_line(ended.stderr)

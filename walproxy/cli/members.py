@@ -22,7 +22,7 @@ from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.quorum_expression import size_of
 from walproxy.cli.parameters import Parameter
-from walproxy.proposer.member_change import Target, halves_of
+from walproxy.proposer.member_change import Target, halves_of, list_members
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
 from walproxy.proxy.credentials import read_peer_credentials
@@ -277,7 +277,8 @@ class _ProgressOfChange:
         present, count = halves_of(cluster.membership)[0], len(wanted.members)
         if wanted == present:
             return
-        before, after = (", ".join(str(member.id) for member in each.members) for each in (present, wanted))
+        before = list_members(present.members, wanted.members)
+        after = list_members(wanted.members, present.members)
         commit, elect = (size_of(size, count) for size in (wanted.sizes.commit, wanted.sizes.elect))
         elections = f", elections {elect}" if elect != commit else ""
         self._say(f"members {before} -> {after}: commits need {commit} of {count}{elections}")

@@ -142,7 +142,8 @@ def replacement_of_lost(membership: Membership, learners: Iterable[Identity]) ->
 
 def describe_change(membership: Membership) -> str:
     """Return the log line of a leader that has decided for this membership."""
-    old, new = _listed(membership.members), _listed(membership.new_members)
+    halves = membership.halves()
+    old, new = list_members(halves[0], halves[-1]), list_members(halves[-1], halves[0])
     sizes, new_sizes = membership.quorum_sizes, membership.new_quorum_sizes
     if not membership.new_members:
         quorums = f", their quorums {sizes}" if sizes != QuorumSizes() else ""
@@ -155,7 +156,7 @@ def describe_change(membership: Membership) -> str:
 
 def describe_wish(membership: Membership, wanted: Target) -> str:
     """Return the log line of a leader that was asked for these members, and not for those that it has or changes to."""
-    listed = _listed(wanted.members)
+    listed = list_members(wanted.members, membership.members)
     if wanted == halves_of(membership)[0]:
         return f"the change of the members is cancelled: they stay {listed}"
     if membership.new_members:
@@ -184,8 +185,8 @@ def absence_reason(membership: Membership, wanted: Target, facts: ChangeFacts) -
         needed = size_of(half.sizes.commit, len(half.members))
         if count < needed:
             return (
-                f"of the members {_listed(half.members)} only {count} would follow, and commits need {needed}: start "
-                "the others first (--force: commits wait until they follow)"
+                f"of the members {list_members(half.members)} only {count} would follow, and commits need {needed}: "
+                "start the others first (--force: commits wait until they follow)"
             )
     return ""
 
@@ -200,7 +201,7 @@ def refusal_of(membership: Membership, present: Target, wanted: Target) -> str:
     if membership.new_members and wanted not in halves:
         return f"another change is under way ({membership.label}): wait for its end, or cancel it"
     if not membership.new_members and present != halves[0] and wanted not in (present, halves[0]):
-        return f"another change is under way, to the members {_listed(present.members)}: wait for its end, or cancel it"
+        return f"another change is under way, to the members {list_members(present.members)}: wait for its end, or cancel it"
     if not wanted.members:
         return "a cluster needs a member"
     problem = quorum_problem(len(wanted.members), wanted.sizes)
@@ -221,5 +222,11 @@ def target_of(membership: Membership, wanted: tuple[Member, ...], sizes: QuorumS
     return Target(wanted, sizes)
 
 
-def _listed(members: Iterable[Member]) -> str:
-    return ", ".join(str(member.id) for member in members)
+def list_members(members: Iterable[Member], others: Iterable[Member] = ()) -> str:
+    """Return the text of the ids of members, with the data folder where one of the same id among `others` has another one."""
+    folders = {member.id: member.incarnation for member in others}
+    return ", ".join(
+        str(member.id)
+        + (f" ({member.incarnation[:8]})" if folders.get(member.id, member.incarnation) != member.incarnation else "")
+        for member in members
+    )

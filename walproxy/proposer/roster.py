@@ -92,7 +92,7 @@ class Roster:
             else:
                 difference = f"lists it at {', '.join(peer.addresses)}"
             peer.addresses += (member.address,)
-            text = f"safekeeper {member.id} is a member at {member.address}, and --safekeepers {difference}"
+            text = f"connecting to safekeeper {member.id} at {member.address}, and --safekeepers {difference}"
             self._out.append(Note(Level.WARNING, f"{text}: correct --safekeepers"))
             self._out.append(Dial(member.id, member.address))
 

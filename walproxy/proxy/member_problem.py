@@ -8,22 +8,25 @@ be a quorum again, the line names the command that helps; nothing starts automat
 from collections.abc import Mapping
 
 from safekeeper.consensus.membership import Membership
-from walproxy.proposer.roster import Peer
+from walproxy.proposer.roster import Peer, newest_membership
 
 _REBOOTSTRAP = "too few data folders are left for a quorum: walproxy rebootstrap starts a new cluster"
 
 
-def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: str) -> str:
+def member_problem(
+    safekeeper_id: int, peers: Mapping[int, Peer], link_problem: str, led: Membership | None = None
+) -> str:
     """Return why a safekeeper does not count, empty if it does or if that is not known yet.
 
     Args:
         peers: the state of each safekeeper.
         link_problem: why there is no connection to this one, empty if there is one.
+        led: the membership of the term that is led, None if none is: greetings may be older.
     """
     peer = peers[safekeeper_id]
     if peer.refused or link_problem or peer.problem:
         return peer.refused or link_problem or peer.problem
-    membership = known_membership(peers)
+    membership = led if led is not None else newest_membership(peers)
     if peer.greeting is None or membership is None:
         return ""
     if membership.is_voter(safekeeper_id, peer.greeting.incarnation):
@@ -38,14 +41,11 @@ def member_problem(safekeeper_id: int, peers: Mapping[int, Peer], link_problem: 
     lost = lost_members(membership, peers)
     left = {identity for identity in membership.identities() if identity[0] not in lost}
     if membership.has_commit_quorum(left) and membership.has_elect_quorum(left):
-        return f"{folder}, so it receives WAL as a learner and does not vote"
+        return (
+            f"{folder}, so it receives WAL as a learner and does not vote (walproxy members replace {safekeeper_id} "
+            "makes it a member)"
+        )
     return f"{folder}, so it does not vote; {_REBOOTSTRAP}"
-
-
-def known_membership(peers: Mapping[int, Peer]) -> Membership | None:
-    """Return the newest membership that any greeted safekeeper has, None if none has one."""
-    found = [p.greeting.membership for p in peers.values() if p.greeting is not None and not p.refused]
-    return max((m for m in found if m is not None), key=lambda m: (m.generation, m.author), default=None)
 
 
 def lost_members(membership: Membership, peers: Mapping[int, Peer]) -> set[int]:

@@ -49,9 +49,10 @@ from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.roster import newest_membership
 from walproxy.proposer.view import ProposerView, view_of
 from walproxy.proxy.config import ProxyConfig
-from walproxy.proxy.member_problem import known_membership, member_problem
+from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.proxy.readiness import SERVING_STATES, Readiness
@@ -313,7 +314,8 @@ class Proxy:
         if self.has_no_room(view, safekeeper_id):
             assert view.led is not None  # by has_no_room
             return f"it refuses WAL: {view.led.members[safekeeper_id].refusal}"
-        return member_problem(safekeeper_id, view.peers, self.links[safekeeper_id].problem)
+        led = view.led.membership if view.led is not None else None
+        return member_problem(safekeeper_id, view.peers, self.links[safekeeper_id].problem, led)
 
     def has_no_room(self, view: ProposerView, safekeeper_id: int) -> bool:
         """Return whether a reachable safekeeper refuses WAL for a full disk; each attempt closes its connection."""
@@ -324,7 +326,7 @@ class Proxy:
         """Return which members take part now."""
         view = self.view(now)
         led = view.led
-        known = led.membership if led is not None else known_membership(view.peers)
+        known = led.membership if led is not None else newest_membership(view.peers)
         ids = known.ids() if known is not None else frozenset(self.links)
         present = (
             led.taking_part & ids

@@ -9,9 +9,9 @@ from typing import Any
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.membership import MAJORITY
 from safekeeper.consensus.quorum_expression import size_of
+from walproxy.proposer.roster import newest_membership
 from walproxy.proposer.standbys import StandbyRow
 from walproxy.proposer.view import ProposerView, TermView
-from walproxy.proxy.member_problem import known_membership
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.readiness import SERVING_STATES
 
@@ -26,7 +26,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     led, primary = view.led, view.primary
     received_lsn = led.received_lsn if led is not None else proxy.window.end_lsn
     membership = led.membership if led is not None else None
-    known = membership or known_membership(view.peers)
+    known = membership or newest_membership(view.peers)
     members = known.ids() if known is not None else None
     safekeepers = [_safekeeper_status(proxy, view, i, received_lsn, members, now) for i in sorted(proxy.links)]
     needed_lsn = promotable_lsn(led)

@@ -173,7 +173,7 @@ def test_a_forced_change_begins_without_a_quorum_of_the_new_members_and_never_be
     [
         (PRESENT, OLD, "the change of the members is cancelled: they stay 1, 2, 3"),
         (JOINT, OLD, "the change of the members is cancelled: they stay 1, 2, 3"),
-        (JOINT, REPLACED, "the change of the members goes on: they become 1, 2, 3"),
+        (JOINT, REPLACED, "the change of the members goes on: they become 1, 2, 3 (eeeeeeee)"),
         (PRESENT, (ONE, TWO), "the members are to become 1, 2"),
         (
             PRESENT,
