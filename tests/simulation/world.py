@@ -407,7 +407,7 @@ class World:
             for each in self.safekeepers.values()
             if (control := each.disk.control) is not None
             and control.membership is not None
-            and control.membership.halves() == membership.halves()
+            and control.membership.is_same(membership)
         ]
         if not quorums.can_commit(membership, informed):
             return False

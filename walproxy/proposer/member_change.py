@@ -145,13 +145,19 @@ def describe_change(membership: Membership) -> str:
     halves = membership.halves()
     old, new = list_members(halves[0], halves[-1]), list_members(halves[-1], halves[0])
     sizes, new_sizes = membership.quorum_sizes, membership.new_quorum_sizes
+    label = membership.label
     if not membership.new_members:
-        quorums = f", their quorums {sizes}" if sizes != QuorumSizes() else ""
-        return f"the members are {old}{quorums} ({membership.label})"
-    changes = [f"the members change from {old} to {new}"] if old != new or sizes == new_sizes else []
-    if sizes != new_sizes:
-        changes.append(f"the quorums change from {sizes} to {new_sizes}")
-    return f"{', '.join(changes)} ({membership.label}): both need a quorum until then"
+        if sizes == QuorumSizes():
+            return f"the members are {old} ({label})"
+        return f"the members are {old}, their quorums {sizes} ({label})"
+    if sizes == new_sizes:
+        return f"the members change from {old} to {new} ({label}): both need a quorum until then"
+    if membership.members == membership.new_members:
+        return f"the quorums change from {sizes} to {new_sizes} ({label}): both need a quorum until then"
+    return (
+        f"the members change from {old} to {new}, their quorums from {sizes} to {new_sizes} ({label}): both need a "
+        "quorum until then"
+    )
 
 
 def describe_wish(membership: Membership, wanted: Target) -> str:

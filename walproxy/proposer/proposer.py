@@ -57,6 +57,7 @@ from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.roster import (
     Cluster,
     Roster,
+    clusters_of,
     find_cluster,
     later_cluster_reason,
     majority_against,
@@ -595,6 +596,11 @@ class Proposer:
 
     def _lead(self, campaign: Campaign, now: float) -> None:
         elected, stream = campaign.elected(), self._stream
+        ours = Cluster(elected.cluster_id, elected.membership)
+        if any(cluster.id == ours.id and cluster.is_later_than(ours) for cluster in clusters_of(self.peers)):
+            # The term would end with the first member that is told of it.
+            self._abandon_campaign(campaign, now, "a member has a newer membership")
+            return
         term_start_lsn = elected.history[-1].start_lsn
         self.standbys.cut(term_start_lsn)
         self._stage.enter(Phase.LEADING)

@@ -247,13 +247,16 @@ def greetings_of(peers: Peers) -> dict[int, AcceptorGreeting]:
     return {i: peer.greeting for i, peer in peers.items() if peer.greeting is not None and not peer.refused}
 
 
+def clusters_of(peers: Peers) -> list[Cluster]:
+    """Return the cluster and membership of each that has greeted and is not refused, if it has one."""
+    greetings = greetings_of(peers).values()
+    return [Cluster(each.cluster_id, each.membership) for each in greetings if each.membership is not None]
+
+
 def find_cluster(peers: Peers) -> Cluster | None:
     """Return the latest cluster and membership that has an elect quorum among the greeted, None if none has."""
     found: Cluster | None = None
-    for greeting in greetings_of(peers).values():
-        if greeting.membership is None:
-            continue
-        cluster = Cluster(greeting.cluster_id, greeting.membership)
+    for cluster in clusters_of(peers):
         is_candidate = found is None or cluster.is_later_than(found)
         if is_candidate and cluster.membership.has_elect_quorum(voters_of(peers, cluster).values()):
             found = cluster

@@ -265,7 +265,7 @@ def test_sizes_that_cannot_be_are_refused(membership: Membership, sizes: QuorumS
         (OF_QUICK, "the members are 1, 2, 3, their quorums commit 1, elect N (generation 7 of term 7)"),
         (
             Membership(6, OLD, (ONE, TWO), author=7, quorum_sizes=QUICK),
-            "the members change from 1, 2, 3 to 1, 2, the quorums change from commit 1, elect N to commit N/2+1, elect "
+            "the members change from 1, 2, 3 to 1, 2, their quorums from commit 1, elect N to commit N/2+1, elect "
             "N/2+1 (generation 6 of term 7): both need a quorum until then",
         ),
     ],

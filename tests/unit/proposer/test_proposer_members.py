@@ -23,7 +23,7 @@ from safekeeper.consensus.messages import (
     VoteRequest,
 )
 from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, PRIMARY, Table, greeting, vote
-from walproxy.proposer.actions import Dial, Disconnect, Finish, HangUp, IdentifyPrimary, ReportStatus, SendAppend
+from walproxy.proposer.actions import Dial, Disconnect, Finish, HangUp, IdentifyPrimary, Note, ReportStatus, SendAppend
 from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.roster import Peer
 
@@ -381,6 +381,24 @@ def test_what_a_small_quorum_has_committed_is_counted_again_before_the_large_one
 def test_sizes_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"the commit quorum 'N/2' is 0 for N = 1: it must be from 1 to N"):
         Leading().wants(*MEMBERS.members, sizes=QuorumSizes("N/2", "N/2+1"))
+
+
+def test_a_term_is_not_led_when_a_member_comes_with_a_newer_membership_before_it() -> None:
+    table = Table()
+    table.connects(1, 2)
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = LeaderId(table.proposer.term, "run1")
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(leader_id))
+    table.ticks(0.15)
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.connects(3, membership=msgspec.structs.replace(MEMBERS, author=leader_id.term + 1))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert not table.sent(Elected) and table.proposer.leadership is None
+    assert any("a member has a newer membership" in note.text for note in table.did(Note))
 
 
 # Which size each decision needs: of three members a commit needs 1 and an election 3, or the reverse.
