@@ -207,7 +207,8 @@ def refusal_of(membership: Membership, present: Target, wanted: Target) -> str:
     if membership.new_members and wanted not in halves:
         return f"another change is under way ({membership.label}): wait for its end, or cancel it"
     if not membership.new_members and present != halves[0] and wanted not in (present, halves[0]):
-        return f"another change is under way, to the members {list_members(present.members)}: wait for its end, or cancel it"
+        end = list_members(present.members)
+        return f"another change is under way, to the members {end}: wait for its end, or cancel it"
     if not wanted.members:
         return "a cluster needs a member"
     problem = quorum_problem(len(wanted.members), wanted.sizes)
@@ -229,7 +230,7 @@ def target_of(membership: Membership, wanted: tuple[Member, ...], sizes: QuorumS
 
 
 def list_members(members: Iterable[Member], others: Iterable[Member] = ()) -> str:
-    """Return the text of the ids of members, with the data folder where one of the same id among `others` has another one."""
+    """Return the ids of members as text, with the data folder of one that has another one than among `others`."""
     folders = {member.id: member.incarnation for member in others}
     return ", ".join(
         str(member.id)
