@@ -25,6 +25,7 @@ from safekeeper.consensus.messages import (
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
+    PullEnded,
     ReadResponse,
     Reconfigured,
     Refusal,
@@ -168,6 +169,9 @@ class Proposer:
         elif isinstance(message, ReadResponse):
             if leadership is not None:
                 leadership.on_read_response(safekeeper_id, message, now)
+        elif isinstance(message, PullEnded):
+            if leadership is not None:
+                leadership.on_pull_ended(safekeeper_id, message, now)
         elif isinstance(message, Reconfigured):
             if leadership is not None:
                 leadership.on_reconfigured(safekeeper_id, message, now)
@@ -521,7 +525,9 @@ class Proposer:
         term_start_lsn = elected.history[-1].start_lsn
         self.standbys.cut(term_start_lsn)
         self._stage.enter(Phase.LEADING)
-        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now, self._out)
+        leadership = Leadership(
+            elected, campaign.donor, self.standbys, self.timing, now, self._out, self.config.addresses
+        )
         leadership.received_lsn = stream.received_lsn
         leadership.window_begin_lsn = stream.window_begin_lsn
         stream.awaits_link = campaign.awaits_link

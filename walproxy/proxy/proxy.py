@@ -22,6 +22,7 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import quorum_size
 from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.codec import AppendEncoder, encode
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
@@ -50,7 +51,6 @@ from walproxy.proxy.member_problem import known_membership, member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.proxy.readiness import SERVING_STATES, Readiness
-from walproxy.proxy.safekeeper_connection import Credentials
 from walproxy.proxy.safekeeper_link import SafekeeperLink
 from walproxy.proxy.subscriber_watch import SubscriberWatch
 from walproxy.proxy.window import Window

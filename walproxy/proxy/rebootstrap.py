@@ -37,6 +37,7 @@ from safekeeper.consensus.messages import (
     TailRequest,
     TailResponse,
 )
+from safekeeper.net.safekeeper_connection import Credentials, SafekeeperConnection
 from safekeeper.peers.codec import encode
 from safekeeper.waldecode.format import PAGE_HEADER, PAGE_HEADER_SIZE, PAGE_SIZE
 from walproxy.postgres.hosts import primary_hosts
@@ -46,7 +47,6 @@ from walproxy.postgres.sql import SlotState, read_slot
 from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proxy.config import ProxyConfig
 from walproxy.proxy.credentials import read_credentials
-from walproxy.proxy.safekeeper_connection import Credentials, SafekeeperConnection
 
 _TIMEOUT_S = 10.0
 _Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped, ReadResponse, TailResponse)
