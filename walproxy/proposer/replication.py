@@ -334,8 +334,8 @@ class Replication(Liveness):
                 f"a pull cannot end at {format_lsn(message.write_lsn)}: it was at {format_lsn(progress.sent_lsn)}"
             )
         progress.end_pull()
-        progress.sent_lsn = message.write_lsn
-        progress.waiting_since = None if progress.write_lsn >= progress.sent_lsn else now
+        progress.sent_lsn = progress.write_lsn = message.write_lsn
+        progress.waiting_since = None
         size, took_s = message.write_lsn - pull.begin_lsn, now - pull.began_at
         progress.pulled_bytes += size
         problem = message.problem or pull.problem
