@@ -349,6 +349,8 @@ class Replication(Liveness):
             self._out.append(Note(Level.INFO, text))
         progress.pull_problem = problem
         self._send_wal(safekeeper_id, progress, now)
+        if progress.has_readers:
+            self._send_commit(safekeeper_id, progress, now)
 
     def _skip(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         """Let a member continue at the oldest retained WAL: no member retains what it needs next (S6).
