@@ -182,8 +182,7 @@ BUGS: dict[str, Bug] = {
         "a source has adopted the term",
         "figure8",
         (*_acceptor(dropped.ServesUnadopted), (Replication, "_begin_pull", dropped.begin_pull_from_anybody)),
-        weights={"block": 30, "unblock": 5, "crash_safekeeper": 10},
-        rates={"trims": 0.0, "pulls": 1.0, "evict_early": 1.0, "faults_s": 4.0, "fault_every_s": 0.15},
+        scenario="a_member_pulls_from_one_that_has_not_adopted_the_term",
     ),
     "pull_for_the_deposed": Bug(
         "S5",

@@ -693,11 +693,12 @@ _begin_pull = Replication._begin_pull
 
 
 def begin_pull_from_anybody(replication: Replication, safekeeper_id: int, progress: Progress, now: float) -> bool:
-    """Name as sources also members that have not adopted the term on any connection, as if they had all WAL of it."""
+    """Name members that have not adopted the term as the first sources, as if they had all WAL of it."""
     members = replication.members
-    replication.members = {
-        i: p if p.follows else replace(p, follows=True, flush_lsn=replication.commit_lsn) for i, p in members.items()
+    others = {
+        i: replace(p, follows=True, flush_lsn=replication.commit_lsn) for i, p in members.items() if not p.follows
     }
+    replication.members = others | {i: p for i, p in members.items() if p.follows}
     began = _begin_pull(replication, safekeeper_id, progress, now)
     replication.members = members
     return began
