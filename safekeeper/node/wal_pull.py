@@ -149,7 +149,13 @@ class WalPuller:
                 # TimeoutError is an OSError without a text.
                 reason = one_line(str(error)) or "timeout"
                 problems.append(f"{_name(source)}: {reason}")
-                problem_log.note(reason, "could not pull WAL from %s: %s", _name(source), reason)
+                problem_log.note(
+                    reason,
+                    "could not pull WAL from safekeeper %d at %s: %s",
+                    source.safekeeper_id,
+                    source.address,
+                    reason,
+                )
                 sources.failed(source)
             except Exception as error:
                 problems.append(describe_bug(error))
@@ -240,8 +246,9 @@ class WalPuller:
                 problem_log.over()
             if sources.is_to_be_left(source, received_bytes, waited_s):
                 _log.info(
-                    "%s is slow: %d bytes in %.1f s; pulling from another safekeeper",
-                    _name(source),
+                    "safekeeper %d at %s is slow: %d bytes in %.1f s; pulling from another safekeeper",
+                    source.safekeeper_id,
+                    source.address,
                     received_bytes,
                     waited_s,
                 )

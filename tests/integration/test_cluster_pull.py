@@ -1,4 +1,4 @@
-"""A safekeeper that lacks much WAL pulls it from the others: beside commits, without the proxy, and when a source dies."""
+"""A safekeeper that lacks much WAL pulls it from the others: beside commits, past the proxy, when a source dies."""
 
 import time
 
