@@ -170,6 +170,10 @@ class WalPuller:
         Raises:
             OSError, RemoteProtocolError, ConfigurationError: it cannot be read.
         """
+        try:
+            address = parse_address(source.address)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
         answers = Answers()
         connection = SafekeeperConnection(
             source.safekeeper_id,
@@ -181,7 +185,7 @@ class WalPuller:
         self.source = source
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connection.connect(parse_address(source.address), self._credentials.tls)
+                await connection.connect(address, self._credentials.tls)
             control = self._node.acceptor.control
             greeting = ProposerGreeting(
                 PROTOCOL_VERSION,

@@ -210,18 +210,18 @@ class Progress:
         Raises:
             InvariantViolation: one is violated.
         """
-        has_fetch, is_fetching = self.fetch is not None, self.state is State.FETCHING
-        if (self.pull is not None) is not (self.state is State.PULLING):
-            raise InvariantViolation(f"a member cannot be {self.state.value} with the pull {self.pull}")
-        if self.follows and self.adopted and has_fetch is is_fetching:
+        state = self.state
+        has_fetch, is_fetching = self.fetch is not None, state is State.FETCHING
+        has_pull, is_pulling = self.pull is not None, state is State.PULLING
+        if self.follows and self.adopted and has_fetch is is_fetching and has_pull is is_pulling:
             if self.flush_lsn <= self.write_lsn <= self.sent_lsn <= received_lsn:
                 return  # The usual case, in one comparison: it is checked three times an event.
-        elif not self.follows and not has_fetch and self.flush_lsn <= self.write_lsn <= received_lsn:
+        elif not self.follows and not has_fetch and not has_pull and self.flush_lsn <= self.write_lsn <= received_lsn:
             if self.adopted or not self.flush_lsn:
                 return
             raise InvariantViolation("a member counts before it has adopted the term")
         raise InvariantViolation(
             f"a member cannot be {self.state.value} with flush_lsn {format_lsn(self.flush_lsn)}, write_lsn "
             f"{format_lsn(self.write_lsn)}, sent_lsn {format_lsn(self.sent_lsn)} of {format_lsn(received_lsn)}, "
-            f"adopted: {self.adopted}, request: {self.fetch}"
+            f"adopted: {self.adopted}, request: {self.fetch}, pull: {self.pull}"
         )
