@@ -5,4 +5,5 @@ acceptor_log   the acceptor's log, and how an adoption changes it
 effects        what the node must execute, in order
 trimming       which WAL need not be retained
 readable       which WAL may be sent to a reader
+pull_sources   which safekeeper a pull of WAL reads from
 """

@@ -27,6 +27,7 @@ from safekeeper.acceptor.effects import (
     FindTimedRecord,
     ReadWal,
     Send,
+    ServeRead,
     TruncateWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
@@ -50,10 +51,13 @@ from safekeeper.consensus.messages import (
     DigestResponse,
     Elected,
     MembersAnswer,
+    PeerRead,
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
     ProposerMessage,
+    PullEnded,
+    PullWal,
     ReadRequest,
     ReadResponse,
     Reconfigure,
@@ -86,6 +90,7 @@ class Acceptor(AcceptorLog):
         leader: the proposer whose history was adopted since the start, None if none.
         has_readers, standbys: the readers of this safekeeper, as last passed to `readers_changed`.
         archiver: the safekeeper that archives, as last assigned by a leader; 0 if none was since the start.
+        pull: the leader's request to read WAL from other members, None if none is under way.
         awaits_election: whether no `Elected` was received since the start, or since the last vote: no WAL is removed.
     """
 
@@ -106,6 +111,8 @@ class Acceptor(AcceptorLog):
         self._told_write_lsn: Lsn = 0
         self._told_sequence = 0
         self._versions: dict[int, int] = {}  # of the connections that have greeted
+        self.pull: PullWal | None = None
+        self._pulled_from_lsn = LSN_MAX  # Where the first pull of this adoption began.
         self._checked = control
         self._checked_logs_adopted = self.logs_adopted
         self._checked_commit_lsn = self.commit_lsn
@@ -120,6 +127,8 @@ class Acceptor(AcceptorLog):
             ChangeMembers: self._relay_change,
             MembersAnswer: self._relay_answer,
             ArchiveAssignment: self._archive_assignment,
+            PullWal: self._pull_wal,
+            PeerRead: self._peer_read,
             ReadRequest: self._read,
             DigestRequest: self._digest,
             TailRequest: self._tail,
@@ -282,6 +291,8 @@ class Acceptor(AcceptorLog):
                 raise InvariantViolation("leader_connection is set without a leader")
         elif self.leader_connection is None or self.leader != control.promised:
             raise InvariantViolation(f"{self.leader} leads, and {control.promised} was promised")
+        if self.pull is not None and self.pull.leader_id != self.leader:
+            raise InvariantViolation(f"{self.leader} leads, and WAL is pulled for {self.pull.leader_id}")
 
     # ------------------------------------------------------------------ for status pages
 
@@ -510,6 +521,7 @@ class Acceptor(AcceptorLog):
         self.leader_connection = connection
         self._leader_commit_lsn = message.commit_lsn
         self._sequence = 0
+        self.pull, self._pulled_from_lsn = None, LSN_MAX
         self._hear_leader(now, healthy=True)
         # A switch exactly at the write position is done: the adoption, or the start, has named the segment.
         self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
@@ -529,6 +541,9 @@ class Acceptor(AcceptorLog):
         if membership is None or message.generation != membership.generation:
             yield from self._refuse_generation(connection, message.generation)
             return
+        if not message.payload and self._pulled_from_lsn <= message.begin_lsn < self.write_lsn:
+            # A heartbeat: the leader does not know yet how far the pull is.
+            message = msgspec.structs.replace(message, begin_lsn=self.write_lsn)
         if message.begin_lsn != self.write_lsn:
             reason = (
                 f"an append at {format_lsn(message.begin_lsn)} does not start at the write position "
@@ -668,6 +683,75 @@ class Acceptor(AcceptorLog):
             )
             yield Send(self.leader_connection, report)
 
+    # ------------------------------------------------------------------ WAL from other members, and for them
+
+    def _pull_wal(self, connection: int, message: PullWal, now: float) -> Effects:
+        """Begin to pull WAL, or continue under the new request; end it if no source is named (6.6)."""
+        if not (yield from self._is_adopted(connection, message.leader_id)):
+            return
+        self._pulled_from_lsn = min(self._pulled_from_lsn, self.write_lsn)
+        self.pull = message
+        if not message.sources or self.write_lsn >= message.end_lsn:
+            yield from self._end_pull("")
+
+    def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
+        """Write WAL that was read from another member in the name of `leader_id`; ignore what is late (6.8)."""
+        pull = self.pull
+        if pull is None or not self._continues(pull, leader_id, begin_lsn):
+            return
+        try:
+            yield from self._write(begin_lsn, payload[: pull.end_lsn - begin_lsn])
+        except StorageFull as full:
+            yield from self._end_pull(str(full))
+            raise
+        if self._open_fork_lsn < self.commit_lsn:
+            yield from self._settle_forks()
+        if self.write_lsn >= pull.end_lsn:
+            yield from self._end_pull("")
+
+    def _continues(self, pull: PullWal, leader_id: LeaderId, begin_lsn: Lsn) -> bool:
+        """Return whether WAL that was pulled is the next of the log that is followed, as an append would be (S5, S6).
+
+        Between the request and its answer another term may have been promised, or its history adopted.
+        """
+        is_led = pull.leader_id == leader_id == self.leader == self.control.promised
+        return is_led and begin_lsn == self.write_lsn < pull.end_lsn
+
+    def pull_failed(self, pull: PullWal, problem: str) -> Effects:
+        """Tell the leader that no source of this pull can be read; a pull that is no longer under way is ignored."""
+        if pull is self.pull:
+            yield from self._end_pull(problem)
+
+    def _end_pull(self, problem: str) -> Effects:
+        pull, self.pull = self.pull, None
+        if pull is not None and self.leader_connection is not None:
+            ended = PullEnded(pull.leader_id, pull.request_id, self.write_lsn, problem)
+            yield Send(self.leader_connection, ended)
+
+    def _peer_read(self, connection: int, message: PeerRead, now: float) -> Effects:
+        """Let a member read WAL of the term that both have adopted (6.7)."""
+        if message.leader_id != self.control.promised:
+            yield from self._refuse_stale(connection, message.leader_id)
+        elif not self._has_adopted(message.leader_id):
+            reason = f"this safekeeper has not adopted the history of {message.leader_id}"
+            yield from self._refuse(connection, RefusalCode.NOT_ADOPTED, reason, close=True)
+        elif (yield from self._may_read(connection, message.leader_id, message.begin_lsn, message.end_lsn)):
+            yield ServeRead(connection, message)
+
+    def serves(self, request: PeerRead) -> bool:
+        """Return whether this log has the range of a member's request, as one that `_peer_read` has accepted."""
+        is_retained = self.control.wal_begin_lsn <= request.begin_lsn and request.end_lsn <= self.flush_lsn
+        return is_retained and self._has_adopted(request.leader_id)
+
+    def _has_adopted(self, leader_id: LeaderId) -> bool:
+        """Return whether this log, as it is on disk, is the beginning of that of the term of `leader_id`.
+
+        The promise alone does not show that: the log may diverge from the term's until `Elected` is received.
+        """
+        control = self.control
+        is_whole = control.truncate_to is None and not control.is_log_pending
+        return control.promised == leader_id and last_term(control.history) == leader_id.term and is_whole
+
     # ------------------------------------------------------------------ reads for the proposer
 
     def _read(self, connection: int, message: ReadRequest, now: float) -> Effects:
@@ -728,6 +812,7 @@ class Acceptor(AcceptorLog):
         self.leader_connection = None
         self._leader_commit_lsn = 0
         self._leader_healthy = False
+        self.pull, self._pulled_from_lsn = None, LSN_MAX
 
     def _refuse(self, connection: int, code: RefusalCode, reason: str, close: bool = False) -> Effects:
         yield Send(connection, Refusal(code, reason, self.control.promised))

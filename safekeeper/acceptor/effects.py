@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.consensus.messages import AcceptorMessage, PeerRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,18 @@ class ReadWal:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeRead:
+    """Read the range of `request`, while other events continue, and answer it on `connection` (`ReadResponse`).
+
+    Only if the acceptor still `serves` the request after the read: otherwise the bytes may be those of another log. The
+    shell refuses a request whose WAL cannot be read.
+    """
+
+    connection: int
+    request: PeerRead
+
+
+@dataclass(frozen=True, slots=True)
 class DigestWal:
     """Return the CRC-32C of each page of [begin_lsn, end_lsn), as a tuple of int."""
 
@@ -157,6 +169,7 @@ Effect = (
     | InspectSetAside
     | RestoreWal
     | ReadWal
+    | ServeRead
     | DigestWal
     | FindRecords
     | FindRecordEnd

@@ -9,6 +9,8 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, e
     AppendRequest   -> AppendResponse     WAL, or a heartbeat if empty (step 7); pipelined
     Reconfigure     -> Reconfigured       the next membership of the term, on disk (step 10)
     ReadRequest     -> ReadResponse       WAL for members that lag (step 6)
+    PullWal         -> PullEnded          WAL below the window, which the member reads from other members (step 6)
+    PeerRead        -> ReadResponse       WAL for the member that sends this, in its leader's name (step 6)
     DigestRequest   -> DigestResponse     checksums of WAL, to verify the primary (S10)
     TailRequest     -> TailResponse       the boundaries of records, for S9 and S10
     ChangeMembers   -> MembersAnswer      an operator's change of the members, relayed to the leader (step 10)
@@ -343,6 +345,55 @@ class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
     archive_id: str = ""
 
 
+class PullSource(msgspec.Struct, frozen=True, array_like=True):
+    """A safekeeper that has WAL, and the HOST:PORT of its listener for proposers."""
+
+    safekeeper_id: int
+    address: str
+
+
+class PullWal(msgspec.Struct, frozen=True, tag="pull_wal"):
+    """Read committed WAL from other members, from the write position on, and append it.
+
+    It replaces the `PullWal` before it. Answered by one `PullEnded` with the same `request_id`, unless another one, an
+    `Elected`, or the end of the term or of the connection comes first.
+
+    Attributes:
+        request_id: the number of the request.
+        end_lsn: where to end; at most the commit_lsn of this term.
+        bytes_per_s: the limit of the rate, 0 for none.
+        sources: members that have adopted the term, the preferred ones first. Without any: end the pull.
+    """
+
+    leader_id: LeaderId
+    request_id: int
+    end_lsn: Lsn
+    bytes_per_s: int
+    sources: tuple[PullSource, ...]
+
+
+class PullEnded(msgspec.Struct, frozen=True, tag="pull_ended"):
+    """The pull has ended at `write_lsn`: the next WAL is the leader's to send.
+
+    Attributes:
+        problem: why it has ended before its end_lsn, one line; empty if it was reached, or the leader has ended it.
+    """
+
+    leader_id: LeaderId
+    request_id: int
+    write_lsn: Lsn
+    problem: str = ""
+
+
+class PeerRead(msgspec.Struct, frozen=True, tag="peer_read"):
+    """Request the WAL [begin_lsn, end_lsn) of the log of `leader_id`, from a safekeeper that has adopted that term."""
+
+    leader_id: LeaderId
+    request_id: int
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+
 class ReadRequest(msgspec.Struct, frozen=True, tag="read_request"):
     """Request the WAL [begin_lsn, end_lsn); returned up to flush_lsn, only to the promised proposer (S7)."""
 
@@ -435,6 +486,8 @@ ProposerMessage = (
     | ChangeMembers
     | MembersAnswer
     | ArchiveAssignment
+    | PullWal
+    | PeerRead
     | ReadRequest
     | DigestRequest
     | TailRequest
@@ -448,6 +501,7 @@ AcceptorMessage = (
     | Reconfigured
     | ChangeMembers
     | MembersAnswer
+    | PullEnded
     | StandbyFeedback
     | ArchiveReport
     | ReadResponse

@@ -5,6 +5,7 @@ admission       which connections are kept: budgets before and after authenticat
 listener        the common part of all listeners
 http_server     the HTTP listener
 metrics_page    /metrics in Prometheus' text format
+safekeeper_connection   a connection to a safekeeper's proposer listener: TLS, the shared secret, messages
 tls             certificates and contexts
 tls_transport   TLS over an asyncio transport
 """

@@ -1,7 +1,9 @@
 """Runs the acceptor: one event loop that passes it messages and executes its effects.
 
 node                the loop itself
+peer_reads          sends WAL to members that pull it
 proposer_listener   accepts connections of proxies
 readable_log        the readable part of the log, for readers and the archiver
 state_log           log lines about promises, leaders and memberships
+wal_pull            pulls WAL from other safekeepers
 """

@@ -37,6 +37,7 @@ from safekeeper.acceptor.effects import (
     Persist,
     ResetWal,
     Send,
+    ServeRead,
     SetWalAside,
     TrimWal,
     TruncateWal,
@@ -52,7 +53,9 @@ from safekeeper.base.errors import (
 )
 from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.base.worker import Worker
-from safekeeper.consensus.messages import AcceptorMessage, AppendRequest, ProposerMessage, Standby
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.messages import AcceptorMessage, AppendRequest, ProposerMessage, PullWal, Standby
+from safekeeper.node.peer_reads import PeerReads
 from safekeeper.node.state_log import ChangeLog
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_space import CONTROL_FILE, WAL, DiskSpace
@@ -119,6 +122,7 @@ class Node:
         disk: the thread that flushes.
         disk_space: the disk's free space, and what could not be written for want of it.
         failed: done, with the error, once the node has failed.
+        peer_reads: serves the members that pull WAL from here.
     """
 
     def __init__(self, folder: DataFolder, loop: asyncio.AbstractEventLoop) -> None:
@@ -144,6 +148,7 @@ class Node:
         self._has_failed = False  # `failed` is done.
         self._loop = loop
         self._outbox: Outbox
+        self.peer_reads = PeerReads(self.acceptor, folder, partial(Worker, "peer reader", loop), self._send)
         self._effects: Effects | None = None  # Those of the event that is being handled.
         self._connection = 0  # From which its message was received.
         self._events: deque[Callable[[], Effects | None]] = deque()
@@ -255,7 +260,29 @@ class Node:
 
     def disconnected(self, connection: int) -> None:
         """Handle the end of a connection, closed by either side."""
+        self.peer_reads.disconnected(connection)
         self._post(lambda: self.acceptor.disconnected(connection))
+
+    def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes | memoryview) -> "asyncio.Future[None]":
+        """Append WAL that was pulled from another member; return a future that is done when that is handled.
+
+        It may be refused without an error: `acceptor` has the positions and the pull that is under way.
+        """
+        handled: asyncio.Future[None] = self._loop.create_future()
+
+        def effects() -> Effects:
+            try:
+                yield from self.acceptor.pulled(leader_id, begin_lsn, payload)
+            finally:
+                if not handled.done():
+                    handled.set_result(None)
+
+        self._post(effects)
+        return handled
+
+    def pull_failed(self, pull: PullWal, problem: str) -> None:
+        """Report to the leader that no source of a pull can be read."""
+        self._post(lambda: self.acceptor.pull_failed(pull, problem))
 
     def readers_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> None:
         """Set whether readers stream from here, and the standbys' last positions; changes are sent to the leader."""
@@ -285,8 +312,13 @@ class Node:
         self.disk.stop()
         self._preparer.stop()
         self._remover.stop()
+        self.peer_reads.stop()
 
     # The event queue.
+
+    def _send(self, connection: int, message: AcceptorMessage) -> None:
+        if not self._has_failed:
+            self._outbox.send(connection, message)
 
     def _post(self, event: Callable[[], Effects | None]) -> None:
         self._events.append(event)
@@ -356,6 +388,8 @@ class Node:
                         self._remover.submit(removal.run, self._removed, removal)
                 elif isinstance(effect, Send):
                     self._outbox.send(effect.connection, effect.message)
+                elif isinstance(effect, ServeRead):
+                    self.peer_reads.serve(effect.connection, effect.request)
                 elif isinstance(effect, Close):
                     self._outbox.close(effect.connection, effect.reason, broken=False)
                 else:

@@ -51,10 +51,14 @@ from safekeeper.consensus.messages import (
     DigestResponse,
     Elected,
     MembersAnswer,
+    PeerRead,
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
     ProposerMessage,
+    PullEnded,
+    PullSource,
+    PullWal,
     ReadRequest,
     ReadResponse,
     Reconfigure,
@@ -76,6 +80,7 @@ WIRE_VERSION = 1
 PAYLOAD_BYTES_MAX = 1 << 20
 CONTROL_BYTES_MAX = 2 << 20
 STANDBYS_MAX = 1000
+SOURCES_MAX = 100
 STANDBY_NAME_BYTES_MAX = 63
 PROBLEM_BYTES_MAX = 1000
 _QUOTED_CHARACTERS_MAX = 200
@@ -280,6 +285,8 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | ChangeMembers
         | MembersAnswer
         | ArchiveAssignment
+        | PullWal
+        | PeerRead
         | ReadRequest
         | DigestRequest
         | TailRequest
@@ -300,6 +307,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | Reconfigured
         | ChangeMembers
         | MembersAnswer
+        | PullEnded
         | StandbyFeedback
         | ArchiveReport
         | DigestResponse
@@ -661,7 +669,7 @@ def _check_control(message: Any) -> None:
                 raise RemoteProtocolError("it cannot be empty")
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"{name}.{field}: {error}") from error
-    if isinstance(message, ReadRequest | DigestRequest) and message.begin_lsn > message.end_lsn:
+    if isinstance(message, ReadRequest | DigestRequest | PeerRead) and message.begin_lsn > message.end_lsn:
         raise RemoteProtocolError(f"{name} of a range that ends before it begins")
 
 
@@ -737,8 +745,7 @@ def _check_members(members: tuple[Member, ...]) -> None:
         raise RemoteProtocolError(f"the ids {str(ids)[:_QUOTED_CHARACTERS_MAX]} are not positive and ascending")
     for member in members:
         _check_word(member.incarnation)
-        if len(member.address.encode()) > ADDRESS_BYTES_MAX or not member.address.isprintable():
-            raise RemoteProtocolError(f"{member.address[:64]!r} is not the address of a member")
+        _check_address(member.address)
 
 
 def _check_term_history(history: TermHistory) -> None:
@@ -761,6 +768,21 @@ def _check_standbys(standbys: tuple[Standby, ...]) -> None:
     for standby in standbys:
         if len(standby.name.encode()) > STANDBY_NAME_BYTES_MAX or not standby.name.isprintable():
             raise RemoteProtocolError(f"{standby.name[:64]!r} cannot be the name of a standby")
+
+
+def _check_sources(sources: tuple[PullSource, ...]) -> None:
+    if len(sources) > SOURCES_MAX:
+        raise RemoteProtocolError(f"{len(sources)} sources are more than the maximum of {SOURCES_MAX}")
+    for source in sources:
+        _check_positive(source.safekeeper_id)
+        _check_address(source.address)
+        if not source.address:
+            raise RemoteProtocolError(f"safekeeper {source.safekeeper_id} has no address")
+
+
+def _check_address(address: str) -> None:
+    if len(address.encode()) > ADDRESS_BYTES_MAX or not address.isprintable():
+        raise RemoteProtocolError(f"{address[:64]!r} is not the address of a member")
 
 
 def _check_problem(problem: str) -> None:
@@ -788,6 +810,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "problem": _check_problem,
     "wanted": _check_members,
     "refusal": _check_problem,
+    "sources": _check_sources,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),

@@ -175,6 +175,9 @@ class SafekeeperConfig:
     tls_client_ca: Path | None = file_option(
         "CAs, one of which must have signed a proxy's certificate; by default none is required"
     )
+    tls_ca: Path | None = file_option(
+        "CAs, one of which must have signed the certificate of a safekeeper from which this one pulls WAL"
+    )
     secret_file: Path | None = file_option(
         "File of the secret that proxies and safekeepers prove to each other; or set SAFEKEEPER_SECRET"
     )

@@ -17,6 +17,7 @@ from safekeeper.base.lsn import parse_lsn
 from safekeeper.net.listener import Listener
 from safekeeper.net.metrics_page import listener_metrics
 from safekeeper.node.node import Node
+from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.retention import Retention
 from safekeeper.serving.readers import ReaderHub
 
@@ -37,12 +38,14 @@ class SafekeeperCollector(Collector):
         hub: ReaderHub | None = None,
         archiver: Archiver | None = None,
         read_through: ReadThrough | None = None,
+        puller: WalPuller | None = None,
     ) -> None:
         self._node = node
         self._retention = retention
         self._hub = hub
         self._archiver = archiver
         self._read_through = read_through
+        self._puller = puller
         self.listeners = listeners if listeners is not None else {}
 
     def collect(self) -> Iterator[Metric]:
@@ -57,6 +60,19 @@ class SafekeeperCollector(Collector):
                 len(self._hub.readers),
             )
         yield from self._of_the_slots()
+        yield _counter(
+            "served_to_members_bytes",
+            "WAL that other members have pulled from here",
+            self._node.peer_reads.served_bytes,
+        )
+        if self._puller is not None:
+            pulled = CounterMetricFamily(
+                "safekeeper_pulled_bytes", "WAL that was pulled from another member", labels=["source"]
+            )
+            for source, size in self._puller.pulled_bytes.items():
+                pulled.add_metric([str(source)], size)
+            yield pulled
+            yield _gauge("pulling", "1 while WAL is pulled from other members", self._puller.describe() is not None)
         if self._archiver is not None:
             yield from self._of_the_archive(self._archiver)
         if self._read_through is not None:

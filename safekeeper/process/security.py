@@ -22,6 +22,8 @@ from typing import NamedTuple
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks, is_loopback, loopback_instead_of
 from safekeeper.base.settings import Address
+from safekeeper.net.safekeeper_connection import Credentials
+from safekeeper.net.tls import ClientTls
 from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.peers.shared_secret import PeerSecret, read_shared_secret
 from safekeeper.process.config import SafekeeperConfig
@@ -53,6 +55,7 @@ class Protection:
         proposers_tls, replication_tls, http_tls: None for a listener without TLS.
         users: the users of the replication listener, None if it requires no password.
         secret: the secret of the proposer listener, None if it requires none. A local secret exists on disk.
+        peers: the credentials for connections to other safekeepers, which require what this one requires.
         allow: the lists as of the last `reload`.
 
     Raises:
@@ -83,8 +86,18 @@ class Protection:
         ):
             self.secret = local = LocalSecret()
             local.ensure()
+        peer_tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
+        has_local = shared is None and config.tls_client_ca is None
+        self.peers = Credentials(peer_tls, shared, (LocalSecret() if has_local else None))
         self.allow = AllowLists(config.allow, config.pg_allow, config.http_allow)
         tell_validity(self.proposers_tls, config.tls_cert)
+
+    @property
+    def obstacle_to_peers(self) -> str:
+        """Why this safekeeper cannot connect to the others, empty if it can."""
+        if self.proposers_tls is not None and self.peers.tls is None:
+            return "the safekeepers require TLS, and this one cannot verify their certificates: give it --tls-ca"
+        return ""
 
     def proposers_address(self) -> Address:
         """Return the address for the proposer listener; log it if it is not the configured one."""
@@ -109,6 +122,7 @@ class Protection:
             "the certificates of the proposer listener": self.proposers_tls,
             "the certificates of the replication listener": self.replication_tls,
             "the certificate of HTTP": self.http_tls,
+            "the certificates of other safekeepers": self.peers.tls,
             "the users": self.users,
             "the shared secret": self.secret,
         }

@@ -25,6 +25,7 @@ from safekeeper.net.http_server import HTTP_BUDGET, HttpListener, Route, made_at
 from safekeeper.net.listener import Listener
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
+from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.config import SafekeeperConfig
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.process.retention import Retention
@@ -105,6 +106,8 @@ class Service:
             networks=protection.allow.proposers,
         )
         node.attach(listener)
+        puller = WalPuller(node, protection.peers, protection.obstacle_to_peers)
+        node.attach_readers(puller)
         self._slots = slots = Slots.open(self._fs, config.data_dir, node.disk, config.slots_max)
         self._archiver = archiver = self._make_archiver(node, archive) if archive is not None else None
         read_through = hub = pg_listener = None
@@ -134,7 +137,13 @@ class Service:
 
             return metrics_route(
                 SafekeeperCollector(
-                    node, retention, listeners=listeners, hub=hub, archiver=archiver, read_through=read_through
+                    node,
+                    retention,
+                    listeners=listeners,
+                    hub=hub,
+                    archiver=archiver,
+                    read_through=read_through,
+                    puller=puller,
                 )
             )
 
@@ -150,7 +159,7 @@ class Service:
                 return found | ({"pg": str(pg_listener.address)} if pg_listener is not None else {})
 
             http = await serve_http(
-                safekeeper_routes(node, addresses, pg_listener, archiver, retention)
+                safekeeper_routes(node, addresses, pg_listener, archiver, retention, puller)
                 | {"/metrics": made_at_first_request(metrics)},
                 config.http_listen,
                 tls=protection.http_tls,
@@ -165,6 +174,7 @@ class Service:
             ticks = [loop.create_task(self._tick(node)), loop.create_task(retention.run())]
             await self._until_stop_or_failure(node)
             listener.stop_accepting()
+            puller.close()
             await self._drain(node)
             if pg_listener is not None:
                 await pg_listener.close()
@@ -176,6 +186,7 @@ class Service:
             listener.close_all()
             if pg_listener is not None:
                 pg_listener.abort()
+            puller.close()
             for tick in ticks:
                 tick.cancel()
             if archiver is not None:

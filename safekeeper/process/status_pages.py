@@ -18,6 +18,7 @@ from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.net.http_server import Answer, Route
 from safekeeper.node.node import Node
+from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.retention import Retention
 from safekeeper.serving.replication_listener import ReplicationListener
 
@@ -31,6 +32,7 @@ def safekeeper_routes(
     pg_listener: ReplicationListener | None = None,
     archiver: Archiver | None = None,
     retention: Retention | None = None,
+    puller: WalPuller | None = None,
 ) -> dict[str, Route]:
     """Return the pages of a safekeeper.
 
@@ -40,6 +42,7 @@ def safekeeper_routes(
         pg_listener: the replication listener, None if it is off.
         archiver: None without an archive.
         retention: the retention of WAL, None without one.
+        puller: pulls WAL from other safekeepers, None if that is off.
     """
 
     def page() -> dict[str, Any]:
@@ -49,6 +52,7 @@ def safekeeper_routes(
             "slots": retention.described_slots() if retention is not None else [],
             "archive": archiver.describe() if archiver is not None else None,
             "wal_limit": retention.limit_bytes if retention is not None else None,
+            "pull": puller.describe() if puller is not None else None,
             "addresses": addresses(),
         }
 

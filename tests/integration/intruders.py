@@ -21,6 +21,7 @@ from scramp import ScramClient
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.settings import Address, Secret
 from safekeeper.consensus.messages import PROTOCOL_VERSION, ProposerGreeting
+from safekeeper.net.safekeeper_connection import Credentials, SafekeeperConnection
 from safekeeper.net.tls import ClientTls
 from safekeeper.peers.codec import (
     ACCEPTOR_AUTHENTICATION,
@@ -34,7 +35,6 @@ from safekeeper.peers.shared_secret import SharedSecret
 from tests.unit.certificates import HOST
 from tests.unit.pgwire_client import SSL_REQUEST, sasl_initial_response, sasl_response, startup
 from tests.unit.replication_client import ReplicationClient, ServerError
-from walproxy.proxy.safekeeper_connection import Credentials, SafekeeperConnection
 
 _DEADLINE_S = 20.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

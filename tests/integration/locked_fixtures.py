@@ -119,7 +119,16 @@ class LockedCluster(Gated):
             pair = self.pair(f"safekeeper{safekeeper_id}")
             process.arguments += [
                 *("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--http-tls", "true"),
-                *("--tls-client-ca", ca, "--secret-file", str(self.keys / "secret"), "--allow", NETWORK),
+                *(
+                    "--tls-ca",
+                    ca,
+                    "--tls-client-ca",
+                    ca,
+                    "--secret-file",
+                    str(self.keys / "secret"),
+                    "--allow",
+                    NETWORK,
+                ),
                 *("--pg-client-ca", ca, "--pg-users", str(self.keys / "users"), "--pg-allow", NETWORK),
                 *("--http-allow", NETWORK),
             ]

@@ -331,3 +331,18 @@ def test_a_false_primary_gets_nothing_and_the_proxy_waits_for_the_right_one(hous
     cluster.postgres.start()
     cluster.wait_for_state("streaming")
     house.load.wait_for_commits()
+
+
+# Between safekeepers.
+
+
+def test_a_safekeeper_pulls_over_tls_with_the_secret(house: House) -> None:
+    cluster, process = house.cluster, house.cluster.safekeepers[1]
+    message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
+    process.kill9()
+    cluster.postgres.execute(f"SELECT count({message}) FROM generate_series(1, 192)")
+    process.start()
+    wait_for(lambda: cluster.member(1)["pulled_bytes"], "it pulls")
+    wait_for(lambda: cluster.member(1)["state"] == "streaming", "it has caught up", 60.0)
+    assert "could not pull WAL" not in process.log_path.read_text()
+    assert "receives old WAL through this proxy" not in cluster.proxy.log_path.read_text()

@@ -28,6 +28,7 @@ from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
+from walproxy.proposer.replication import Replication
 from walproxy.proposer.standbys import Standbys
 from walproxy.proxy.window import Window
 
@@ -63,7 +64,7 @@ class Bug:
     def profile(self) -> Profile:
         """The faults that bring it to light."""
         base = PROFILES[self.base]
-        return replace(base, weights={**base.weights, **self.weights}, **self.rates)
+        return replace(base, weights={**base.weights, **self.weights}, **{"pulls": 0.0, **self.rates})
 
     @property
     def faults(self) -> str:
@@ -176,6 +177,27 @@ BUGS: dict[str, Bug] = {
     ),
     "gap_accepted": Bug(
         "S6", "an append starts at the write position", "disks", _acceptor(dropped.GapAccepted) + _BELIEVES
+    ),
+    "pull_from_unadopted": Bug(
+        "S5",
+        "a source has adopted the term",
+        "figure8",
+        (*_acceptor(dropped.ServesUnadopted), (Replication, "_begin_pull", dropped.begin_pull_from_anybody)),
+        scenario="a_member_pulls_from_one_that_has_not_adopted_the_term",
+    ),
+    "pull_for_the_deposed": Bug(
+        "S5",
+        "WAL is written for the leader that it was pulled for",
+        "elections",
+        _acceptor(dropped.PullsForTheDeposed),
+        rates={"trims": 0.0, "pulls": 1.0},
+    ),
+    "pull_with_a_gap": Bug(
+        "S6",
+        "pulled WAL starts at the write position",
+        "disks",
+        _acceptor(dropped.PullsWithAGap),
+        rates={"trims": 0.0, "pulls": 1.0},
     ),
     "append_of_any_leader": Bug(
         "S6",

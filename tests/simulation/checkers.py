@@ -412,9 +412,11 @@ class Checker:
             raise Violation("DurableBeforeSaid", f"{safekeeper.name} confirms a membership that is not on its disk")
 
     def on_write(self, safekeeper: "SimSafekeeper", begin_lsn: Lsn, payload: bytes) -> None:
-        """Same term and position, same bytes (LogMatching)."""
+        """Same term and position, same bytes (LogMatching); and none between a vote and the next `Elected`."""
         assert safekeeper.acceptor is not None  # it has just written
         control = safekeeper.acceptor.control
+        if safekeeper.acceptor.leader is None:
+            raise Violation("VoteIsFinal", f"{safekeeper.name} writes WAL after its promise to {control.promised}")
         history, end_lsn = self.whole(control.history), begin_lsn + len(payload)
         for index in range(len(history) - 1, -1, -1):
             entry = history[index]

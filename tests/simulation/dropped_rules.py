@@ -12,7 +12,7 @@ import msgspec
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.acceptor_log import Reason
-from safekeeper.acceptor.effects import Effects, EffectsThen, Persist, Send, TrimWal, TruncateWal
+from safekeeper.acceptor.effects import Effects, EffectsThen, Persist, Send, ServeRead, TrimWal, TruncateWal
 from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
 from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
@@ -26,6 +26,8 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    PeerRead,
+    PullWal,
     RefusalCode,
     VoteRequest,
     VoteResponse,
@@ -51,6 +53,7 @@ from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
+from walproxy.proposer.replication import Replication
 from walproxy.proposer.roster import Cluster, Peers, greetings_of
 from walproxy.proposer.standbys import Standbys
 from walproxy.proxy.window import Window
@@ -721,3 +724,51 @@ def sizes_at_once(membership: Membership, wanted: Target, facts: ChangeFacts) ->
 
 def any_sizes(*_: Any) -> str:
     return ""
+
+
+class ServesUnadopted(Acceptor):
+    """Lets a member read its log in the name of a leader whose log it may not have adopted."""
+
+    def _peer_read(self, connection: int, message: PeerRead, now: float) -> Effects:
+        if self.serves(message):
+            yield ServeRead(connection, message)
+
+    def _has_adopted(self, leader_id: LeaderId) -> bool:
+        return True
+
+
+class PullsForTheDeposed(Acceptor):
+    """Writes what was pulled for a leader although it follows another one by now."""
+
+    def _continues(self, pull: PullWal, leader_id: LeaderId, begin_lsn: Lsn) -> bool:
+        return begin_lsn == self.write_lsn
+
+    def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
+        if self.pull is None and self.write_lsn:
+            self.pull = PullWal(leader_id, 0, LSN_MAX, 0, ())
+            yield from super().pulled(leader_id, begin_lsn, payload)
+            self.pull = None
+        else:
+            yield from super().pulled(leader_id, begin_lsn, payload)
+
+
+class PullsWithAGap(Acceptor):
+    """Writes what was pulled wherever its log ends."""
+
+    def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
+        yield from super().pulled(leader_id, self.write_lsn, payload)
+
+
+_begin_pull = Replication._begin_pull
+
+
+def begin_pull_from_anybody(replication: Replication, safekeeper_id: int, progress: Progress, now: float) -> bool:
+    """Name members that have not adopted the term as the first sources, as if they had all WAL of it."""
+    members = replication.members
+    others = {
+        i: replace(p, follows=True, flush_lsn=replication.commit_lsn) for i, p in members.items() if not p.follows
+    }
+    replication.members = others | {i: p for i, p in members.items() if p.follows}
+    began = _begin_pull(replication, safekeeper_id, progress, now)
+    replication.members = members
+    return began

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy
     from tests.simulation.rebootstrap import Rebootstrap
     from tests.simulation.safekeeper import SimSafekeeper
+    from tests.simulation.wal_pull import SimPuller
 
 TO_SAFEKEEPER, TO_PROXY = 0, 1
 _END = object()
@@ -39,7 +40,7 @@ class Connection:
         "sk_life",
     )
 
-    def __init__(self, number: int, proxy: "SimProxy | Rebootstrap", safekeeper: "SimSafekeeper") -> None:
+    def __init__(self, number: int, proxy: "SimProxy | Rebootstrap | SimPuller", safekeeper: "SimSafekeeper") -> None:
         self.number = number
         self.proxy = proxy
         self.proxy_life = proxy.life
@@ -73,7 +74,7 @@ class Network:
         self.connections: dict[int, Connection] = {}
         self._number = 0
 
-    def connect(self, proxy: "SimProxy | Rebootstrap", safekeeper: "SimSafekeeper") -> Connection | None:
+    def connect(self, proxy: "SimProxy | Rebootstrap | SimPuller", safekeeper: "SimSafekeeper") -> Connection | None:
         """Return a new connection, None if the safekeeper cannot be reached."""
         if not safekeeper.is_serving or any(
             (proxy.name, safekeeper.id, way) in self.blocked for way in (TO_SAFEKEEPER, TO_PROXY)

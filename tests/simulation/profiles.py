@@ -24,6 +24,7 @@ class Profile:
             settles on: the first name that each proxy knows leads there.
         trims: probability that safekeepers remove old WAL, after long and after short, whoever may need it.
         archive: probability that such a run has an archive: then they remove also what a member lacks.
+        pulls: probability that proxies know the addresses of safekeepers, so that members pull WAL from each other.
         clock_skew: probability that each machine's clock has a rate of its own, from half as fast to twice.
         late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
         torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
@@ -45,6 +46,7 @@ class Profile:
     proxies_stay: float = 0.0
     trims: float = 0.0
     archive: float = 0.0
+    pulls: float = 0.0
     clock_skew: float = 0.3
     late_words: float = 0.3
     torn_by_page: float = 0.5
@@ -89,7 +91,7 @@ def _with(**changes: int) -> dict[str, int]:
     return {**_BALANCED, **changes}
 
 
-BALANCED = Profile(weights=_BALANCED, trims=0.4, archive=0.7)
+BALANCED = Profile(weights=_BALANCED, trims=0.4, archive=0.7, pulls=0.4)
 PROFILES: dict[str, Profile] = {
     "balanced": BALANCED,
     "crashy": replace(BALANCED, weights=_with(crash_safekeeper=30), slow_effect=0.4, flush_delay_s=0.1),

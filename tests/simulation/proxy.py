@@ -122,6 +122,7 @@ class SimProxy:
         config = ProposerConfig(
             proposer_id=run,
             safekeeper_ids=tuple(sorted(self.world.safekeepers)),
+            addresses={i: f"S{i}:1" for i in self.world.safekeepers} if self.world.has_addresses else {},
             takeover=self.takeover,
             allow_data_loss=self.allow_data_loss,
             allow_unverified_primary=self.allow_unverified_primary,

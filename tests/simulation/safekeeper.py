@@ -24,6 +24,7 @@ from safekeeper.acceptor.effects import (
     ResetWal,
     RestoreWal,
     Send,
+    ServeRead,
     SetWalAside,
     TrimWal,
     TruncateWal,
@@ -32,12 +33,16 @@ from safekeeper.acceptor.effects import (
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendResponse,
+    PeerRead,
     PreVoteResponse,
+    PullWal,
+    ReadResponse,
     Refusal,
+    RefusalCode,
     VoteResponse,
 )
 from tests.simulation.disk import ModelDisk
@@ -45,6 +50,7 @@ from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.node_effects import flushed_effects, message_effects
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
+from tests.simulation.wal_pull import SimPuller
 
 if TYPE_CHECKING:
     from tests.simulation.standby import SimStandby
@@ -87,6 +93,8 @@ class SimSafekeeper:
         self.is_hung = False
         self.readers: list[SimStandby] = []
         self.clock = world.new_clock()
+        self.puller = SimPuller(world, self)
+        self._read_until_s = 0.0
         self._inbox: deque[tuple[str, Any, Any]] = deque()
         self._task: Effects | None = None
         self._connections: dict[int, Connection] = {}
@@ -202,6 +210,18 @@ class SimSafekeeper:
             self._inbox.append(("trim", None, request))
             self._pump()
 
+    def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes) -> None:
+        """WAL has arrived that was asked of another safekeeper."""
+        if self.acceptor is not None:
+            self._inbox.append(("pulled", None, (leader_id, begin_lsn, payload)))
+            self._pump()
+
+    def pull_failed(self, pull: PullWal, problem: str) -> None:
+        """No source of a pull is left."""
+        if self.acceptor is not None:
+            self._inbox.append(("pull failed", None, (pull, problem)))
+            self._pump()
+
     def readers_changed(self) -> None:
         """A standby has come, gone, or said something new."""
         if self.acceptor is not None:
@@ -240,6 +260,12 @@ class SimSafekeeper:
                 self._run(acceptor.archive_reported(*content))
             elif kind == "trim":
                 self._run(acceptor.trim(content))
+            elif kind == "pulled":
+                write_lsn = acceptor.write_lsn
+                self._run(acceptor.pulled(*content))
+                self.world.counts.count("WAL pulled" if acceptor.write_lsn > write_lsn else "WAL pulled in vain")
+            elif kind == "pull failed":
+                self._run(acceptor.pull_failed(*content))
             elif kind == "learners":
                 words = tuple(standby.words for standby in self.readers)
                 self._run(acceptor.readers_changed(bool(words), words))
@@ -296,6 +322,7 @@ class SimSafekeeper:
         self._task = None
         assert self.acceptor is not None  # its event has just ended
         self.acceptor.check()
+        self.puller.wake()
         world.checker.readers.on_handled(self)
         world.checker.truncate.on_handled(self)
         if world.archive is not None:
@@ -361,6 +388,13 @@ class SimSafekeeper:
         elif isinstance(effect, ReadWal):
             world.counts.count("reads from peers")
             return disk.read(effect.begin_lsn, effect.end_lsn)
+        elif isinstance(effect, ServeRead):
+            request = effect.request
+            payload = bytes(disk.read(request.begin_lsn, request.end_lsn))
+            # The reads of one connection are done one after the other.
+            done_at_s = world.clock.now + self.puller.chance.random() * self.flush_delay_s
+            done_at_s = self._read_until_s = max(done_at_s, self._read_until_s)
+            world.clock.after(done_at_s - world.clock.now, self._served, self.life, effect.connection, request, payload)
         elif isinstance(effect, DigestWal):
             return disk.digests(effect.begin_lsn, effect.end_lsn)
         elif isinstance(effect, FindRecordEnd):
@@ -371,6 +405,17 @@ class SimSafekeeper:
             assert isinstance(effect, FindRecords)
             return disk.find_records(effect.lsn)
         return None
+
+    def _served(self, life: int, number: int, request: PeerRead, payload: bytes) -> None:
+        """Answer a member, if the log still has what was read (6.7)."""
+        connection, acceptor = self._connections.get(number), self.acceptor
+        if life != self.life or connection is None or acceptor is None:
+            return
+        answer: AcceptorMessage = ReadResponse(request.request_id, request.begin_lsn, payload)
+        if not acceptor.serves(request):
+            answer = Refusal(RefusalCode.RANGE, "the log has changed", acceptor.control.promised)
+        self.world.counts.count("reads served to members", int(isinstance(answer, ReadResponse)))
+        self.world.network.send(connection, TO_PROXY, answer)
 
     def _count_said(self, message: AcceptorMessage) -> None:
         counts = self.world.counts

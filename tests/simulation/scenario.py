@@ -21,6 +21,7 @@ otherwise.
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
     S1 flushes slowly | quickly             b is given up                   (by the operator: it may be lost)
     run 0.5 s                               histories keep 2 terms
+    there are 5 safekeepers                 members pull WAL from each other
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
@@ -115,6 +116,18 @@ class Stage(World):
         """It stays down, except at the end."""
         if self.is_healing:
             super().proxy_finished(proxy)
+
+    def adds_safekeepers(self, count: str) -> None:
+        """Start more safekeepers, until there are so many."""
+        for safekeeper_id in range(len(self.safekeepers) + 1, int(count) + 1):
+            safekeeper = SimSafekeeper(self, safekeeper_id, self.model_disk_class(self.rng))
+            self.safekeepers[safekeeper_id] = safekeeper
+            safekeeper.start()
+
+    def lets_members_pull(self) -> None:
+        """Let proxies that start know where safekeepers listen, and drop what is committed at once."""
+        self.has_addresses = True
+        self.profile = replace(self.profile, evict_early=1.0)
 
     def proxy(self, name: str) -> SimProxy:
         """Return a proxy by its name."""
@@ -493,6 +506,8 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_SS} removes? old WAL", Stage.remove),
     (rf"{_RR} (?:is|are) given up", Stage.gives_up),
     (r"histories keep (\d+) terms", Stage.keep_terms),
+    (r"there are (\d+) safekeepers", Stage.adds_safekeepers),
+    (r"members pull WAL from each other", Stage.lets_members_pull),
     (r"run ([\d.]+) s", Stage.runs),
     (r"until (.+)", Stage.until),
     (r"expect (.+)", Stage.expect),

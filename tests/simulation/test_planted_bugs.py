@@ -14,6 +14,8 @@ QUICK = (
     "run_id_of_the_server",
     "no_truncate",
     "gap_accepted",
+    "pull_with_a_gap",
+    "pull_for_the_deposed",
     "wiped_member_votes",
     "tli_cut_unchecked",
     "tli_cut_guarded_by_commit_lsn",

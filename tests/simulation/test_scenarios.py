@@ -17,6 +17,7 @@ BITES = {
     "a_fork_that_one_member_has_heard_of": "truncate_lsn_survives_a_cut",
     "a_history_is_adopted_while_wal_is_not_flushed": "adopts_unflushed",
     "a_laggard_remembers_what_every_member_had": "truncate_lsn_of_the_votes",
+    "a_member_pulls_from_one_that_has_not_adopted_the_term": "pull_from_unadopted",
     "a_member_was_away_when_wal_was_given_up": "giving_up_is_forgotten",
     "a_member_begins_anew_for_what_no_quorum_has": "begins_anew_at_once",
     "a_member_of_the_quorum_has_forgotten_more_than_others": "superseded_by_any_log",

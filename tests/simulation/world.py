@@ -37,6 +37,7 @@ from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_time
 from tests.simulation.trace import figures, line
 from tests.simulation.violation import Violation
 from walproxy.proposer import archiving as archiving_module
+from walproxy.proposer import pulling as pulling_module
 from walproxy.proposer import replication as replication_module
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.liveness import Timing
@@ -83,6 +84,7 @@ class World:
 
     Attributes:
         seed: what every source of chance comes from.
+        has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
         current: the primary that the operator believes to be the right one.
         standbys: the standbys, whether or not they stream.
@@ -115,6 +117,7 @@ class World:
         self.rng = random.Random(seed)
         self.profile = profile
         self.timing = TIMING
+        self.has_addresses = random.Random(f"{seed} addresses").random() < profile.pulls
         self.clock = Clock()
         self.counts = Counts()
         self.network = Network(self.clock, self.rng, profile.delay_s)
@@ -519,6 +522,9 @@ def _small_frames(history_entries_max: int) -> Iterator[None]:
         (replication_module, "APPEND_BYTES_MAX", 2000),
         (replication_module, "IN_FLIGHT_BYTES_MAX", 12000),
         (replication_module, "READ_BYTES", 3000),
+        (pulling_module, "PULL_BYTES_MIN", 4000),
+        (replication_module, "PULL_STALL_S", 3.0),
+        (replication_module, "PULL_AGAIN_S", 1.0),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),

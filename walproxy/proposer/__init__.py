@@ -12,6 +12,7 @@ refusals         primaries that were refused, so that no term is spent on them a
 leadership       a term that is led: the members' positions, and the quorum's
 replication      WAL to the members of a term
 progress         the state of each member of a term, with its transitions
+pulling          which WAL members pull from each other
 liveness         which members of a term answer
 standbys         the positions of standbys, and remote_apply
 apply_rule       the rule of --remote-apply-standbys

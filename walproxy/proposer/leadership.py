@@ -12,6 +12,8 @@ Every method is an event, or part of one: it appends actions to the list `out`, 
 `check` holds after each event, in production too.
 """
 
+from collections.abc import Mapping
+
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.commitment import QuorumRule
@@ -58,9 +60,16 @@ class Leadership(Replication):
     """
 
     def __init__(
-        self, elected: Elected, donor: int, standbys: Standbys, timing: Timing, now: float, out: list[Action]
+        self,
+        elected: Elected,
+        donor: int,
+        standbys: Standbys,
+        timing: Timing,
+        now: float,
+        out: list[Action],
+        addresses: Mapping[int, str] | None = None,
     ) -> None:
-        super().__init__(elected, timing, now, out)
+        super().__init__(elected, timing, now, out, addresses)
         self.donor = donor
         self.write_lsn: Lsn = 0
         self.archiving = Archiving(elected.segment_size, now)
@@ -165,6 +174,8 @@ class Leadership(Replication):
         if response.write_lsn > progress.sent_lsn:
             # That is the end of its log, or the position that it skipped to.
             progress.sent_lsn = response.write_lsn
+            if progress.pull is not None:
+                progress.pull = progress.pull._replace(moved_at=now)
         progress.last_response_at = now
         progress.acked_sequence = response.sequence
         progress.waiting_since = None if response.write_lsn >= progress.sent_lsn else now
@@ -477,5 +488,6 @@ class Leadership(Replication):
             if not progress.follows:
                 continue
             self._send_wal(safekeeper_id, progress, now)
+            self.watch_pull(safekeeper_id, progress, now)
             if now - progress.last_sent_at >= self._timing.heartbeat_interval_s:
                 self._heartbeat(safekeeper_id, progress, now)

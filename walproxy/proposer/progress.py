@@ -1,6 +1,6 @@
 """The progress of one safekeeper in a term: its state, its positions, and the transitions between the states.
 
-    greeting ---> ADOPTING ---> STREAMING <---> FETCHING
+    greeting ---> ADOPTING ---> STREAMING <---> FETCHING, PULLING
                                 |      ^
                                 v      |
                                 SKIPPING              every state ---> DISCONNECTED
@@ -19,25 +19,31 @@ from typing import NamedTuple
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.membership import Identity
+from walproxy.proposer.pulling import Pull
 
 
 class State(Enum):
     """What the leader does for a safekeeper; each comment names the events that end the state."""
 
     ADOPTING = "adopting"  # `Elected` was sent; its first AppendResponse: STREAMING
-    STREAMING = "streaming"  # it is sent WAL of the window; it needs WAL below the window: FETCHING, or SKIPPING
+    STREAMING = "streaming"  # it is sent WAL of the window; it needs WAL below: FETCHING, PULLING, or SKIPPING
     FETCHING = "fetching"  # WAL was requested from another member; the answer, a refusal, or its end: STREAMING
+    PULLING = "pulling"  # it was sent `PullWal`; its `PullEnded`: STREAMING
     SKIPPING = "skipping"  # `Elected` was sent again; an AppendResponse from there or beyond: STREAMING
     DISCONNECTED = "disconnected"  # its connection is closed; a greeting replaces this Progress
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.ADOPTING: frozenset({State.STREAMING, State.DISCONNECTED}),
-    State.STREAMING: frozenset({State.FETCHING, State.SKIPPING, State.DISCONNECTED}),
+    State.STREAMING: frozenset({State.FETCHING, State.PULLING, State.SKIPPING, State.DISCONNECTED}),
     State.FETCHING: frozenset({State.STREAMING, State.DISCONNECTED}),
+    State.PULLING: frozenset({State.STREAMING, State.DISCONNECTED}),
     State.SKIPPING: frozenset({State.STREAMING, State.DISCONNECTED}),
     State.DISCONNECTED: frozenset({State.DISCONNECTED}),
 }
+
+
+_FOLLOWING = frozenset({State.STREAMING, State.FETCHING, State.PULLING})
 
 
 class Fetch(NamedTuple):
@@ -62,8 +68,8 @@ class Progress:
         identity: the data folder that has greeted.
         voter: whether it counts for the quorum; a learner receives WAL and does not.
         state: see `State`; changed by the `become_` methods only.
-        follows: whether the state is STREAMING or FETCHING: it has answered `Elected` on this connection. It is stored
-            because the hot path reads it some twenty times a commit.
+        follows: whether the state is STREAMING, FETCHING or PULLING: it has answered `Elected` on this connection. It
+            is stored because the hot path reads it some twenty times a commit.
         adopted: whether it has adopted the term's history, on any connection; then its flush_lsn counts.
         sent_lsn, write_lsn, flush_lsn: the end of the WAL that was sent to it, that it has received, and that is
             durable there. Without a connection, what it had only received does not count: write_lsn is flush_lsn.
@@ -76,6 +82,10 @@ class Progress:
         last_sent_at, last_response_at: when the last append was sent, and the last answer received (None: never).
         waiting_since: since when an answer is awaited, None if none is.
         fetch: while FETCHING, the outstanding request.
+        pull: while PULLING, what it pulls from other members.
+        pull_allowed_at: when the next pull may begin.
+        pull_problem: why the last pull has failed, empty if it has not.
+        pulled_bytes: the WAL that it has pulled in this term.
         fetch_allowed_at: when the rate of fetches for it allows the next one.
         generation: the generation of the term's membership that it has on disk, as far as known; 0 for an older term's.
         elected_generation: that of the membership in the last `Elected` to it.
@@ -105,6 +115,10 @@ class Progress:
     waiting_since: float | None = None
     fetch: Fetch | None = None
     fetch_allowed_at: float = 0.0
+    pull: Pull | None = None
+    pull_allowed_at: float = 0.0
+    pull_problem: str = ""
+    pulled_bytes: int = 0
     generation: int = 0
     elected_generation: int = 0
     has_readers: bool = False
@@ -120,6 +134,8 @@ class Progress:
         progress = cls(identity, voter)
         if known is not None:
             progress.refusal, progress.is_doubted = known.refusal, known.is_doubted
+            progress.pull_allowed_at, progress.pull_problem = known.pull_allowed_at, known.pull_problem
+            progress.pulled_bytes = known.pulled_bytes
             if known.identity == identity:
                 progress.generation = known.generation
             if known.voter and voter and known.identity == identity:
@@ -160,6 +176,19 @@ class Progress:
         self.fetch = None
         return fetch
 
+    def become_pulling(self, pull: Pull) -> None:
+        """Record that it reads WAL from other members."""
+        self._enter(State.PULLING)
+        self.pull = pull
+
+    def end_pull(self) -> Pull:
+        """Return the pull, which has ended, and change to STREAMING."""
+        pull = self.pull
+        assert pull is not None  # by the callers, and by check
+        self._enter(State.STREAMING)
+        self.pull = None
+        return pull
+
     def become_disconnected(self) -> None:
         """Handle the end of its connection."""
         if self.follows and self.write_lsn < self.sent_lsn:
@@ -167,13 +196,13 @@ class Progress:
         self._enter(State.DISCONNECTED)
         self.write_lsn = self.flush_lsn
         self.skipped_to_lsn = 0
-        self.waiting_since = self.fetch = None
+        self.waiting_since = self.fetch = self.pull = None
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
             raise InvariantViolation(f"a member cannot change from {self.state.value} to {state.value}")
         self.state = state
-        self.follows = state is State.STREAMING or state is State.FETCHING
+        self.follows = state in _FOLLOWING
 
     def check(self, received_lsn: Lsn) -> None:
         """Check the invariants of each state; `received_lsn` is the end of the term's log.
@@ -181,16 +210,18 @@ class Progress:
         Raises:
             InvariantViolation: one is violated.
         """
-        has_fetch, is_fetching = self.fetch is not None, self.state is State.FETCHING
-        if self.follows and self.adopted and has_fetch is is_fetching:
+        state = self.state
+        has_fetch, is_fetching = self.fetch is not None, state is State.FETCHING
+        has_pull, is_pulling = self.pull is not None, state is State.PULLING
+        if self.follows and self.adopted and has_fetch is is_fetching and has_pull is is_pulling:
             if self.flush_lsn <= self.write_lsn <= self.sent_lsn <= received_lsn:
                 return  # The usual case, in one comparison: it is checked three times an event.
-        elif not self.follows and not has_fetch and self.flush_lsn <= self.write_lsn <= received_lsn:
+        elif not self.follows and not has_fetch and not has_pull and self.flush_lsn <= self.write_lsn <= received_lsn:
             if self.adopted or not self.flush_lsn:
                 return
             raise InvariantViolation("a member counts before it has adopted the term")
         raise InvariantViolation(
             f"a member cannot be {self.state.value} with flush_lsn {format_lsn(self.flush_lsn)}, write_lsn "
             f"{format_lsn(self.write_lsn)}, sent_lsn {format_lsn(self.sent_lsn)} of {format_lsn(received_lsn)}, "
-            f"adopted: {self.adopted}, request: {self.fetch}"
+            f"adopted: {self.adopted}, request: {self.fetch}, pull: {self.pull}"
         )

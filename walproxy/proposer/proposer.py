@@ -27,6 +27,7 @@ from safekeeper.consensus.messages import (
     Bootstrapped,
     ChangeMembers,
     MembersAnswer,
+    PullEnded,
     ReadResponse,
     Reconfigured,
     Refusal,
@@ -173,6 +174,9 @@ class Proposer:
         elif isinstance(message, ReadResponse):
             if leadership is not None:
                 leadership.on_read_response(safekeeper_id, message, now)
+        elif isinstance(message, PullEnded):
+            if leadership is not None:
+                leadership.on_pull_ended(safekeeper_id, message, now)
         elif isinstance(message, Reconfigured):
             if leadership is not None:
                 leadership.on_reconfigured(safekeeper_id, message, now)
@@ -604,7 +608,9 @@ class Proposer:
         term_start_lsn = elected.history[-1].start_lsn
         self.standbys.cut(term_start_lsn)
         self._stage.enter(Phase.LEADING)
-        leadership = Leadership(elected, campaign.donor, self.standbys, self.timing, now, self._out)
+        leadership = Leadership(
+            elected, campaign.donor, self.standbys, self.timing, now, self._out, self.config.addresses
+        )
         leadership.received_lsn = stream.received_lsn
         leadership.window_begin_lsn = stream.window_begin_lsn
         stream.awaits_link = campaign.awaits_link

@@ -2,7 +2,8 @@
 
 A member is sent the WAL that it lacks from the window, in appends of bounded size and number (S14). WAL that is no
 longer in the window is fetched from another member that retains it, at a limited rate, unless a quorum needs this
-member. If no member retains it, the member skips it: an `Elected` with a base_lsn lets its log continue at the oldest
+member; a member that lacks much of it pulls it from other members by itself, at the same rate (pulling.py).
+If no member retains it, the member skips it: an `Elected` with a base_lsn lets its log continue at the oldest
 retained WAL, if the skipped WAL is known to be committed (S6). That WAL is in the archive.
 
 commit_lsn is sent to members with readers as soon as it advances, with the next WAL if there is any, else in an append
@@ -12,13 +13,24 @@ for the standby.
 Pure.
 """
 
+from collections.abc import Mapping
+
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.commitment import QuorumRule
-from safekeeper.consensus.messages import AppendRequest, Elected, ReadRequest, ReadResponse
-from walproxy.proposer.actions import Action, Level, Note, SendAppend, SendMessage
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    Elected,
+    PullEnded,
+    PullSource,
+    PullWal,
+    ReadRequest,
+    ReadResponse,
+)
+from walproxy.proposer.actions import Action, Disconnect, Level, Note, SendAppend, SendMessage
 from walproxy.proposer.liveness import Liveness, Timing
 from walproxy.proposer.progress import Fetch, Progress, State
+from walproxy.proposer.pulling import PULL_AGAIN_S, PULL_STALL_S, Candidate, Pull, addresses_of, plan_pull
 
 APPEND_BYTES_MAX = 1 << 20
 IN_FLIGHT_BYTES_MAX = 8 << 20
@@ -47,7 +59,9 @@ class Replication(Liveness):
         streaming: whether the primary streams, and was verified (S10).
     """
 
-    def __init__(self, elected: Elected, timing: Timing, now: float, out: list[Action]) -> None:
+    def __init__(
+        self, elected: Elected, timing: Timing, now: float, out: list[Action], addresses: Mapping[int, str] | None
+    ) -> None:
         self.term_start_lsn = elected.history[-1].start_lsn
         super().__init__(elected.membership, QuorumRule(elected.membership, self.term_start_lsn), timing, now)
         self.elected = elected
@@ -59,6 +73,7 @@ class Replication(Liveness):
         self.truncate_lsn: Lsn = 0
         self.streaming = False
         self._out = out
+        self._addresses = addresses if addresses is not None else {}
         self._request_id = 0
         self._last_header: tuple[AppendRequest | None, float, bool] = (None, 0.0, False)
 
@@ -224,7 +239,12 @@ class Replication(Liveness):
             progress.last_begin_lsn, progress.sent_lsn = progress.sent_lsn, end_lsn
 
     def _fetch_for(self, safekeeper_id: int, progress: Progress, now: float) -> None:
-        """Request WAL below the window from another member, at a limited rate unless a quorum needs it."""
+        """Request WAL below the window from another member, at a limited rate unless a quorum needs it.
+
+        Or let the member pull it.
+        """
+        if self._begin_pull(safekeeper_id, progress, now):
+            return
         if progress.fetch_allowed_at > now + READ_AHEAD_S and not self._quorum_needs(safekeeper_id):
             return
         sources = [
@@ -241,6 +261,96 @@ class Replication(Liveness):
         progress.become_fetching(Fetch(self._request_id, source, end_lsn))
         request = ReadRequest(self.leader_id, self._request_id, progress.sent_lsn, end_lsn)
         self._out.append(SendMessage(source, request))
+
+    def _begin_pull(self, safekeeper_id: int, progress: Progress, now: float) -> bool:
+        """Let a member pull the WAL that it needs next, if it lacks much of it; return whether it does (6.6)."""
+        if progress.pull_allowed_at > now:
+            return False
+        addresses = addresses_of(self.membership, self._addresses)
+        plan = plan_pull(
+            progress.sent_lsn,
+            self.commit_lsn,
+            (
+                Candidate(source, p.wal_begin_lsn, p.flush_lsn, addresses.get(source, ""))
+                for source, p in self.members.items()
+                if p.follows and source != safekeeper_id
+            ),
+        )
+        if plan is None:
+            return False
+        end_lsn, sources = plan
+        is_limited = not self._quorum_needs(safekeeper_id)
+        self._request_id += 1
+        progress.become_pulling(Pull(self._request_id, end_lsn, progress.sent_lsn, now, now, is_limited))
+        self._send_pull(safekeeper_id, progress, sources)
+        text = (
+            f"safekeeper {safekeeper_id} pulls WAL [{format_lsn(progress.sent_lsn)}, {format_lsn(end_lsn)}) from "
+            f"safekeeper {', '.join(str(source.safekeeper_id) for source in sources)}"
+        )
+        self._out.append(Note(Level.INFO, text))
+        return True
+
+    def _send_pull(self, safekeeper_id: int, progress: Progress, sources: tuple[PullSource, ...]) -> None:
+        pull = progress.pull
+        assert pull is not None  # by the callers
+        bytes_per_s = self._timing.catchup_bytes_per_s if pull.is_limited else 0
+        request = PullWal(self.leader_id, pull.request_id, pull.end_lsn, bytes_per_s, sources)
+        self._out.append(SendMessage(safekeeper_id, request))
+
+    def watch_pull(self, safekeeper_id: int, progress: Progress, now: float) -> None:
+        """End a pull that makes no progress, or whose limited rate commits would wait for."""
+        pull = progress.pull
+        if pull is None:
+            return
+        idle_s = now - pull.moved_at
+        if pull.is_ending:
+            if idle_s > self._timing.response_timeout_s:
+                self._out.append(Disconnect(safekeeper_id, f"the end of a pull was not confirmed for {idle_s:.1f} s"))
+        elif pull.is_limited and self._quorum_needs(safekeeper_id):
+            # The next one, or the fetches, have no limit.
+            self._stop_pull(safekeeper_id, progress, "", now)
+        elif idle_s > PULL_STALL_S:
+            self._stop_pull(safekeeper_id, progress, f"no progress for {idle_s:.0f} s", now)
+
+    def _stop_pull(self, safekeeper_id: int, progress: Progress, problem: str, now: float) -> None:
+        pull = progress.pull
+        assert pull is not None  # by the callers
+        self._request_id += 1
+        progress.pull = pull._replace(request_id=self._request_id, moved_at=now, is_ending=True, problem=problem)
+        self._send_pull(safekeeper_id, progress, ())
+
+    def on_pull_ended(self, safekeeper_id: int, message: PullEnded, now: float) -> None:
+        """Handle the end of a pull: send the member the next WAL.
+
+        Raises:
+            RemoteProtocolError: the position is not one of this term's log.
+        """
+        progress = self.members.get(safekeeper_id)
+        pull = progress.pull if progress is not None else None
+        if progress is None or pull is None or message.request_id != pull.request_id:
+            return  # An older request: another one has replaced it, or the member has reconnected since.
+        if message.leader_id != self.leader_id or not progress.sent_lsn <= message.write_lsn <= self.received_lsn:
+            raise RemoteProtocolError(
+                f"a pull cannot end at {format_lsn(message.write_lsn)}: it was at {format_lsn(progress.sent_lsn)}"
+            )
+        progress.end_pull()
+        progress.sent_lsn = progress.write_lsn = message.write_lsn
+        progress.waiting_since = None
+        size, took_s = message.write_lsn - pull.begin_lsn, now - pull.began_at
+        progress.pulled_bytes += size
+        problem = message.problem or pull.problem
+        if problem:
+            progress.pull_allowed_at = now + PULL_AGAIN_S
+            text = f"safekeeper {safekeeper_id} receives old WAL through this proxy, it cannot pull it: {problem}"
+            if problem != progress.pull_problem:
+                self._out.append(Note(Level.WARNING, text))
+        else:
+            text = f"safekeeper {safekeeper_id} has pulled {size} bytes of WAL in {took_s:.1f} s"
+            self._out.append(Note(Level.INFO, text))
+        progress.pull_problem = problem
+        self._send_wal(safekeeper_id, progress, now)
+        if progress.has_readers:
+            self._send_commit(safekeeper_id, progress, now)
 
     def _skip(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         """Let a member continue at the oldest retained WAL: no member retains what it needs next (S6).

@@ -27,6 +27,8 @@ class MemberView:
         write_lsn, flush_lsn: received by it, and durable there.
         last_response_at: the proposer's time of its last answer, None if there was none.
         refusal: why it refuses WAL, empty if it does not.
+        pull_end_lsn: while it pulls WAL from other members, where that ends; else 0.
+        pulled_bytes: the WAL that it has pulled in this term.
         is_catching_up: whether it needs WAL that the window no longer contains, or may have refused WAL unnoticed.
     """
 
@@ -37,6 +39,8 @@ class MemberView:
     last_response_at: float | None
     refusal: str
     is_catching_up: bool
+    pull_end_lsn: Lsn = 0
+    pulled_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,8 @@ def _term(leadership: Leadership, now: float) -> TermView:
                 p.last_response_at,
                 p.refusal,
                 p.is_doubted or p.sent_lsn < leadership.window_begin_lsn,
+                p.pull.end_lsn if p.pull is not None else 0,
+                p.pulled_bytes + (p.sent_lsn - p.pull.begin_lsn if p.pull is not None else 0),
             )
             for i, p in leadership.members.items()
         },

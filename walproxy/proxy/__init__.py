@@ -3,7 +3,6 @@
 proxy                   composition: executes the proposer's actions
 primary_feed            the primary: connection, hosts, positions reported back
 safekeeper_link         keeps one connection to one safekeeper
-safekeeper_connection   the connection itself
 window                  the WAL that is still to be sent
 config, credentials     options, secrets
 status, status_pages    the state of the proxy, over HTTP

@@ -2,12 +2,12 @@
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import is_loopback
+from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.peers.shared_secret import read_shared_secret
 from safekeeper.process.credential_files import Reloadable, reload_files, require_pair, say_changes
 from walproxy.proxy.config import MembersConfig, ProxyConfig
-from walproxy.proxy.safekeeper_connection import Credentials
 
 
 def read_credentials(config: ProxyConfig) -> Credentials:

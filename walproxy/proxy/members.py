@@ -16,6 +16,7 @@ from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member
 from safekeeper.consensus.messages import ChangeMembers, MembersAnswer, RefusalCode
+from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.proposer.member_change import Target
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.members_plan import (
@@ -28,7 +29,6 @@ from walproxy.proxy.members_plan import (
     present_cluster,
     target_of_wish,
 )
-from walproxy.proxy.safekeeper_connection import Credentials
 from walproxy.proxy.safekeeper_requests import RequestRefused, SafekeeperRequests
 
 _POLL_S = 0.2

@@ -89,12 +89,14 @@ class ProxyCollector(Collector):
 def _of_safekeepers(safekeepers: list[dict[str, Any]]) -> Iterator[Metric]:
     streaming = _labelled("safekeeper_streaming", "1 if it is a member and streams", "safekeeper")
     lag = _labelled("safekeeper_lag_bytes", "Bytes of WAL that are not durable there; absent if unknown", "safekeeper")
+    pulling = _labelled("safekeeper_pulling", "1 while it pulls WAL from other safekeepers", "safekeeper")
     for each in safekeepers:
         label = [str(each["id"])]
+        pulling.add_metric(label, each["pull_end_lsn"] is not None)
         streaming.add_metric(label, each["state"] == "streaming")
         if each["lag_bytes"] is not None:
             lag.add_metric(label, each["lag_bytes"])
-    yield from (streaming, lag)
+    yield from (streaming, lag, pulling)
 
 
 def _of_standbys(standbys: list[dict[str, Any]]) -> Iterator[Metric]:

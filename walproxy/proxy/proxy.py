@@ -25,6 +25,7 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import MAJORITY
 from safekeeper.consensus.messages import AcceptorMessage
 from safekeeper.consensus.quorum_expression import size_of
+from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.codec import AppendEncoder, encode
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
@@ -56,7 +57,6 @@ from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.proxy.readiness import SERVING_STATES, Readiness
-from walproxy.proxy.safekeeper_connection import Credentials
 from walproxy.proxy.safekeeper_link import SafekeeperLink
 from walproxy.proxy.subscriber_watch import SubscriberWatch
 from walproxy.proxy.window import Window

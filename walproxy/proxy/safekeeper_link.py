@@ -17,7 +17,7 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.logs import ProblemLog
 from safekeeper.base.settings import Address
 from safekeeper.consensus.messages import AcceptorMessage
-from walproxy.proxy.safekeeper_connection import Credentials, SafekeeperConnection
+from safekeeper.net.safekeeper_connection import Credentials, SafekeeperConnection
 
 logger = logging.getLogger(__name__)
 

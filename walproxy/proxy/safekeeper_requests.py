@@ -18,8 +18,8 @@ from safekeeper.consensus.messages import (
     Refusal,
     TailResponse,
 )
+from safekeeper.net.safekeeper_connection import Credentials, SafekeeperConnection
 from safekeeper.peers.codec import encode
-from walproxy.proxy.safekeeper_connection import Credentials, SafekeeperConnection
 
 _TIMEOUT_S = 10.0
 _Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped, ReadResponse, TailResponse, MembersAnswer)

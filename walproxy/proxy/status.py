@@ -96,6 +96,8 @@ def _safekeeper_status(
         "address": str(proxy.links[safekeeper_id].address),
         "problem": proxy.member_problem(view, safekeeper_id) or None,
         "member": safekeeper_id in members if members is not None else None,
+        "pull_end_lsn": format_lsn(member.pull_end_lsn) if member is not None and member.pull_end_lsn else None,
+        "pulled_bytes": member.pulled_bytes if member is not None else None,
     }
 
 

@@ -22,6 +22,7 @@ import pytest
 import walproxy.proxy.rebootstrap
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.settings import load
+from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.pgwire.scram import parse_verifier
@@ -32,7 +33,6 @@ from tests.unit.test_docs import DOCS, section
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import free_port
 from walproxy.proxy.config import ProxyConfig
-from walproxy.proxy.safekeeper_connection import Credentials
 
 SECRET = "0a5f36c1-the-shared-secret"
 OTHER_SECRET = "7b2e91d4-another-secret"

@@ -263,9 +263,9 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
 
 def test_a_bug_in_a_callback_ends_the_process_with_one_line_that_says_where(tmp_path: Path) -> None:
     broken = (
-        "import walproxy.proxy.safekeeper_connection\n"
+        "import safekeeper.net.safekeeper_connection\n"
         "def secured(self): raise KeyError(self._safekeeper_id)\n"
-        "walproxy.proxy.safekeeper_connection.SafekeeperConnection.secured = secured\n"
+        "safekeeper.net.safekeeper_connection.SafekeeperConnection.secured = secured\n"
         "from walproxy.cli import main\n"
         "main()"
     )

@@ -24,10 +24,14 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    PeerRead,
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
     ProposerMessage,
+    PullEnded,
+    PullSource,
+    PullWal,
     ReadRequest,
     ReadResponse,
     Reconfigure,
@@ -89,6 +93,8 @@ def histories(draw: st.DrawFn, least: int = 0) -> tuple[HistoryEntry, ...]:
 tli_histories = st.lists(st.builds(TliHistory, st.integers(1, 99), payloads), max_size=3).map(tuple)
 ranges = st.tuples(positive, positive).map(sorted)
 
+pull_sources = st.builds(PullSource, positive, st.sampled_from(["host:1", "[::1]:5454", "x" * ADDRESS_BYTES_MAX]))
+
 proposer_messages = st.one_of(
     st.builds(ProposerGreeting, positive, words, positive, st.none() | positive, st.none() | segment_sizes),
     st.builds(Bootstrap, words, positive, segment_sizes, positive, memberships(), st.booleans()),
@@ -113,6 +119,8 @@ proposer_messages = st.one_of(
     st.builds(ArchiveAssignment, leader_ids, numbers, numbers),
     st.builds(AppendRequest, leader_ids, positive, lsns, numbers, numbers, numbers, st.booleans(), payloads),
     st.builds(lambda node, i, r: ReadRequest(node, i, *r), leader_ids, numbers, ranges),
+    st.builds(lambda node, i, r: PeerRead(node, i, *r), leader_ids, numbers, ranges),
+    st.builds(PullWal, leader_ids, numbers, numbers, numbers, st.lists(pull_sources, max_size=3).map(tuple)),
     st.builds(
         lambda node, i, b, n: DigestRequest(node, i, b, b + n), leader_ids, numbers, lsns, st.integers(0, 1 << 20)
     ),
@@ -122,6 +130,7 @@ standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]),
 problems = st.sampled_from(["", "no route to the store", "x" * PROBLEM_BYTES_MAX, "fichier non trouvé: ü"])
 acceptor_messages = st.one_of(
     st.builds(Reconfigured, leader_ids, positive),
+    st.builds(PullEnded, leader_ids, numbers, numbers, problems),
     st.builds(StandbyFeedback, st.lists(standbys, max_size=3).map(tuple)),
     st.builds(ArchiveReport, numbers, st.booleans(), st.booleans(), numbers, problems),
     st.builds(
@@ -488,15 +497,37 @@ def test_feedback_about_too_many_standbys_is_refused() -> None:
         encode(StandbyFeedback(tuple(Standby(f"s{number}") for number in range(1001))))
 
 
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ((PullSource(1, "host:1"), PullSource(2, "")), "safekeeper 2 has no address"),
+        ((PullSource(0, "host:1"),), "0 is not positive"),
+        ((PullSource(1, "two\nlines"),), "is not the address of a member"),
+        ((PullSource(1, "x" * (ADDRESS_BYTES_MAX + 1)),), "is not the address of a member"),
+        (
+            tuple(PullSource(number, "host:1") for number in range(1, 102)),
+            "101 sources are more than the maximum of 100",
+        ),
+    ],
+)
+def test_sources_that_cannot_be_are_refused_by_both_sides(sources: tuple[PullSource, ...], message: str) -> None:
+    pull = PullWal(NODE, 1, 100, 0, sources)
+    with pytest.raises(LocalProtocolError, match=message):
+        encode(pull)
+    with pytest.raises(RemoteProtocolError, match=message):
+        FrameDecoder(PROPOSER_DIALECT).feed(control(pull))
+
+
 def test_an_append_response_that_flushed_more_than_it_wrote_is_refused() -> None:
     with pytest.raises(RemoteProtocolError):
         FrameDecoder(ACCEPTOR_DIALECT).feed(frame(AppendResponse(NODE, 100, 200, 1)))
 
 
-def test_a_read_that_ends_before_it_begins_is_refused_on_both_sides() -> None:
+@pytest.mark.parametrize("kind", [ReadRequest, PeerRead])
+def test_a_read_that_ends_before_it_begins_is_refused_on_both_sides(kind: type[ReadRequest | PeerRead]) -> None:
     with pytest.raises(LocalProtocolError):
-        encode(ReadRequest(NODE, 1, 200, 100))
-    good = msgspec.to_builtins(ReadRequest(NODE, 1, 100, 200)) | {"begin_lsn": 300}
+        encode(kind(NODE, 1, 200, 100))
+    good = msgspec.to_builtins(kind(NODE, 1, 100, 200)) | {"begin_lsn": 300}
     with pytest.raises(RemoteProtocolError):
         FrameDecoder(PROPOSER_DIALECT).feed(control(good))
 

@@ -41,7 +41,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(files: Path, environment: dict[str, str] | None = None, **options: Any) -> SafekeeperConfig:
     """Settings in which the value FILE is the file of that option's kind."""
-    kinds = {"tls_cert": "cert", "tls_key": "key", "tls_client_ca": "ca", "pg_client_ca": "ca", "pg_users": "users"}
+    kinds = {
+        "tls_cert": "cert",
+        "tls_key": "key",
+        "tls_client_ca": "ca",
+        "tls_ca": "ca",
+        "pg_client_ca": "ca",
+        "pg_users": "users",
+    }
     given = {
         name: str(files / kinds.get(name, "secret")) if value == "FILE" else value for name, value in options.items()
     }
@@ -105,6 +112,28 @@ def test_the_replication_listener_is_open_to_others_only_if_it_is_protected(
     address = Protection(config(files, **options)).replication_address(Address("::", 5433))
     assert address == (Address("::", 5433) if opens else Address("::1", 5433))
     assert ("to accept other machines give --pg-users, --pg-client-ca or --pg-allow" in caplog.text) is not opens
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle", "secrets"),
+    [
+        ({}, False, (False, True)),
+        ({"secret_file": "FILE"}, False, (True, False)),
+        (TLS, True, (False, True)),
+        (TLS | {"tls_ca": "FILE"}, False, (False, True)),
+        (TLS | {"tls_ca": "FILE", "tls_client_ca": "FILE"}, False, (False, False)),
+        (TLS | {"tls_ca": "FILE", "secret_file": "FILE"}, False, (True, False)),
+    ],
+    ids=["nothing", "secret", "TLS without a CA", "TLS", "mutual TLS", "TLS and secret"],
+)
+def test_a_safekeeper_proves_to_the_others_what_they_require(
+    files: Path, options: dict[str, str], obstacle: bool, secrets: tuple[bool, bool]
+) -> None:
+    protection = Protection(config(files, **options))
+    assert ("give it --tls-ca" in protection.obstacle_to_peers) is obstacle
+    peers = protection.peers
+    assert (peers.secret is not None, peers.local_secret is not None) == secrets
+    assert (peers.tls is not None) == ("tls_ca" in options)
 
 
 def test_a_listener_on_loopback_says_why_it_stays_there(files: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from safekeeper.base.errors import InvariantViolation
 from walproxy.proposer.progress import TRANSITIONS, Fetch, Progress, State
+from walproxy.proposer.pulling import Pull
 
 FOLDER = (1, "a" * 32)
 END = 1000
@@ -22,6 +23,16 @@ def streaming(sent_lsn: int = 900, write_lsn: int = 800, flush_lsn: int = 700) -
 def fetching() -> Progress:
     progress = streaming()
     progress.become_fetching(Fetch(1, 2, 950))
+    progress.check(END)
+    return progress
+
+
+PULL = Pull(1, 980, 900, 0.0, 0.0, is_limited=True)
+
+
+def pulling() -> Progress:
+    progress = streaming()
+    progress.become_pulling(PULL)
     progress.check(END)
     return progress
 
@@ -44,6 +55,7 @@ IN_STATE: dict[State, Callable[[], Progress]] = {
     State.ADOPTING: lambda: Progress(FOLDER, voter=True),
     State.STREAMING: streaming,
     State.FETCHING: fetching,
+    State.PULLING: pulling,
     State.SKIPPING: skipping,
     State.DISCONNECTED: disconnected,
 }
@@ -52,11 +64,15 @@ IN_STATE: dict[State, Callable[[], Progress]] = {
 def enter(progress: Progress, state: State) -> None:
     if state is State.STREAMING and progress.fetch is not None:
         progress.end_fetch()
+    elif state is State.STREAMING and progress.pull is not None:
+        progress.end_pull()
     elif state is State.STREAMING:
         progress.become_streaming(970)
         progress.sent_lsn = progress.write_lsn = 970
     elif state is State.FETCHING:
         progress.become_fetching(Fetch(1, 2, 980))
+    elif state is State.PULLING:
+        progress.become_pulling(PULL)
     elif state is State.SKIPPING:
         progress.become_skipping(990)
     else:
@@ -74,7 +90,7 @@ def test_the_table_lists_the_transitions_that_are_allowed(state: State, other: S
     else:
         enter(progress, other)
         assert progress.state is other
-        assert progress.follows == (other in (State.STREAMING, State.FETCHING))
+        assert progress.follows == (other in (State.STREAMING, State.FETCHING, State.PULLING))
         progress.check(END)
 
 
@@ -111,6 +127,9 @@ def test_an_end_of_the_connection_doubts_nothing_when_no_wal_was_on_its_way() ->
         (State.DISCONNECTED, {"write_lsn": 1001}, "write_lsn 0/3E9"),
         (State.FETCHING, {"fetch": None}, "fetching .* request: None"),
         (State.STREAMING, {"fetch": Fetch(1, 2, 3)}, "streaming .* request: Fetch"),
+        (State.PULLING, {"pull": None}, "pulling .* pull: None"),
+        (State.STREAMING, {"pull": PULL}, "streaming .* pull: Pull"),
+        (State.DISCONNECTED, {"pull": PULL}, "disconnected .* pull: Pull"),
         (State.SKIPPING, {"fetch": Fetch(1, 2, 3)}, "skipping .* request: Fetch"),
         (State.DISCONNECTED, {"fetch": Fetch(1, 2, 3)}, "disconnected .* request: Fetch"),
     ],

@@ -14,6 +14,7 @@ import pytest
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address, Secret
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting, ProposerGreeting
+from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.peers.codec import encode
 from safekeeper.peers.shared_secret import SharedSecret
@@ -21,7 +22,6 @@ from tests.unit.certificates import Authority, Pair
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.node.test_proposer_listener import House, house
 from tests.unit.proxy.test_safekeeper_link import Owner
-from walproxy.proxy.safekeeper_connection import Credentials
 from walproxy.proxy.safekeeper_link import SafekeeperLink
 
 GREETING = encode(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))

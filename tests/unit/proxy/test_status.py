@@ -25,6 +25,7 @@ from safekeeper.consensus.messages import (
     Standby,
 )
 from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.net.safekeeper_connection import SafekeeperConnection
 from walproxy.postgres.hosts import HostState
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.archiving import INCUMBENT_GRACE_S
@@ -36,7 +37,6 @@ from walproxy.proposer.roster import Peer
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.proxy import Proxy
-from walproxy.proxy.safekeeper_connection import SafekeeperConnection
 from walproxy.proxy.status import not_ready_reason, proxy_status, safekeeper_state
 from walproxy.proxy.status_table import render, summarise
 

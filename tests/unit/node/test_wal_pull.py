@@ -1,0 +1,217 @@
+"""Both ends of a pull in one process: a node that pulls from a source of the test's, and one that serves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from safekeeper.consensus.control_state import NOBODY, LeaderId
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendResponse,
+    PeerRead,
+    PreVoteResponse,
+    ProposerGreeting,
+    ProposerMessage,
+    PullEnded,
+    PullSource,
+    PullWal,
+    ReadResponse,
+    Refusal,
+    RefusalCode,
+    VoteRequest,
+    VoteResponse,
+)
+from safekeeper.net.safekeeper_connection import Credentials
+from safekeeper.node.peer_reads import QUEUED_MAX
+from safekeeper.node.wal_pull import BLOCK_BYTES, WalPuller
+from safekeeper.peers.codec import PROPOSER_DIALECT, FrameDecoder, encode
+from tests.unit.event_loop import on_the_loop, until
+from tests.unit.node.test_proposer_listener import BASE_LSN, LEADER, MIB, SEGMENT_SIZE, Client, House, house
+
+GREETING = AcceptorGreeting(
+    PROTOCOL_VERSION, 2, "b" * 32, "c" * 32, 5, SEGMENT_SIZE, 150018, None, NOBODY, 1, BASE_LSN, BASE_LSN, 0, 0
+)
+END_LSN = BASE_LSN + 3 * MIB
+Answer = Callable[[PeerRead], list[AcceptorMessage] | None]
+
+
+@contextlib.asynccontextmanager
+async def source(answer: Answer, greeting: AcceptorMessage = GREETING) -> AsyncIterator[PullSource]:
+    """A safekeeper whose answers to reads are made by `answer`; None closes the connection."""
+    tasks = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
+        with contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                for message in decoder.feed(data):
+                    answers: list[AcceptorMessage] | None = [greeting]
+                    if isinstance(message, PeerRead):
+                        answers = answer(message)
+                    else:
+                        assert isinstance(message, ProposerGreeting) and message.safekeeper_id == 2
+                    if answers is None:
+                        return
+                    for each in answers:
+                        writer.writelines(encode(each))
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.ensure_future(serve(reader, writer)))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield PullSource(2, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+
+
+async def pull(there: House, sources: tuple[PullSource, ...], obstacle: str = "") -> tuple[Client, PullEnded]:
+    """Let a node that follows and has no WAL pull; return the leader's client, and the end."""
+    there.node.attach_readers(WalPuller(there.node, Credentials(), obstacle))
+    leader = await there.client()
+    await leader.lead()
+    leader.send(PullWal(LEADER, 1, END_LSN, 0, sources))
+    while True:
+        message = await leader.receive()
+        if isinstance(message, PullEnded):
+            return leader, message
+        assert isinstance(message, AppendResponse)
+
+
+def whole(request: PeerRead) -> list[AcceptorMessage]:
+    return [ReadResponse(request.request_id, request.begin_lsn, bytes(request.end_lsn - request.begin_lsn))]
+
+
+@on_the_loop
+async def test_blocks_are_small_and_end_with_their_segment(tmp_path: Path) -> None:
+    requests: list[PeerRead] = []
+
+    def answer(request: PeerRead) -> list[AcceptorMessage]:
+        requests.append(request)
+        return whole(request)
+
+    async with house(tmp_path) as there, source(answer) as other:
+        _, ended = await pull(there, (other,))
+        assert (ended.write_lsn, ended.problem) == (END_LSN, "")
+        ranges = [(request.begin_lsn, request.end_lsn) for request in requests]
+        assert [begin for begin, _ in ranges] == [BASE_LSN, *(end for _, end in ranges[:-1])]
+        assert ranges[-1][1] == END_LSN
+        assert all(end - begin <= BLOCK_BYTES for begin, end in ranges)
+        assert all(begin // SEGMENT_SIZE == (end - 1) // SEGMENT_SIZE for begin, end in ranges)
+        assert {request.leader_id for request in requests} == {LEADER}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda r: [ReadResponse(r.request_id, r.begin_lsn + 1, b"x")], "was answered with 1 bytes at 0/300001"),
+        (lambda r: [ReadResponse(r.request_id, r.begin_lsn, b"x")], "was answered with 1 bytes at 0/300000"),
+        (lambda r: [ReadResponse(r.request_id + 1, r.begin_lsn, bytes(r.end_lsn - r.begin_lsn))], "524288 bytes"),
+        (lambda r: whole(r) * 4, "more messages than were requested"),
+        (lambda _: [PreVoteResponse(True)], "it answers with PreVoteResponse in place of ReadResponse"),
+        (lambda _: [Refusal(RefusalCode.RANGE, "removed", LEADER)], "it refuses (range): removed"),
+        (lambda _: None, "closed the connection"),
+    ],
+    ids=["elsewhere", "too short", "of another request", "too many", "another message", "a refusal", "the end"],
+)
+@on_the_loop
+async def test_a_source_that_answers_wrongly_is_given_up(tmp_path: Path, answer: Answer, reason: str) -> None:
+    async with house(tmp_path) as there, source(answer) as other:
+        _, ended = await pull(there, (other,))
+        assert ended.problem.startswith(f"safekeeper 2 at {other.address}: ") and reason in ended.problem
+        assert there.node.acceptor.write_lsn <= BASE_LSN + 4 * BLOCK_BYTES
+        async with source(whole) as good:
+            there.clients[0].send(PullWal(LEADER, 2, END_LSN, 0, (other, good)))
+            await until(lambda: there.node.acceptor.flush_lsn == END_LSN)
+
+
+@on_the_loop
+async def test_a_safekeeper_that_cannot_connect_to_others_says_why(tmp_path: Path) -> None:
+    async with house(tmp_path) as there, source(whole) as other:
+        _, ended = await pull(there, (other,), "no certificate can be verified")
+        assert (ended.write_lsn, ended.problem) == (BASE_LSN, "no certificate can be verified")
+
+
+@on_the_loop
+async def test_what_cannot_be_an_address_is_a_problem_of_its_source(tmp_path: Path) -> None:
+    async with house(tmp_path) as there, source(whole) as other:
+        _, ended = await pull(there, (PullSource(3, "nowhere"), other))
+        assert (ended.write_lsn, ended.problem) == (END_LSN, "")
+
+
+# The side that serves.
+
+
+async def with_a_member(there: House) -> tuple[Client, Client]:
+    """Return the leader of a node that has 100 bytes, and a member that is connected to it."""
+    leader = await there.leader_with_wal()
+    member = await there.client()
+    member.send(ProposerGreeting(PROTOCOL_VERSION, "safekeeper-3", 1, 5, SEGMENT_SIZE))
+    assert isinstance(await member.receive(), AcceptorGreeting)
+    return leader, member
+
+
+@on_the_loop
+async def test_a_member_reads_in_order_and_only_a_few_at_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        _, member = await with_a_member(there)
+        member.send(*(PeerRead(LEADER, number, BASE_LSN + number, BASE_LSN + 50) for number in range(QUEUED_MAX + 2)))
+        answers = [await member.receive() for _ in range(QUEUED_MAX + 2)]
+        served = [answer for answer in answers if isinstance(answer, ReadResponse)]
+        assert [answer.request_id for answer in served] == list(range(QUEUED_MAX))
+        assert [bytes(answer.payload) for answer in served] == [b"x" * (50 - number) for number in range(QUEUED_MAX)]
+        refused = [answer for answer in answers if isinstance(answer, Refusal)]
+        assert [answer.code for answer in refused] == [RefusalCode.RANGE] * 2
+        assert there.node.peer_reads.served_bytes == sum(len(answer.payload) for answer in served)
+
+
+async def after_held_read(there: House, meanwhile: Callable[[], Awaitable[None]], member: Client) -> None:
+    """Let something happen while the thread that reads for members is busy."""
+    reads = there.node.peer_reads
+    member.send(PeerRead(LEADER, 0, BASE_LSN, BASE_LSN + 1))
+    assert isinstance(await member.receive(), ReadResponse)
+    assert reads._worker is not None  # A read was served.
+    held = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    reads._worker.submit(lambda: asyncio.run_coroutine_threadsafe(held.wait(), loop).result(), lambda *_: None)
+    member.send(PeerRead(LEADER, 1, BASE_LSN, BASE_LSN + 50))
+    await until(lambda: any(reads._queues.values()))
+    await meanwhile()
+    held.set()
+
+
+@on_the_loop
+async def test_a_read_during_which_another_leader_was_promised_is_refused(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        leader, member = await with_a_member(there)
+
+        async def vote() -> None:
+            leader.send(VoteRequest(LeaderId(2, "run2"), 1))
+            assert isinstance(await leader.receive(), VoteResponse)
+
+        await after_held_read(there, vote, member)
+        answer = await member.receive()
+        assert isinstance(answer, Refusal)
+        assert (answer.code, answer.reason) == (RefusalCode.RANGE, "the log has changed during the read")
+
+
+@on_the_loop
+async def test_a_member_that_leaves_during_a_read_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        _, member = await with_a_member(there)
+
+        async def leave() -> None:
+            member.writer.close()
+            await until(lambda: there.listener.connection_count == 1)
+
+        await after_held_read(there, leave, member)
+        reads = there.node.peer_reads
+        await until(lambda: reads._worker is not None and not reads._worker.busy_s)
+        assert not reads._queues and not reads._readers
