@@ -79,7 +79,12 @@ class Refusals:
         if by_bytes:
             is_repeated = before is not None and before.wait_s and _may_be_same(before.identity, primary)
             wait_s = self._wait_min_s
-            if before is not None and is_repeated and (before.cluster, before.votes.keys()) == (cluster, votes.keys()):
+            if (
+                before is not None
+                and is_repeated
+                and before.cluster.is_same(cluster)
+                and before.votes.keys() == votes.keys()
+            ):
                 wait_s = min(2 * before.wait_s, self._wait_max_s)
         self._by_host[primary.host] = RefusedPrimary(primary, reason, cluster, dict(votes), wait_s, now + wait_s)
 
@@ -102,8 +107,8 @@ class Refusals:
         Args:
             peers: the safekeepers, with the greetings on which the decision is based.
         """
-        past = self._by_host.get(primary.host)
-        if past is None or find_cluster(peers) != past.cluster:
+        past, cluster = self._by_host.get(primary.host), find_cluster(peers)
+        if past is None or cluster is None or not cluster.is_same(past.cluster):
             return ""
         greetings = greetings_of(peers)
         voters = set(voters_of(peers, past.cluster).values())

@@ -241,6 +241,10 @@ class Cluster(NamedTuple):
             return self.membership.key > other.membership.key
         return self.membership.generation > other.membership.generation
 
+    def is_same(self, other: "Cluster") -> bool:
+        """Return whether both have the same members: each new leader takes the membership over under its own term."""
+        return self.id == other.id and self.membership.is_same(other.membership)
+
 
 def greetings_of(peers: Peers) -> dict[int, AcceptorGreeting]:
     """Return the greetings of those that have greeted and are not refused."""
