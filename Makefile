@@ -49,9 +49,11 @@ test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (wh
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
 
-exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with slow flushes, then with late answers; four minutes
+exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with slow flushes, with late answers, with a change of the member; five minutes
 	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1 --prompt
 	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1 --prompt flushes
+	$(BIN)/python -m tests.simulation.exhaustive --change --terms 2 --records 1 --prompt flushes
+	$(BIN)/python -m tests.simulation.exhaustive --change --terms 2 --records 1 --prompt --crashes 1
 
 fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: make fuzz SECONDS_EACH=600 TARGET=session
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_EACH) $(TARGET)

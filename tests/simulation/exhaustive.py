@@ -25,7 +25,7 @@ from tests.simulation.exhaustive_world import (
     BASE_LSN,
     ENDED,
     NOTHING,
-    SAFEKEEPERS,
+    OPERATOR,
     SLOW_FLUSH,
     SWAPS,
     Machines,
@@ -37,7 +37,6 @@ from tests.simulation.violation import Violation
 
 TELL_EVERY_S = 2.0
 _UNBORN = -1
-_QUORUM = 2
 
 
 class Truth(NamedTuple):
@@ -52,7 +51,7 @@ class Truth(NamedTuple):
 
 
 class State(NamedTuple):
-    """All of the world. Queues are by run * 3 + safekeeper, None once their connection is closed."""
+    """All of the world. Queues are by run * width + safekeeper, None once their connection is closed."""
 
     nodes: tuple[int, ...]
     runners: tuple[int, ...]
@@ -74,6 +73,8 @@ class Bounds:
             more on safekeeper 1, the second one more on safekeeper 2.
         prompt_answers: answers arrive before anything else happens: far fewer states.
         prompt_flushes: flushes return before anything else happens.
+        change: there are two safekeepers; the first one is the only member, and whoever leads is asked to replace it by
+            the second one.
     """
 
     terms: int = 2
@@ -82,6 +83,7 @@ class Bounds:
     figure_8: bool = False
     prompt_answers: bool = False
     prompt_flushes: bool = False
+    change: bool = False
 
 
 @dataclass
@@ -102,14 +104,17 @@ class Search:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.before = 2 if bounds.figure_8 else 0
-        self.machines = Machines(bounds.terms + self.before, bounds.records + bounds.figure_8)
+        self.machines = Machines(bounds.terms + self.before, bounds.records + bounds.figure_8, bounds.change)
+        self.width = len(self.machines.safekeepers)
+        # With a single member, before the change and after it, a record is committed on one disk.
+        self.holders = 1 if bounds.change else 2
         self.transitions = 0
         self._holding: set[tuple[tuple[int, ...], Truth]] = set()
 
     def beginning(self) -> State:
         """Return the first state."""
         runs = self.bounds.terms + self.before
-        logs: tuple[tuple[LeaderId, TermHistory, bytes], ...] = ((NOBODY, (), b""),) * 3
+        logs: tuple[tuple[LeaderId, TermHistory, bytes], ...] = ((NOBODY, (), b""),) * self.width
         truth = Truth()
         if self.before:
             first, second = (LeaderId(run + 1, letter(run).decode() * 32) for run in range(2))
@@ -117,8 +122,8 @@ class Search:
             zero = letter(0)
             logs = ((first, old, zero + 2 * letter(0)), (second, new, zero + letter(1)), (second, old, zero))
             truth = Truth(((1, 0, old), (2, 1, new)), (1,), (1,))
-        nodes = tuple(self.machines.new_node(i, *log) for i, log in zip(SAFEKEEPERS, logs, strict=True))
-        empty: tuple[tuple[int, ...], ...] = ((),) * (runs * 3)
+        nodes = tuple(self.machines.new_node(i, *log) for i, log in zip(self.machines.safekeepers, logs, strict=True))
+        empty: tuple[tuple[int, ...], ...] = ((),) * (runs * self.width)
         runners = (ENDED,) * self.before + (_UNBORN,) * self.bounds.terms
         return State(nodes, runners, empty, empty, truth, self.bounds.crashes)
 
@@ -175,7 +180,7 @@ class Search:
             return
         for queue, waiting in enumerate(state.requests):
             if waiting:
-                run, index = divmod(queue, 3)
+                run, index = divmod(queue, self.width)
                 yield from self._delivered(state, queue, run, index, waiting)
         if state.crashes:
             for index, node in enumerate(state.nodes):
@@ -186,7 +191,7 @@ class Search:
     def _answered(self, state: State) -> Iterator[tuple[str, State]]:
         machines = self.machines
         for queue, waiting in enumerate(state.answers):
-            run, index = divmod(queue, 3)
+            run, index = divmod(queue, self.width)
             if waiting and state.runners[run] > ENDED:
                 nodes, runners, requests, answers, truth, crashes = state
                 rest = State(nodes, runners, requests, _put(answers, queue, waiting[1:]), truth, crashes)
@@ -236,17 +241,21 @@ class Search:
             if runner.leader_id is not None and runner.received_lsn < machines.end_lsn:
                 moved = machines.tell(number, 0, NOTHING)
                 yield f"P{run + 1}'s primary writes a record", self._runner_moved(state, run, moved)
+            if runner.leader_id is not None and self.bounds.change:
+                moved = machines.tell(number, OPERATOR, NOTHING)
+                if moved.number != number:
+                    yield f"P{run + 1} goes on with the change", self._runner_moved(state, run, moved)
 
     def _node_moved(self, state: State, index: int, moved: Moved) -> State:
         """Put a safekeeper's step into effect."""
         nodes, runners, requests, answers, truth, crashes = state
         for run, message in moved.said:
-            at = run * 3 + index
+            at = run * self.width + index
             queue = answers[at]
             if queue is not None and runners[run] != ENDED:
                 answers = _put(answers, at, (*queue, message))
         for run in moved.parted:
-            at = run * 3 + index
+            at = run * self.width + index
             queue = answers[at]
             requests = _put(requests, at, None)
             if queue is not None and runners[run] != ENDED:
@@ -260,17 +269,17 @@ class Search:
         """Put a run's step into effect."""
         nodes, runners, requests, answers, truth, crashes = state
         for safekeeper_id, message in moved.said:
-            at = run * 3 + safekeeper_id - 1
+            at = run * self.width + safekeeper_id - 1
             queue = requests[at]
             if queue is not None:
                 requests = _put(requests, at, (*queue, message))
         for safekeeper_id in moved.parted:
-            at = run * 3 + safekeeper_id - 1
+            at = run * self.width + safekeeper_id - 1
             requests, answers = _put(requests, at, None), _put(answers, at, None)
             hung_up = self.machines.hang_up(nodes[safekeeper_id - 1], run)
             nodes = _put(nodes, safekeeper_id - 1, hung_up)
         if moved.number == ENDED:
-            answers = (*answers[: run * 3], None, None, None, *answers[run * 3 + 3 :])
+            answers = (*answers[: run * self.width], *(None,) * self.width, *answers[(run + 1) * self.width :])
         after = State(nodes, _put(runners, run, moved.number), requests, answers, truth, crashes)
         known = self._truth(after, run)
         return after if known is truth else after._replace(truth=known)
@@ -279,11 +288,11 @@ class Search:
         """A safekeeper has died: what was on its way to it is lost, what it had said arrives, and then the end."""
         requests, answers = list(state.requests), list(state.answers)
         for run, runner in enumerate(state.runners):
-            queue = answers[run * 3 + index]
+            queue = answers[run * self.width + index]
             if runner != _UNBORN:
-                requests[run * 3 + index] = None
+                requests[run * self.width + index] = None
                 if runner != ENDED and queue is not None and queue[-1:] != (NOTHING,):
-                    answers[run * 3 + index] = (*queue, NOTHING)
+                    answers[run * self.width + index] = (*queue, NOTHING)
         nodes = _put(state.nodes, index, number)
         after = state._replace(nodes=nodes, requests=tuple(requests), answers=tuple(answers), crashes=state.crashes - 1)
         self._check_logs(after)
@@ -342,7 +351,7 @@ class Search:
             known = max(node.commit_lsn - BASE_LSN, 0)
             if log[:known] != committed[:known]:
                 raise Violation("CommittedNotOverwritten", f"S{index + 1} believes {log[:known]} to be committed")
-        if holders < _QUORUM:
+        if holders < self.holders:
             raise Violation("CommittedNotOverwritten", f"{committed} is on {holders} disks only")
         self._holding.add(looked_at)
 
@@ -374,6 +383,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--records", type=int, default=2, help="how long the log may get (default: %(default)s)")
     parser.add_argument("--crashes", type=int, default=0, help="how often a safekeeper may die (default: %(default)s)")
     parser.add_argument("--figure-8", action="store_true", help="begin with the logs that two earlier terms have left")
+    parser.add_argument("--change", action="store_true", help="one member of one, which is replaced by another one")
     parser.add_argument(
         "--prompt",
         nargs="?",
@@ -390,6 +400,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.figure_8,
         prompt_answers=options.prompt in ("answers", "both"),
         prompt_flushes=options.prompt in ("flushes", "both"),
+        change=options.change,
     )
     told_at = time.monotonic()
 

@@ -55,12 +55,18 @@ from walproxy.proposer.verification import Verification
 SEGMENT_SIZE = 1 << 20
 BASE_LSN = SEGMENT_SIZE
 SAFEKEEPERS = (1, 2, 3)
+# Where the members change: the first one is the only member, and is replaced by the second one.
+CHANGING = (1, 2)
 ENDED = 0
 NOTHING = 0
 # In the place of a run: a flush takes its time.
 SLOW_FLUSH = -1
+# In the place of a safekeeper: the operator.
+OPERATOR = -1
 _SYSTEM_ID, _SERVER_VERSION, _CLUSTER = 7, 150018, "c" * 32
 _MEMBERSHIP = Membership(1, tuple(Member(i, f"{i}" * 32) for i in SAFEKEEPERS))
+_BEFORE_THE_CHANGE = Membership(1, (Member(1, "1" * 32),))
+_AFTER_THE_CHANGE = (Member(2, "2" * 32),)
 _TIMING = Timing(vote_grace_s=0.0)
 # A run whose process has ended: it hears nothing any more.
 _GONE = pickle.dumps(None)
@@ -126,8 +132,10 @@ def letter(run: int) -> bytes:
 class Machines:
     """All acceptors and proposers that were ever seen, by number, and what became of them."""
 
-    def __init__(self, runs: int, records: int) -> None:
+    def __init__(self, runs: int, records: int, changes: bool = False) -> None:
         self.runs = runs
+        self.changes = changes
+        self.safekeepers = CHANGING if changes else SAFEKEEPERS
         self.end_lsn = BASE_LSN + records
         self.nodes: list[Node] = []
         self.runners: list[Runner] = [Runner(_GONE, None, (), 0, 0)]
@@ -157,6 +165,9 @@ class Machines:
 
     def new_node(self, safekeeper_id: int, promised: LeaderId, history: TermHistory, wal: bytes) -> int:
         """Return a member that has just started on this log; without a history it is empty."""
+        membership = _BEFORE_THE_CHANGE if self.changes else _MEMBERSHIP
+        if safekeeper_id not in membership.ids():
+            return self._restarted(Disk(ControlState(safekeeper_id=safekeeper_id, incarnation=f"{safekeeper_id}" * 32)))
         control = ControlState(
             safekeeper_id=safekeeper_id,
             incarnation=f"{safekeeper_id}" * 32,
@@ -164,7 +175,7 @@ class Machines:
             system_id=_SYSTEM_ID,
             segment_size=SEGMENT_SIZE,
             server_version=_SERVER_VERSION,
-            membership=_MEMBERSHIP,
+            membership=membership,
             promised=promised,
             history=history,
             wal_begin_lsn=BASE_LSN if history else 0,
@@ -249,10 +260,10 @@ class Machines:
         return started
 
     def _start(self, run: int, nodes: list[int]) -> tuple[Moved, tuple[int, ...]]:
-        config = ProposerConfig(letter(run).decode() * 32, SAFEKEEPERS, takeover=True, timing=_TIMING)
+        config = ProposerConfig(letter(run).decode() * 32, self.safekeepers, takeover=True, timing=_TIMING)
         proposer = World.proposer_class(config)
         todo = proposer.primary_identified(self._identity(), 0.0)
-        for safekeeper_id in SAFEKEEPERS:
+        for safekeeper_id in self.safekeepers:
             todo += proposer.connected(safekeeper_id, 0.0)
         # Everybody greets before anybody is asked anything: the term is above all promises.
         answers: list[tuple[int, Any]] = []
@@ -297,13 +308,16 @@ class Machines:
     def tell(self, runner: int, safekeeper_id: int, message: int) -> Moved:
         """A run gets an answer, or nothing: the connection has ended. From safekeeper 0: its primary has a record more.
 
+        From `OPERATOR`: the members are to change; where that was asked for before, its time to go on has come.
         A run that ends takes its last words with it: nobody waits for them.
         """
         key = (-runner, safekeeper_id, message)
         if key not in self._known:
             proposer = pickle.loads(self.runners[runner].blob)
             answer = self.messages[message]
-            if not safekeeper_id:
+            if safekeeper_id == OPERATOR:
+                actions = proposer.change_members(_AFTER_THE_CHANGE, 0.0)
+            elif not safekeeper_id:
                 actions = proposer.wal_received(proposer.leadership.received_lsn + 1, 0.0)
             elif answer is None:
                 actions = proposer.disconnected(safekeeper_id, 0.0)
@@ -392,7 +406,13 @@ def _contents(machine: Any) -> Any:
         connected = [peer.connected for peer in machine.peers.values()]
         return [machine.config.proposer_id, machine.campaign, machine.leadership, machine._stream, connected]
     if isinstance(machine, Campaign):
-        return [machine.leader_id, machine.phase, sorted(machine.votes.items()), sorted(machine.refusals)]
+        return [
+            machine.leader_id,
+            machine.membership,
+            machine.phase,
+            sorted(machine.votes.items()),
+            sorted(machine.refusals),
+        ]
     if isinstance(machine, (Acceptor, Leadership, Disk)):
         fields = {name: value for name, value in vars(machine).items() if name not in _LEFT_OUT}
         return {name: sorted(value.items()) if isinstance(value, dict) else value for name, value in fields.items()}
@@ -402,7 +422,7 @@ def _contents(machine: Any) -> Any:
 _LEFT_OUT = {
     *("_handlers", "archiving", "_standbys", "_out", "_last_header"),
     # They follow from the other fields; time stands still.
-    *("rule", "_voter_ids", "_counted", "_with_readers", "_answered_until"),
+    *("rule", "_voters", "_counted", "_with_readers", "_answered_until"),
     # What `check` compares with: this world does not ask it.
     *("_checked", "_checked_logs_adopted", "_checked_commit_lsn", "_checked_truncate_lsn"),
 }

@@ -39,3 +39,14 @@ def test_wal_that_is_called_flushed_before_it_is_is_found() -> None:
     found = search(Bounds(terms=1, records=1), "ack_before_flush")
     assert found.violation is not None
     assert found.violation.invariant == "AckImpliesFlushed"
+
+
+def test_a_change_of_the_only_member_holds_and_rules_of_it_that_are_dropped_are_found() -> None:
+    bounds = Bounds(terms=2, records=1, change=True, prompt_answers=True, prompt_flushes=True)
+    found = search(bounds)
+    assert found.violation is None
+    assert found.states > 10_000
+    found = search(bounds, "new_members_at_once")
+    assert found.violation is not None
+    assert found.violation.invariant == "LeaderCompleteness"
+    assert "P1 goes on with the change" in found.path
