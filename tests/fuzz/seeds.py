@@ -10,7 +10,7 @@ from scramp import ScramClient
 from safekeeper.archive.objects import ArchivedObject, Manifest, history_file, partial_file, segment_file
 from safekeeper.base.timelines import format_timeline_history
 from safekeeper.consensus.control_state import LeaderId, TliHistory
-from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -64,6 +64,7 @@ _FROM_PROPOSERS = (
     VoteRequest(_NODE, 3),
     VoteRequest(_NODE, 3, "cluster", _MEMBERS),
     Reconfigure(_NODE, _MEMBERS),
+    Reconfigure(_NODE, Membership(4, _MEMBERS.members, _MEMBERS.members[:2], 7, QuorumSizes("N-N/3", "(N+2)/2"))),
     Elected(_NODE, "cluster", 5, _SIZE, 170002, _MEMBERS, _HISTORY, _FILES, 300, 100, 0, 5),
     ArchiveAssignment(_NODE, 1, 100),
     AppendRequest(_NODE, 3, 300, 200, 100, 5, True, b"WAL"),

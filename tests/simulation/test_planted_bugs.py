@@ -33,6 +33,15 @@ QUICK = (
     "truncate_lsn_survives_a_cut",
     "slot_follows_commit",
     "refusal_of_another_server",
+    "membership_not_on_a_quorum",
+    "not_counted_again",
+    "counted_again_over_too_few",
+    "votes_over_commit",
+    "commit_over_a_majority",
+    "new_sizes_of_both_halves",
+    "commit_and_elect_without_overlap",
+    "elections_without_overlap",
+    "sizes_on_too_few",
 )
 SEEDS = 150
 
