@@ -201,8 +201,7 @@ class Checker:
         if held_lsn == won.history[0].start_lsn:
             return  # Not a byte.
         self._require_quorum("CommittedNotOverwritten", won, held_lsn, f"{who} counts it as committed")
-        if held_lsn < commit_lsn:
-            return
+        commit_lsn = held_lsn  # Clients may be told of what is below, also if a later term has committed nothing yet.
         begin_lsn = max(self.base_lsn, won.compared_lsn)
         log = self.log_of(won.history, begin_lsn, commit_lsn)
         if begin_lsn + len(log) < commit_lsn:
