@@ -336,13 +336,36 @@ def test_a_false_primary_gets_nothing_and_the_proxy_waits_for_the_right_one(hous
 # Between safekeepers.
 
 
+def miss_wal(house: House, safekeeper_id: int, arguments: list[str]) -> None:
+    """Let a safekeeper miss much WAL, and start it with these arguments."""
+    cluster, process = house.cluster, house.cluster.safekeepers[safekeeper_id]
+    process.kill9()
+    message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
+    cluster.postgres.execute(f"SELECT count({message}) FROM generate_series(1, 192)")
+    process.arguments = arguments
+    process.start()
+
+
 def test_a_safekeeper_pulls_over_tls_with_the_secret(house: House) -> None:
     cluster, process = house.cluster, house.cluster.safekeepers[1]
-    message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
-    process.kill9()
-    cluster.postgres.execute(f"SELECT count({message}) FROM generate_series(1, 192)")
-    process.start()
+    miss_wal(house, 1, process.arguments)
     wait_for(lambda: cluster.member(1)["pulled_bytes"], "it pulls")
     wait_for(lambda: cluster.member(1)["state"] == "streaming", "it has caught up", 60.0)
     assert "could not pull WAL" not in process.log_path.read_text()
-    assert "receives old WAL through this proxy" not in cluster.proxy.log_path.read_text()
+    assert "safekeeper 1 receives old WAL through this proxy" not in cluster.proxy.log_path.read_text()
+
+
+def test_a_safekeeper_that_cannot_verify_the_others_is_fed_by_the_proxy(house: House) -> None:
+    cluster, process = house.cluster, house.cluster.safekeepers[2]
+    arguments = process.arguments
+    index = arguments.index("--tls-ca")
+    miss_wal(house, 2, arguments[:index] + arguments[index + 2 :])
+    line = "safekeeper 2 receives old WAL through this proxy, it cannot pull it: "
+    wait_for(lambda: line in cluster.proxy.log_path.read_text(), "the proxy feeds it")
+    wait_for(lambda: cluster.member(2)["state"] == "streaming", "it has caught up", 60.0)
+    assert cluster.member(2)["pulled_bytes"] == 0
+    assert f"{line}the safekeepers require TLS" in cluster.proxy.log_path.read_text()
+    process.kill9()
+    process.arguments = arguments
+    process.start()
+    wait_for(lambda: cluster.member(2)["state"] == "streaming", "it is back")

@@ -46,12 +46,12 @@ class Pull(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A member that may be a source: the WAL that it retains of this term's log, and its address, empty if unknown."""
+    """A member that may be a source: the WAL that it retains of this term's log, and where it may listen."""
 
     safekeeper_id: int
     wal_begin_lsn: Lsn
     flush_lsn: Lsn
-    address: str
+    addresses: tuple[str, ...]
 
 
 def plan_pull(
@@ -60,17 +60,19 @@ def plan_pull(
     """Return where a pull from `begin_lsn` ends, and its sources; None if it is not possible or not worth it.
 
     It ends at `commit_lsn` at most (6.6). Of the sources that have all of the range, those with the least WAL are
-    first: commits do not wait for them.
+    first: commits do not wait for them. A source with two addresses is tried at the second one when all have failed
+    at the first.
     """
-    useful = [c for c in candidates if c.address and c.wal_begin_lsn <= begin_lsn < c.flush_lsn]
+    useful = [c for c in candidates if c.addresses and c.wal_begin_lsn <= begin_lsn < c.flush_lsn]
     end_lsn = min(commit_lsn, max((c.flush_lsn for c in useful), default=0))
     if end_lsn - begin_lsn < PULL_BYTES_MIN:
         return None
     useful.sort(key=lambda c: (c.flush_lsn < end_lsn, c.flush_lsn if c.flush_lsn >= end_lsn else -c.flush_lsn))
-    return end_lsn, tuple(PullSource(c.safekeeper_id, c.address) for c in useful)
+    firsts = [PullSource(c.safekeeper_id, c.addresses[0]) for c in useful]
+    return end_lsn, (*firsts, *(PullSource(c.safekeeper_id, address) for c in useful for address in c.addresses[1:]))
 
 
-def addresses_of(membership: Membership, configured: Mapping[int, str]) -> dict[int, str]:
-    """Return the members' addresses: those of the membership, else those that this proxy is configured with."""
-    stored = {member.id: member.address for half in membership.halves() for member in half if member.address}
-    return {**configured, **stored}
+def addresses_of(safekeeper_id: int, membership: Membership, configured: Mapping[int, str]) -> tuple[str, ...]:
+    """Return where a safekeeper may listen: by the membership, which is a hint, then by this proxy's configuration."""
+    stored = [member.address for half in membership.halves() for member in half if member.id == safekeeper_id]
+    return tuple(dict.fromkeys(address for address in (*stored, configured.get(safekeeper_id, "")) if address))

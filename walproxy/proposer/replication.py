@@ -266,12 +266,11 @@ class Replication(Liveness):
         """Let a member pull the WAL that it needs next, if it lacks much of it; return whether it does (6.6)."""
         if progress.pull_allowed_at > now:
             return False
-        addresses = addresses_of(self.membership, self._addresses)
         plan = plan_pull(
             progress.sent_lsn,
             self.commit_lsn,
             (
-                Candidate(source, p.wal_begin_lsn, p.flush_lsn, addresses.get(source, ""))
+                Candidate(source, p.wal_begin_lsn, p.flush_lsn, addresses_of(source, self.membership, self._addresses))
                 for source, p in self.members.items()
                 if p.follows and source != safekeeper_id
             ),
@@ -285,7 +284,7 @@ class Replication(Liveness):
         self._send_pull(safekeeper_id, progress, sources)
         text = (
             f"safekeeper {safekeeper_id} pulls WAL [{format_lsn(progress.sent_lsn)}, {format_lsn(end_lsn)}) from "
-            f"safekeeper {', '.join(str(source.safekeeper_id) for source in sources)}"
+            f"safekeeper {', '.join(dict.fromkeys(str(source.safekeeper_id) for source in sources))}"
         )
         self._out.append(Note(Level.INFO, text))
         return True

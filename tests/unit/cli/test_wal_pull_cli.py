@@ -206,6 +206,14 @@ def test_sources_that_cannot_be_reached_are_each_logged_once(trio: Trio) -> None
     assert len(trio.log_lines("could not pull WAL")) == 2
 
 
+def test_a_source_is_found_at_its_second_address(trio: Trio) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    trio.pull(trio.source(1, port), trio.source(2, port), trio.source(1))
+    assert trio.wait_ended().problem == ""
+    trio.assert_has_everything()
+
+
 class SlowRelay:
     """Passes connections on to a port, and what comes back a little at a time."""
 

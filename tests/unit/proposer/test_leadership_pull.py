@@ -170,13 +170,13 @@ def test_a_pull_ends_at_what_is_committed_in_this_term() -> None:
 def test_sources_are_those_with_the_next_byte_the_least_busy_ones_first() -> None:
     commit_lsn = START + 100
     candidates = [
-        Candidate(1, BEGIN, START + 900, "one:1"),
-        Candidate(2, BEGIN, START + 100, "two:2"),
-        Candidate(3, BEGIN + 1, START + 900, "no begin:3"),
-        Candidate(4, BEGIN, BEGIN, "no more:4"),
-        Candidate(5, BEGIN, START - 5, "not all:5"),
-        Candidate(6, BEGIN, START - 4, "not all:6"),
-        Candidate(7, BEGIN, START + 900, ""),
+        Candidate(1, BEGIN, START + 900, ("one:1",)),
+        Candidate(2, BEGIN, START + 100, ("two:2",)),
+        Candidate(3, BEGIN + 1, START + 900, ("no begin:3",)),
+        Candidate(4, BEGIN, BEGIN, ("no more:4",)),
+        Candidate(5, BEGIN, START - 5, ("not all:5",)),
+        Candidate(6, BEGIN, START - 4, ("not all:6",)),
+        Candidate(7, BEGIN, START + 900, ()),
     ]
     plan = plan_pull(BEGIN, commit_lsn, candidates)
     assert plan is not None
@@ -188,15 +188,14 @@ def test_sources_are_those_with_the_next_byte_the_least_busy_ones_first() -> Non
     assert plan_pull(BEGIN, commit_lsn, []) is None
 
 
-def test_addresses_are_those_of_the_membership_else_the_configured_ones() -> None:
-    members = (Member(1, "1" * 32, "stored:1"), Member(2, "2" * 32))
+def test_a_source_is_tried_at_the_address_of_the_membership_then_at_the_configured_one() -> None:
+    members = (Member(1, "1" * 32, "stored:1"), Member(2, "2" * 32), Member(3, "3" * 32, "three:3"))
     membership = msgspec.structs.replace(MEMBERS, members=members, new_members=(Member(4, "4" * 32, "new:4"),))
-    assert addresses_of(membership, {1: "one:1", 2: "two:2", 3: "three:3"}) == {
-        1: "stored:1",
-        2: "two:2",
-        3: "three:3",
-        4: "new:4",
-    }
+    found = [addresses_of(i, membership, {1: "one:1", 2: "two:2", 3: "three:3"}) for i in (1, 2, 3, 4, 5)]
+    assert found == [("stored:1", "one:1"), ("two:2",), ("three:3",), ("new:4",), ()]
+    plan = plan_pull(BEGIN, START, [Candidate(i, BEGIN, START, found[i - 1]) for i in (1, 2, 4)])
+    assert plan is not None
+    assert [source.address for source in plan[1]] == ["stored:1", "two:2", "new:4", "one:1"]
 
 
 # While it pulls.
