@@ -67,6 +67,7 @@ class WalPuller:
         self.pulled_bytes: dict[int, int] = {}
         self.source: PullSource | None = None
         self._node = node
+        self._loop = asyncio.get_running_loop()
         self._credentials = credentials
         self._obstacle = obstacle
         self._pull: PullWal | None = None
@@ -88,7 +89,7 @@ class WalPuller:
         self._pull = pull
         if pull is not None:
             self.wakes_at_lsn = 0
-            self._began_at = asyncio.get_running_loop().time()
+            self._began_at = self._loop.time()
             _log.info(
                 "pulling WAL [%s, %s) from %s%s",
                 format_lsn(self._node.acceptor.write_lsn),
@@ -96,7 +97,7 @@ class WalPuller:
                 ", ".join(map(_name, pull.sources)),
                 f" at {pull.bytes_per_s} bytes/s" if pull.bytes_per_s else "",
             )
-            self._task = asyncio.get_running_loop().create_task(self._run(pull))
+            self._task = self._loop.create_task(self._run(pull))
 
     def close(self) -> None:
         """End a pull that is under way."""
@@ -111,7 +112,7 @@ class WalPuller:
             "source": self.source.safekeeper_id if self.source is not None else None,
             "address": self.source.address if self.source is not None else None,
             "bytes": sum(self._of_this_pull.values()),
-            "seconds": round(asyncio.get_running_loop().time() - self._began_at, 1),
+            "seconds": round(self._loop.time() - self._began_at, 1),
         }
 
     def _end(self) -> None:
@@ -120,7 +121,7 @@ class WalPuller:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        took_s = asyncio.get_running_loop().time() - self._began_at
+        took_s = self._loop.time() - self._began_at
         parts = ", ".join(f"{size} from safekeeper {source}" for source, size in self._of_this_pull.items())
         _log.info(
             "pulled %d bytes of WAL in %.1f s%s; WAL ends at %s",
@@ -209,7 +210,7 @@ class WalPuller:
         connection: SafekeeperConnection,
         answers: "Answers",
     ) -> None:
-        node, loop = self._node, asyncio.get_running_loop()
+        node, loop = self._node, self._loop
         acceptor, segment_size = node.acceptor, node.folder.control.segment_size
         next_lsn, number = acceptor.write_lsn, 0
         requests: deque[PeerRead] = deque()

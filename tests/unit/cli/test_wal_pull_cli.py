@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -355,10 +356,22 @@ def test_a_source_that_has_only_promised_the_term_serves_nothing(trio: Trio) -> 
     trio.assert_has_everything()
 
 
+def metrics_of(process: SafekeeperProcess) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=DEADLINE_S) as answer:
+        return str(answer.read(), "utf-8")
+
+
 def test_the_pages_show_a_pull(trio: Trio) -> None:
     trio.pull(trio.source(2), bytes_per_s=4 * MIB)
     trio.wait_pulled(BASE_LSN + MIB)
     pull = trio.processes[2].get("/status")[1]["pull"]
     assert (pull["source"], pull["end_lsn"]) == (2, format_lsn(END_LSN))
     assert pull["address"] == f"127.0.0.1:{trio.processes[1].port}" and pull["bytes"] >= MIB
+    assert "safekeeper_pulling 1.0" in metrics_of(trio.processes[2])
     assert trio.wait_ended().problem == ""
+    metrics = metrics_of(trio.processes[2])
+    assert "safekeeper_pulling 0.0" in metrics
+    (pulled,) = [line for line in metrics.splitlines() if line.startswith('safekeeper_pulled_bytes_total{source="2"}')]
+    assert float(pulled.split()[-1]) == 12 * MIB
+    assert "safekeeper_served_to_members_bytes_total 0.0" in metrics
+    assert "safekeeper_served_to_members_bytes_total 0.0" not in metrics_of(trio.processes[1])
