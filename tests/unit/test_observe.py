@@ -7,6 +7,8 @@ import msgspec
 import pytest
 from prometheus_client.registry import Collector
 
+from safekeeper.net.safekeeper_connection import Credentials
+from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.retention import Retention
 from tests.unit.process.test_metrics import pages
@@ -55,8 +57,15 @@ def test_every_metric_and_its_labels_are_described_and_no_others(tmp_path: Path,
         house.call(house.node.measure_room)
         house.until(lambda: house.node.disk_space.space is not None)
         retention = Retention(house.node, house.slots, house.hub, house.archiver, keep_bytes=0, limit_bytes=1 << 30)
+        puller = house.call(lambda: WalPuller(house.node, Credentials()))
+        puller.pulled_bytes[2] = 8192
         safekeeper = SafekeeperCollector(
-            house.node, retention, hub=house.hub, archiver=house.archiver, read_through=house.read_through
+            house.node,
+            retention,
+            hub=house.hub,
+            archiver=house.archiver,
+            read_through=house.read_through,
+            puller=puller,
         )
         safekeeper.listeners["replication"] = house.listener
         there = house.call(lambda: metrics(safekeeper))
