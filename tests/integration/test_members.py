@@ -276,7 +276,7 @@ def test_the_sizes_of_the_quorums_change_and_commits_wait_for_fewer_disks(new_ga
         for safekeeper_id in (4, 5):
             cluster.add_safekeeper(safekeeper_id).start()
             change(cluster, "add", cluster.place_of(safekeeper_id))
-        ended = members(cluster, "quorum", "--commit", "(N+2)/3", "--elect", "N-(N+2)/3+1")
+        ended = members(cluster, "quorum", "--commit", "N/3+1", "--elect", "N-N/3")
         assert ended.returncode == 0, ended.stderr
         assert "commits need 2 of 5, elections 4" in ended.stderr
         assert (cluster.status()["quorum"], cluster.status()["elect_quorum"]) == (2, 4)

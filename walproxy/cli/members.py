@@ -171,14 +171,14 @@ def quorum(
 ) -> None:
     """Change how many of N members a commit and an election need.
 
-    An expression has digits, N, + - * / and parentheses; / rounds down. For each N from 1 to 31 both together must be
-    more than N, and an election more than half of N. N/2+1 each by default. With the first example below, commits of
-    five members wait for two disks only, and a new leader needs four of the members; a commit is lost with two disks.
+    An expression has digits, N, + - * / and parentheses; / drops the remainder. For each N from 1 to 31 both together
+    must be more than N, and an election more than half of N. N/2+1 each by default. With the first example, commits of
+    five members wait for two disks only, and a new leader needs four of the members: with two disks a commit is lost.
 
     \b
     Examples:
-      walproxy members quorum --commit '(N+2)/3' --elect 'N-(N+2)/3+1' --config walproxy.toml
-      walproxy members quorum --commit 'N/2+1' --elect 'N/2+1' --config walproxy.toml
+      walproxy members quorum --commit N/3+1 --elect N-N/3 --config walproxy.toml
+      walproxy members quorum --commit N/2+1 --elect N/2+1 --config walproxy.toml
     """
     if commit is None and elect is None:
         raise click.UsageError("give --commit, --elect or both")
