@@ -70,6 +70,7 @@ class WalPuller:
         self._loop = asyncio.get_running_loop()
         self._credentials = credentials
         self._obstacle = obstacle
+        self._is_closed = False
         self._pull: PullWal | None = None
         self._task: asyncio.Task[None] | None = None
         self._began_at = 0.0
@@ -81,7 +82,7 @@ class WalPuller:
 
     def update(self) -> None:
         """See LogReaders."""
-        pull = self._node.acceptor.pull
+        pull = self._node.acceptor.pull if not self._is_closed else None
         if pull is self._pull:
             self._has_moved.set()
             return
@@ -100,7 +101,8 @@ class WalPuller:
             self._task = self._loop.create_task(self._run(pull))
 
     def close(self) -> None:
-        """End a pull that is under way."""
+        """End a pull that is under way, and begin no other."""
+        self._is_closed = True
         self._end()
 
     def describe(self) -> dict[str, object] | None:
@@ -199,7 +201,8 @@ class WalPuller:
             await answers.next(AcceptorGreeting, connection)
             await self._read(source, pull, sources, connection, answers)
         finally:
-            self.source = None
+            if self.source is source:  # Otherwise the next pull has begun.
+                self.source = None
             connection.abort("the pull has ended")
 
     async def _read(

@@ -87,8 +87,10 @@ class Protection:
             self.secret = local = LocalSecret()
             local.ensure()
         peer_tls = ClientTls(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca is not None else None
-        has_local = shared is None and config.tls_client_ca is None
-        self.peers = Credentials(peer_tls, shared, (LocalSecret() if has_local else None))
+        local_secret = self.secret if isinstance(self.secret, LocalSecret) else None
+        if local_secret is None and shared is None and config.tls_client_ca is None:
+            local_secret = LocalSecret()  # This listener requires none, those of other safekeepers here may.
+        self.peers = Credentials(peer_tls, shared, local_secret)
         self.allow = AllowLists(config.allow, config.pg_allow, config.http_allow)
         tell_validity(self.proposers_tls, config.tls_cert)
 

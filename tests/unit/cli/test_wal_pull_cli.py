@@ -339,6 +339,25 @@ def test_the_end_of_the_leaders_connection_ends_the_pull(trio: Trio) -> None:
     assert trio.processes[2].get("/status")[1]["pull"] is None
 
 
+def test_a_safekeeper_that_stops_ends_its_pull_and_continues_after_the_start(trio: Trio, tmp_path: Path) -> None:
+    trio.pull(trio.source(1), bytes_per_s=4 * MIB)
+    trio.wait_pulled(BASE_LSN + MIB)
+    third = trio.processes[2]
+    third.signal(signal.SIGTERM)
+    assert third.wait_exit() == 0
+    assert len(trio.log_lines("pulling WAL")) == len(trio.log_lines("bytes of WAL in")) == 1
+    with SafekeeperProcess(tmp_path / "sk3", safekeeper_id=3) as third:
+        trio.processes[2] = third
+        with trio.connect(3) as link:
+            trio.links[2] = link
+            assert link.greet().flush_lsn >= BASE_LSN + MIB
+            trio.adopt(3)
+            trio.pull(trio.source(2))
+            assert trio.wait_ended().problem == ""
+            trio.assert_has_everything()
+            assert f"({END_LSN - link.write_lsn} from safekeeper 2)" in third.wait_for_line("bytes of WAL in")
+
+
 def test_a_source_that_has_only_promised_the_term_serves_nothing(trio: Trio) -> None:
     trio.leader_id = leader_id = LeaderId(2, "run2")
     trio.links[0].send(VoteRequest(leader_id, 1, trio.cluster_id, trio.membership))
