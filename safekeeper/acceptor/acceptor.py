@@ -428,6 +428,14 @@ class Acceptor(AcceptorLog):
             reason = f"incarnation {control.incarnation[:8]} is not a member of this cluster: it does not vote"
             yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
             return
+        if message.membership is None and own.author:
+            # It would count safekeeper ids, and not know which of two memberships of one generation is meant.
+            reason = (
+                f"a proxy of protocol version {PROTOCOL_VERSION} has led: one of version {PROTOCOL_VERSION_MIN} is no "
+                "longer elected; upgrade it (docs/guide/operations.md, Upgrading)"
+            )
+            yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
+            return
         if message.membership is None:
             is_fit = message.generation == own.generation
         else:

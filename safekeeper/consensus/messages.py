@@ -151,13 +151,13 @@ class PreVoteResponse(msgspec.Struct, frozen=True, tag="pre_vote_response"):
     live_proposer_id: str = ""
 
 
-class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
+class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request", omit_defaults=True):
     """Promise to follow no candidate of a lower term.
 
     Attributes:
         generation: of the membership whose quorum decides.
         cluster_id, membership: that cluster and membership, as the candidate knows them. A proposer of protocol version
-            4 does not send them.
+            4 does not send them; without them the message is encoded as that of version 4.
     """
 
     leader_id: LeaderId

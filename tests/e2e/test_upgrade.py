@@ -99,7 +99,14 @@ def test_every_service_is_upgraded_in_turn_under_load_and_no_commit_is_lost(
         spare = next(proxy for proxy in PROXIES if proxy != leader)
         if version_in(image_before) >= PROTOCOL_VERSION_MIN:
             # A safekeeper serves proxies of the version before; a proxy does not use safekeepers of that version.
-            for service in (*SAFEKEEPERS, spare, leader):
+            for service in SAFEKEEPERS:
+                deployment.compose(*upgrade, service)
+                deployment.wait_until_whole()
+            # They also elect one.
+            deployment.compose("restart", leader)
+            wait_until(lambda: deployment.leader() == spare, "the spare of the version before leads")
+            deployment.wait_until_whole()
+            for service in (leader, spare):
                 deployment.compose(*upgrade, service)
                 deployment.wait_until_whole()
         else:  # Proxies and safekeepers of different versions refuse each other, so all at once.

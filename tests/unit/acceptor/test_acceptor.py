@@ -464,6 +464,16 @@ def test_a_vote_of_another_generation_is_refused(generation: int) -> None:
     assert member().tell(VoteRequest(P1, generation)).code is RefusalCode.GENERATION
 
 
+def test_a_proxy_of_the_version_before_is_elected_until_one_of_this_version_has_led() -> None:
+    own = msgspec.structs.replace(MEMBERS, author=5)
+    bench = Bench(msgspec.structs.replace(following().control, membership=own))
+    bench.greet()
+    refusal = bench.tell(VoteRequest(LeaderId(9, "run9"), own.generation))
+    assert refusal.code is RefusalCode.VERSION and "upgrade it" in refusal.reason
+    bench.greet()
+    assert bench.tell(asks(LeaderId(9, "run9"), own)).granted
+
+
 def asks(leader_id: LeaderId, membership: Membership, cluster_id: str = CLUSTER) -> VoteRequest:
     return VoteRequest(leader_id, membership.generation, cluster_id, membership)
 
